@@ -1,0 +1,1 @@
+"""Distributed data-parallel training, written once with Accelerate and taken apart."""

@@ -1,0 +1,49 @@
+"""Cut the packaged subset out of the full Fashion-MNIST: the same number of images per class.
+
+python accel_demo/assets/cut_subset.py FOLDER_WITH_THE_FOUR_IDX_FILES
+
+Writes the four gzipped idx files beside this script, and SHA256SUMS. The same seed gives the same
+images. (`pytest -m system` cuts it again from the full set and compares.)
+"""
+
+import gzip
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+
+from accel_demo.data import read_idx
+
+SEED = 2026
+PER_CLASS = {"train": 1200, "t10k": 200}
+
+
+def idx_bytes(tensor: torch.Tensor) -> bytes:
+    """The idx format of MNIST: two zeros, 8 for uint8, the rank, each size as 4 bytes, the data."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in tensor.shape)
+    return bytes([0, 0, 8, tensor.dim()]) + sizes + tensor.numpy().tobytes()
+
+
+def cut(source: Path, target: Path) -> None:
+    """Write the subset of the idx files in `source` into `target`."""
+    generator = torch.Generator().manual_seed(SEED)
+    sums = []
+    for split, per_class in PER_CLASS.items():
+        images = read_idx(source, f"{split}-images-idx3-ubyte")
+        labels = read_idx(source, f"{split}-labels-idx1-ubyte")
+        order = torch.randperm(len(labels), generator=generator)
+        chosen = torch.cat([order[labels[order] == label][:per_class] for label in range(10)])
+        chosen = chosen[torch.randperm(len(chosen), generator=generator)]
+        for name, tensor in (("images-idx3", images), ("labels-idx1", labels)):
+            content = gzip.compress(idx_bytes(tensor[chosen]), compresslevel=9, mtime=0)
+            path = target / f"{split}-{name}-ubyte.gz"
+            path.write_bytes(content)
+            sums.append(f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
+    (target / "SHA256SUMS").write_text("".join(sums))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python accel_demo/assets/cut_subset.py FOLDER_WITH_THE_FOUR_IDX_FILES")
+    cut(Path(sys.argv[1]), Path(__file__).parent)

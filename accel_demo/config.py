@@ -1,0 +1,120 @@
+"""Every choice of a run. Each field of `TrainConfig` is also a flag: `batch_size`, `--batch-size`.
+
+What to train is chosen here; how to launch it (processes, devices, precision) is chosen in
+accelerate_configs/. A value is never in both.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import math
+from dataclasses import dataclass
+
+from accel_demo.errors import UserError
+
+DATASETS = ("fashion-mnist-small", "fashion-mnist", "mnist", "cifar10", "synthetic")
+MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+def option(default, help, choices=None):
+    """A field of TrainConfig: its default, what --help says of it, and what it may be."""
+    metadata = {"help": help, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What to train. The defaults finish in under a minute on two CPU cores."""
+
+    dataset: str = option("fashion-mnist-small", "the images to learn", DATASETS)
+    data_dir: str = option("data", "folder of the full datasets; only they need it")
+    train_samples: int = option(0, "use the first N training images; 0 means all")
+    test_samples: int = option(0, "use the first N test images; 0 means all")
+    augment: bool = option(False, "shift training images by up to 2 pixels and mirror them")
+    model: str = option("small_cnn", "the network to train", MODELS)
+    dropout: float = option(0.1, "share of features dropped before the last layer")
+    epochs: int = option(10, "passes over the training images")
+    max_steps: int = option(0, "stop after N optimizer steps; 0 means after all epochs")
+    batch_size: int = option(128, "images per process and micro-batch")
+    eval_batch_size: int = option(500, "images per process and batch of the evaluation")
+    accumulate: int = option(1, "micro-batches per optimizer step")
+    optimizer: str = option("sgd", "sgd is with Nesterov momentum 0.9", OPTIMIZERS)
+    learning_rate: float = option(0.1, "peak of the one-cycle schedule")
+    warmup: float = option(0.25, "share of the steps in which the learning rate rises")
+    weight_decay: float = option(5e-4, "weight decay of the optimizer")
+    label_smoothing: float = option(0.0, "label smoothing of the training loss")
+    clip_norm: float = option(1.0, "gradients with a larger norm are scaled down to it")
+    seed: int = option(0, "starting weights, order of the images, dropout, augmentation")
+    num_workers: int = option(0, "processes that load data, per training process")
+    compile: bool = option(False, "compile the model with torch.compile")
+    log_every: int = option(10, "optimizer steps between two lines of metrics.jsonl")
+    track: str = option("no", "also write the metrics for a viewer", ("no", "tensorboard"))
+    run: str = option("", "folder of this run; empty means one below runs/")
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value, name = getattr(self, field.name), field.name
+            choices = field.metadata["choices"]
+            if choices and value not in choices:
+                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value}")
+        self._check_at_least(1, "epochs", "batch_size", "eval_batch_size", "accumulate", "log_every")
+        self._check_at_least(
+            0, "train_samples", "test_samples", "max_steps", "num_workers", "seed", "weight_decay"
+        )
+        for name in ("learning_rate", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("dropout", "label_smoothing", "warmup"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if math.isinf(self.learning_rate):
+            raise UserError("learning_rate must be a finite number, got inf")
+        if self.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+            raise UserError("--track tensorboard needs TensorBoard: pip install tensorboard")
+
+    def _check_at_least(self, least: int, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) >= least:
+                raise UserError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+class CommandLine(argparse.ArgumentParser):
+    """A flag for every field of TrainConfig; an error is one line instead of a page of usage."""
+
+    def __init__(self, description: str | None):
+        summary = (description or "").strip()
+        super().__init__(
+            description=summary,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for field in dataclasses.fields(TrainConfig):
+            flag = "--" + field.name.replace("_", "-")
+            help = f"{field.metadata['help']} (default: {field.default or repr(field.default)})"
+            if field.type is bool:
+                action = argparse.BooleanOptionalAction
+                self.add_argument(flag, action=action, default=field.default, help=help)
+            else:
+                choices = field.metadata["choices"]
+                metavar = None if choices else field.type.__name__.upper()
+                self.add_argument(
+                    flag,
+                    type=field.type,
+                    default=field.default,
+                    choices=choices,
+                    metavar=metavar,
+                    help=help,
+                )
+
+    def error(self, message: str):
+        raise UserError(message)
+
+    def read(self, arguments: list[str] | None = None) -> tuple[TrainConfig, argparse.Namespace]:
+        """The run's config, and everything the command line says (for flags added by hand).
+
+        `arguments` defaults to `sys.argv[1:]`. Raises `UserError` for anything that cannot be.
+        """
+        options = self.parse_args(arguments)
+        names = [field.name for field in dataclasses.fields(TrainConfig)]
+        return TrainConfig(**{name: getattr(options, name) for name in names}), options

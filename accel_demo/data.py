@@ -1,0 +1,241 @@
+"""Config → train set, test set. The only file that knows where images come from.
+
+A batch is `(images float32 [B, C, H, W], labels int64 [B])`: normalised, channels last in memory.
+"""
+
+import gzip
+import hashlib
+import zlib
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset, DistributedSampler
+
+from accel_demo.config import TrainConfig
+from accel_demo.errors import UserError
+
+ASSETS = Path(__file__).parent / "assets"
+MAX_SHIFT = 2  # pixels, of the augmentation
+FASHION_CLASSES = (
+    "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle-boot".split()
+)
+DIGITS = list("0123456789")
+CIFAR_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+
+# name: class names, and the mean and standard deviation of each channel over the training images,
+# on the scale 0 to 1 (the tests compute those of the packaged images again).
+STATISTICS = {
+    "fashion-mnist-small": (FASHION_CLASSES, [0.2860], [0.3530]),
+    "fashion-mnist": (FASHION_CLASSES, [0.2860], [0.3530]),
+    "mnist": (DIGITS, [0.1307], [0.3081]),
+    "cifar10": (CIFAR_CLASSES, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+    "synthetic": (DIGITS, [0.5], [0.25]),
+}
+# SHA-256 of the four unpacked files of Fashion-MNIST.
+FASHION_MNIST_SUMS = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+
+
+def load_datasets(config: TrainConfig) -> tuple["ImageSet", "ImageSet"]:
+    """The train set and the test set. The full sets are downloaded once, where they are missing.
+
+    Raises `UserError` for a missing, truncated or altered file, a download that fails, and more
+    samples asked for than exist.
+    """
+    return (
+        _load_split(config, "train", config.train_samples, config.augment),
+        _load_split(config, "test", config.test_samples, augment=False),
+    )
+
+
+class ImageSet(Dataset):
+    """Images and labels of one split, held as one uint8 tensor and served a batch at a time.
+
+    `images` is uint8 [N, C, H, W], `labels` int64 [N]; `mean` and `std` have one number a channel.
+    With `augment`, each image is shifted by up to `MAX_SHIFT` pixels and mirrored half the time.
+    How is drawn once per epoch for every image, from the seed and the epoch: it depends neither on
+    the number of processes nor on the number of loader workers.
+    """
+
+    def __init__(self, images, labels, class_names, mean, std, augment=False, seed=0):
+        self.pixels = images.permute(0, 2, 3, 1).contiguous()  # [N, H, W, C]: channels last
+        self.labels = labels
+        self.class_names = class_names
+        self.mean = 255 * torch.tensor(mean).view(1, -1, 1, 1)
+        self.scale = 1 / (255 * torch.tensor(std).view(1, -1, 1, 1))
+        self.augment = augment
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the augmentation of this epoch."""
+        if not self.augment:
+            return
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        shape = (len(self), 2)  # top and left edge of the window into the padded image
+        self.corners = torch.randint(0, 2 * MAX_SHIFT + 1, shape, generator=generator)
+        self.mirrored = torch.rand(len(self), generator=generator) < 0.5
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A whole batch by one indexing operation; `DataLoader` calls this where it exists."""
+        chosen = torch.tensor(indices)
+        images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
+        if self.augment:
+            images = self._shifted(images, chosen)
+        return images.float().sub_(self.mean).mul_(self.scale), self.labels[chosen]
+
+    def _shifted(self, images: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        height, width = images.shape[2:]
+        padded = torch.nn.functional.pad(images, [MAX_SHIFT] * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, C, 5, 5, H, W]
+        top, left = self.corners[chosen].unbind(1)
+        images = windows[torch.arange(len(chosen)), :, top, left]
+        images = torch.where(self.mirrored[chosen, None, None, None], images.flip(3), images)
+        return images.contiguous(memory_format=torch.channels_last)
+
+
+class BatchShardSampler(DistributedSampler):
+    """A `DistributedSampler` that deals an epoch out in whole batches, as Accelerate does.
+
+    Batch k of the shuffled epoch goes to rank k mod world size, and an incomplete last round is
+    dropped. Torch's own `DistributedSampler` deals single samples: the same epoch, but other
+    batches, so the weights could not be compared with Accelerate's bit for bit.
+    """
+
+    def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):
+        super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=True)
+        self.batch_size = batch_size
+        self.num_samples = len(dataset) // (batch_size * num_replicas) * batch_size
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        batches = torch.randperm(len(self.dataset), generator=generator).split(self.batch_size)
+        return iter(torch.cat(batches[self.rank :: self.num_replicas])[: self.num_samples].tolist())
+
+
+def loader_options(config: TrainConfig, device: torch.device) -> dict:
+    """What every DataLoader of a run has in common."""
+    return {
+        "collate_fn": _as_batch,
+        "num_workers": config.num_workers,
+        "pin_memory": device.type == "cuda",
+    }
+
+
+def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> None:
+    """Raise `UserError` where the images do not fill one batch for every process."""
+    needed = config.batch_size * world_size
+    if len(train_set) < needed:
+        raise UserError(
+            f"batch_size {config.batch_size} on {world_size} process(es) takes {needed} images, "
+            f"but there are {len(train_set)}: choose a smaller --batch-size"
+        )
+
+
+def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> torch.Tensor:
+    """The uint8 tensor in the idx file `folder/name`, or `folder/name.gz` where that exists.
+
+    `sums` maps file names to SHA-256 digests: of the packed file under `name.gz`, of the unpacked
+    one under `name`. Raises `UserError` for a missing, truncated or altered file.
+    Format: http://yann.lecun.com/exdb/mnist/
+    """
+    sums = sums or {}
+    path = folder / name
+    if not path.exists():
+        path = folder / f"{name}.gz"
+    try:
+        packed = path.read_bytes()
+        content = gzip.decompress(packed) if path.suffix == ".gz" else packed
+    except FileNotFoundError:
+        raise UserError(f"{folder / name}[.gz] is missing: give its folder with --data-dir") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({error}): fetch or copy it again") from None
+    for key, data in ((f"{name}.gz", packed), (name, content)):
+        if key in sums and hashlib.sha256(data).hexdigest() != sums[key]:
+            raise UserError(f"{path} is not the original file: its checksum differs; copy it again")
+    header_size = 4 + 4 * content[3] if len(content) > 3 else 0
+    sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
+    data = torch.frombuffer(bytearray(content[header_size:]) or bytearray(1), dtype=torch.uint8)
+    if content[:3] != b"\0\0\x08" or data.numel() != torch.Size(sizes).numel():
+        raise UserError(f"{path} is truncated or no idx file of bytes: fetch or copy it again")
+    return data.view(sizes)
+
+
+def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) -> ImageSet:
+    class_names, mean, std = STATISTICS[config.dataset]
+    if config.dataset == "synthetic":
+        images, labels = _synthetic(split, samples)
+    elif config.dataset == "fashion-mnist-small":
+        lines = (ASSETS / "SHA256SUMS").read_text().splitlines()
+        images, labels = _read_split(ASSETS, split, {n: s for s, n in map(str.split, lines)})
+    elif config.dataset == "fashion-mnist":
+        images, labels = _read_split(_fashion_mnist_folder(config), split, FASHION_MNIST_SUMS)
+    else:
+        full = _download(config, split)
+        images, labels = torch.as_tensor(full.data), torch.as_tensor(full.targets)
+        images = images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1)
+    if samples > len(labels):
+        raise UserError(
+            f"{split}_samples is {samples}, but {config.dataset} has {len(labels)} {split} images"
+        )
+    samples = samples or len(labels)
+    images, labels = images[:samples], labels[:samples].long()
+    return ImageSet(images, labels, class_names, mean, std, augment, config.seed)
+
+
+def _read_split(folder: Path, split: str, sums: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    prefix = {"train": "train", "test": "t10k"}[split]
+    images = read_idx(folder, f"{prefix}-images-idx3-ubyte", sums)
+    return images.unsqueeze(1), read_idx(folder, f"{prefix}-labels-idx1-ubyte", sums)
+
+
+def _fashion_mnist_folder(config: TrainConfig) -> Path:
+    """Where the four files are: the data folder itself, or torchvision's place below it."""
+    folder = Path(config.data_dir)
+    if not list(folder.glob("t*-ubyte*")):
+        folder = folder / "FashionMNIST" / "raw"
+        if not list(folder.glob("t*-ubyte")):
+            _download(config, "train")
+    return folder
+
+
+def _download(config: TrainConfig, split: str):
+    from torchvision import datasets  # slow to import, and the packaged images do without it
+
+    kinds = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
+    make = getattr(datasets, kinds[config.dataset])
+    try:
+        return make(config.data_dir, train=split == "train", download=True)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{config.dataset} could not be downloaded into {config.data_dir} ({reason}): "
+            "check the network, or train on --dataset fashion-mnist-small"
+        ) from None
+
+
+def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many images as wanted, in no time: a patch whose place tells the class, under noise."""
+    samples = samples or {"train": 2048, "test": 512}[split]
+    generator = torch.Generator().manual_seed({"train": 1, "test": 2}[split])
+    images = torch.randint(0, 128, (samples, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 10, (samples,), generator=generator)
+    rows = torch.arange(28).view(1, 1, 28, 1) // 14 == (labels % 2).view(-1, 1, 1, 1)
+    columns = torch.arange(28).view(1, 1, 1, 28) // 6 == (labels // 2).view(-1, 1, 1, 1)
+    return images + 120 * (rows & columns), labels
+
+
+def _as_batch(batch):
+    """`__getitems__` has made the batch already: nothing is left to collate."""
+    return batch

@@ -1,0 +1,28 @@
+"""A user's mistake: one line that says what to do, exit code 2, from one process only."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class UserError(Exception):
+    """What was asked for cannot be done; the message says what to do instead."""
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
+
+    Every process of a run finds the same mistake at the same place. Only rank 0 speaks; the others
+    wait a moment, because a launcher stops all of them as soon as the first one exits.
+    """
+    try:
+        yield
+    except UserError as error:
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(3)
+        sys.exit(2)

@@ -1,0 +1,97 @@
+"""Config → nn.Module. Every network takes images [B, C, H, W] and gives logits [B, 10]."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from accel_demo.config import TrainConfig
+
+CLASSES = 10
+
+
+def make_model(config: TrainConfig) -> nn.Module:
+    """The network `config.model` names, for the image size of `config.dataset`, channels last."""
+    channels, size = (3, 32) if config.dataset == "cifar10" else (1, 28)
+    if config.model == "small_cnn":
+        model = small_cnn(channels, size, config.dropout)
+    elif config.model == "tiny_cnn":
+        model = tiny_cnn(channels, config.dropout)
+    elif config.model == "vgg11":
+        model = VGG11(channels, config.dropout)
+    else:
+        model = resnet(config.model, channels)
+    return model.to(memory_format=torch.channels_last)
+
+
+def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
+    """The default: much accuracy for little arithmetic. Each of its layers halves the image."""
+    return nn.Sequential(
+        *_conv_norm_relu(channels, 32),
+        *_conv_norm_relu(32, 64),
+        *_conv_norm_relu(64, 128),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(128 * math.ceil(size / 8) ** 2, CLASSES),
+    )
+
+
+def tiny_cnn(channels: int, dropout: float) -> nn.Sequential:
+    """No batch statistics: what it computes for an image does not depend on the others."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, kernel_size=3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(16 * 4 * 4, CLASSES),
+    )
+
+
+def resnet(name: str, channels: int) -> nn.Module:
+    """torchvision's resnet18 or resnet101 for ten classes, its first layer for `channels`."""
+    from torchvision import models  # slow to import, and the default network does without it
+
+    model = getattr(models, name)(num_classes=CLASSES)
+    if channels != 3:
+        model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    return model
+
+
+class VGG11(nn.Module):
+    """VGG configuration A for 32×32 images (smaller ones are padded), in two separate parts.
+
+    Source: Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, with the classifier cut
+    to the one pixel of 512 channels that five poolings leave of a 32×32 image.
+    """
+
+    def __init__(self, channels: int, dropout: float):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for outputs in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512):
+            if outputs == "pool":
+                layers.append(nn.MaxPool2d(2))
+            else:
+                layers += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU()]
+                channels = outputs
+        self.features = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
+        self.classifier = nn.Sequential(
+            nn.Linear(512, 512), nn.ReLU(), nn.Dropout(dropout), nn.Linear(512, CLASSES)
+        )
+        for layer in self.modules():  # without this 11 layers without normalisation do not learn
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        missing = 32 - images.shape[-1]
+        images = F.pad(images, [missing // 2, missing - missing // 2] * 2)
+        return self.classifier(self.features(images))
+
+
+def _conv_norm_relu(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    conv = nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False)
+    return conv, nn.BatchNorm2d(outputs), nn.ReLU()

@@ -1,0 +1,36 @@
+"""Config → the optimizer and its schedule."""
+
+import math
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from accel_demo.config import TrainConfig
+
+
+def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer `config.optimizer` names, over all of the model's parameters."""
+    options = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **options)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    return kind(model.parameters(), **options)
+
+
+def make_scheduler(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int
+) -> LambdaLR:
+    """One cycle over `total_steps` optimizer steps: a straight rise, then half a cosine to zero.
+
+    Source: Smith and Topin, 2017, https://arxiv.org/abs/1708.07120. It is written as a function of
+    the share of the run that is done, so that it fits a run of any length.
+    """
+    warmup_steps = config.warmup * total_steps
+
+    def share_of_peak(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        done = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return LambdaLR(optimizer, share_of_peak)

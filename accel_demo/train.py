@@ -1,0 +1,128 @@
+"""The loop, written once against Accelerator. One process or many, CPU or GPU: this same file.
+
+accelerate launch --config_file accelerate_configs/cpu.yaml accel_demo/train.py
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_demo/train.py
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader
+
+from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.config import CommandLine, TrainConfig
+from accel_demo.data import check_batches, load_datasets, loader_options
+from accel_demo.errors import one_line_errors
+from accel_demo.metrics import TrainLog, batch_totals
+from accel_demo.models import make_model
+from accel_demo.optimizer import make_optimizer, make_scheduler
+from accel_demo.processes import check_processes, describe_run, opening_line, use_cpu
+
+
+def main(config: TrainConfig) -> None:
+    run = run_folder(config, "train")
+
+    # Processes: which one am I, and which device is mine?
+    accelerator = Accelerator(
+        cpu=use_cpu(),
+        gradient_accumulation_steps=config.accumulate,
+        step_scheduler_with_optimizer=False,  # else it steps once per process: the curve would shrink
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=config.seed),
+        log_with=None if config.track == "no" else config.track,
+        project_dir=run,
+    )
+    device, world_size = accelerator.device, accelerator.num_processes
+    check_processes(world_size, device, accelerator.mixed_precision)
+    set_seed(config.seed, device_specific=True)  # dropout differs between processes
+
+    # Data: every process reads a different part of each epoch
+    with accelerator.local_main_process_first():  # one process per machine downloads
+        train_set, test_set = load_datasets(config)
+    check_batches(config, train_set, world_size)
+    options = loader_options(config, device)
+    train_loader = DataLoader(train_set, config.batch_size, shuffle=True, drop_last=True, **options)
+    test_loader = DataLoader(test_set, config.eval_batch_size, **options)
+    train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
+
+    # Model: every process starts from the same weights and shares its gradients
+    model = make_model(config)
+    if config.compile:
+        model.compile()
+    steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
+    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    optimizer = make_optimizer(config, model)
+    scheduler = make_scheduler(config, optimizer, total_steps)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+
+    # Resume: a folder holds one run; starting it again starts it over
+    check_folder(run, config)
+    backend = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'no backend'}"
+    if accelerator.is_main_process:
+        precision = accelerator.mixed_precision
+        start_run(run, config, describe_run("train", world_size, backend, device, precision))
+    accelerator.init_trackers("tensorboard")
+    accelerator.print(opening_line(config, world_size, device, backend))
+    step, log = 0, TrainLog(run, accelerator.is_main_process)
+
+    for epoch in range(config.epochs):
+        train_set.set_epoch(epoch)
+        train_loader.set_epoch(epoch)
+        model.train()
+        totals = torch.zeros(3, device=device)
+        bar = log.start_epoch(epoch, config, len(train_loader))
+        for index, (images, labels) in enumerate(train_loader):
+            # Accumulate: gradients are shared on the last micro-batch only
+            first = index - index % config.accumulate  # of its window; the epoch's last may be short
+            window = min(config.accumulate, len(train_loader) - first)
+            with accelerator.accumulate(model):
+                logits = model(images)
+                loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+                accelerator.backward(loss * (config.accumulate / window))  # it divides by accumulate
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+            totals += batch_totals(logits, labels)
+            bar.update()
+            if not accelerator.sync_gradients:
+                continue
+            step += 1
+            learning_rate = scheduler.get_last_lr()[0]
+            if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
+                scheduler.step()
+            is_last = index + 1 == len(train_loader) or step == total_steps
+
+            # Report: one process speaks for all
+            if step % config.log_every == 0 or is_last:
+                values = log.interval(step, learning_rate, accelerator.reduce(totals))
+                accelerator.log(values, step=step)
+                totals.zero_()
+            if step == total_steps:
+                break
+
+        # Evaluate: gather every process's predictions, and drop the padding of the last batch
+        model.eval()
+        test_totals = torch.zeros(3, device=device)
+        with torch.no_grad():
+            for images, labels in test_loader:
+                logits, labels = accelerator.gather_for_metrics((model(images), labels))
+                test_totals += batch_totals(logits, labels)
+        accelerator.log(log.end_epoch(step, test_totals), step=step)
+        if step == total_steps:
+            break
+
+    # Finish: one process saves, and all leave together
+    state_dict = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        save_model(run, state_dict)
+        log.finish(world_size, device)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main(CommandLine(__doc__).read()[0])
