@@ -1,4 +1,4 @@
-"""One run's folder: config.json, metrics.jsonl, environment.json, model.safetensors, summary.json."""
+"""One run's folder: its config, metrics, environment and summary as JSON, its model."""
 
 import dataclasses
 import hashlib
@@ -14,13 +14,13 @@ from accel_demo.errors import UserError
 
 
 def run_folder(config: TrainConfig, telling: str) -> Path:
-    """`config.run`, or a folder below runs/ that every process finds by itself.
+    """`config.run_dir`, or a folder below runs/ that every process finds by itself.
 
     A run with the defaults is named after the train file; any other choice adds a digest of it, so
     that two different runs never meet.
     """
-    if config.run:
-        return Path(config.run)
+    if config.run_dir:
+        return Path(config.run_dir)
     if config == TrainConfig():
         return Path("runs", telling)
     digest = hashlib.sha256(json.dumps(_choices(config)).encode()).hexdigest()
@@ -36,7 +36,9 @@ def check_folder(folder: Path, config: TrainConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise UserError(f"cannot write into {folder} ({error.strerror}): choose another --run") from None
+        raise UserError(
+            f"cannot write into {folder} ({error.strerror}): choose another --run-dir"
+        ) from None
     if not (folder / "config.json").exists():
         return
     held = dataclasses.asdict(load_config(folder))
@@ -44,16 +46,22 @@ def check_folder(folder: Path, config: TrainConfig) -> None:
         if held[name] != value:
             raise UserError(
                 f"{folder} holds a run with {name} {held[name]}, not {value}: "
-                "choose another --run, or delete the folder"
+                "choose another --run-dir, or delete the folder"
             )
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Clear what an earlier start of the same run left, and write down what is about to run."""
+    """Clear what an earlier start of the same run left; say and write down what is about to run."""
     for name in ("metrics.jsonl", "model.safetensors", "summary.json"):
         (folder / name).unlink(missing_ok=True)
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
+    processes, images = environment["processes"], config.batch_size * config.accumulate
+    print(
+        f"{processes} process{'es' if processes > 1 else ''} on {environment['device']} "
+        f"({environment['backend']}): {config.model} on {config.dataset}, "
+        f"{processes * images} images per step"
+    )
 
 
 def append_metrics(folder: Path, values: dict) -> None:
@@ -90,11 +98,13 @@ def load_config(folder: Path) -> TrainConfig:
     path = folder / "config.json"
     try:
         choices = json.loads(path.read_text())
-        return TrainConfig(**choices, run=str(folder))
+        return TrainConfig(**choices, run_dir=str(folder))
     except FileNotFoundError:
         raise UserError(f"{folder} holds no run: {path} is missing") from None
     except (OSError, ValueError, TypeError, AttributeError):
-        raise UserError(f"{path} is damaged: choose another --run, or delete the folder") from None
+        raise UserError(
+            f"{path} is damaged: choose another --run-dir, or delete the folder"
+        ) from None
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -105,7 +115,7 @@ def write_json(path: Path, value: dict) -> None:
 def _choices(config: TrainConfig) -> dict:
     """The config without the folder it is kept in, so that a run folder may be moved."""
     choices = dataclasses.asdict(config)
-    del choices["run"]
+    del choices["run_dir"]
     return choices
 
 

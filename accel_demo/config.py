@@ -50,7 +50,7 @@ class TrainConfig:
     compile: bool = option(False, "compile the model with torch.compile")
     log_every: int = option(10, "optimizer steps between two lines of metrics.jsonl")
     track: str = option("no", "also write the metrics for a viewer", ("no", "tensorboard"))
-    run: str = option("", "folder of this run; empty means one below runs/")
+    run_dir: str = option("", "folder of this run; empty means one below runs/")
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -58,7 +58,9 @@ class TrainConfig:
             choices = field.metadata["choices"]
             if choices and value not in choices:
                 raise UserError(f"{name} must be one of {', '.join(choices)}, got {value}")
-        self._check_at_least(1, "epochs", "batch_size", "eval_batch_size", "accumulate", "log_every")
+        self._check_at_least(
+            1, "epochs", "batch_size", "eval_batch_size", "accumulate", "log_every"
+        )
         self._check_at_least(
             0, "train_samples", "test_samples", "max_steps", "num_workers", "seed", "weight_decay"
         )
@@ -80,15 +82,22 @@ class TrainConfig:
 
 
 class CommandLine(argparse.ArgumentParser):
-    """A flag for every field of TrainConfig; an error is one line instead of a page of usage."""
+    """A flag for every field of TrainConfig; an error is one line instead of a page of usage.
 
-    def __init__(self, description: str | None):
-        summary = (description or "").strip()
+    With `precision` there is also `--mixed-precision`, which belongs to the launch: Accelerate
+    reads it from its own config file, the other three train files have no such file.
+    """
+
+    def __init__(self, description: str | None, precision: bool = False):
         super().__init__(
-            description=summary,
+            description=(description or "").strip(),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        if precision:
+            help = "what the layers compute in (default: no, which is fp32)"
+            choices = ("no", "bf16", "fp16")
+            self.add_argument("--mixed-precision", default="no", choices=choices, help=help)
         for field in dataclasses.fields(TrainConfig):
             flag = "--" + field.name.replace("_", "-")
             help = f"{field.metadata['help']} (default: {field.default or repr(field.default)})"

@@ -6,6 +6,7 @@ A batch is `(images float32 [B, C, H, W], labels int64 [B])`: normalised, channe
 import gzip
 import hashlib
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ STATISTICS = {
     "cifar10": (CIFAR_CLASSES, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
+TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
 # SHA-256 of the four unpacked files of Fashion-MNIST.
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -40,11 +42,20 @@ FASHION_MNIST_SUMS = {
 }
 
 
-def load_datasets(config: TrainConfig) -> tuple["ImageSet", "ImageSet"]:
-    """The train set and the test set. The full sets are downloaded once, where they are missing.
+def download(config: TrainConfig) -> None:
+    """Fetch a full dataset into `config.data_dir` where it is missing. Call it once per machine.
 
-    Raises `UserError` for a missing, truncated or altered file, a download that fails, and more
-    samples asked for than exist.
+    It raises nothing: where it fails, `load_datasets` tells every process the same.
+    """
+    if config.dataset in TORCHVISION_NAMES and not _is_there(config):
+        with suppress(OSError, RuntimeError):
+            _torchvision_set(config, "train", download=True)
+
+
+def load_datasets(config: TrainConfig) -> tuple["ImageSet", "ImageSet"]:
+    """The train set and the test set, read from files that are there already.
+
+    Raises `UserError` for a missing, truncated or altered file, and for more samples than exist.
     """
     return (
         _load_split(config, "train", config.train_samples, config.augment),
@@ -158,7 +169,9 @@ def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> tor
         packed = path.read_bytes()
         content = gzip.decompress(packed) if path.suffix == ".gz" else packed
     except FileNotFoundError:
-        raise UserError(f"{folder / name}[.gz] is missing: give its folder with --data-dir") from None
+        raise UserError(
+            f"{folder / name}[.gz] is missing: give its folder with --data-dir"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}): fetch or copy it again") from None
     for key, data in ((f"{name}.gz", packed), (name, content)):
@@ -179,12 +192,16 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
     elif config.dataset == "fashion-mnist-small":
         lines = (ASSETS / "SHA256SUMS").read_text().splitlines()
         images, labels = _read_split(ASSETS, split, {n: s for s, n in map(str.split, lines)})
-    elif config.dataset == "fashion-mnist":
-        images, labels = _read_split(_fashion_mnist_folder(config), split, FASHION_MNIST_SUMS)
+    elif not _is_there(config):
+        raise UserError(
+            f"{config.dataset} is not in {config.data_dir} and could not be downloaded: "
+            "check the network, or name its folder with --data-dir"
+        )
+    elif config.dataset == "cifar10":
+        images, labels = _read_cifar10(config, split)
     else:
-        full = _download(config, split)
-        images, labels = torch.as_tensor(full.data), torch.as_tensor(full.targets)
-        images = images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1)
+        sums = FASHION_MNIST_SUMS if config.dataset == "fashion-mnist" else {}
+        images, labels = _read_split(_idx_folder(config), split, sums)
     if samples > len(labels):
         raise UserError(
             f"{split}_samples is {samples}, but {config.dataset} has {len(labels)} {split} images"
@@ -200,29 +217,34 @@ def _read_split(folder: Path, split: str, sums: dict) -> tuple[torch.Tensor, tor
     return images.unsqueeze(1), read_idx(folder, f"{prefix}-labels-idx1-ubyte", sums)
 
 
-def _fashion_mnist_folder(config: TrainConfig) -> Path:
-    """Where the four files are: the data folder itself, or torchvision's place below it."""
+def _read_cifar10(config: TrainConfig, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        full = _torchvision_set(config, split)
+    except (OSError, RuntimeError):  # torchvision compares its checksums
+        raise UserError(f"cifar10 in {config.data_dir} is damaged: delete it there") from None
+    return torch.as_tensor(full.data).permute(0, 3, 1, 2), torch.as_tensor(full.targets)
+
+
+def _is_there(config: TrainConfig) -> bool:
+    """Whether the full dataset needs no download. A damaged file counts: reading it says so."""
+    if config.dataset == "cifar10":
+        return Path(config.data_dir, "cifar-10-batches-py").is_dir()
+    return any(_idx_folder(config).glob("*-ubyte*"))
+
+
+def _idx_folder(config: TrainConfig) -> Path:
+    """Where torchvision keeps the idx files; for Fashion-MNIST the data folder itself will do."""
     folder = Path(config.data_dir)
-    if not list(folder.glob("t*-ubyte*")):
-        folder = folder / "FashionMNIST" / "raw"
-        if not list(folder.glob("t*-ubyte")):
-            _download(config, "train")
-    return folder
+    if config.dataset == "fashion-mnist" and any(folder.glob("*-ubyte*")):
+        return folder
+    return folder / TORCHVISION_NAMES[config.dataset] / "raw"
 
 
-def _download(config: TrainConfig, split: str):
+def _torchvision_set(config: TrainConfig, split: str, download: bool = False):
     from torchvision import datasets  # slow to import, and the packaged images do without it
 
-    kinds = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
-    make = getattr(datasets, kinds[config.dataset])
-    try:
-        return make(config.data_dir, train=split == "train", download=True)
-    except (OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{config.dataset} could not be downloaded into {config.data_dir} ({reason}): "
-            "check the network, or train on --dataset fashion-mnist-small"
-        ) from None
+    kind = getattr(datasets, TORCHVISION_NAMES[config.dataset])
+    return kind(config.data_dir, train=split == "train", download=download)
 
 
 def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:

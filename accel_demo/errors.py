@@ -25,4 +25,7 @@ def one_line_errors() -> Iterator[None]:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(3)
+        distributed = sys.modules.get("torch.distributed")
+        if distributed and distributed.is_initialized():
+            distributed.destroy_process_group()
         sys.exit(2)

@@ -27,12 +27,18 @@ def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class TrainLog:
     """What a run says: a progress bar, metrics.jsonl, a line per epoch, a summary at the end.
 
-    Only the main process speaks. Images per second are global, and count training alone.
+    Only the main process speaks. Images per second are global, and count training alone. `track`
+    is "tensorboard" or "no"; train.py leaves that to Accelerate's own tracker.
     """
 
-    def __init__(self, run: Path, is_main_process: bool):
+    def __init__(self, run: Path, is_main_process: bool, track: str = "no"):
         self.run = run
         self.is_main_process = is_main_process
+        self.writer = None
+        if track == "tensorboard" and is_main_process:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(run / "tensorboard")
         self.images, self.seconds = 0.0, 0.0  # trained on so far
 
     def start_epoch(self, epoch: int, config: TrainConfig, batches: int) -> tqdm:
@@ -106,6 +112,10 @@ class TrainLog:
     def _write(self, metrics: dict) -> None:
         if self.is_main_process:
             append_metrics(self.run, metrics)
+        if self.writer:
+            for name, value in metrics.items():
+                self.writer.add_scalar(name, value, metrics["step"])
+            self.writer.flush()
 
 
 def _means(totals: torch.Tensor, prefix: str) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 import os
 import platform
+import socket
+import sys
+from collections.abc import Callable
 from importlib import metadata
 
 import torch
 
-from accel_demo.config import TrainConfig
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, one_line_errors
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -21,6 +23,20 @@ def use_cpu() -> bool:
     """
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return torch.accelerator.device_count() < local_processes
+
+
+def own_device() -> torch.device:
+    """The device of this process: the accelerator with its local rank, or the CPU for all."""
+    if use_cpu():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator().type
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def autocast_for(device: torch.device, precision: str) -> torch.autocast:
+    """The context Accelerate puts around `forward`, for "no", "bf16" or "fp16"."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "no")
 
 
 def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
@@ -41,20 +57,10 @@ def check_processes(world_size: int, device: torch.device, mixed_precision: str)
         )
 
 
-def opening_line(config: TrainConfig, world_size: int, device: torch.device, backend: str) -> str:
-    """What is about to happen, in one line: who trains, on what, and how large a step is."""
-    processes = f"{world_size} process{'es' if world_size > 1 else ''}"
-    images = world_size * config.batch_size * config.accumulate
-    return (
-        f"{processes} on {device.type} ({backend}): {config.model} on {config.dataset}, "
-        f"{world_size} x {config.batch_size} images x {config.accumulate} = {images} per step"
-    )
-
-
 def describe_run(
     telling: str, world_size: int, backend: str, device: torch.device, mixed_precision: str
 ) -> dict:
-    """What a run is about to run on, for its environment.json."""
+    """What a run is about to run on: its environment.json. `backend` is for people to read."""
     packages = ("torch", "torchvision", "accelerate")
     return {
         "telling": telling,
@@ -68,3 +74,52 @@ def describe_run(
         "platform": platform.platform(),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def data_parallel_devices(compiled: bool) -> list[int]:
+    """The GPUs for `nn.DataParallel`; none means that it only calls the module it wraps."""
+    count = torch.accelerator.device_count()
+    if count < 2:
+        print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
+        return []
+    if compiled:
+        raise UserError("--compile does not reach the replicas nn.DataParallel makes: leave it out")
+    return list(range(count))
+
+
+def spawn(main: Callable, processes: int, *arguments) -> None:
+    """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
+
+    The address is MASTER_PORT, or any free port. Raises `UserError` where the port is taken; ends
+    with exit code 2 where a process did.
+    """
+    if processes < 1:
+        raise UserError(f"--nproc must be at least 1, got {processes}")
+    port = int(os.environ.get("MASTER_PORT", 0))
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise UserError(
+                f"port {port} is in use: set MASTER_PORT to another one, or leave it unset"
+            ) from None
+        port = probe.getsockname()[1]
+    try:
+        torch.multiprocessing.spawn(_as_rank, (processes, port, main, arguments), processes)
+    except torch.multiprocessing.ProcessExitedException as error:
+        if error.exit_code != 2:
+            raise
+        sys.exit(2)  # the process has said why
+
+
+def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    with one_line_errors():
+        main(*arguments)

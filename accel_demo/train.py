@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 
 from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
 from accel_demo.config import CommandLine, TrainConfig
-from accel_demo.data import check_batches, load_datasets, loader_options
+from accel_demo.data import check_batches, download, load_datasets, loader_options
 from accel_demo.errors import one_line_errors
 from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import check_processes, describe_run, opening_line, use_cpu
+from accel_demo.processes import check_processes, describe_run, use_cpu
 
 
 def main(config: TrainConfig) -> None:
@@ -29,8 +29,10 @@ def main(config: TrainConfig) -> None:
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
-        step_scheduler_with_optimizer=False,  # else it steps once per process: the curve would shrink
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=config.seed),
+        step_scheduler_with_optimizer=False,  # or it steps once per process
+        dataloader_config=DataLoaderConfiguration(
+            use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
+        ),
         log_with=None if config.track == "no" else config.track,
         project_dir=run,
     )
@@ -39,8 +41,9 @@ def main(config: TrainConfig) -> None:
     set_seed(config.seed, device_specific=True)  # dropout differs between processes
 
     # Data: every process reads a different part of each epoch
-    with accelerator.local_main_process_first():  # one process per machine downloads
-        train_set, test_set = load_datasets(config)
+    with accelerator.local_main_process_first():
+        download(config)
+    train_set, test_set = load_datasets(config)
     check_batches(config, train_set, world_size)
     options = loader_options(config, device)
     train_loader = DataLoader(train_set, config.batch_size, shuffle=True, drop_last=True, **options)
@@ -59,12 +62,11 @@ def main(config: TrainConfig) -> None:
 
     # Resume: a folder holds one run; starting it again starts it over
     check_folder(run, config)
-    backend = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'no backend'}"
     if accelerator.is_main_process:
+        backend = f"{accelerator.distributed_type.value}, {accelerator.state.backend}"
         precision = accelerator.mixed_precision
         start_run(run, config, describe_run("train", world_size, backend, device, precision))
     accelerator.init_trackers("tensorboard")
-    accelerator.print(opening_line(config, world_size, device, backend))
     step, log = 0, TrainLog(run, accelerator.is_main_process)
 
     for epoch in range(config.epochs):
@@ -75,12 +77,13 @@ def main(config: TrainConfig) -> None:
         bar = log.start_epoch(epoch, config, len(train_loader))
         for index, (images, labels) in enumerate(train_loader):
             # Accumulate: gradients are shared on the last micro-batch only
-            first = index - index % config.accumulate  # of its window; the epoch's last may be short
+            first = index - index % config.accumulate  # of its window; the last may be short
             window = min(config.accumulate, len(train_loader) - first)
             with accelerator.accumulate(model):
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-                accelerator.backward(loss * (config.accumulate / window))  # it divides by accumulate
+                loss = loss * (config.accumulate / window)  # backward divides by accumulate
+                accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
                 optimizer.step()

@@ -1,0 +1,152 @@
+"""The same loop in raw torch.distributed: what train.py is without Accelerate, line for line.
+
+torchrun --nproc-per-node 2 accel_demo/train_ddp.py
+python accel_demo/train_ddp.py --nproc 2
+"""
+
+import math
+import os
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.config import CommandLine, TrainConfig
+from accel_demo.data import (
+    BatchShardSampler,
+    check_batches,
+    download,
+    load_datasets,
+    loader_options,
+)
+from accel_demo.errors import one_line_errors
+from accel_demo.metrics import TrainLog, batch_totals
+from accel_demo.models import make_model
+from accel_demo.optimizer import make_optimizer, make_scheduler
+from accel_demo.processes import autocast_for, check_processes, describe_run, own_device, spawn
+
+
+def main(config: TrainConfig, precision: str = "no") -> None:
+    run = run_folder(config, "train_ddp")
+
+    # Processes: which one am I, and which device is mine?
+    device = own_device()
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    dist.init_process_group(dist.get_default_backend_for_device(device))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    check_processes(world_size, device, precision)
+    torch.manual_seed(config.seed + rank)  # dropout differs between processes
+
+    # Data: every process reads a different part of each epoch
+    if int(os.environ["LOCAL_RANK"]) == 0:
+        download(config)
+    dist.barrier()
+    train_set, test_set = load_datasets(config)
+    check_batches(config, train_set, world_size)
+    options = loader_options(config, device)
+    sampler = BatchShardSampler(train_set, config.batch_size, world_size, rank, config.seed)
+    train_loader = DataLoader(
+        train_set, config.batch_size, sampler=sampler, drop_last=True, **options
+    )
+    test_sampler = DistributedSampler(test_set, world_size, rank, shuffle=False)
+    test_loader = DataLoader(test_set, config.eval_batch_size, sampler=test_sampler, **options)
+
+    # Model: every process starts from the same weights and shares its gradients
+    model = make_model(config).to(device)
+    if config.compile:
+        model.compile()
+    device_ids = None if device.type == "cpu" else [device.index]
+    model = DistributedDataParallel(model, device_ids=device_ids)
+    steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
+    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    optimizer = make_optimizer(config, model)
+    scheduler = make_scheduler(config, optimizer, total_steps)
+    autocast = autocast_for(device, precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    # Resume: a folder holds one run; starting it again starts it over
+    check_folder(run, config)
+    if rank == 0:
+        backend = f"DistributedDataParallel, {dist.get_backend()}"
+        start_run(run, config, describe_run("train_ddp", world_size, backend, device, precision))
+    step, log = 0, TrainLog(run, is_main_process=rank == 0, track=config.track)
+
+    for epoch in range(config.epochs):
+        train_set.set_epoch(epoch)
+        sampler.set_epoch(epoch)
+        model.train()
+        totals = torch.zeros(3, device=device)
+        bar = log.start_epoch(epoch, config, len(train_loader))
+        for index, (images, labels) in enumerate(train_loader):
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            # Accumulate: gradients are shared on the last micro-batch only
+            first = index - index % config.accumulate  # of its window; the last may be short
+            window = min(config.accumulate, len(train_loader) - first)
+            sync_gradients = index + 1 == first + window
+            with nullcontext() if sync_gradients else model.no_sync():
+                with autocast:
+                    logits = model(images)
+                logits = logits.float()
+                loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+                loss = loss * (config.accumulate / window)
+                scaler.scale(loss / config.accumulate).backward()
+                if sync_gradients:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+                    scale = scaler.get_scale()
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+            totals += batch_totals(logits, labels)
+            bar.update()
+            if not sync_gradients:
+                continue
+            step += 1
+            learning_rate = scheduler.get_last_lr()[0]
+            if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
+                scheduler.step()
+            is_last = index + 1 == len(train_loader) or step == total_steps
+
+            # Report: one process speaks for all
+            if step % config.log_every == 0 or is_last:
+                dist.all_reduce(totals)
+                log.interval(step, learning_rate, totals)
+                totals.zero_()
+            if step == total_steps:
+                break
+
+        # Evaluate: gather every process's predictions, and drop the padding of the last batch
+        model.eval()
+        with torch.no_grad(), autocast:
+            logits = torch.cat([model(images.to(device)).float() for images, _ in test_loader])
+        gathered = [torch.empty_like(logits) for _ in range(world_size)]
+        dist.all_gather(gathered, logits)
+        logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]
+        test_totals = batch_totals(logits, test_set.labels.to(device))
+        log.end_epoch(step, test_totals)
+        if step == total_steps:
+            break
+
+    # Finish: one process saves, and all leave together
+    if rank == 0:
+        save_model(run, model.module.state_dict())
+        log.finish(world_size, device)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        command_line = CommandLine(__doc__, precision=True)
+        command_line.add_argument("--nproc", type=int, metavar="N", help="start N processes myself")
+        config, options = command_line.read()
+        if "RANK" in os.environ:  # torchrun started this process, and others like it
+            main(config, options.mixed_precision)
+        else:
+            spawn(main, options.nproc or 1, config, options.mixed_precision)

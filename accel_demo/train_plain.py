@@ -1,0 +1,120 @@
+"""The same loop for one process, in plain PyTorch: what train.py is without Accelerate.
+
+python accel_demo/train_plain.py
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, RandomSampler
+
+from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.config import CommandLine, TrainConfig
+from accel_demo.data import check_batches, download, load_datasets, loader_options
+from accel_demo.errors import one_line_errors
+from accel_demo.metrics import TrainLog, batch_totals
+from accel_demo.models import make_model
+from accel_demo.optimizer import make_optimizer, make_scheduler
+from accel_demo.processes import autocast_for, check_processes, describe_run, own_device
+
+
+def main(config: TrainConfig, precision: str = "no") -> None:
+    run = run_folder(config, "train_plain")
+
+    # Processes: which one am I, and which device is mine?
+    device = own_device()
+    check_processes(1, device, precision)
+    torch.manual_seed(config.seed)
+
+    # Data: every process reads a different part of each epoch
+    download(config)
+    train_set, test_set = load_datasets(config)
+    check_batches(config, train_set, 1)
+    options = loader_options(config, device)
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    train_loader = DataLoader(
+        train_set, config.batch_size, sampler=sampler, drop_last=True, **options
+    )
+    test_loader = DataLoader(test_set, config.eval_batch_size, **options)
+
+    # Model: every process starts from the same weights and shares its gradients
+    model = make_model(config).to(device)
+    if config.compile:
+        model.compile()
+    steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
+    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    optimizer = make_optimizer(config, model)
+    scheduler = make_scheduler(config, optimizer, total_steps)
+    autocast = autocast_for(device, precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    # Resume: a folder holds one run; starting it again starts it over
+    check_folder(run, config)
+    start_run(run, config, describe_run("train_plain", 1, "plain", device, precision))
+    step, log = 0, TrainLog(run, is_main_process=True, track=config.track)
+
+    for epoch in range(config.epochs):
+        train_set.set_epoch(epoch)
+        sampler.generator.manual_seed(config.seed + epoch)
+        model.train()
+        totals = torch.zeros(3, device=device)
+        bar = log.start_epoch(epoch, config, len(train_loader))
+        for index, (images, labels) in enumerate(train_loader):
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            # Accumulate: gradients are shared on the last micro-batch only
+            first = index - index % config.accumulate  # of its window; the last may be short
+            window = min(config.accumulate, len(train_loader) - first)
+            sync_gradients = index + 1 == first + window
+            with autocast:
+                logits = model(images)
+            logits = logits.float()
+            loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+            loss = loss * (config.accumulate / window)
+            scaler.scale(loss / config.accumulate).backward()
+            if sync_gradients:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+                scale = scaler.get_scale()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            totals += batch_totals(logits, labels)
+            bar.update()
+            if not sync_gradients:
+                continue
+            step += 1
+            learning_rate = scheduler.get_last_lr()[0]
+            if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
+                scheduler.step()
+            is_last = index + 1 == len(train_loader) or step == total_steps
+
+            # Report: one process speaks for all
+            if step % config.log_every == 0 or is_last:
+                log.interval(step, learning_rate, totals)
+                totals.zero_()
+            if step == total_steps:
+                break
+
+        # Evaluate: gather every process's predictions, and drop the padding of the last batch
+        model.eval()
+        test_totals = torch.zeros(3, device=device)
+        with torch.no_grad(), autocast:
+            for images, labels in test_loader:
+                logits = model(images.to(device))
+                test_totals += batch_totals(logits, labels.to(device))
+        log.end_epoch(step, test_totals)
+        if step == total_steps:
+            break
+
+    # Finish: one process saves, and all leave together
+    save_model(run, model.state_dict())
+    log.finish(1, device)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        command_line = CommandLine(__doc__, precision=True)
+        config, options = command_line.read()
+        main(config, options.mixed_precision)
