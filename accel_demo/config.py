@@ -10,7 +10,7 @@ import importlib.util
 import math
 from dataclasses import dataclass
 
-from accel_demo.errors import UserError
+from accel_demo.errors import Parser, UserError
 
 DATASETS = ("fashion-mnist-small", "fashion-mnist", "mnist", "cifar10", "synthetic")
 MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")
@@ -81,19 +81,15 @@ class TrainConfig:
                 raise UserError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
 
-class CommandLine(argparse.ArgumentParser):
-    """A flag for every field of TrainConfig; an error is one line instead of a page of usage.
+class CommandLine(Parser):
+    """The command line of the train files: a flag for every field of TrainConfig.
 
     With `precision` there is also `--mixed-precision`, which belongs to the launch: Accelerate
     reads it from its own config file, the other three train files have no such file.
     """
 
     def __init__(self, description: str | None, precision: bool = False):
-        super().__init__(
-            description=(description or "").strip(),
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        super().__init__(description)
         if precision:
             help = "what the layers compute in (default: no, which is fp32)"
             choices = ("no", "bf16", "fp16")
@@ -115,9 +111,6 @@ class CommandLine(argparse.ArgumentParser):
                     metavar=metavar,
                     help=help,
                 )
-
-    def error(self, message: str):
-        raise UserError(message)
 
     def read(self, arguments: list[str] | None = None) -> tuple[TrainConfig, argparse.Namespace]:
         """The run's config, and everything the command line says (for flags added by hand).

@@ -1,5 +1,6 @@
 """A user's mistake: one line that says what to do, exit code 2, from one process only."""
 
+import argparse
 import os
 import sys
 import time
@@ -9,6 +10,23 @@ from contextlib import contextmanager
 
 class UserError(Exception):
     """What was asked for cannot be done; the message says what to do instead."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose error is one line instead of a page of usage.
+
+    It knows no abbreviations: a launcher's own parser would take some of them for its own.
+    """
+
+    def __init__(self, description: str | None, **options):
+        formatter = argparse.RawDescriptionHelpFormatter
+        description = (description or "").strip()
+        super().__init__(
+            description=description, allow_abbrev=False, formatter_class=formatter, **options
+        )
+
+    def error(self, message: str):
+        raise UserError(message)
 
 
 @contextmanager

@@ -1,0 +1,30 @@
+"""accel-demo VERB: one thin entry per module of accel_demo/lab/, imported when it is called."""
+
+import importlib
+import sys
+
+from accel_demo.errors import Parser, one_line_errors
+
+VERBS = {
+    "doctor": "what this machine has, and whether a launch config starts what it says",
+    "predict": "show what a trained model says of some test images",
+    "check": "check an exercise of the tutorials",
+}
+
+
+def main() -> None:
+    """The console script. A verb's module has `main(arguments)`, which gives the exit code."""
+    with one_line_errors():
+        verbs = "\n".join(f"  {verb:10}{text}" for verb, text in VERBS.items())
+        parser = Parser(
+            f"Distributed data-parallel training, taken apart.\n\nverbs:\n{verbs}",
+            prog="accel-demo",
+            epilog="accel-demo VERB --help tells more of one.",
+        )
+        parser.add_argument("verb", choices=VERBS, metavar="VERB")
+        verb = parser.parse_args(sys.argv[1:2]).verb
+        sys.exit(importlib.import_module(f"accel_demo.lab.{verb}").main(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The one way a test starts processes."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
+
+
+@pytest.fixture
+def start():
+    """`start(command, timeout=…, **environment)` runs a command to its end, with a time limit.
+
+    Gives returncode, stdout, stderr. Fails the test where the time runs out, or where a process of
+    the command is still there when the command itself has ended.
+    """
+    return run_to_end
+
+
+def run_to_end(command, timeout=120, cwd=REPOSITORY, **environment) -> SimpleNamespace:
+    program, *arguments = map(str, command)
+    known = {"python": sys.executable}
+    program = known.get(program, str(BIN / program) if (BIN / program).exists() else program)
+    mark = uuid.uuid4().hex  # inherited by every process that the command starts
+    quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ACCEL_DEMO_TEST": mark}
+    process = subprocess.Popen(
+        [program, *arguments],
+        cwd=cwd,
+        env={**os.environ, **quiet, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        for child in marked(mark):
+            child.kill()
+        stdout, stderr = process.communicate()
+        pytest.fail(f"{command} took more than {timeout} s\n{stdout}\n{stderr}")
+    _, orphans = psutil.wait_procs(marked(mark), timeout=5)
+    for orphan in orphans:
+        orphan.kill()
+    assert not orphans, f"{command} left {orphans} behind\n{stdout}\n{stderr}"
+    return SimpleNamespace(returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes that run under this mark. (A process that is ending has no environment.)"""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("ACCEL_DEMO_TEST") == mark:
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def train(tmp_path):
+    """`train(file, *flags, processes=N)` trains to the end in a folder of its own, and gives it.
+
+    It asserts that as many connected processes trained as were asked for.
+    """
+
+    def train(file: str, *flags, processes: int = 1, name: str | None = None, **environment):
+        run_dir = tmp_path / (name or f"{Path(file).stem}-{processes}")
+        command = [*launcher(file, processes), f"accel_demo/{file}", *flags, "--run-dir", run_dir]
+        result = run_to_end(command, **environment)
+        assert result.returncode == 0, result.stdout + result.stderr
+        environment = json.loads((run_dir / "environment.json").read_text())
+        assert environment["processes"] == processes
+        assert environment["backend"].endswith("gloo") == (processes > 1 or file == "train_ddp.py")
+        return run_dir
+
+    return train
+
+
+def launcher(file: str, processes: int) -> list[str]:
+    """How a user starts a train file in that many processes."""
+    if file == "train.py":
+        config = {1: "cpu.yaml", 2: "cpu_two_processes.yaml"}[processes]
+        return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]
+    if file == "train_ddp.py":
+        return ["torchrun", "--nproc-per-node", str(processes), "--master-port", "0"]
+    assert processes == 1, f"{file} is one process"
+    return ["python"]
