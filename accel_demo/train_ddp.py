@@ -1,6 +1,6 @@
 """The same loop in raw torch.distributed: what train.py is without Accelerate, line for line.
 
-torchrun --nproc-per-node 2 accel_demo/train_ddp.py
+torchrun --standalone --nproc-per-node 2 accel_demo/train_ddp.py
 python accel_demo/train_ddp.py --nproc 2
 """
 

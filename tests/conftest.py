@@ -90,6 +90,6 @@ def launcher(file: str, processes: int) -> list[str]:
         config = {1: "cpu.yaml", 2: "cpu_two_processes.yaml"}[processes]
         return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]
     if file == "train_ddp.py":
-        return ["torchrun", "--nproc-per-node", str(processes), "--master-port", "0"]
+        return ["torchrun", "--standalone", "--nproc-per-node", str(processes)]
     assert processes == 1, f"{file} is one process"
     return ["python"]
