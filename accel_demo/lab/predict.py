@@ -1,0 +1,97 @@
+"""Show what a trained model says of some test images.
+
+accel-demo predict --run runs/train --index 0-9
+"""
+
+import importlib.util
+from pathlib import Path
+
+from accel_demo.errors import Parser, UserError
+
+
+def main(arguments: list[str]) -> int:
+    """Print a table of true and predicted class names; draw the images where matplotlib is."""
+    parser = Parser(__doc__, prog="accel-demo predict")
+    parser.add_argument("--run", type=Path, required=True, help="the folder of a finished run")
+    parser.add_argument("--index", default="0-9", help="test images: 7, or 0-9, or 3,5,7")
+    parser.add_argument("--picture", type=Path, help="where to draw them (default: in the run)")
+    options = parser.parse_args(arguments)
+    indices = parse_indices(options.index)
+
+    from accel_demo.checkpoint import load_config
+
+    config = load_config(options.run)
+    predictions = predict(options.run, config, indices)
+    print(f"{'index':>5}  {'true':14}{'predicted':14}{'probability':>11}")
+    for index, true, predicted, probability in predictions:
+        mark = "" if true == predicted else "  wrong"
+        print(f"{index:>5}  {true:14}{predicted:14}{probability:>11.1%}{mark}")
+    if importlib.util.find_spec("matplotlib"):
+        picture = options.picture or options.run / "predictions.png"
+        draw(config, predictions, picture)
+        print(f"picture: {picture}")
+    elif options.picture:
+        raise UserError("--picture needs matplotlib: pip install matplotlib")
+    return 0
+
+
+def parse_indices(text: str) -> list[int]:
+    """ "7", "0-9" or "3,5,7" as a list. Raises `UserError` for anything else."""
+    indices = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            indices += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise UserError(f"--index takes 7, or 0-9, or 3,5,7; got {text}") from None
+    if not indices:
+        raise UserError(f"--index {text} names no image: write the smaller number first")
+    return indices
+
+
+def predict(run: Path, config, indices: list[int]) -> list[tuple[int, str, str, float]]:
+    """(index, true class, predicted class, its probability) of each test image asked for."""
+    import torch
+
+    from accel_demo.checkpoint import load_model
+    from accel_demo.data import load_datasets
+    from accel_demo.models import make_model
+
+    _, test_set = load_datasets(config)
+    if max(indices) >= len(test_set):
+        raise UserError(
+            f"--index {max(indices)} is too large: the test images are 0 to {len(test_set) - 1}"
+        )
+    model = make_model(config)
+    load_model(run, model)
+    model.eval()
+    images, labels = test_set.__getitems__(indices)
+    with torch.no_grad():
+        probabilities, classes = model(images).softmax(dim=1).max(dim=1)
+    names = test_set.class_names
+    rows = zip(indices, labels.tolist(), classes.tolist(), probabilities.tolist(), strict=True)
+    return [(index, names[true], names[guess], share) for index, true, guess, share in rows]
+
+
+def draw(config, predictions: list[tuple[int, str, str, float]], picture: Path) -> None:
+    """The images in rows of five, each under what the model says; red where it is wrong."""
+    from matplotlib.figure import Figure
+
+    from accel_demo.data import load_datasets
+
+    _, test_set = load_datasets(config)
+    rows = (len(predictions) + 4) // 5
+    figure = Figure(figsize=(9, 2.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 5, squeeze=False).flatten()
+    for axis in axes:
+        axis.axis("off")
+    for axis, (index, true, predicted, probability) in zip(axes, predictions, strict=False):
+        axis.imshow(test_set.pixels[index].squeeze(-1), cmap="gray_r")
+        title = f"{index}: {predicted} {probability:.0%}"
+        if predicted != true:
+            title += f"\ntruly {true}"
+        axis.set_title(title, fontsize=9, color="black" if predicted == true else "tab:red")
+    try:
+        figure.savefig(picture, dpi=120)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot draw into {picture} ({error}): choose another --picture") from None
