@@ -98,12 +98,14 @@ def load_config(folder: Path) -> TrainConfig:
     path = folder / "config.json"
     try:
         choices = json.loads(path.read_text())
+        if choices.keys() != _choices(TrainConfig()).keys():
+            raise ValueError
         return TrainConfig(**choices, run_dir=str(folder))
     except FileNotFoundError:
         raise UserError(f"{folder} holds no run: {path} is missing") from None
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, UserError):
         raise UserError(
-            f"{path} is damaged: choose another --run-dir, or delete the folder"
+            f"{path} is damaged or of another version: choose another folder, or delete this one"
         ) from None
 
 

@@ -33,7 +33,7 @@ STATISTICS = {
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
 TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
-# SHA-256 of the four unpacked files of Fashion-MNIST.
+# SHA-256 of the four unpacked files of Fashion-MNIST. (MNIST's have the same names.)
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -149,7 +149,7 @@ def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> 
     needed = config.batch_size * world_size
     if len(train_set) < needed:
         raise UserError(
-            f"batch_size {config.batch_size} on {world_size} process(es) takes {needed} images, "
+            f"{world_size} x batch_size {config.batch_size} takes {needed} training images, "
             f"but there are {len(train_set)}: choose a smaller --batch-size"
         )
 
@@ -169,9 +169,7 @@ def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> tor
         packed = path.read_bytes()
         content = gzip.decompress(packed) if path.suffix == ".gz" else packed
     except FileNotFoundError:
-        raise UserError(
-            f"{folder / name}[.gz] is missing: give its folder with --data-dir"
-        ) from None
+        raise UserError(f"{path} is missing: name its folder with --data-dir") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}): fetch or copy it again") from None
     for key, data in ((f"{name}.gz", packed), (name, content)):
@@ -229,7 +227,10 @@ def _is_there(config: TrainConfig) -> bool:
     """Whether the full dataset needs no download. A damaged file counts: reading it says so."""
     if config.dataset == "cifar10":
         return Path(config.data_dir, "cifar-10-batches-py").is_dir()
-    return any(_idx_folder(config).glob("*-ubyte*"))
+    folder = _idx_folder(config)
+    return folder == Path(config.data_dir) or all(
+        (folder / name).exists() for name in FASHION_MNIST_SUMS
+    )
 
 
 def _idx_folder(config: TrainConfig) -> Path:

@@ -1,5 +1,6 @@
 """What the launcher promised: how many processes, and a device for each of them."""
 
+import logging
 import os
 import platform
 import socket
@@ -104,6 +105,7 @@ def spawn(main: Callable, processes: int, *arguments) -> None:
                 f"port {port} is in use: set MASTER_PORT to another one, or leave it unset"
             ) from None
         port = probe.getsockname()[1]
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     try:
         torch.multiprocessing.spawn(_as_rank, (processes, port, main, arguments), processes)
     except torch.multiprocessing.ProcessExitedException as error:

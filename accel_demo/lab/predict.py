@@ -19,16 +19,18 @@ def main(arguments: list[str]) -> int:
     indices = parse_indices(options.index)
 
     from accel_demo.checkpoint import load_config
+    from accel_demo.data import load_datasets
 
     config = load_config(options.run)
-    predictions = predict(options.run, config, indices)
+    _, test_set = load_datasets(config)
+    predictions = predict(options.run, config, test_set, indices)
     print(f"{'index':>5}  {'true':14}{'predicted':14}{'probability':>11}")
     for index, true, predicted, probability in predictions:
         mark = "" if true == predicted else "  wrong"
         print(f"{index:>5}  {true:14}{predicted:14}{probability:>11.1%}{mark}")
     if importlib.util.find_spec("matplotlib"):
         picture = options.picture or options.run / "predictions.png"
-        draw(config, predictions, picture)
+        draw(test_set, predictions, picture)
         print(f"picture: {picture}")
     elif options.picture:
         raise UserError("--picture needs matplotlib: pip install matplotlib")
@@ -49,15 +51,13 @@ def parse_indices(text: str) -> list[int]:
     return indices
 
 
-def predict(run: Path, config, indices: list[int]) -> list[tuple[int, str, str, float]]:
+def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, str, str, float]]:
     """(index, true class, predicted class, its probability) of each test image asked for."""
     import torch
 
     from accel_demo.checkpoint import load_model
-    from accel_demo.data import load_datasets
     from accel_demo.models import make_model
 
-    _, test_set = load_datasets(config)
     if max(indices) >= len(test_set):
         raise UserError(
             f"--index {max(indices)} is too large: the test images are 0 to {len(test_set) - 1}"
@@ -73,13 +73,10 @@ def predict(run: Path, config, indices: list[int]) -> list[tuple[int, str, str, 
     return [(index, names[true], names[guess], share) for index, true, guess, share in rows]
 
 
-def draw(config, predictions: list[tuple[int, str, str, float]], picture: Path) -> None:
+def draw(test_set, predictions: list[tuple[int, str, str, float]], picture: Path) -> None:
     """The images in rows of five, each under what the model says; red where it is wrong."""
     from matplotlib.figure import Figure
 
-    from accel_demo.data import load_datasets
-
-    _, test_set = load_datasets(config)
     rows = (len(predictions) + 4) // 5
     figure = Figure(figsize=(9, 2.2 * rows), layout="constrained")
     axes = figure.subplots(rows, 5, squeeze=False).flatten()

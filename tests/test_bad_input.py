@@ -1,0 +1,153 @@
+"""A user's mistake is one line that says what to do, exit code 2, and no half-written run."""
+
+import gzip
+import shutil
+import socket
+
+import pytest
+
+from accel_demo import data, train_plain
+from accel_demo.config import CommandLine, TrainConfig
+from accel_demo.errors import one_line_errors
+
+SHORT = ["--dataset", "synthetic", "--model", "tiny_cnn", "--max-steps", "2"]
+
+
+def one_line(stderr: str) -> str:
+    """The only line on stderr, after "error: "."""
+    assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, (
+        stderr
+    )
+    return stderr.removeprefix("error: ")
+
+
+@pytest.fixture
+def mistake(tmp_path, capsys):
+    """Train with these flags, which must end in exit code 2; gives the line on stderr."""
+
+    def mistake(*flags, run_dir=tmp_path / "run", precision="no") -> str:
+        with pytest.raises(SystemExit) as stopped, one_line_errors():
+            config, _ = CommandLine("").read([*map(str, flags), "--run-dir", str(run_dir)])
+            train_plain.main(config, precision)
+        assert stopped.value.code == 2
+        assert not (tmp_path / "run").exists()
+        return one_line(capsys.readouterr().err)
+
+    return mistake
+
+
+def test_unknown_dataset(mistake):
+    assert "choose from 'fashion-mnist-small', " in mistake("--dataset", "imagenet")
+
+
+def test_unknown_model(mistake):
+    assert "choose from 'small_cnn', " in mistake("--model", "alexnet")
+
+
+def test_batch_size_0(mistake):
+    assert mistake("--batch-size", 0) == "batch_size must be at least 1, got 0\n"
+
+
+def test_more_samples_than_exist(mistake):
+    message = "train_samples is 12001, but fashion-mnist-small has 12000 train images\n"
+    assert mistake("--train-samples", 12001) == message
+    assert "test_samples is 2001" in mistake("--test-samples", 2001)
+
+
+def test_too_few_images_for_one_batch(mistake):
+    message = mistake("--batch-size", 300, "--train-samples", 200)
+    assert message.startswith("1 x batch_size 300 takes 300 training images, but there are 200")
+
+
+def test_missing_data_file(mistake, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "FASHION_MNIST_SUMS", {})
+    for path in data.ASSETS.glob("*-images-*.gz"):
+        shutil.copy(path, tmp_path)
+    message = mistake("--dataset", "fashion-mnist", "--data-dir", tmp_path)
+    assert "train-labels-idx1-ubyte.gz is missing: name its folder with --data-dir" in message
+
+
+@pytest.mark.parametrize("kind", ["truncated", "altered"])
+def test_damaged_data_file(kind, mistake, tmp_path, monkeypatch):
+    assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
+    monkeypatch.setattr(data, "ASSETS", assets)
+    path = assets / "train-labels-idx1-ubyte.gz"
+    if kind == "truncated":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.write_bytes(gzip.compress(b"something else"))
+    assert "train-labels-idx1-ubyte.gz" in mistake()
+
+
+def test_unwritable_run_folder(mistake, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = mistake(*SHORT, run_dir=tmp_path / "file" / "run")
+    assert "Not a directory" in message and "choose another --run-dir" in message
+    message = mistake(*SHORT, run_dir="/proc/run")  # where even root may not write
+    assert "/proc/run" in message and "choose another --run-dir" in message
+
+
+def test_run_folder_with_another_config(mistake, tmp_path, capsys):
+    held = tmp_path / "held"
+    train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(held)))
+    before = {path.name: path.read_bytes() for path in held.iterdir()}
+    capsys.readouterr()
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--batch-size", 64]
+    message = mistake(*flags, run_dir=held)
+    assert "holds a run with batch_size 128, not 64: choose another --run-dir" in message
+    assert before == {path.name: path.read_bytes() for path in held.iterdir()}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model": "alexnet"}'])
+def test_run_folder_with_a_damaged_config(content, mistake, tmp_path):
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "config.json").write_text(content)
+    message = mistake(*SHORT, run_dir=tmp_path / "held")
+    assert "config.json is damaged or of another version: choose another folder" in message
+
+
+def test_fp16_on_a_cpu(mistake, monkeypatch):
+    monkeypatch.setattr(train_plain, "own_device", lambda: data.torch.device("cpu"))
+    assert mistake(*SHORT, precision="fp16").startswith("fp16 needs a GPU")
+
+
+def test_occupied_port(start, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = ["python", "accel_demo/train_ddp.py", "--nproc", "2", *SHORT]
+        result = start([*command, "--run-dir", tmp_path / "run"], MASTER_PORT=port)
+    assert result.returncode == 2
+    assert f"port {port} is in use" in one_line(result.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_of_two_speaks_and_both_end(start, tmp_path):
+    flags = ["--dataset", "mnist", "--data-dir", tmp_path / "none", "--run-dir", tmp_path / "run"]
+    result = start(["python", "accel_demo/train_ddp.py", "--nproc", "2", *flags])
+    assert result.returncode == 2
+    assert "mnist is not in" in one_line(result.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+def test_under_accelerate_launch_one_process_of_two_speaks(start, tmp_path):
+    """The launcher adds a report of its own, but no traceback of a worker."""
+    config = "accelerate_configs/cpu_two_processes.yaml"
+    command = ["accelerate", "launch", "--config_file", config, "accel_demo/train.py"]
+    flags = ["--mixed_precision", "fp16"]
+    result = start([*command[:-1], *flags, command[-1], "--run-dir", tmp_path / "run"])
+    assert result.returncode != 0
+    assert result.stderr.count("error: ") == 1
+    assert "\nerror: fp16 needs a GPU" in "\n" + result.stderr
+    assert 'accel_demo/train.py", line' not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_py_itself_ends_with_exit_code_2(start, tmp_path):
+    result = start(
+        ["python", "accel_demo/train.py", "--epochs", "0", "--run-dir", tmp_path / "run"]
+    )
+    assert result.returncode == 2
+    assert one_line(result.stderr) == "epochs must be at least 1, got 0\n"
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,77 @@
+"""Every choice is a flag, and a choice that cannot be is one sentence."""
+
+import dataclasses
+
+import pytest
+
+from accel_demo.config import CommandLine, TrainConfig
+from accel_demo.errors import UserError
+
+
+def read(*arguments: str) -> TrainConfig:
+    return CommandLine("").read(list(arguments))[0]
+
+
+def test_no_flags_are_the_defaults():
+    assert read() == TrainConfig()
+
+
+def test_every_field_is_a_flag():
+    for field in dataclasses.fields(TrainConfig):
+        flag = "--" + field.name.replace("_", "-")
+        if field.type is bool:
+            assert getattr(read(flag), field.name) is True
+            assert getattr(read("--no" + flag[1:]), field.name) is False
+        else:
+            other = {int: 7, float: 0.5, str: "elsewhere"}[field.type]
+            other = (field.metadata["choices"] or [other])[-1]
+            assert getattr(read(flag, str(other)), field.name) == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "imagenet"], "--dataset: invalid choice: 'imagenet'"),
+        (["--model", "alexnet"], "--model: invalid choice: 'alexnet'"),
+        (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
+        (["--epochs", "-1"], "epochs must be at least 1, got -1"),
+        (["--accumulate", "0"], "accumulate must be at least 1, got 0"),
+        (["--learning-rate", "0"], "learning_rate must be above 0, got 0.0"),
+        (["--learning-rate", "nan"], "learning_rate must be above 0, got nan"),
+        (["--learning-rate", "inf"], "learning_rate must be a finite number"),
+        (["--clip-norm", "-1"], "clip_norm must be above 0, got -1.0"),
+        (["--dropout", "1"], "dropout must be at least 0 and below 1, got 1.0"),
+        (["--num-workers", "-1"], "num_workers must be at least 0, got -1"),
+        (["--weight-decay", "nan"], "weight_decay must be at least 0, got nan"),
+        (["--run"], "unrecognized arguments: --run"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_sentence(arguments, message):
+    with pytest.raises(UserError, match=message):
+        read(*arguments)
+
+
+def test_a_config_made_by_hand_is_checked_too():
+    with pytest.raises(UserError, match="model must be one of small_cnn"):
+        TrainConfig(model="alexnet")
+
+
+def test_tracking_without_tensorboard_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        TrainConfig(track="tensorboard")
+
+
+def test_no_flag_is_one_that_a_launcher_takes_for_its_own():
+    """Both launchers know abbreviations: `--run` would be torchrun's `--run-path`."""
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    launchers = (
+        (launch_command_parser(), CommandLine("")),  # train.py
+        (get_args_parser(), CommandLine("", precision=True)),  # train_ddp.py
+    )
+    for theirs, ours in launchers:
+        for flag in set(ours._option_string_actions) - {"-h", "--help"}:
+            assert not [name for name in theirs._option_string_actions if name.startswith(flag)]
