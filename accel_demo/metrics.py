@@ -100,6 +100,8 @@ class TrainLog:
             "processes": world_size,
             "device": device.type,
         }
+        if self.writer:
+            self.writer.close()
         write_json(self.run / "summary.json", summary)
         print(
             f"done: test accuracy {self.test_accuracy:.4f}, "
@@ -115,7 +117,6 @@ class TrainLog:
         if self.writer:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, metrics["step"])
-            self.writer.flush()
 
 
 def _means(totals: torch.Tensor, prefix: str) -> dict[str, float]:

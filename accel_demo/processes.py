@@ -88,15 +88,26 @@ def data_parallel_devices(compiled: bool) -> list[int]:
     return list(range(count))
 
 
-def spawn(main: Callable, processes: int, *arguments) -> None:
+def spawn(main: Callable, world_size: int, *arguments) -> None:
     """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
 
-    The address is MASTER_PORT, or any free port. Raises `UserError` where the port is taken; ends
+    They meet at MASTER_PORT, or at any free port. Raises `UserError` where the port is taken; ends
     with exit code 2 where a process did.
     """
-    if processes < 1:
-        raise UserError(f"--nproc must be at least 1, got {processes}")
-    port = int(os.environ.get("MASTER_PORT", 0))
+    if world_size < 1:
+        raise UserError(f"--nproc must be at least 1, got {world_size}")
+    port = free_port(int(os.environ.get("MASTER_PORT", 0)))
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    try:
+        torch.multiprocessing.spawn(_as_rank, (world_size, port, main, arguments), world_size)
+    except torch.multiprocessing.ProcessExitedException as error:
+        if error.exit_code != 2:
+            raise
+        sys.exit(2)  # the process has said why
+
+
+def free_port(port: int = 0) -> int:
+    """`port` where it is free, or any free one for 0. Raises `UserError` where it is taken."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -104,24 +115,22 @@ def spawn(main: Callable, processes: int, *arguments) -> None:
             raise UserError(
                 f"port {port} is in use: set MASTER_PORT to another one, or leave it unset"
             ) from None
-        port = probe.getsockname()[1]
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    try:
-        torch.multiprocessing.spawn(_as_rank, (processes, port, main, arguments), processes)
-    except torch.multiprocessing.ProcessExitedException as error:
-        if error.exit_code != 2:
-            raise
-        sys.exit(2)  # the process has said why
+        return probe.getsockname()[1]
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun tells each process on one machine, and `init_process_group` reads."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    os.environ.update(rank_environment(rank, world_size, port))
     with one_line_errors():
         main(*arguments)

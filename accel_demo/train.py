@@ -97,8 +97,6 @@ def main(config: TrainConfig) -> None:
             if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
                 scheduler.step()
             is_last = index + 1 == len(train_loader) or step == total_steps
-
-            # Report: one process speaks for all
             if step % config.log_every == 0 or is_last:
                 values = log.interval(step, learning_rate, accelerator.reduce(totals))
                 accelerator.log(values, step=step)
@@ -113,6 +111,8 @@ def main(config: TrainConfig) -> None:
             for images, labels in test_loader:
                 logits, labels = accelerator.gather_for_metrics((model(images), labels))
                 test_totals += batch_totals(logits, labels)
+
+        # Report: one process speaks for all
         accelerator.log(log.end_epoch(step, test_totals), step=step)
         if step == total_steps:
             break

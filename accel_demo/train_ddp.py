@@ -112,8 +112,6 @@ def main(config: TrainConfig, precision: str = "no") -> None:
             if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
                 scheduler.step()
             is_last = index + 1 == len(train_loader) or step == total_steps
-
-            # Report: one process speaks for all
             if step % config.log_every == 0 or is_last:
                 dist.all_reduce(totals)
                 log.interval(step, learning_rate, totals)
@@ -129,6 +127,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         dist.all_gather(gathered, logits)
         logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]
         test_totals = batch_totals(logits, test_set.labels.to(device))
+
+        # Report: one process speaks for all
         log.end_epoch(step, test_totals)
         if step == total_steps:
             break

@@ -89,8 +89,6 @@ def main(config: TrainConfig, precision: str = "no") -> None:
             if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
                 scheduler.step()
             is_last = index + 1 == len(train_loader) or step == total_steps
-
-            # Report: one process speaks for all
             if step % config.log_every == 0 or is_last:
                 log.interval(step, learning_rate, totals)
                 totals.zero_()
@@ -104,6 +102,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
             for images, labels in test_loader:
                 logits = model(images.to(device))
                 test_totals += batch_totals(logits, labels.to(device))
+
+        # Report: one process speaks for all
         log.end_epoch(step, test_totals)
         if step == total_steps:
             break

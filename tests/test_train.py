@@ -1,9 +1,30 @@
-"""The four tellings train to the same weights."""
+"""The four tellings train to the same weights, and leave a run folder that tells all."""
 
+import json
+import math
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
-STEPS = "--max-steps 24 --accumulate 2 --batch-size 32 --train-samples 1050 --test-samples 300"
+from accel_demo import processes, train, train_ddp, train_dp, train_plain
+from accel_demo.checkpoint import load_config, load_model
+from accel_demo.config import MODELS, TrainConfig
+from accel_demo.data import load_datasets
+from accel_demo.metrics import batch_totals
+from accel_demo.models import make_model
+
+TELLINGS = {
+    "train.py": train,
+    "train_plain.py": train_plain,
+    "train_dp.py": train_dp,
+    "train_ddp.py": train_ddp,
+}
+# 35 batches for one process and 17 for each of two: the last window of an epoch is short.
+STEPS = "--max-steps 24 --accumulate 2 --batch-size 32 --train-samples 1130 --test-samples 257"
 STEPS = (STEPS + " --label-smoothing 0.1 --clip-norm 0.5 --dropout 0.2 --augment").split()
 
 
@@ -11,16 +32,234 @@ def weights(run_dir) -> dict[str, torch.Tensor]:
     return load_file(run_dir / "model.safetensors")
 
 
+def same_bits(first: dict, second: dict) -> bool:
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def largest_difference(first: dict, second: dict) -> float:
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def lines_of(run_dir) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch):
+    """`train_here(file, precision, **choices)` trains in this process, on the CPU."""
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+
+    def train_here(file: str, precision: str = "no", **choices):
+        from accelerate.state import AcceleratorState, GradientState
+
+        name = f"{file}-{precision}-{len(list(tmp_path.iterdir()))}"
+        config = TrainConfig(**choices, run_dir=str(tmp_path / name))
+        if file == "train.py":
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+            train.main(config)
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+        elif file == "train_ddp.py":
+            with alone_in_a_group(monkeypatch):
+                train_ddp.main(config, precision)
+        else:
+            TELLINGS[file].main(config, precision)
+        return tmp_path / name
+
+    return train_here
+
+
+@contextmanager
+def alone_in_a_group(monkeypatch):
+    with monkeypatch.context() as patch:
+        for name, value in processes.rank_environment(0, 1, processes.free_port()).items():
+            patch.setenv(name, value)
+        yield
+
+
+def test_all_four_have_the_same_sections_in_the_same_order():
+    def sections(module) -> list[str]:
+        lines = Path(module.__file__).read_text().splitlines()
+        names = ("Processes", "Data", "Model", "Resume", "Accumulate", "Evaluate", "Report")
+        starts = tuple(f"# {name}: " for name in (*names, "Finish"))
+        return [line.strip() for line in lines if line.strip().startswith(starts)]
+
+    first = sections(train)
+    assert len(first) == 8
+    for module in TELLINGS.values():
+        assert sections(module) == first
+
+
 def test_four_tellings_give_the_same_bits_at_one_process(train):
-    files = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
-    first, *others = (weights(train(file, *STEPS)) for file in files)
-    for other in others:
-        assert first.keys() == other.keys()
-        assert all(torch.equal(first[name], other[name]) for name in first)
+    first, *others = (weights(train(file, *STEPS)) for file in TELLINGS)
+    assert all(same_bits(first, other) for other in others)
 
 
 def test_accelerate_and_raw_ddp_give_the_same_bits_at_two_processes(train):
     accelerate = weights(train("train.py", *STEPS, processes=2))
     raw = weights(train("train_ddp.py", *STEPS, processes=2))
-    assert accelerate.keys() == raw.keys()
-    assert all(torch.equal(accelerate[name], raw[name]) for name in raw)
+    assert same_bits(accelerate, raw)
+
+
+def test_what_the_parity_runs_have_switched_on_changes_the_weights(train_here):
+    """So that equal weights do not come from a switch that does nothing."""
+    choices = {"batch_size": 32, "train_samples": 320, "max_steps": 4, "test_samples": 100}
+    switched_on = {"accumulate": 2, "clip_norm": 0.5, "dropout": 0.2, "augment": True}
+    on = weights(train_here("train_plain.py", **choices, **switched_on))
+    for name, off in {"accumulate": 1, "clip_norm": 1e9, "dropout": 0.0, "augment": False}.items():
+        changed = {**choices, **switched_on, name: off}
+        assert not same_bits(on, weights(train_here("train_plain.py", **changed))), name
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"), [*((m, "no") for m in MODELS), (MODELS[0], "bf16")]
+)
+def test_every_network_trains_to_the_same_bits_under_all_tellings(model, precision, train_here):
+    choices = {"dataset": "synthetic", "train_samples": 21, "test_samples": 8, "batch_size": 4}
+    choices |= {"model": model, "accumulate": 3, "epochs": 1, "dropout": 0.2}  # 5 micro-batches
+    first, *others = (weights(train_here(file, precision, **choices)) for file in TELLINGS)
+    assert all(same_bits(first, other) for other in others)
+
+
+def test_two_processes_are_one_process_with_twice_the_batch(train, train_here):
+    """Within 1e-5, where an image's gradient does not depend on the rest of its batch.
+
+    Batch statistics are the known reason why it is otherwise: each process has its own.
+    """
+    choices = {"max_steps": 20, "train_samples": 1024, "test_samples": 100, "dropout": 0.0}
+    flags = ["--max-steps", 20, "--train-samples", 1024, "--test-samples", 100, "--dropout", 0]
+    difference = {}
+    for model in ("tiny_cnn", "small_cnn"):
+        one = train_here("train.py", **choices, model=model, batch_size=64)
+        two = train(
+            "train.py", *flags, "--model", model, "--batch-size", 32, processes=2, name=model
+        )
+        difference[model] = largest_difference(weights(one), weights(two))
+        rates = [[line.get("learning_rate") for line in lines_of(run)] for run in (one, two)]
+        assert rates[0] == rates[1] and len(rates[0]) > 2, "the learning rates differ"
+    assert difference["tiny_cnn"] < 1e-5
+    assert difference["small_cnn"] > 1e-4
+
+
+def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
+    """5 micro-batches, accumulated by 4: the second step is over one micro-batch."""
+    choices = {"model": "tiny_cnn", "dropout": 0.0, "label_smoothing": 0.0, "warmup": 0.0}
+    choices |= {"dataset": "synthetic", "train_samples": 40, "batch_size": 8, "accumulate": 4}
+    choices |= {"epochs": 1, "clip_norm": math.inf, "weight_decay": 0.0, "learning_rate": 0.5}
+    run_dir = train_here("train.py", **choices)
+
+    config = TrainConfig(**choices)
+    torch.manual_seed(config.seed)
+    model = make_model(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, nesterov=True)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(config.seed)).tolist()
+    train_set, _ = load_datasets(config)
+    for window, learning_rate in ((order[:32], 0.5), (order[32:], 0.25)):  # half a cosine
+        images, labels = train_set.__getitems__(window)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    assert largest_difference(weights(run_dir), model.state_dict()) < 1e-6
+
+
+def test_padding_is_not_counted(train):
+    """257 test images over two processes by 100: the last round is padded."""
+    run_dir = train("train.py", *STEPS, "--eval-batch-size", "100", processes=2)
+    config = load_config(run_dir)
+    model = make_model(config).eval()
+    load_model(run_dir, model)
+    _, test_set = load_datasets(config)
+    images, labels = test_set.__getitems__(range(len(test_set)))
+    with torch.no_grad():
+        _, correct, count = batch_totals(model(images), labels).tolist()
+    assert count == 257
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["test_accuracy"] == correct / 257
+
+
+def test_spawn_is_torchrun_without_torchrun(train, start, tmp_path):
+    by_torchrun = train("train_ddp.py", *STEPS, processes=2)
+    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *STEPS]
+    result = start([*command, "--run-dir", tmp_path / "spawn"])
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (2, "cpu")
+    assert same_bits(weights(by_torchrun), weights(tmp_path / "spawn"))
+
+
+@pytest.mark.parametrize("file", TELLINGS)
+def test_the_run_folder_tells_all(file, train_here, capsys):
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "epochs": 2, "log_every": 6}
+    run_dir = train_here(file, **choices, track="tensorboard")
+    assert load_config(run_dir) == TrainConfig(**choices, track="tensorboard", run_dir=str(run_dir))
+    train_lines = [line for line in lines_of(run_dir) if "train_loss" in line]
+    assert [line["step"] for line in train_lines] == [6, 12, 16, 18, 24, 30, 32]
+    assert all(0 <= line["train_accuracy"] <= 1 for line in train_lines)
+    test_lines = [line for line in lines_of(run_dir) if "test_loss" in line]
+    assert [line["epoch"] for line in test_lines] == [1, 2]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["test_accuracy"] == test_lines[-1]["test_accuracy"]
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"done: test accuracy {summary['test_accuracy']:.4f}, ")
+    assert "1 process on cpu" in last
+    assert list(run_dir.glob("tensorboard/events.out.tfevents.*"))
+
+
+def test_starting_a_run_again_starts_it_over(train_here):
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 12, "test_samples": 50}
+    first = train_here("train_plain.py", **choices)
+    before = weights(first), len(lines_of(first))
+    train_plain.main(TrainConfig(**choices, run_dir=str(first)))
+    assert same_bits(before[0], weights(first)) and before[1] == len(lines_of(first))
+
+
+def test_loader_workers_do_not_change_the_weights(train):
+    alone = train("train.py", *STEPS, "--num-workers", 0, name="alone")
+    helped = train("train.py", *STEPS, "--num-workers", 2, name="helped")
+    assert same_bits(weights(alone), weights(helped))
+
+
+def test_train_py_starts_from_its_own_folder(start, tmp_path):
+    """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
+    command = ["accelerate", "launch", "--config_file", "../accelerate_configs/cpu.yaml"]
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    result = start([*command, "train.py", *flags], cwd="accel_demo")
+    assert result.returncode == 0, result.stderr
+    assert "done: test accuracy" in result.stdout and "1 process on cpu" in result.stdout
+
+
+def test_a_compiled_model_learns_the_same(train_here):
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 4, "dropout": 0.0}
+    plain = weights(train_here("train_plain.py", **choices))
+    compiled = weights(train_here("train.py", **choices, compile=True))
+    assert largest_difference(plain, compiled) < 1e-4
+
+
+@pytest.mark.slow
+def test_the_articles_network_takes_two_steps(start, tmp_path):
+    command = ["accelerate", "launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    flags = "--model resnet101 --batch-size 256 --learning-rate 1e-3 --optimizer adam --max-steps 2"
+    flags = [*flags.split(), "--run-dir", tmp_path / "run"]
+    result = start([*command, "accel_demo/train.py", *flags], timeout=230, OMP_NUM_THREADS="2")
+    assert result.returncode == 0, result.stderr
+    assert "512 images" not in result.stdout and "256 images per step" in result.stdout
+
+
+@pytest.mark.slow
+def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
+    accuracy = {}
+    for config, batch_size, threads in (("cpu", 128, "2"), ("cpu_two_processes", 64, "1")):
+        command = ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}.yaml"]
+        flags = ["--batch-size", batch_size, "--run-dir", tmp_path / config]
+        command = [*command, "accel_demo/train.py", *flags]
+        result = start(command, timeout=200, OMP_NUM_THREADS=threads)
+        assert result.returncode == 0, result.stderr
+        summary = json.loads((tmp_path / config / "summary.json").read_text())
+        assert summary["processes"] == 128 // batch_size
+        accuracy[config] = summary["test_accuracy"]
+    assert accuracy["cpu"] >= 0.88
+    assert abs(accuracy["cpu"] - accuracy["cpu_two_processes"]) <= 0.015
