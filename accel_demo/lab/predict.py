@@ -83,7 +83,7 @@ def draw(test_set, predictions: list[tuple[int, str, str, float]], picture: Path
     for axis in axes:
         axis.axis("off")
     for axis, (index, true, predicted, probability) in zip(axes, predictions, strict=False):
-        axis.imshow(test_set.pixels[index].squeeze(-1), cmap="gray_r")
+        axis.imshow(test_set.pixels[index].squeeze(-1).numpy(), cmap="gray_r")
         title = f"{index}: {predicted} {probability:.0%}"
         if predicted != true:
             title += f"\ntruly {true}"

@@ -1,0 +1,64 @@
+"""A saved model says what it sees."""
+
+import pytest
+
+from accel_demo import train_plain
+from accel_demo.config import TrainConfig
+from accel_demo.data import FASHION_CLASSES
+from accel_demo.errors import UserError
+from accel_demo.lab import predict
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train_plain.main(TrainConfig(max_steps=30, test_samples=200, run_dir=str(folder)))
+    return folder
+
+
+def test_true_and_predicted_classes_are_shown(run_dir, capsys, monkeypatch):
+    picture = run_dir / "some.png"
+    assert predict.main(["--run", str(run_dir), "--index", "0-9", "--picture", str(picture)]) == 0
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["index", "true", "predicted", "probability"]
+    assert [int(row.split()[0]) for row in rows] == list(range(10))
+    right = sum(row.split()[1] == row.split()[2] for row in rows)
+    assert right >= 5, "30 steps learn more than chance"
+    assert all(set(row.split()[1:3]) <= set(FASHION_CLASSES) for row in rows)
+    assert sum("wrong" in row for row in rows) == 10 - right
+    assert last == f"picture: {picture}" and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert predict.main(["--run", str(run_dir), "--index", "3,5"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    with pytest.raises(UserError, match="pip install matplotlib"):
+        predict.main(["--run", str(run_dir), "--picture", "x.png"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "200"], "--index 200 is too large: the test images are 0 to 199"),
+        (["--index", "9-0"], "names no image"),
+        (["--index", "first"], "--index takes 7, or 0-9, or 3,5,7; got first"),
+        (["--index", "-1"], "expected one argument|--index takes"),
+        (["--picture", "/proc/x.png"], "cannot draw into /proc/x.png"),
+    ],
+)
+def test_a_wrong_question_gets_one_sentence(arguments, message, run_dir):
+    with pytest.raises(UserError, match=message):
+        predict.main(["--run", str(run_dir), *arguments])
+
+
+def test_a_folder_without_a_whole_run_is_named(run_dir, tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        predict.main(["--run", str(tmp_path)])
+    (tmp_path / "config.json").write_bytes((run_dir / "config.json").read_bytes())
+    with pytest.raises(UserError, match="the run has not finished"):
+        predict.main(["--run", str(tmp_path)])
+    whole = (run_dir / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(UserError, match="model.safetensors cannot be read"):
+        predict.main(["--run", str(tmp_path)])
