@@ -63,7 +63,7 @@ def main(config: TrainConfig) -> None:
     # Resume: a folder holds one run; starting it again starts it over
     check_folder(run, config)
     if accelerator.is_main_process:
-        backend = f"{accelerator.distributed_type.value}, {accelerator.state.backend}"
+        backend = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'alone'}"
         precision = accelerator.mixed_precision
         start_run(run, config, describe_run("train", world_size, backend, device, precision))
     accelerator.init_trackers("tensorboard")

@@ -1,0 +1,163 @@
+"""A launch config: read it, find its mistakes before anything is started, say what it promises."""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from accel_demo.errors import UserError
+
+PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a launch config says it starts."""
+
+    processes: int
+    backend: str  # what connects the processes: "gloo", "nccl", "none"
+    device: str  # "cpu", "cuda"
+    dtype: str  # what the layers compute in: "float32", "bfloat16", "float16"
+
+
+def read_config(path: Path) -> dict:
+    """The keys of the file. Raises `UserError` for a mistake that shows without launching it."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file: give the path of a launch config")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path} is not YAML{where}: {problem}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} must be lines of `key: value`")
+    try:
+        _check_keys(config)
+        _check_distributed_type(config)
+        _check_num_processes(config)
+        _check_devices(config)
+        _check_precision(config)
+        _check_port(config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config
+
+
+def promise_of(config: dict) -> Promise:
+    """What a checked config says it starts, on a machine that has all of it."""
+    import torch
+
+    processes = config.get("num_processes", 1)
+    device = "cpu"
+    if not stays_on_cpu(config):
+        accelerator = torch.accelerator.current_accelerator()
+        device = accelerator.type if accelerator else "cuda"
+    # A launcher of several processes connects even a single one where it has a GPU.
+    is_connected = processes > 1 or (starts_several(config) and device != "cpu")
+    backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
+    return Promise(processes, backend, device, PRECISIONS[precision_of(config)])
+
+
+def stays_on_cpu(config: dict) -> bool:
+    """Whether the config asks for the CPU, however many GPUs there are."""
+    gpu_ids = config.get("gpu_ids") or "all"
+    hidden = {gpu_id.strip() for gpu_id in gpu_ids.split(",")} == {"-1"}
+    return bool(config.get("use_cpu")) or hidden or config["distributed_type"] == "MULTI_CPU"
+
+
+def starts_several(config: dict) -> bool:
+    """Whether the launcher takes num_processes by its word: not for "NO", nor CPUs without MPI."""
+    kind = config["distributed_type"]
+    return kind != "NO" and (kind != "MULTI_CPU" or bool(config.get("mpirun_config")))
+
+
+def precision_of(config: dict) -> str:
+    """ "no", "bf16" or "fp16"; `fp16: true` is an older way to say the last."""
+    older = "fp16" if config.get("fp16") else "no"
+    return str(config.get("mixed_precision", older) or "no").lower()
+
+
+def _check_keys(config: dict) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise UserError("compute_environment must be LOCAL_MACHINE: leave the key out")
+    if "distributed_type" not in config:
+        raise UserError('distributed_type is missing: add distributed_type: "NO" or MULTI_GPU')
+    known = set(ClusterConfig.__dataclass_fields__)
+    # Accelerate translates some older keys before it looks for unknown ones.
+    unknown = set(ClusterConfig.process_config(dict(config))) - known
+    for key in sorted(map(str, unknown)):
+        close = difflib.get_close_matches(key, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else "Accelerate refuses it, leave it out"
+        raise UserError(f"unknown key {key}: {advice}")
+    if config.get("num_machines", 1) != 1:
+        raise UserError(
+            "num_machines must be 1 here: the doctor starts the processes of this machine only"
+        )
+
+
+def _check_distributed_type(config: dict) -> None:
+    from accelerate.utils import DistributedType
+
+    value, types = config["distributed_type"], [kind.value for kind in DistributedType]
+    if value is False:
+        raise UserError('YAML reads a bare NO as false: write distributed_type: "NO", in quotes')
+    if value not in types:
+        raise UserError(f"distributed_type must be one of {', '.join(types)}; got {value}")
+
+
+def _check_num_processes(config: dict) -> None:
+    kind, processes = config["distributed_type"], config.get("num_processes")
+    if "num_processes" not in config:
+        if kind != "NO":
+            raise UserError(f"{kind} needs num_processes: add num_processes: 2")
+    elif type(processes) is not int or processes < 1:  # True is an int too
+        raise UserError(f"num_processes must be a whole number of at least 1, got {processes!r}")
+
+
+def _check_devices(config: dict) -> None:
+    gpu_ids, use_cpu = config.get("gpu_ids"), config.get("use_cpu", False)
+    if not isinstance(use_cpu, bool):
+        raise UserError(f"use_cpu must be true or false, without quotes, got {use_cpu!r}")
+    if gpu_ids is None or gpu_ids == "all":
+        return
+    if not isinstance(gpu_ids, str):
+        raise UserError(f'gpu_ids must be in quotes: write gpu_ids: "{gpu_ids}"')
+    kind = config["distributed_type"]
+    if kind.startswith("MULTI_") and kind != "MULTI_CPU" and "," not in gpu_ids:
+        raise UserError(f'{kind} needs at least two gpu_ids, such as "0,1", got "{gpu_ids}"')
+
+
+def _check_precision(config: dict) -> None:
+    import torch
+
+    if config.get("mixed_precision") is False:
+        raise UserError('YAML reads a bare no as false: write mixed_precision: "no", in quotes')
+    precision = precision_of(config)
+    if precision not in PRECISIONS:
+        raise UserError(f'mixed_precision must be "no", bf16 or fp16, got {precision}')
+    if precision != "fp16":
+        return
+    started = config.get("num_processes", 1) if starts_several(config) else 1
+    accelerators = torch.accelerator.device_count()
+    if stays_on_cpu(config) or accelerators < started:
+        raise UserError(
+            "fp16 needs a GPU for each process, and this would run on the CPU; "
+            'set mixed_precision to bf16 or "no"'
+        )
+
+
+def _check_port(config: dict) -> None:
+    from accelerate.utils.other import is_port_in_use
+
+    port = config.get("main_process_port")
+    if port is None:
+        return
+    if type(port) is not int or not 0 <= port < 65536:
+        raise UserError(f"main_process_port must be from 0 (any free port) to 65535, got {port!r}")
+    if port and starts_several(config) and is_port_in_use(port):
+        raise UserError(f"port {port} is in use: write main_process_port: 0 for any free port")

@@ -1,0 +1,76 @@
+"""What this machine has for a training run: cores, memory, GPUs, versions, environment."""
+
+import os
+import platform
+from importlib import metadata
+
+import psutil
+
+# What the launchers, torch and Accelerate read when a run starts.
+LAUNCH_VARIABLES = (
+    "OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER RANK LOCAL_RANK "
+    "WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME "
+    "OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE"
+).split()
+LAUNCH_PREFIXES = ("ACCELERATE_", "NCCL_", "TORCH_NCCL_", "FSDP_", "PYTORCH_")
+
+
+def machine_rows() -> list[tuple[str, str]]:
+    """Cores, memory, and every accelerator that torch can see: name and value, to print."""
+    import torch
+
+    memory, visible = psutil.virtual_memory(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    rows = [
+        ("cores usable", str(usable_cores())),
+        ("memory", f"{gibibytes(memory.total)}, {gibibytes(memory.available)} of it available"),
+        ("CUDA_VISIBLE_DEVICES", "not set" if visible is None else visible or "empty"),
+    ]
+    physical = physical_names(visible, torch.cuda.device_count())
+    for index, name in enumerate(physical):
+        gpu = torch.cuda.get_device_properties(index)
+        rows.append((f"cuda:{index}", f"{gpu.name}, {gibibytes(gpu.total_memory)}"))
+        rows.append(("", f"uuid GPU-{gpu.uuid}"))
+        if name:
+            rows.append(("", f"cuda:{index} is physical GPU {name}"))
+    if not physical:
+        accelerator = torch.accelerator.current_accelerator()
+        count = torch.accelerator.device_count()
+        rows.append(("GPU", f"{count} x {accelerator.type}" if accelerator and count else "none"))
+    return rows
+
+
+def version_rows() -> list[tuple[str, str]]:
+    """The versions a result depends on."""
+    import torch
+
+    packages = [(name, metadata.version(name)) for name in ("torch", "torchvision", "accelerate")]
+    cuda = torch.version.cuda or torch.version.hip or "CPU only"
+    return [("python", platform.python_version()), *packages, ("torch built for CUDA", cuda)]
+
+
+def environment_rows() -> list[tuple[str, str]]:
+    """The variables set here that change what a launch does."""
+    names = sorted(name for name in os.environ if name.startswith(LAUNCH_PREFIXES))
+    names = [name for name in LAUNCH_VARIABLES if name in os.environ] + names
+    return [(name, os.environ[name]) for name in names] or [("none set", "")]
+
+
+def physical_names(visible: str | None, count: int) -> list[str]:
+    """For cuda:0, cuda:1 … the GPU's number or uuid before CUDA_VISIBLE_DEVICES renumbered it.
+
+    Empty names where the variable is not set: nothing is renumbered then.
+    """
+    if not visible:
+        return [""] * count
+    return [name.strip() for name in visible.split(",")][:count]
+
+
+def usable_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gibibytes(number_of_bytes: int) -> str:
+    return f"{number_of_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,64 @@
+"""Launch the probe with a config, within a time limit, and give what its processes answer."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+
+
+class LaunchFailed(Exception):
+    """The launcher ended with an error, or not at all."""
+
+
+def launch_probe(path: Path, seconds: float = 120) -> list[dict]:
+    """What each process of the launch says of itself, in the order of their ranks.
+
+    Raises `LaunchFailed` where the launch goes wrong or takes longer than `seconds`. In the end
+    nothing that was started is left.
+    """
+    launcher = subprocess.Popen(
+        [*LAUNCH, str(path), "-m", "accel_demo.lab.probe"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        stdout, stderr = launcher.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        message = f"no answer within {seconds} seconds; all it had started is stopped"
+        raise LaunchFailed(message) from None
+    finally:
+        kill_tree(launcher)
+    lines = [line for line in stdout.splitlines() if line.startswith("PROBE ")]
+    answers = [json.loads(line.removeprefix("PROBE ")) for line in lines]
+    if launcher.returncode != 0 or not answers:
+        raise LaunchFailed(cause_in(stderr) or "the probe ended without an answer")
+    return sorted(answers, key=lambda answer: answer["rank"])
+
+
+def kill_tree(launcher: subprocess.Popen) -> None:
+    """Stop the launcher and every process below it. (torchrun's workers are no group of its.)"""
+    if launcher.poll() is None:
+        parent = psutil.Process(launcher.pid)
+        for process in [*parent.children(recursive=True), parent]:
+            process.kill()
+        launcher.communicate()
+
+
+def cause_in(stderr: str) -> str:
+    """The last line that names an error of the program, not the launcher's report around it."""
+    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in stderr.splitlines()]
+    lines = [line for line in lines if re.search(r"\w", line)]
+    report = ("CalledProcessError", "ChildFailedError")
+    named = [
+        line
+        for line in lines
+        if re.match(r"[\w.]*(error|Error|Exception): ", line)
+        and not any(name in line for name in report)
+    ]
+    return (named or lines or [""])[-1]

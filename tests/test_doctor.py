@@ -1,0 +1,245 @@
+"""The doctor says what a launch config really starts, and what to change where it is not that."""
+
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+
+from accel_demo.errors import UserError
+from accel_demo.lab import doctor, machine
+from accel_demo.lab.launch_config import Promise, promise_of, read_config
+from accel_demo.lab.probe_launch import LaunchFailed, cause_in, kill_tree, launch_probe
+
+CLI = ["accel-demo", "doctor"]
+NO = 'distributed_type: "NO"\n'
+TWO = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
+
+
+@pytest.fixture
+def config(tmp_path):
+    """`config(text)` writes a launch config and gives its path."""
+
+    def config(text: str):
+        path = tmp_path / "launch.yaml"
+        path.write_text(text)
+        return path
+
+    return config
+
+
+def row(stdout: str, name: str) -> list[str]:
+    """The cells of one row of the table: promised, obtained."""
+    (line,) = (line for line in stdout.splitlines() if line.split()[:1] == [name])
+    return line.split()[1:]
+
+
+def test_one_cpu_process_is_as_promised(start):
+    result = start([*CLI, "--config", "accelerate_configs/cpu.yaml"])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert row(result.stdout, "processes") == ["1", "1"]
+    assert row(result.stdout, "backend") == ["none", "none"]
+    assert row(result.stdout, "device") == ["cpu", "cpu"]
+    assert row(result.stdout, "dtype") == ["float32", "float32"]
+
+
+def test_two_cpu_processes_are_connected_as_promised(start):
+    result = start([*CLI, "--config", "accelerate_configs/cpu_two_processes.yaml"])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert row(result.stdout, "processes") == ["2", "2"]
+    assert row(result.stdout, "connected") == ["yes", "yes"]
+    assert row(result.stdout, "backend") == ["gloo", "gloo"]
+    assert row(result.stdout, "device") == ["cpu", "cpu"]
+
+
+def test_the_precision_is_that_of_a_layer(start, config):
+    result = start([*CLI, "--config", config(NO + "use_cpu: true\nmixed_precision: bf16\n")])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert row(result.stdout, "dtype") == ["bfloat16", "bfloat16"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="this machine has the GPUs it asks for")
+def test_without_two_gpus_the_config_for_them_is_not_as_promised(start):
+    result = start([*CLI, "--config", "accelerate_configs/multi_gpu.yaml"])
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert row(result.stdout, "connected") == ["yes", "yes"]
+    assert row(result.stdout, "backend") == ["nccl", "gloo"]
+    assert "So it runs as 2 cpu processes." in result.stdout
+    assert "Fix: use accelerate_configs/cpu_two_processes.yaml" in result.stdout
+
+
+def test_multi_cpu_is_one_process_and_the_doctor_says_so(start, config):
+    path = config("distributed_type: MULTI_CPU\nnum_processes: 2\n")
+    result = start([*CLI, "--config", path])
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert row(result.stdout, "processes") == ["2", "1"]
+    assert row(result.stdout, "connected") == ["yes", "alone"]
+    assert 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1"' in result.stdout
+
+
+def test_a_launch_that_fails_is_told_in_one_line_without_the_launchers_report(start, config):
+    path = config(TWO + 'gpu_ids: "-1,-1"\nmain_process_port: 0\n')
+    result = start([*CLI, "--config", path], ACCELERATE_USE_CPU="perhaps")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    _, failure = result.stderr.splitlines()
+    assert failure.startswith("the launch failed: ValueError: ") and "perhaps" in failure
+
+
+def test_a_launch_that_takes_too_long_is_stopped_with_all_its_processes(config):
+    with pytest.raises(LaunchFailed, match="no answer within 0.5 seconds"):
+        launch_probe(config(NO + "use_cpu: true\n"), seconds=0.5)
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_stopping_a_launcher_stops_workers_in_a_session_of_their_own():
+    start_worker = (
+        "import subprocess, time; worker = ['sleep', '60']; "
+        "print(subprocess.Popen(worker, start_new_session=True).pid, flush=True); time.sleep(60)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", start_worker], stdout=subprocess.PIPE, text=True
+    )
+    worker = psutil.Process(int(launcher.stdout.readline()))
+    kill_tree(launcher)
+    assert launcher.returncode == -signal.SIGKILL
+    _, alive = psutil.wait_procs([worker], timeout=5)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+BAD = {
+    "distributed_type: [": "is not YAML",
+    "- cpu\n": "must be lines of `key: value`",
+    "": "must be lines of `key: value`",
+    "num_processes: 2\n": "distributed_type is missing",
+    "distributed_type: NO\n": 'write distributed_type: "NO", in quotes',
+    "distributed_type: MULTIGPU\n": "distributed_type must be one of NO, .*MULTI_GPU",
+    NO + "mixed_precision: no\n": 'write mixed_precision: "no", in quotes',
+    NO + "mixed_precision: bf8\n": 'mixed_precision must be "no", bf16 or fp16, got bf8',
+    NO + "use_cpu: true\nmixed_precision: fp16\n": "fp16 needs a GPU for each process",
+    NO + "use_cpu: true\nfp16: true\n": "fp16 needs a GPU for each process",
+    TWO + 'gpu_ids: "-1,-1"\nmixed_precision: fp16\n': "fp16 needs a GPU for each process",
+    NO + "num_proceses: 2\n": "unknown key num_proceses: did you mean num_processes",
+    NO + "gradient_accumulation_steps: 4\n": "unknown key gradient_accumulation_steps: ",
+    NO + "num_processes: 0\n": "num_processes must be a whole number of at least 1, got 0",
+    NO + "num_processes: 1.5\n": "whole number of at least 1, got 1.5",
+    NO + "num_processes: yes\n": "whole number of at least 1, got True",
+    NO + "num_processes: two\n": "whole number of at least 1, got 'two'",
+    "distributed_type: MULTI_GPU\n": "MULTI_GPU needs num_processes",
+    "distributed_type: MULTI_CPU\n": "MULTI_CPU needs num_processes",
+    TWO + "gpu_ids: 0\n": 'gpu_ids must be in quotes: write gpu_ids: "0"',
+    TWO + 'gpu_ids: "0"\n': "MULTI_GPU needs at least two gpu_ids",
+    NO + 'use_cpu: "no"\n': "use_cpu must be true or false",
+    TWO + "num_machines: 2\n": "num_machines must be 1 here",
+    TWO + "main_process_port: 70000\n": "main_process_port must be from 0",
+    NO + "compute_environment: AMAZON_SAGEMAKER\n": "compute_environment must be LOCAL_MACHINE",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_mistake_in_the_file_is_found_before_anything_starts(config, text):
+    with pytest.raises(UserError, match=BAD[text]) as error:
+        doctor.main(["--config", str(config(text))])
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="nowhere.yaml is not a file"):
+        doctor.main(["--config", str(tmp_path / "nowhere.yaml")])
+
+
+def test_a_port_in_use_is_a_mistake(config):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} is in use: write main_process_port: 0"):
+            doctor.main(["--config", str(config(TWO + f"main_process_port: {port}\n"))])
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(start, config):
+    result = start([*CLI, "--config", config("distributed_type: NO\n")])
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and 'distributed_type: "NO"' in line
+
+
+def test_older_keys_that_accelerate_still_takes_are_no_mistake(config):
+    path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
+    assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32")
+
+
+def answer(rank: int, world_size: int, total: float, pids: list[int]) -> dict:
+    facts = {"backend": "none", "device": "cpu", "dtype": "float32", "pid": 100 + rank}
+    return facts | {"rank": rank, "world_size": world_size, "sum": total, "pids": pids}
+
+
+def test_clones_are_counted_as_unconnected():
+    clones = [answer(0, 1, 1.0, [100]), answer(0, 1, 1.0, [101]) | {"pid": 101}]
+    assert doctor.obtained_row(clones)["processes"] == "2"
+    assert doctor.connection_of(clones) == "no: 2 of 2 are clones, each alone"
+
+
+def test_processes_are_connected_only_with_the_right_sum_and_everyones_pid():
+    right = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
+    assert doctor.connection_of(right) == "yes"
+    assert doctor.connection_of([right[0], right[1] | {"sum": 2.0}]) != "yes"
+    assert doctor.connection_of([right[0], right[1] | {"pids": [101, 101]}]) != "yes"
+
+
+def test_gpus_that_two_processes_share_are_not_one_each():
+    gpus = [answer(rank, 2, 3.0, [100, 101]) | {"device": f"cuda:{rank}"} for rank in (0, 1)]
+    assert doctor.obtained_row(gpus)["device"] == "cuda, one each"
+    assert doctor.obtained_row([gpus[0], gpus[0]])["device"] == "cuda, shared"
+
+
+def test_a_cpu_config_that_reaches_the_gpus_is_told_to_hide_them(config):
+    launch = read_config(config(TWO + "use_cpu: true\n"))
+    gpus = [answer(rank, 2, 3.0, [100, 101]) | {"device": f"cuda:{rank}"} for rank in (0, 1)]
+    promise = promise_of(launch)
+    assert promise == Promise(2, "gloo", "cpu", "float32")
+    ((names, lines),) = doctor.fixes(launch, promise, gpus, ["backend", "device"])
+    assert sorted(names) == ["backend", "device"]
+    assert 'Fix: add gpu_ids: "-1,-1"' in "\n".join(lines)
+
+
+def test_the_cause_of_a_failure_is_not_the_launchers_report_of_it():
+    stderr = (
+        '[rank1]:   File "x.py", line 1\n[rank1]: ValueError: bad luck\n'
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\nx.py FAILED\n"
+    )
+    assert cause_in(stderr) == "ValueError: bad luck"
+    assert cause_in("killed\n-----\n") == "killed"
+    assert cause_in("") == ""
+
+
+def test_renumbered_gpus_are_named_by_their_physical_number():
+    assert machine.physical_names("4, 7", 2) == ["4", "7"]
+    assert machine.physical_names("GPU-1a2b,3", 2) == ["GPU-1a2b", "3"]
+    assert machine.physical_names("-1,-1", 0) == []
+    assert machine.physical_names(None, 2) == ["", ""]
+
+
+def test_the_machine_report_names_every_config_and_variable_and_fits_the_page(start):
+    result = start(CLI, WORLD_SIZE="3")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert row(result.stdout, "WORLD_SIZE") == ["3"]
+    for path in doctor.CONFIGS.glob("*.yaml"):
+        assert path.name in result.stdout
+    assert row(result.stdout, "cpu.yaml")[-1] == "yes"
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_without_the_folder_of_configs_the_report_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(doctor, "CONFIGS", tmp_path)
+    assert doctor.main([]) == 0
+    assert "there is no folder accelerate_configs/" in capsys.readouterr().out
+
+
+def test_the_stored_configs_fit_a_machine_with_enough_gpus_only():
+    file = doctor.CONFIGS / "multi_gpu.yaml"
+    assert doctor.fit_of(file, 2)[1] == "yes"
+    assert doctor.fit_of(file, 1)[1] == "no: it needs 2 GPUs, here: 1 GPU"
+    assert doctor.fit_of(doctor.CONFIGS / "cpu_two_processes.yaml", 0)[1] == "yes"
