@@ -144,9 +144,10 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 if __name__ == "__main__":
     with one_line_errors():
         command_line = CommandLine(__doc__, precision=True)
-        command_line.add_argument("--nproc", type=int, metavar="N", help="start N processes myself")
+        help = "without torchrun: how many processes to spawn (default: 1)"
+        command_line.add_argument("--nproc", type=int, default=1, metavar="N", help=help)
         config, options = command_line.read()
         if "RANK" in os.environ:  # torchrun started this process, and others like it
             main(config, options.mixed_precision)
         else:
-            spawn(main, options.nproc or 1, config, options.mixed_precision)
+            spawn(main, options.nproc, config, options.mixed_precision)

@@ -1,1 +1,1 @@
-"""Measure and check, on your own machine; each module here is one verb of `accel-demo`."""
+"""Measure and check, on your own machine: the verbs of `accel-demo`, and what they share."""

@@ -1,0 +1,31 @@
+"""Check your answer to an exercise of the tutorials: 00, 02.
+
+accel-demo check 00
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from accel_demo.errors import Parser, UserError
+from accel_demo.lab.launch import REPOSITORY
+
+EXERCISES = REPOSITORY / "tutorials" / "exercises"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the exercise's grader: 0 for a right answer, 1 for a wrong one."""
+    parser = Parser(__doc__, prog="accel-demo check")
+    parser.add_argument("exercise", metavar="NN", help="number of the exercise")
+    parser.add_argument("--file", type=Path, help="the answer (default: the file to fill in)")
+    options = parser.parse_args(arguments)
+    graders = {path.stem: path for path in (EXERCISES / "graders").glob("[0-9]*.py")}
+    if not graders:
+        raise UserError("the exercises come with the repository: clone it, and pip install -e .")
+    if options.exercise not in graders:
+        known = ", ".join(sorted(graders))
+        raise UserError(f"there is no exercise {options.exercise}: choose one of {known}")
+    answer = options.file or next(EXERCISES.glob(f"{options.exercise}_*.py"), None)
+    if answer is None or not answer.is_file():
+        raise UserError(f"{answer or EXERCISES} holds no answer to check: name one with --file")
+    return subprocess.run([sys.executable, graders[options.exercise], answer]).returncode

@@ -1,0 +1,167 @@
+"""The pages say what the code and the runs say, and the exercises tell right from wrong."""
+
+import re
+import shlex
+from types import SimpleNamespace
+
+import pytest
+from conftest import REPOSITORY, run_to_end
+
+TUTORIALS = REPOSITORY / "tutorials"
+EXERCISES = TUTORIALS / "exercises"
+PAGES = sorted(TUTORIALS.glob("*.md"))
+# One thing changed in each kind of what is woven: (page, what it says, what it says wrongly)
+LIES = [
+    ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
+    ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
+    ("00_where_am_i.md", "    local_processes = int", "    processes = int"),
+    ("02_one_loop_four_tellings.md", "| 2 | 6 |", "| 2 | 1 |"),
+    ("02_one_loop_four_tellings.md", "+    accelerator = Acc", "+    accelerator = acc"),
+    ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
+]
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """What the documented check prints for the pages, and for a copy with each of the `LIES`.
+
+    All are checked in one go, so that each program behind the pages runs once.
+    """
+    folder = tmp_path_factory.mktemp("lies")
+    for number, (page, truth, lie) in enumerate(LIES):
+        text = (TUTORIALS / page).read_text()
+        assert truth in text
+        (folder / f"lie-{number}.md").write_text(text.replace(truth, lie, 1))
+    documented = re.search("^cog --check .*", (TUTORIALS / "README.md").read_text(), re.MULTILINE)
+    words = shlex.split(documented[0])
+    assert words[-2:] == ["README.md", "tutorials/*.md"]
+    command = [*words[:-1], *PAGES, *sorted(folder.iterdir())]
+    result = run_to_end(command, timeout=220)
+    assert not re.search("^[A-Z]\\w*Error", result.stderr, re.MULTILINE), result.stderr
+    return SimpleNamespace(folder=folder, stdout=result.stdout)
+
+
+def is_stale(checked, page) -> bool:
+    """Whether the check found this page changed. It must have been among those checked."""
+    lines = checked.stdout.splitlines()
+    assert f"Checking {page}" in lines or f"Checking {page}  (changed)" in lines, checked.stdout
+    return f"Checking {page}  (changed)" in lines
+
+
+def test_no_page_is_stale(checked):
+    for page in ("README.md", *PAGES):
+        assert not is_stale(checked, page), page
+
+
+def test_a_page_that_says_something_else_is_found_stale(checked):
+    for number in range(len(LIES)):
+        assert is_stale(checked, checked.folder / f"lie-{number}.md"), LIES[number]
+
+
+def test_every_way_of_page_00_starts_what_the_page_says(checked):
+    assert not is_stale(checked, TUTORIALS / "00_where_am_i.md")  # it is a real run's table
+    assert table_rows("00_where_am_i.md") == [
+        ["", "`python …`", "1", "unset", "1", "alone"],
+        ["", "`python … --start spawn`", "2", "2", "2", "yes"],
+        ["", "`torchrun --standalone --nproc-per-node 2 …`", "2", "2", "2", "yes"],
+        ["", launched("accelerate_configs/cpu.yaml"), "1", "unset", "1", "alone"],
+        ["", launched("accelerate_configs/cpu_two_processes.yaml"), "2", "2", "2", "yes"],
+        ["", "`python … --start debug_launcher`", "2", "2", "2", "yes"],
+        ["⚠", "`accelerate launch --cpu --num_processes 2 …`", "2", "unset", "1", "alone"],
+        ["⚠", launched("tutorials/00_multi_cpu.yaml"), "2", "unset", "1", "alone"],
+        ["⚠", "`torchrun --standalone --nproc-per-node 2 … --plain`", *"222", "no, each alone"],
+    ]
+
+
+def launched(config: str) -> str:
+    return f"`accelerate launch --config_file {config} …`"
+
+
+def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two(checked):
+    assert not is_stale(checked, TUTORIALS / "02_one_loop_four_tellings.md")
+    rows = [row for row in table_rows("02_one_loop_four_tellings.md") if len(row) == 4]
+    assert [(processes, twins) for _, _, processes, twins in rows] == [
+        ("1", "2, 3, 4"),
+        ("1", "1, 3, 4"),
+        ("1", "1, 2, 4"),
+        ("1", "1, 2, 3"),
+        ("2", "6"),
+        ("2", "5"),
+    ]
+
+
+def table_rows(page: str) -> list[list[str]]:
+    """The cells of the page's tables, without their headings."""
+    lines = (TUTORIALS / page).read_text().splitlines()
+    rows = [line[1:-1].split("|") for line in lines if line.startswith("|")]
+    body = [index + 1 for index, row in enumerate(rows) if set("".join(row)) == {"-"}]
+    headings = {index - offset for index in body for offset in (1, 2)}
+    return [
+        [cell.strip() for cell in row] for index, row in enumerate(rows) if index not in headings
+    ]
+
+
+def test_every_link_leads_to_a_file_or_a_heading():
+    links = 0
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            if "{" in target or "://" in target:  # of the code behind a page, or of the web
+                continue
+            path, _, heading = target.partition("#")
+            assert (page.parent / path).exists(), f"{page.name}: {target}"
+            titles = (
+                re.findall("^#+ (.*)", (page.parent / path).read_text(), re.M) if heading else []
+            )
+            assert not heading or heading in map(str.lower, titles), f"{page.name}: {target}"
+            links += 1
+    assert links > 10
+
+
+def check(start, number: str, file=None):
+    return start(["accel-demo", "check", number, *(["--file", file] if file else [])])
+
+
+@pytest.mark.parametrize("name", ["00_assert_distributed", "02_clip_gradients"])
+def test_a_model_answer_is_right(start, name):
+    result = check(start, name[:2], EXERCISES / "answers" / f"{name}.py")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+def test_an_exercise_that_nobody_has_done_is_wrong(start):
+    result = check(start, "00")
+    assert result.returncode == 1
+    assert "under python alone" in result.stdout and "NotImplementedError" in result.stdout
+    result = check(start, "02")
+    assert result.returncode == 1
+    assert "plain_step on 1 process does not clip" in result.stdout
+
+
+def test_believing_world_size_is_wrong_for_two_clones(start, tmp_path):
+    answer = tmp_path / "it believes.py"
+    answer.write_text(
+        "import os\n\n\ndef assert_distributed(n):\n"
+        "    if int(os.environ.get('WORLD_SIZE', 1)) != n:\n        raise RuntimeError(n)\n"
+    )
+    result = check(start, "00", answer)
+    assert result.returncode == 1
+    assert "under two clones from torchrun (two processes, each alone)" in result.stdout
+    assert "assert_distributed(2) should raise RuntimeError; seen: return" in result.stdout
+
+
+def test_clipping_every_micro_batch_is_told_apart(start, tmp_path):
+    right = (EXERCISES / "answers" / "02_clip_gradients.py").read_text()
+    wrong = right.replace("if accelerator.sync_gradients:", "if True:")
+    assert wrong != right
+    answer = tmp_path / "wrong.py"
+    answer.write_text(wrong)
+    result = check(start, "02", answer)
+    assert result.returncode == 1
+    assert "accelerate_step on 1 process clips on every micro-batch" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], []])
+def test_a_check_that_cannot_be_made_says_so_in_one_line(start, arguments):
+    result = start(["accel-demo", "check", *arguments])
+    assert result.returncode == 2
+    assert re.fullmatch("error: .*\n", result.stderr)

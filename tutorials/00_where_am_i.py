@@ -1,0 +1,50 @@
+"""Where am I? Each process says what its environment tells it, and what Accelerate makes of it.
+
+python tutorials/00_where_am_i.py
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/00_where_am_i.py
+torchrun --standalone --nproc-per-node 2 tutorials/00_where_am_i.py
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, debug_launcher
+
+from accel_demo.processes import spawn, use_cpu
+
+
+def where_am_i(plain: bool) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    told = " ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names)
+
+    accelerator = Accelerator() if plain else Accelerator(cpu=use_cpu())
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    kind = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'no backend'}"
+    i_am = f"process {rank} of {world_size}, {accelerator.device}, {kind}"
+    group = dist.get_world_size() if dist.is_initialized() else "none"
+
+    # The proof: every process sends its rank to all those it is connected to.
+    my_rank = torch.tensor([rank], device=accelerator.device)
+    heard = accelerator.gather(my_rank).tolist()
+
+    for turn in range(world_size):
+        if turn == rank:
+            line = f"{told} | {i_am} | torch group: {group} | heard {heard}\n"
+            print(line, end="", flush=True)  # one write: two clones cannot take turns
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plain", action="store_true", help="build a plain Accelerator()")
+    parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two of me")
+    options = parser.parse_args()
+    if options.start == "spawn":
+        spawn(where_am_i, 2, options.plain)  # torch.multiprocessing.spawn
+    elif options.start == "debug_launcher":
+        debug_launcher(where_am_i, (options.plain,), num_processes=2)
+    else:
+        where_am_i(options.plain)

@@ -1,0 +1,56 @@
+"""Exercise 02: clip the gradients in all four tellings, without breaking their parity.
+
+Each function is one optimizer step: it trains on a `window` of micro-batches `(inputs, labels)`
+and adds their gradients up. Nothing is clipped yet. In each, see to it that the norm of the
+gradients the optimizer uses is at most `max_norm`.
+
+The optimizer uses the gradients of the whole window, averaged over all processes. That is the
+gradient to clip: once for each optimizer step. When is it complete, in each of the four?
+
+Helpful: `torch.nn.utils.clip_grad_norm_`; `accelerator.clip_grad_norm_`, which also knows about
+the scaled gradients of fp16; `accelerator.sync_gradients`.
+
+accel-demo check 02
+"""
+
+from contextlib import nullcontext
+
+import torch.nn.functional as F
+
+
+def plain_step(model, optimizer, window, max_norm):
+    for inputs, labels in window:
+        loss = F.cross_entropy(model(inputs), labels)
+        (loss / len(window)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def data_parallel_step(model, optimizer, window, max_norm):
+    """`model` is an `nn.DataParallel`."""
+    for inputs, labels in window:
+        loss = F.cross_entropy(model(inputs), labels)
+        (loss / len(window)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def ddp_step(model, optimizer, window, max_norm):
+    """`model` is a `DistributedDataParallel`."""
+    for index, (inputs, labels) in enumerate(window):
+        sync_gradients = index + 1 == len(window)
+        with nullcontext() if sync_gradients else model.no_sync():
+            loss = F.cross_entropy(model(inputs), labels)
+            (loss / len(window)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def accelerate_step(accelerator, model, optimizer, window, max_norm):
+    """`accelerator` accumulates as many micro-batches as a window has."""
+    for inputs, labels in window:
+        with accelerator.accumulate(model):
+            loss = F.cross_entropy(model(inputs), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
