@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import REPOSITORY
 from safetensors.torch import load_file
 
 from accel_demo import processes, train, train_ddp, train_dp, train_plain
@@ -44,6 +46,10 @@ def largest_difference(first: dict, second: dict) -> float:
 
 def lines_of(run_dir) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_numbers(lines: list[str]) -> list[str]:
+    return [re.sub(r"\d[\d.,]*", "#", line).split("; saved in ")[0] for line in lines]
 
 
 @pytest.fixture
@@ -261,5 +267,9 @@ def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
         summary = json.loads((tmp_path / config / "summary.json").read_text())
         assert summary["processes"] == 128 // batch_size
         accuracy[config] = summary["test_accuracy"]
+        if config == "cpu":
+            recorded = REPOSITORY / "tutorials" / "transcripts" / "main_job.txt"
+            _, *lines = recorded.read_text().splitlines()
+            assert without_numbers(lines) == without_numbers(result.stdout.splitlines())
     assert accuracy["cpu"] >= 0.88
     assert abs(accuracy["cpu"] - accuracy["cpu_two_processes"]) <= 0.015
