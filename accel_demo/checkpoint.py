@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -13,25 +14,14 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 
 
-def run_folder(config: TrainConfig, telling: str) -> Path:
-    """`config.run_dir`, or a folder below runs/ that every process finds by itself.
+def claim_folder(config: TrainConfig, environment: dict) -> Path:
+    """The folder of this run: `config.run_dir`, or one below runs/ that is like no other run's.
 
-    A run with the defaults is named after the train file; any other choice adds a digest of it, so
-    that two different runs never meet.
+    Every process calls it and finds the same, before anything is written. A folder holds one config
+    in one environment (see `describe_run`): the same run may be started over in it, another one
+    may not. Raises `UserError` there, and where the folder cannot be written to.
     """
-    if config.run_dir:
-        return Path(config.run_dir)
-    if config == TrainConfig():
-        return Path("runs", telling)
-    digest = hashlib.sha256(json.dumps(_choices(config)).encode()).hexdigest()
-    return Path("runs", f"{telling}-{digest[:8]}")
-
-
-def check_folder(folder: Path, config: TrainConfig) -> None:
-    """Raise `UserError` where a run cannot be kept in `folder`, before anything is started.
-
-    A folder holds one config: the same run may be started over in it, another one may not.
-    """
+    folder = Path(config.run_dir) if config.run_dir else _own_folder(config, environment)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -39,21 +29,22 @@ def check_folder(folder: Path, config: TrainConfig) -> None:
         raise UserError(
             f"cannot write into {folder} ({error.strerror}): choose another --run-dir"
         ) from None
-    if not (folder / "config.json").exists():
-        return
-    held = dataclasses.asdict(load_config(folder))
-    for name, value in _choices(config).items():
-        if held[name] != value:
-            raise UserError(
-                f"{folder} holds a run with {name} {held[name]}, not {value}: "
-                "choose another --run-dir, or delete the folder"
-            )
+    if (folder / "config.json").exists():
+        held = _choices(load_config(folder)) | _read_json(folder / "environment.json")
+        for name, value in (_choices(config) | _launch(environment)).items():
+            if held.get(name) != value:
+                raise UserError(
+                    f"{folder} holds a run with {name} {held.get(name)}, not {value}: "
+                    "choose another --run-dir, or delete the folder"
+                )
+    return folder
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
     """Clear what an earlier start of the same run left; say and write down what is about to run."""
     for name in ("metrics.jsonl", "model.safetensors", "summary.json"):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
@@ -96,14 +87,12 @@ def load_model(folder: Path, model: torch.nn.Module) -> None:
 def load_config(folder: Path) -> TrainConfig:
     """The config a run was started with. Raises `UserError` where there is none."""
     path = folder / "config.json"
+    choices = _read_json(path)
     try:
-        choices = json.loads(path.read_text())
         if choices.keys() != _choices(TrainConfig()).keys():
-            raise ValueError
+            raise UserError("other fields")
         return TrainConfig(**choices, run_dir=str(folder))
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no run: {path} is missing") from None
-    except (OSError, ValueError, TypeError, AttributeError, UserError):
+    except (TypeError, UserError):
         raise UserError(
             f"{path} is damaged or of another version: choose another folder, or delete this one"
         ) from None
@@ -114,11 +103,43 @@ def write_json(path: Path, value: dict) -> None:
     _write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def _own_folder(config: TrainConfig, environment: dict) -> Path:
+    """runs/train for the defaults; every other choice shows in the name, or as a digest in it."""
+    launch = _launch(environment)
+    name = launch["telling"]
+    if launch["processes"] > 1:
+        name += f"-{launch['processes']}-processes"
+    if launch["mixed_precision"] != "no":
+        name += f"-{launch['mixed_precision']}"
+    if _choices(config) != _choices(TrainConfig()):
+        name += f"-{hashlib.sha256(json.dumps(_choices(config)).encode()).hexdigest()[:8]}"
+    return Path("runs", name)
+
+
 def _choices(config: TrainConfig) -> dict:
     """The config without the folder it is kept in, so that a run folder may be moved."""
     choices = dataclasses.asdict(config)
     del choices["run_dir"]
     return choices
+
+
+def _launch(environment: dict) -> dict:
+    """What of the environment makes it another run."""
+    return {name: environment[name] for name in ("telling", "processes", "mixed_precision")}
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} holds no run: {path} is missing") from None
+    except (OSError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{path} is damaged or of another version: choose another folder, or delete this one"
+        )
+    return value
 
 
 def _write_whole(path: Path, content: bytes) -> None:

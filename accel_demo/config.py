@@ -72,8 +72,8 @@ class TrainConfig:
                 raise UserError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if math.isinf(self.learning_rate):
             raise UserError("learning_rate must be a finite number, got inf")
-        if self.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-            raise UserError("--track tensorboard needs TensorBoard: pip install tensorboard")
+        if self.seed >= 2**31:
+            raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:
@@ -119,4 +119,7 @@ class CommandLine(Parser):
         """
         options = self.parse_args(arguments)
         names = [field.name for field in dataclasses.fields(TrainConfig)]
-        return TrainConfig(**{name: getattr(options, name) for name in names}), options
+        config = TrainConfig(**{name: getattr(options, name) for name in names})
+        if config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+            raise UserError("--track tensorboard needs TensorBoard: pip install tensorboard")
+        return config, options

@@ -33,6 +33,13 @@ STATISTICS = {
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
 TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
+# SHA-256 of the packaged files, unpacked, as accel_demo/assets/cut_subset.py prints them.
+PACKAGED_SUMS = {
+    "train-images-idx3-ubyte": "013e0146a12ffe20bb15231b271b3de75cdf6392179a566b259e9e554ae50969",
+    "train-labels-idx1-ubyte": "36e79d5689bd22c4e40dcd2e719eb4e07124df9e3b22384e8578b09b31a63206",
+    "t10k-images-idx3-ubyte": "3e9b507a3cb1d1344415e149e61fdf784953c643c8b19df8d88ae3e60dff3985",
+    "t10k-labels-idx1-ubyte": "9821ef487dcd05ed9346314c9f074d1cda0f8273407030954d974c72596fbaf8",
+}
 # SHA-256 of the four unpacked files of Fashion-MNIST. (MNIST's have the same names.)
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -145,7 +152,12 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
 
 
 def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> None:
-    """Raise `UserError` where the images do not fill one batch for every process."""
+    """Raise `UserError` where the images do not fill one batch for every process.
+
+    A resnet shrinks these images to one pixel, and one number has no batch statistics.
+    """
+    if config.model.startswith("resnet") and config.batch_size < 2:
+        raise UserError(f"{config.model} takes batches of two images or more, got --batch-size 1")
     needed = config.batch_size * world_size
     if len(train_set) < needed:
         raise UserError(
@@ -157,29 +169,29 @@ def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> 
 def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> torch.Tensor:
     """The uint8 tensor in the idx file `folder/name`, or `folder/name.gz` where that exists.
 
-    `sums` maps file names to SHA-256 digests: of the packed file under `name.gz`, of the unpacked
-    one under `name`. Raises `UserError` for a missing, truncated or altered file.
+    `sums` maps names to SHA-256 digests of the unpacked files. Raises `UserError` for a missing,
+    truncated or altered file.
     Format: http://yann.lecun.com/exdb/mnist/
     """
-    sums = sums or {}
     path = folder / name
+    again = "install accel-demo again" if folder == ASSETS else "copy it again"
     if not path.exists():
         path = folder / f"{name}.gz"
     try:
-        packed = path.read_bytes()
-        content = gzip.decompress(packed) if path.suffix == ".gz" else packed
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
     except FileNotFoundError:
-        raise UserError(f"{path} is missing: name its folder with --data-dir") from None
+        advice = again if folder == ASSETS else "name its folder with --data-dir"
+        raise UserError(f"{path} is missing: {advice}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({error}): fetch or copy it again") from None
-    for key, data in ((f"{name}.gz", packed), (name, content)):
-        if key in sums and hashlib.sha256(data).hexdigest() != sums[key]:
-            raise UserError(f"{path} is not the original file: its checksum differs; copy it again")
+        raise UserError(f"{path} cannot be read ({error}): {again}") from None
+    if sums is not None and hashlib.sha256(content).hexdigest() != sums[name]:
+        raise UserError(f"{path} is not the original file: its checksum differs; {again}")
     header_size = 4 + 4 * content[3] if len(content) > 3 else 0
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
     data = torch.frombuffer(bytearray(content[header_size:]) or bytearray(1), dtype=torch.uint8)
     if content[:3] != b"\0\0\x08" or data.numel() != torch.Size(sizes).numel():
-        raise UserError(f"{path} is truncated or no idx file of bytes: fetch or copy it again")
+        raise UserError(f"{path} is truncated or no idx file of bytes: {again}")
     return data.view(sizes)
 
 
@@ -188,8 +200,7 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
     if config.dataset == "synthetic":
         images, labels = _synthetic(split, samples)
     elif config.dataset == "fashion-mnist-small":
-        lines = (ASSETS / "SHA256SUMS").read_text().splitlines()
-        images, labels = _read_split(ASSETS, split, {n: s for s, n in map(str.split, lines)})
+        images, labels = _read_split(ASSETS, split, PACKAGED_SUMS)
     elif not _is_there(config):
         raise UserError(
             f"{config.dataset} is not in {config.data_dir} and could not be downloaded: "
@@ -198,7 +209,7 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
     elif config.dataset == "cifar10":
         images, labels = _read_cifar10(config, split)
     else:
-        sums = FASHION_MNIST_SUMS if config.dataset == "fashion-mnist" else {}
+        sums = FASHION_MNIST_SUMS if config.dataset == "fashion-mnist" else None
         images, labels = _read_split(_idx_folder(config), split, sums)
     if samples > len(labels):
         raise UserError(
@@ -212,7 +223,10 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
 def _read_split(folder: Path, split: str, sums: dict) -> tuple[torch.Tensor, torch.Tensor]:
     prefix = {"train": "train", "test": "t10k"}[split]
     images = read_idx(folder, f"{prefix}-images-idx3-ubyte", sums)
-    return images.unsqueeze(1), read_idx(folder, f"{prefix}-labels-idx1-ubyte", sums)
+    labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte", sums)
+    if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1] or labels.max() > 9:
+        raise UserError(f"the {prefix}-* files in {folder} do not belong together: copy them again")
+    return images.unsqueeze(1), labels
 
 
 def _read_cifar10(config: TrainConfig, split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -251,6 +265,8 @@ def _torchvision_set(config: TrainConfig, split: str, download: bool = False):
 def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As many images as wanted, in no time: a patch whose place tells the class, under noise."""
     samples = samples or {"train": 2048, "test": 512}[split]
+    if samples > 1_000_000:
+        raise UserError(f"{split}_samples must be at most 1000000 for synthetic, got {samples}")
     generator = torch.Generator().manual_seed({"train": 1, "test": 2}[split])
     images = torch.randint(0, 128, (samples, 1, 28, 28), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (samples,), generator=generator)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+PATIENCE = 20  # seconds a process leaves to rank 0 to say what is wrong
+
 
 class UserError(Exception):
     """What was asked for cannot be done; the message says what to do instead."""
@@ -33,16 +35,16 @@ class Parser(argparse.ArgumentParser):
 def one_line_errors() -> Iterator[None]:
     """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
 
-    Every process of a run finds the same mistake at the same place. Only rank 0 speaks; the others
-    wait a moment, because a launcher stops all of them as soon as the first one exits.
+    Every process of a run finds the same mistake at the same place, and rank 0 speaks. The others
+    wait, because a launcher stops all of them as soon as the first one exits. One that nobody has
+    stopped by then knows something the others do not (its disk is full, say), and speaks too.
     """
     try:
         yield
     except UserError as error:
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(3)
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(PATIENCE)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         distributed = sys.modules.get("torch.distributed")
         if distributed and distributed.is_initialized():
             distributed.destroy_process_group()

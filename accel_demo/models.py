@@ -17,7 +17,7 @@ def make_model(config: TrainConfig) -> nn.Module:
     if config.model == "small_cnn":
         model = small_cnn(channels, size, config.dropout)
     elif config.model == "tiny_cnn":
-        model = tiny_cnn(channels, config.dropout)
+        model = tiny_cnn(channels, size, config.dropout)
     elif config.model == "vgg11":
         model = VGG11(channels, config.dropout)
     else:
@@ -44,17 +44,16 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
     )
 
 
-def tiny_cnn(channels: int, dropout: float) -> nn.Sequential:
+def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
     """No batch statistics: what it computes for an image does not depend on the others."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
         nn.ReLU(),
         nn.Conv2d(8, 16, kernel_size=3, stride=2, padding=1),
         nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
         nn.Dropout(dropout),
-        nn.Linear(16 * 4 * 4, CLASSES),
+        nn.Linear(16 * math.ceil(size / 4) ** 2, CLASSES),
     )
 
 

@@ -22,8 +22,9 @@ def use_cpu() -> bool:
     `Accelerator(cpu=use_cpu())` is what connects several processes on a machine without a GPU: a
     plain `Accelerator()` leaves each of them alone there, rank 0 of 1.
     """
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return torch.accelerator.device_count() < local_processes
+    if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
+        return True  # nothing carries tensors between processes on Apple's GPU
+    return torch.accelerator.device_count() < number_in("LOCAL_WORLD_SIZE", 1)
 
 
 def own_device() -> torch.device:
@@ -31,7 +32,7 @@ def own_device() -> torch.device:
     if use_cpu():
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator().type
-    return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device(kind, number_in("LOCAL_RANK", 0))
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
@@ -45,7 +46,7 @@ def check_processes(world_size: int, device: torch.device, mixed_precision: str)
 
     `world_size` is the number of connected processes, `mixed_precision` is "no", "bf16" or "fp16".
     """
-    promised = max(int(os.environ.get(name, 1)) for name in WORLD_SIZE_VARIABLES)
+    promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
     if world_size != promised:
         raise UserError(
             f"the launcher started {promised} processes, but this one is connected to "
@@ -77,15 +78,29 @@ def describe_run(
     }
 
 
-def data_parallel_devices(compiled: bool) -> list[int]:
-    """The GPUs for `nn.DataParallel`; none means that it only calls the module it wraps."""
+def data_parallel_devices(compiled: bool, precision: str) -> list[int]:
+    """The GPUs for `nn.DataParallel`. With fewer than two it only calls the module it wraps."""
     count = torch.accelerator.device_count()
     if count < 2:
         print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
-        return []
-    if compiled:
+    elif compiled:
         raise UserError("--compile does not reach the replicas nn.DataParallel makes: leave it out")
+    elif precision == "bf16":
+        raise UserError(
+            "nn.DataParallel's threads would compute in fp16 instead of bf16: "
+            "leave --mixed-precision out, or use train_ddp.py"
+        )
     return list(range(count))
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or a launcher like it, has started this process as one of several."""
+    missing = [name for name in rank_environment(0, 1, 0) if name not in os.environ]
+    if "RANK" not in os.environ:
+        return False
+    if missing:
+        raise UserError(f"RANK is set, but not {', '.join(missing)}: unset it, or use torchrun")
+    return True
 
 
 def spawn(main: Callable, world_size: int, *arguments) -> None:
@@ -96,7 +111,9 @@ def spawn(main: Callable, world_size: int, *arguments) -> None:
     """
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
-    port = free_port(int(os.environ.get("MASTER_PORT", 0)))
+    port = free_port(number_in("MASTER_PORT", 0))
+    if world_size > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     try:
         torch.multiprocessing.spawn(_as_rank, (world_size, port, main, arguments), world_size)
@@ -111,11 +128,22 @@ def free_port(port: int = 0) -> int:
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            raise UserError(f"MASTER_PORT must be from 0 to 65535, got {port}") from None
         except OSError:
             raise UserError(
                 f"port {port} is in use: set MASTER_PORT to another one, or leave it unset"
             ) from None
         return probe.getsockname()[1]
+
+
+def number_in(variable: str, default: int) -> int:
+    """The whole number in an environment variable. Raises `UserError` for anything else."""
+    value = os.environ.get(variable, default)
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"{variable} must be a whole number, got {value!r}: unset it") from None
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:

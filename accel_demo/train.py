@@ -12,7 +12,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 
-from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.checkpoint import claim_folder, save_model, start_run
 from accel_demo.config import CommandLine, TrainConfig
 from accel_demo.data import check_batches, download, load_datasets, loader_options
 from accel_demo.errors import one_line_errors
@@ -23,8 +23,6 @@ from accel_demo.processes import check_processes, describe_run, use_cpu
 
 
 def main(config: TrainConfig) -> None:
-    run = run_folder(config, "train")
-
     # Processes: which one am I, and which device is mine?
     accelerator = Accelerator(
         cpu=use_cpu(),
@@ -34,7 +32,7 @@ def main(config: TrainConfig) -> None:
             use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
         ),
         log_with=None if config.track == "no" else config.track,
-        project_dir=run,
+        project_dir="runs",
     )
     device, world_size = accelerator.device, accelerator.num_processes
     check_processes(world_size, device, accelerator.mixed_precision)
@@ -61,11 +59,13 @@ def main(config: TrainConfig) -> None:
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
     # Resume: a folder holds one run; starting it again starts it over
-    check_folder(run, config)
+    backend = f"distributed_type {accelerator.distributed_type.value}"
+    backend += f", {accelerator.state.backend}" if world_size > 1 else ""
+    environment = describe_run("train", world_size, backend, device, accelerator.mixed_precision)
+    run = claim_folder(config, environment)
     if accelerator.is_main_process:
-        backend = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'alone'}"
-        precision = accelerator.mixed_precision
-        start_run(run, config, describe_run("train", world_size, backend, device, precision))
+        start_run(run, config, environment)
+    accelerator.project_configuration.set_directories(run)
     accelerator.init_trackers("tensorboard")
     step, log = 0, TrainLog(run, accelerator.is_main_process)
 

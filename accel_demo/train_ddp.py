@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.checkpoint import claim_folder, save_model, start_run
 from accel_demo.config import CommandLine, TrainConfig
 from accel_demo.data import (
     BatchShardSampler,
@@ -23,21 +23,27 @@ from accel_demo.data import (
     load_datasets,
     loader_options,
 )
-from accel_demo.errors import one_line_errors
+from accel_demo.errors import UserError, one_line_errors
 from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import autocast_for, check_processes, describe_run, own_device, spawn
+from accel_demo.processes import (
+    autocast_for,
+    check_processes,
+    describe_run,
+    is_launched,
+    own_device,
+    spawn,
+)
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    run = run_folder(config, "train_ddp")
-
     # Processes: which one am I, and which device is mine?
     device = own_device()
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, device_id=None if device.type == "cpu" else device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check_processes(world_size, device, precision)
     torch.manual_seed(config.seed + rank)  # dropout differs between processes
@@ -70,10 +76,11 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     # Resume: a folder holds one run; starting it again starts it over
-    check_folder(run, config)
+    backend = f"DistributedDataParallel, {dist.get_backend()}"
+    environment = describe_run("train_ddp", world_size, backend, device, precision)
+    run = claim_folder(config, environment)
     if rank == 0:
-        backend = f"DistributedDataParallel, {dist.get_backend()}"
-        start_run(run, config, describe_run("train_ddp", world_size, backend, device, precision))
+        start_run(run, config, environment)
     step, log = 0, TrainLog(run, is_main_process=rank == 0, track=config.track)
 
     for epoch in range(config.epochs):
@@ -145,9 +152,12 @@ if __name__ == "__main__":
     with one_line_errors():
         command_line = CommandLine(__doc__, precision=True)
         help = "without torchrun: how many processes to spawn (default: 1)"
-        command_line.add_argument("--nproc", type=int, default=1, metavar="N", help=help)
+        command_line.add_argument("--nproc", type=int, metavar="N", help=help)
         config, options = command_line.read()
-        if "RANK" in os.environ:  # torchrun started this process, and others like it
+        if not is_launched():
+            processes = 1 if options.nproc is None else options.nproc
+            spawn(main, processes, config, options.mixed_precision)
+        elif options.nproc is None:  # torchrun has started this process, and others like it
             main(config, options.mixed_precision)
         else:
-            spawn(main, options.nproc, config, options.mixed_precision)
+            raise UserError("--nproc is for starting without torchrun: leave it out")

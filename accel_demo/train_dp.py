@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler
 
-from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.checkpoint import claim_folder, save_model, start_run
 from accel_demo.config import CommandLine, TrainConfig
 from accel_demo.data import check_batches, download, load_datasets, loader_options
 from accel_demo.errors import one_line_errors
@@ -28,11 +28,9 @@ from accel_demo.processes import (
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    run = run_folder(config, "train_dp")
-
     # Processes: which one am I, and which device is mine?
     device = own_device()
-    device_ids = data_parallel_devices(config.compile)
+    device_ids = data_parallel_devices(config.compile, precision)
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)
 
@@ -60,8 +58,9 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     # Resume: a folder holds one run; starting it again starts it over
-    check_folder(run, config)
-    start_run(run, config, describe_run("train_dp", 1, "DataParallel", device, precision))
+    environment = describe_run("train_dp", 1, "DataParallel", device, precision)
+    run = claim_folder(config, environment)
+    start_run(run, config, environment)
     step, log = 0, TrainLog(run, is_main_process=True, track=config.track)
 
     for epoch in range(config.epochs):

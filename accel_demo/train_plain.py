@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler
 
-from accel_demo.checkpoint import check_folder, run_folder, save_model, start_run
+from accel_demo.checkpoint import claim_folder, save_model, start_run
 from accel_demo.config import CommandLine, TrainConfig
 from accel_demo.data import check_batches, download, load_datasets, loader_options
 from accel_demo.errors import one_line_errors
@@ -20,8 +20,6 @@ from accel_demo.processes import autocast_for, check_processes, describe_run, ow
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    run = run_folder(config, "train_plain")
-
     # Processes: which one am I, and which device is mine?
     device = own_device()
     check_processes(1, device, precision)
@@ -50,8 +48,9 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     # Resume: a folder holds one run; starting it again starts it over
-    check_folder(run, config)
-    start_run(run, config, describe_run("train_plain", 1, "plain", device, precision))
+    environment = describe_run("train_plain", 1, "plain", device, precision)
+    run = claim_folder(config, environment)
+    start_run(run, config, environment)
     step, log = 0, TrainLog(run, is_main_process=True, track=config.track)
 
     for epoch in range(config.epochs):

@@ -12,9 +12,18 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from accel_demo.lab.launch import LOOPBACK
+
 # One thread each, here and in what is started: the processes of a test share two cores, and sums
 # come in the same order everywhere. It counts only because torch is not imported yet.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
+# Only a test that asks for the GPUs sees them; all others do the same on every machine.
+GPUS = torch.cuda.device_count()
+VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
@@ -35,11 +44,12 @@ def run_to_end(command, timeout=120, cwd=REPOSITORY, **environment) -> SimpleNam
     known = {"python": sys.executable}
     program = known.get(program, str(BIN / program) if (BIN / program).exists() else program)
     mark = uuid.uuid4().hex  # inherited by every process that the command starts
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "ACCEL_DEMO_TEST": mark}
+    quiet = {"GLOO_SOCKET_IFNAME": LOOPBACK, "ACCEL_DEMO_TEST": mark}
+    environment = {**os.environ, **quiet, **environment}
     process = subprocess.Popen(
         [program, *arguments],
         cwd=cwd,
-        env={**os.environ, **quiet, **environment},
+        env={name: value for name, value in environment.items() if value is not None},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -47,15 +57,19 @@ def run_to_end(command, timeout=120, cwd=REPOSITORY, **environment) -> SimpleNam
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        for child in marked(mark):
-            child.kill()
+        kill(marked(mark))
         stdout, stderr = process.communicate()
         pytest.fail(f"{command} took more than {timeout} s\n{stdout}\n{stderr}")
     _, orphans = psutil.wait_procs(marked(mark), timeout=5)
-    for orphan in orphans:
-        orphan.kill()
+    kill(orphans)
     assert not orphans, f"{command} left {orphans} behind\n{stdout}\n{stderr}"
     return SimpleNamespace(returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -75,14 +89,14 @@ def train(tmp_path):
     It asserts that as many connected processes trained as were asked for.
     """
 
-    def train(file: str, *flags, processes: int = 1, name: str | None = None, **environment):
+    def train(file: str, *flags, processes: int = 1, name: str | None = None):
         run_dir = tmp_path / (name or f"{Path(file).stem}-{processes}")
         command = [*launcher(file, processes), f"accel_demo/{file}", *flags, "--run-dir", run_dir]
-        result = run_to_end(command, **environment)
+        result = run_to_end(command)
         assert result.returncode == 0, result.stdout + result.stderr
-        environment = json.loads((run_dir / "environment.json").read_text())
-        assert environment["processes"] == processes
-        assert environment["backend"].endswith("gloo") == (processes > 1 or file == "train_ddp.py")
+        found = json.loads((run_dir / "environment.json").read_text())
+        assert (found["processes"], found["device"]) == (processes, "cpu")
+        assert found["backend"].endswith("gloo") == (processes > 1 or file == "train_ddp.py")
         return run_dir
 
     return train

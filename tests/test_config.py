@@ -44,6 +44,7 @@ def test_every_field_is_a_flag():
         (["--dropout", "1"], "dropout must be at least 0 and below 1, got 1.0"),
         (["--num-workers", "-1"], "num_workers must be at least 0, got -1"),
         (["--weight-decay", "nan"], "weight_decay must be at least 0, got nan"),
+        (["--seed", "4294967296"], "seed must be below 2147483648, got 4294967296"),
         (["--run"], "unrecognized arguments: --run"),
     ],
 )
@@ -60,7 +61,7 @@ def test_a_config_made_by_hand_is_checked_too():
 def test_tracking_without_tensorboard_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install tensorboard"):
-        TrainConfig(track="tensorboard")
+        read("--track", "tensorboard")
 
 
 def test_no_flag_is_one_that_a_launcher_takes_for_its_own():

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+from conftest import GPUS, VISIBLE_GPUS
 
 FOLDER = Path(__file__).parent.parent / "accelerate_configs"
 FILES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
@@ -63,16 +63,14 @@ def test_the_table_has_a_row_for_each():
     [
         pytest.param(
             name,
-            marks=pytest.mark.skipif(
-                torch.cuda.device_count() < gpus, reason=f"needs {gpus} GPU(s)"
-            ),
+            marks=pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)"),
         )
         for name, (gpus, *_) in EXPECTED.items()
     ],
 )
 def test_on_a_machine_with_gpus_it_trains_where_its_name_says(start, tmp_path, name):
     command = ["accelerate", "launch", "--config_file", FILES[name], "accel_demo/train.py", *TINY]
-    result = start([*command, "--run-dir", tmp_path / "run"])
+    result = start([*command, "--run-dir", tmp_path / "run"], **VISIBLE_GPUS)
     assert result.returncode == 0, result.stdout + result.stderr
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     obtained = tuple(environment[key] for key in ("device", "processes", "mixed_precision"))
@@ -80,12 +78,12 @@ def test_on_a_machine_with_gpus_it_trains_where_its_name_says(start, tmp_path, n
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs 1 GPU(s)")
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 def test_the_two_cpu_processes_see_no_gpu(start):
     # One GPU is enough to tell: train.py would stay on the CPU there without hiding it, too.
     count = "import torch; print(f'GPUs={torch.cuda.device_count()};')"
     command = ["accelerate", "launch", "--config_file", FILES["cpu_two_processes.yaml"]]
-    result = start([*command, "--no_python", sys.executable, "-c", count])
+    result = start([*command, "--no_python", sys.executable, "-c", count], **VISIBLE_GPUS)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("GPUs=0;") == 2
 

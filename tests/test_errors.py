@@ -4,17 +4,40 @@ import pytest
 import torch
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes import check_processes, use_cpu
+from accel_demo.processes import check_processes, is_launched, spawn, use_cpu
 
 
-@pytest.mark.parametrize(("rank", "said"), [(0, "error: no\n"), (1, "")])
-def test_only_rank_0_speaks(rank, said, monkeypatch, capsys):
+@pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [20])])
+def test_rank_0_speaks_at_once_and_the_others_only_if_nobody_stops_them(
+    rank, waited, monkeypatch, capsys
+):
+    slept = []
     monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", slept.append)
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         raise UserError("no")
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == said
+    assert (stopped.value.code, slept) == (2, waited)
+    assert capsys.readouterr().err == "error: no\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "1"},
+            "RANK is set, but not LOCAL_RANK, LOCAL_WORLD_SIZE, MAST",
+        ),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT must be a whole number, got 'abc'"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT must be from 0 to 65535, got 70000"),
+        ({"MASTER_PORT": "-1"}, "MASTER_PORT must be from 0 to 65535, got -1"),
+    ],
+)
+def test_odd_launch_variables_are_one_sentence(variables, message, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        assert not is_launched()
+        spawn(print, 1)
 
 
 def test_an_error_of_ours_keeps_its_traceback():

@@ -34,7 +34,7 @@ def test_no_module_hides_a_known_package():
     ours = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     command = "import sys, importlib.util as u; print(*filter(u.find_spec, sys.argv[1:]))"
     found = subprocess.run(
-        [sys.executable, "-c", command, *(ours - {"__init__", "__pycache__"})],
+        [sys.executable, "-I", "-c", command, *(ours - {"__init__", "__pycache__"})],
         capture_output=True,
         text=True,
         check=True,
@@ -57,3 +57,14 @@ def test_help_needs_no_torch():
     code += "try: c.main()\nexcept SystemExit: print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.stdout.endswith("False\n") and "doctor" in shown.stdout
+
+
+def test_the_recorded_test_run_is_of_these_tests(start):
+    collected = start(["pytest", "--collect-only", "-q"]).stdout.splitlines()[-1]
+    run, deselected = re.match(
+        r"(\d+)/\d+ tests collected \((\d+) deselected\)", collected
+    ).groups()
+    recorded = (REPOSITORY / "tutorials" / "transcripts" / "tests.txt").read_text()
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", recorded)}
+    assert counts["passed"] + counts["skipped"] == int(run)
+    assert counts["deselected"] == int(deselected) and "failed" not in counts

@@ -16,7 +16,7 @@ def run_dir(tmp_path_factory):
     return folder
 
 
-def test_true_and_predicted_classes_are_shown(run_dir, capsys, monkeypatch):
+def test_true_and_predicted_classes_are_shown(run_dir, capsys):
     picture = run_dir / "some.png"
     assert predict.main(["--run", str(run_dir), "--index", "0-9", "--picture", str(picture)]) == 0
     header, *rows, last = capsys.readouterr().out.splitlines()
@@ -41,7 +41,9 @@ def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatc
     ("arguments", "message"),
     [
         (["--index", "200"], "--index 200 is too large: the test images are 0 to 199"),
-        (["--index", "9-0"], "names no image"),
+        (["--index", "0-99999999999"], "--index 99999999999 is too large"),
+        (["--index", "9-0"], "names 0 images: name 1 to 200"),
+        (["--index", "5-"], "--index takes 7, or 0-9, or 3,5,7; got 5-"),
         (["--index", "first"], "--index takes 7, or 0-9, or 3,5,7; got first"),
         (["--index", "-1"], "expected one argument|--index takes"),
         (["--picture", "/proc/x.png"], "cannot draw into /proc/x.png"),

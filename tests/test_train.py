@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import REPOSITORY
+from conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
 from safetensors.torch import load_file
 
 from accel_demo import processes, train, train_ddp, train_dp, train_plain
-from accel_demo.checkpoint import load_config, load_model
+from accel_demo.checkpoint import claim_folder, load_config, load_model
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
+from accel_demo.errors import UserError
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 
@@ -217,10 +218,12 @@ def test_the_run_folder_tells_all(file, train_here, capsys):
 
 def test_starting_a_run_again_starts_it_over(train_here):
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 12, "test_samples": 50}
+    choices |= {"track": "tensorboard"}
     first = train_here("train_plain.py", **choices)
     before = weights(first), len(lines_of(first))
     train_plain.main(TrainConfig(**choices, run_dir=str(first)))
     assert same_bits(before[0], weights(first)) and before[1] == len(lines_of(first))
+    assert len(list((first / "tensorboard").iterdir())) == 1
 
 
 def test_loader_workers_do_not_change_the_weights(train):
@@ -238,6 +241,77 @@ def test_train_py_starts_from_its_own_folder(start, tmp_path):
     assert "done: test accuracy" in result.stdout and "1 process on cpu" in result.stdout
 
 
+def test_a_folder_holds_one_launch_too(train_here):
+    """Another telling, precision or number of processes is another run, with other results."""
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
+    run_dir = train_here("train_plain.py", **choices)
+    before = (run_dir / "model.safetensors").read_bytes()
+    config = TrainConfig(**choices, run_dir=str(run_dir))
+    with pytest.raises(UserError, match="holds a run with telling train_plain, not train_dp"):
+        train_dp.main(config)
+    with pytest.raises(UserError, match="holds a run with mixed_precision no, not bf16"):
+        train_plain.main(config, "bf16")
+    assert before == (run_dir / "model.safetensors").read_bytes()
+
+
+def test_two_different_runs_never_meet_below_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = {"telling": "train", "processes": 1, "mixed_precision": "no"}
+    two = one | {"processes": 2, "mixed_precision": "bf16"}
+    assert claim_folder(TrainConfig(), one) == Path("runs/train")
+    assert claim_folder(TrainConfig(), two) == Path("runs/train-2-processes-bf16")
+    folders = {
+        claim_folder(TrainConfig(seed=seed), launch) for seed in range(3) for launch in (one, two)
+    }
+    assert len(folders) == 6
+
+
+def test_data_parallel_takes_every_gpu_or_says_what_it_cannot(monkeypatch):
+    for gpus in range(4):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
+        assert processes.data_parallel_devices(compiled=False, precision="no") == [*range(gpus)]
+    with pytest.raises(UserError, match="--compile does not reach the replicas"):
+        processes.data_parallel_devices(compiled=True, precision="no")
+    with pytest.raises(UserError, match="would compute in fp16 instead of bf16"):
+        processes.data_parallel_devices(compiled=False, precision="bf16")
+
+
+def needs(gpus: int):
+    return pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize("file", TELLINGS)
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=needs(1)), pytest.param(2, marks=needs(2))])
+def test_every_telling_learns_on_gpus(file, precision, gpus, start, tmp_path):
+    count = gpus if file in ("train.py", "train_ddp.py") else 1
+    command = [*launcher(file, count), f"accel_demo/{file}"]
+    if file == "train.py":
+        name = {1: "single_gpu", 2: "multi_gpu"}[gpus]
+        config = f"accelerate_configs/{name}.yaml"
+        command = ["accelerate", "launch", "--config_file", config]
+        command += ["--mixed_precision", precision, f"accel_demo/{file}"]
+    else:
+        command += ["--mixed-precision", precision]
+    visible = VISIBLE_GPUS
+    if gpus == 1 and GPUS > 1:
+        visible = {
+            "CUDA_VISIBLE_DEVICES": (VISIBLE_GPUS["CUDA_VISIBLE_DEVICES"] or "0").split(",")[0]
+        }
+    flags = ["--max-steps", 60, "--train-samples", 8192, "--run-dir", tmp_path / "run"]
+    result = start([*command, *flags], **visible)
+    if file == "train_dp.py" and precision == "bf16" and gpus == 2:
+        assert result.returncode == 2 and "fp16 instead of bf16" in result.stderr
+        return
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (found["device"], found["processes"]) == ("cuda", count)
+    assert found["mixed_precision"] == precision
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_accuracy"] > 0.6
+
+
 def test_a_compiled_model_learns_the_same(train_here):
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 4, "dropout": 0.0}
     plain = weights(train_here("train_plain.py", **choices))
@@ -252,7 +326,7 @@ def test_the_articles_network_takes_two_steps(start, tmp_path):
     flags = [*flags.split(), "--run-dir", tmp_path / "run"]
     result = start([*command, "accel_demo/train.py", *flags], timeout=230, OMP_NUM_THREADS="2")
     assert result.returncode == 0, result.stderr
-    assert "512 images" not in result.stdout and "256 images per step" in result.stdout
+    assert "resnet101 on fashion-mnist-small, 256 images per step" in result.stdout
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def checked(tmp_path_factory):
     words = shlex.split(documented[0])
     assert words[-2:] == ["README.md", "tutorials/*.md"]
     command = [*words[:-1], *PAGES, *sorted(folder.iterdir())]
-    result = run_to_end(command, timeout=220)
+    result = run_to_end(command, timeout=500)
     assert not re.search("^[A-Z]\\w*Error", result.stderr, re.MULTILINE), result.stderr
     return SimpleNamespace(folder=folder, stdout=result.stdout)
 
@@ -48,6 +48,7 @@ def is_stale(checked, page) -> bool:
     return f"Checking {page}  (changed)" in lines
 
 
+@pytest.mark.timeout(600)  # the first to ask for `checked` waits for every program of the pages
 def test_no_page_is_stale(checked):
     for page in ("README.md", *PAGES):
         assert not is_stale(checked, page), page

@@ -2,7 +2,8 @@
 
 python accel_demo/assets/cut_subset.py FOLDER_WITH_THE_FOUR_IDX_FILES
 
-Writes the four gzipped idx files beside this script, and SHA256SUMS. The same seed gives the same
+Writes the four gzipped idx files beside this script, and prints their SHA-256 digests for
+PACKAGED_SUMS in accel_demo/data.py. The same seed gives the same
 images. (`pytest -m system` cuts it again from the full set and compares.)
 """
 
@@ -28,7 +29,6 @@ def idx_bytes(tensor: torch.Tensor) -> bytes:
 def cut(source: Path, target: Path) -> None:
     """Write the subset of the idx files in `source` into `target`."""
     generator = torch.Generator().manual_seed(SEED)
-    sums = []
     for split, per_class in PER_CLASS.items():
         images = read_idx(source, f"{split}-images-idx3-ubyte")
         labels = read_idx(source, f"{split}-labels-idx1-ubyte")
@@ -36,11 +36,10 @@ def cut(source: Path, target: Path) -> None:
         chosen = torch.cat([order[labels[order] == label][:per_class] for label in range(10)])
         chosen = chosen[torch.randperm(len(chosen), generator=generator)]
         for name, tensor in (("images-idx3", images), ("labels-idx1", labels)):
-            content = gzip.compress(idx_bytes(tensor[chosen]), compresslevel=9, mtime=0)
+            content = idx_bytes(tensor[chosen])
             path = target / f"{split}-{name}-ubyte.gz"
-            path.write_bytes(content)
-            sums.append(f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
-    (target / "SHA256SUMS").write_text("".join(sums))
+            path.write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
+            print(f'    "{path.stem}": "{hashlib.sha256(content).hexdigest()}",')
 
 
 if __name__ == "__main__":

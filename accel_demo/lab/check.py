@@ -1,4 +1,4 @@
-"""Check your answer to an exercise of the tutorials: 00, 02.
+"""Check your answer to an exercise of the tutorials.
 
 accel-demo check 00
 """

@@ -4,15 +4,17 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 QUIET = {
     "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": LOOPBACK,
     "CUDA_VISIBLE_DEVICES": "-1",  # the same on a machine with GPUs as on one without
     "HF_HOME": os.devnull,  # so that `accelerate launch` finds no default config of the user
 }
@@ -41,8 +43,18 @@ def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:
         stdout, stderr = process.communicate(timeout=time_limit)
         returncode = process.returncode
     except subprocess.TimeoutExpired:
-        for started in [*process.children(recursive=True), process]:
-            started.kill()
+        kill_tree(process)
         stdout, stderr = process.communicate()
         returncode = None
     return SimpleNamespace(returncode=returncode, stdout=stdout, stderr=stderr)
+
+
+def kill_tree(launcher: subprocess.Popen) -> None:
+    """Stop the launcher and every process below it. (torchrun's workers are no group of its.)"""
+    started = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(launcher.pid).children(recursive=True)
+    launcher.kill()
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -23,11 +23,14 @@ class Promise:
 
 def read_config(path: Path) -> dict:
     """The keys of the file. Raises `UserError` for a mistake that shows without launching it."""
-    if not path.is_file():
-        raise UserError(f"{path} is not a file: give the path of a launch config")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        reason = "it is not a file" if path.is_dir() else error.strerror
+        raise UserError(
+            f"{str(path)[:200]} cannot be read ({reason}): name a launch config"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]

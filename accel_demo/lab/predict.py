@@ -8,21 +8,23 @@ from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
 
+MOST_IMAGES = 200  # a picture of more is too tall
+
 
 def main(arguments: list[str]) -> int:
     """Print a table of true and predicted class names; draw the images where matplotlib is."""
     parser = Parser(__doc__, prog="accel-demo predict")
     parser.add_argument("--run", type=Path, required=True, help="the folder of a finished run")
-    parser.add_argument("--index", default="0-9", help="test images: 7, or 0-9, or 3,5,7")
+    parser.add_argument("--index", help="test images: 7, or 0-9, or 3,5,7 (default: the first ten)")
     parser.add_argument("--picture", type=Path, help="where to draw them (default: in the run)")
     options = parser.parse_args(arguments)
-    indices = parse_indices(options.index)
 
     from accel_demo.checkpoint import load_config
     from accel_demo.data import load_datasets
 
     config = load_config(options.run)
     _, test_set = load_datasets(config)
+    indices = parse_indices(options.index or f"0-{min(10, len(test_set)) - 1}", len(test_set))
     predictions = predict(options.run, config, test_set, indices)
     print(f"{'index':>5}  {'true':14}{'predicted':14}{'probability':>11}")
     for index, true, predicted, probability in predictions:
@@ -37,17 +39,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parse_indices(text: str) -> list[int]:
-    """ "7", "0-9" or "3,5,7" as a list. Raises `UserError` for anything else."""
+def parse_indices(text: str, count: int) -> list[int]:
+    """ "7", "0-9" or "3,5,7" as a list, all below `count`. Raises `UserError` for others."""
     indices = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            indices += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            stop = int(last if dash else first)
+            if stop >= count:
+                raise UserError(
+                    f"--index {stop} is too large: the test images are 0 to {count - 1}"
+                )
+            indices += range(int(first), stop + 1)
     except ValueError:
         raise UserError(f"--index takes 7, or 0-9, or 3,5,7; got {text}") from None
-    if not indices:
-        raise UserError(f"--index {text} names no image: write the smaller number first")
+    if not 1 <= len(indices) <= MOST_IMAGES:
+        raise UserError(f"--index {text} names {len(indices)} images: name 1 to {MOST_IMAGES}")
     return indices
 
 
@@ -58,10 +65,6 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, 
     from accel_demo.checkpoint import load_model
     from accel_demo.models import make_model
 
-    if max(indices) >= len(test_set):
-        raise UserError(
-            f"--index {max(indices)} is too large: the test images are 0 to {len(test_set) - 1}"
-        )
     model = make_model(config)
     load_model(run, model)
     model.eval()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
+from accel_demo.lab.launch import kill_tree
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
 
@@ -34,20 +34,12 @@ def launch_probe(path: Path, seconds: float = 120) -> list[dict]:
         raise LaunchFailed(message) from None
     finally:
         kill_tree(launcher)
+        launcher.communicate()
     lines = [line for line in stdout.splitlines() if line.startswith("PROBE ")]
     answers = [json.loads(line.removeprefix("PROBE ")) for line in lines]
     if launcher.returncode != 0 or not answers:
         raise LaunchFailed(cause_in(stderr) or "the probe ended without an answer")
     return sorted(answers, key=lambda answer: answer["rank"])
-
-
-def kill_tree(launcher: subprocess.Popen) -> None:
-    """Stop the launcher and every process below it. (torchrun's workers are no group of its.)"""
-    if launcher.poll() is None:
-        parent = psutil.Process(launcher.pid)
-        for process in [*parent.children(recursive=True), parent]:
-            process.kill()
-        launcher.communicate()
 
 
 def cause_in(stderr: str) -> str:
