@@ -32,7 +32,7 @@ def main(config: TrainConfig) -> None:
             use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
         ),
         log_with=None if config.track == "no" else config.track,
-        project_dir="runs",
+        project_dir="runs",  # a tracker needs a folder now; it gets the run's own below
     )
     device, world_size = accelerator.device, accelerator.num_processes
     check_processes(world_size, device, accelerator.mixed_precision)
@@ -65,7 +65,7 @@ def main(config: TrainConfig) -> None:
     run = claim_folder(config, environment)
     if accelerator.is_main_process:
         start_run(run, config, environment)
-    accelerator.project_configuration.set_directories(run)
+    accelerator.project_configuration.logging_dir = run
     accelerator.init_trackers("tensorboard")
     step, log = 0, TrainLog(run, accelerator.is_main_process)
 

@@ -147,7 +147,7 @@ def test_a_mistake_in_the_file_is_found_before_anything_starts(config, text):
 
 
 def test_a_file_that_is_not_there_is_a_mistake(tmp_path):
-    with pytest.raises(UserError, match="nowhere.yaml is not a file"):
+    with pytest.raises(UserError, match="nowhere.yaml cannot be read .No such file"):
         doctor.main(["--config", str(tmp_path / "nowhere.yaml")])
 
 
