@@ -89,9 +89,10 @@ def test_a_launch_that_fails_is_told_in_one_line_without_the_launchers_report(st
 
 
 def test_a_launch_that_takes_too_long_is_stopped_with_all_its_processes(config):
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(LaunchFailed, match="no answer within 0.5 seconds"):
         launch_probe(config(NO + "use_cpu: true\n"), seconds=0.5)
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_stopping_a_launcher_stops_workers_in_a_session_of_their_own():

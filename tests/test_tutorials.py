@@ -14,7 +14,7 @@ PAGES = sorted(TUTORIALS.glob("*.md"))
 LIES = [
     ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
     ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
-    ("00_where_am_i.md", "    local_processes = int", "    processes = int"),
+    ("00_where_am_i.md", "device_count() < number_in", "device_count() <= number_in"),
     ("02_one_loop_four_tellings.md", "| 2 | 6 |", "| 2 | 1 |"),
     ("02_one_loop_four_tellings.md", "+    accelerator = Acc", "+    accelerator = acc"),
     ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
