@@ -312,10 +312,10 @@ def test_every_telling_learns_on_gpus(file, precision, gpus, start, tmp_path):
     assert summary["test_accuracy"] > 0.6
 
 
-def test_a_compiled_model_learns_the_same(train_here):
-    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 4, "dropout": 0.0}
-    plain = weights(train_here("train_plain.py", **choices))
-    compiled = weights(train_here("train.py", **choices, compile=True))
+def test_a_compiled_model_learns_the_same(train):
+    flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
+    plain = weights(train("train.py", *flags, name="plain"))
+    compiled = weights(train("train.py", *flags, "--compile", name="compiled"))
     assert largest_difference(plain, compiled) < 1e-4
 
 
