@@ -8,6 +8,7 @@ from accel_demo.errors import Parser, one_line_errors
 VERBS = {
     "doctor": "what this machine has, and whether a launch config starts what it says",
     "predict": "show what a trained model says of some test images",
+    "bench": "measure on this machine what the course says about speed",
     "check": "check an exercise of the tutorials",
 }
 

@@ -100,6 +100,8 @@ class TrainLog:
             "processes": world_size,
             "device": device.type,
         }
+        if device.type == "cuda":
+            summary["peak_gpu_memory_bytes"] = torch.cuda.max_memory_allocated(device)
         if self.writer:
             self.writer.close()
         write_json(self.run / "summary.json", summary)

@@ -28,11 +28,11 @@ def make_model(config: TrainConfig) -> nn.Module:
 def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
     """The default: much accuracy for little arithmetic. Each of its layers halves the image."""
     return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=3, padding=1, bias=False),
+        nn.Conv2d(channels, 24, kernel_size=3, padding=1, bias=False),
         nn.MaxPool2d(2),  # before the rest, so that a quarter is left to normalise
-        nn.BatchNorm2d(32),
+        nn.BatchNorm2d(24),
         nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=3, stride=2, padding=1, bias=False),
+        nn.Conv2d(24, 64, kernel_size=3, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(64),
         nn.ReLU(),
         nn.Conv2d(64, 128, kernel_size=3, stride=2, padding=1, bias=False),

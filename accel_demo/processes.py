@@ -1,11 +1,13 @@
 """What the launcher promised: how many processes, and a device for each of them."""
 
+import ctypes
 import logging
 import os
 import platform
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 
 import torch
@@ -14,6 +16,20 @@ from accel_demo.errors import UserError, one_line_errors
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it has freed, instead of giving it back to the system.
+
+    Every step frees the tensors of the one before and asks for the same again. By default the C
+    library hands large pieces back each time, and the system clears and maps every page anew: a
+    quarter of the default model's step on a CPU. Where the C library is not glibc nothing changes.
+    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    """
+    with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
+        c_library = ctypes.CDLL(None)
+        c_library.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD, in bytes
+        c_library.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD, in bytes
 
 
 def use_cpu() -> bool:

@@ -19,11 +19,12 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import check_processes, describe_run, use_cpu
+from accel_demo.processes import check_processes, describe_run, keep_freed_memory, use_cpu
 
 
 def main(config: TrainConfig) -> None:
     # Processes: which one am I, and which device is mine?
+    keep_freed_memory()
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,

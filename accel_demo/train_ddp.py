@@ -32,6 +32,7 @@ from accel_demo.processes import (
     check_processes,
     describe_run,
     is_launched,
+    keep_freed_memory,
     own_device,
     spawn,
 )
@@ -39,6 +40,7 @@ from accel_demo.processes import (
 
 def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: which one am I, and which device is mine?
+    keep_freed_memory()
     device = own_device()
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)

@@ -23,12 +23,14 @@ from accel_demo.processes import (
     check_processes,
     data_parallel_devices,
     describe_run,
+    keep_freed_memory,
     own_device,
 )
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: which one am I, and which device is mine?
+    keep_freed_memory()
     device = own_device()
     device_ids = data_parallel_devices(config.compile, precision)
     check_processes(1, device, precision)

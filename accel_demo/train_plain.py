@@ -16,11 +16,18 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import autocast_for, check_processes, describe_run, own_device
+from accel_demo.processes import (
+    autocast_for,
+    check_processes,
+    describe_run,
+    keep_freed_memory,
+    own_device,
+)
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: which one am I, and which device is mine?
+    keep_freed_memory()
     device = own_device()
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)

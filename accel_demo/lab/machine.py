@@ -2,7 +2,9 @@
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 
 import psutil
 
@@ -53,6 +55,44 @@ def environment_rows() -> list[tuple[str, str]]:
     names = sorted(name for name in os.environ if name.startswith(LAUNCH_PREFIXES))
     names = [name for name in LAUNCH_VARIABLES if name in os.environ] + names
     return [(name, os.environ[name]) for name in names] or [("none set", "")]
+
+
+def environment() -> dict:
+    """What a measurement was taken on: CPU, cores, GPU, system, versions."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "bf16_instructions": has_bf16_instructions(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "memory": gibibytes(psutil.virtual_memory().total),
+        "gpu": ", ".join(gpus),
+        "platform": platform.platform(),
+        **dict(version_rows()),
+    }
+
+
+def cpu_name() -> str:
+    """The model of the CPU; its architecture where the system does not tell more."""
+    return _cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the CPU multiplies bfloat16 itself. Elsewhere torch emulates it, slowly."""
+    words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # x86, ARM
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+
+
+def _cpu_line(key: str) -> str:
+    """The value of the first line with this key in Linux's /proc/cpuinfo; elsewhere empty."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return ""
 
 
 def physical_names(visible: str | None, count: int) -> list[str]:

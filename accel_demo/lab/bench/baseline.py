@@ -1,0 +1,151 @@
+"""The conventional baseline of `accel-demo bench accuracy`: MNIST as tutorials usually train it.
+
+python -m accel_demo.lab.bench.baseline --data-dir /usr/share/datasets/fashion-mnist --seed 0
+
+Network, optimizer, learning rates, batch sizes and number of epochs are those of
+https://github.com/pytorch/examples/blob/main/mnist/main.py (that shuffles on a GPU only; here the
+order is always shuffled). The images are Fashion-MNIST's, with their own mean and deviation. It
+evaluates after every epoch, and stops after the first one that reaches the highest target.
+"""
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from torchvision import datasets, transforms
+from tqdm import tqdm
+
+from accel_demo.data import FASHION_MNIST_SUMS, read_idx
+from accel_demo.errors import Parser, UserError, one_line_errors
+
+EPOCHS = 14
+BATCH_SIZE, EVAL_BATCH_SIZE = 64, 1000
+MEAN, STD = (0.2860,), (0.3530,)
+
+
+def main() -> None:
+    parser = Parser(__doc__, prog="python -m accel_demo.lab.bench.baseline")
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder of Fashion-MNIST")
+    parser.add_argument("--seed", type=int, default=0, help="starting weights, order, dropout")
+    help = "test accuracies, as 0.92: the highest ends the training"
+    parser.add_argument("--targets", type=float, nargs="+", default=[0.9, 0.92], help=help)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="at most this many epochs")
+    help = "use the first N training images; 0 means all"
+    parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
+    options = parser.parse_args()
+    with torchvision_folder(options.data_dir) as folder:
+        train(options, folder)
+
+
+def train(options, folder: Path) -> None:
+    """Train and evaluate in turns, and print the accuracy of every epoch."""
+    torch.manual_seed(options.seed)
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    train_set = datasets.FashionMNIST(folder, train=True, transform=transform)
+    test_set = datasets.FashionMNIST(folder, train=False, transform=transform)
+    if not 0 <= options.train_samples <= len(train_set):
+        raise UserError(
+            f"--train-samples must be from 0 to {len(train_set)}, got {options.train_samples}"
+        )
+    if options.train_samples:
+        train_set = Subset(train_set, range(options.train_samples))
+    train_loader = DataLoader(train_set, BATCH_SIZE, shuffle=True)
+    test_loader = DataLoader(test_set, EVAL_BATCH_SIZE)
+    model = Net()
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+
+    print(f"first step, threads: {torch.get_num_threads()}", flush=True)
+    for epoch in range(1, options.epochs + 1):
+        model.train()
+        for images, labels in tqdm(train_loader, f"epoch {epoch}", unit="batch", leave=False):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+        scheduler.step()
+        accuracy = evaluate(model, test_loader)
+        print(f"epoch {epoch}: test accuracy {accuracy:.4f}", flush=True)
+        if accuracy >= max(options.targets):
+            break
+
+
+class Net(nn.Sequential):
+    """The network of pytorch/examples; its log_softmax is in the loss here."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(9216, 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(128, 10),
+        )
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
+    """The share of test images that the model names right."""
+    model.eval()
+    correct = sum(
+        (model(images).argmax(1) == labels).sum().item() for images, labels in test_loader
+    )
+    return correct / len(test_loader.dataset)
+
+
+@contextmanager
+def torchvision_folder(data_dir: Path) -> Iterator[Path]:
+    """A folder as torchvision wants it, with FashionMNIST/raw unpacked.
+
+    It is `data_dir` itself where that is such a folder already, else a temporary one.
+    """
+    source = idx_folder(data_dir)
+    raw = Path("FashionMNIST", "raw")
+    if source == data_dir / raw and all((source / name).exists() for name in FASHION_MNIST_SUMS):
+        yield data_dir
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, raw).mkdir(parents=True)
+        for name in FASHION_MNIST_SUMS:
+            read_idx(source, name)  # a damaged file is the user's mistake, and this says so
+            if (source / name).exists():
+                shutil.copyfile(source / name, Path(folder, raw, name))
+            else:
+                content = gzip.decompress((source / f"{name}.gz").read_bytes())
+                Path(folder, raw, name).write_bytes(content)
+        yield Path(folder)
+
+
+def idx_folder(data_dir: Path) -> Path:
+    """Where the four idx files lie, packed or not: in `data_dir`, or where torchvision keeps them.
+
+    Raises `UserError` where they lie in neither.
+    """
+    for folder in (data_dir, data_dir / "FashionMNIST" / "raw"):
+        found = {path.name.removesuffix(".gz") for path in folder.glob("*-ubyte*")}
+        if found >= FASHION_MNIST_SUMS.keys():
+            return folder
+    code = "from torchvision.datasets import FashionMNIST as F; F('data', download=True)"
+    raise UserError(
+        f"Fashion-MNIST is not in {data_dir}: on Debian `apt-get install dataset-fashion-mnist`, "
+        "then --data-dir /usr/share/datasets/fashion-mnist; elsewhere "
+        f'`python -c "{code}"`, then --data-dir data'
+    )
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

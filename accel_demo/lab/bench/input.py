@@ -1,0 +1,195 @@
+"""Measure how fast images are read: our data path against torchvision's, over the same images.
+
+accel-demo bench input
+accel-demo bench input --repeats 3 --json input.json --plot input.svg
+
+Both sides compute in one thread and deliver the 12,000 packaged training images, shuffled, in
+batches of 128. Ours is what train.py reads from; torchvision's is its FashionMNIST with ToTensor
+and Normalize for every image. Workers are started and have delivered one epoch before the clock
+starts, so that their start-up does not count against them.
+
+The second table is from the first 40 steps of the default run on all cores: the share of a step
+in which train.py waits for its next batch. OMP_NUM_THREADS, where it is set, holds for that run.
+"""
+
+import gzip
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from accel_demo.config import TrainConfig
+from accel_demo.data import ASSETS, STATISTICS, load_datasets, loader_options
+from accel_demo.lab import machine
+from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.launch import LAUNCHER_VARIABLES, REPOSITORY
+
+REPEATS = 5
+BATCH_SIZE = 128
+LEAST_SECONDS = 0.3  # of one measurement: our epoch alone is too short for the clock
+STEPS, FIRST_STEPS = 40, 5  # of a training run, and how many of them do not count
+OURS, TORCHVISION = "ours, 0 workers", "torchvision, 0 workers"
+
+
+def add_options(parser) -> None:
+    """There is nothing to choose but what every benchmark has."""
+
+
+def measure(options) -> Report:
+    """Images per second of every way to read them, then the data wait of the default run."""
+    with tempfile.TemporaryDirectory() as folder:
+        with one_thread():
+            loaders = make_loaders(Path(folder))
+            compared = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
+            rates = measure_rates(loaders, options.repeats)
+        del loaders  # and with them the workers
+        child = [sys.executable, "-m", "accel_demo.lab.bench.input"]
+        turns = tqdm(range(options.repeats), desc="training", unit="run", leave=False)
+        waits = [float(output_of([*child, f"{folder}/run-{turn}"])[-1]) for turn in turns]
+    reading = Table("Reading images", "images/s", rates, reference=TORCHVISION, digits=0)
+    waiting = Table("Waiting for data", "% of a step", {"train.py, default run": waits}, digits=2)
+    ratio = statistics.median(reading.ratios(OURS))
+    with_workers = Table("", "", rates, reference="torchvision, 2 workers")
+    two_workers = statistics.median(with_workers.ratios(OURS))
+    wait = statistics.median(waits)
+    findings = [
+        f"Our data path reads {ratio:,.0f} x the images/s of torchvision's without workers, "
+        f"{two_workers:,.0f} x those of its two workers.",
+        compared,
+        f"A step of the default run waits {wait:.2g} % of its time for data.",
+    ]
+    facts = {"ratio": ratio, "ratio_to_two_workers": two_workers, "data_wait_percent": wait}
+    return Report("input", [reading, waiting], findings, facts)
+
+
+def make_loaders(folder: Path) -> dict[str, DataLoader]:
+    """Every way to read the packaged training images, by its row in the table."""
+    config = TrainConfig()
+    shuffled = {"batch_size": BATCH_SIZE, "shuffle": True}
+    ours = {**shuffled, "drop_last": True, **loader_options(config, torch.device("cpu"))}
+    train_set, _ = load_datasets(config)
+    augmented, _ = load_datasets(TrainConfig(augment=True))
+    theirs = torchvision_set(folder, *STATISTICS[config.dataset][1:])
+    return {
+        OURS: DataLoader(train_set, **ours),
+        f"{OURS}, augmented": DataLoader(augmented, **ours),
+        TORCHVISION: DataLoader(theirs, **shuffled),
+        "torchvision, 1 worker": DataLoader(
+            theirs, **shuffled, num_workers=1, persistent_workers=True
+        ),
+        "torchvision, 2 workers": DataLoader(
+            theirs, **shuffled, num_workers=2, persistent_workers=True
+        ),
+    }
+
+
+def torchvision_set(folder: Path, mean: list[float], std: list[float]):
+    """The packaged training images as torchvision's own `FashionMNIST`, unpacked into `folder`."""
+    from torchvision import datasets, transforms
+
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for path in ASSETS.glob("*.gz"):
+        (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
+    return datasets.FashionMNIST(folder, train=True, transform=transform)
+
+
+def compare(our_set, their_set) -> str:
+    """Raise `AssertionError` unless both give the same first batch; say so in a sentence."""
+    collate = loader_options(TrainConfig(), torch.device("cpu"))["collate_fn"]
+    ours = next(iter(DataLoader(our_set, BATCH_SIZE, collate_fn=collate)))
+    theirs = next(iter(DataLoader(their_set, BATCH_SIZE)))
+    for our_tensor, their_tensor in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our_tensor, their_tensor)  # shapes and types too
+    shape, dtype = list(ours[0].shape), str(ours[0].dtype).removeprefix("torch.")
+    return f"Both deliver the same: their first batches, {dtype} {shape}, agree to rounding."
+
+
+def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, list[float]]:
+    """Images per second of every loader, in turns."""
+    for loader in loaders.values():  # start the workers while this process has no other thread
+        for _ in loader:
+            pass
+    rates: dict[str, list[float]] = {name: [] for name in loaders}
+    with tqdm(total=repeats * len(loaders), desc="reading", unit="loader", leave=False) as bar:
+        for _ in range(repeats):
+            for name, loader in loaders.items():
+                rates[name].append(images_per_second(loader))
+                bar.update()
+    return rates
+
+
+def images_per_second(loader: DataLoader) -> float:
+    """Over as many whole epochs as `LEAST_SECONDS` takes, each with the start of its iterator."""
+    images, seconds, started_at = 0, 0.0, time.perf_counter()
+    while seconds < LEAST_SECONDS:
+        images += sum(len(labels) for _, labels in loader)
+        seconds = time.perf_counter() - started_at
+    return images / seconds
+
+
+def data_wait(run_dir: str) -> float:
+    """The share of train.py's steps, in percent, that the loop waits for its next batch.
+
+    Torch itself records each `next` of a DataLoader and each optimizer step in a profile; a step
+    here lasts from the end of one optimizer step to the end of the next. It wants a process of its
+    own, because Accelerate keeps one state per process and the profiler writes to stderr.
+    """
+    from accel_demo import train
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train.main(TrainConfig(max_steps=STEPS, run_dir=run_dir))
+    events = profile.events()
+    ends = sorted(e.time_range.end for e in events if e.name.startswith("Optimizer.step#"))
+    if len(ends) != STEPS:
+        raise RuntimeError(f"the profile holds {len(ends)} optimizer steps instead of {STEPS}")
+    start, end = ends[FIRST_STEPS - 1], ends[-1]
+    waits = [
+        e.time_range.elapsed_us()
+        for e in events
+        if e.name.startswith("enumerate(DataLoader)#") and start <= e.time_range.start < end
+    ]
+    if len(waits) != STEPS - FIRST_STEPS:
+        raise RuntimeError(f"{STEPS - FIRST_STEPS} steps took {len(waits)} batches")
+    return 100 * sum(waits) / (end - start)
+
+
+def output_of(command: list[str]) -> list[str]:
+    """The lines that a program of ours prints. Raises `RuntimeError` with its stderr if it fails.
+
+    It may use every core, unless OMP_NUM_THREADS says otherwise.
+    """
+    environment = {"OMP_NUM_THREADS": str(machine.usable_cores()), **os.environ}
+    for name in LAUNCHER_VARIABLES:
+        environment.pop(name, None)
+    result = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed\n{result.stderr}")
+    return result.stdout.splitlines()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in a single thread inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+if __name__ == "__main__":
+    print(data_wait(sys.argv[1]))

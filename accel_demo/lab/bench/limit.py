@@ -1,0 +1,152 @@
+"""How near a training step comes to the fastest matrix multiplication on this machine.
+
+accel-demo bench limit
+
+Floating-point operations of a step (counted by torch.utils.flop_counter: convolutions and matrix
+products) over its seconds, against the best rate that square matrix products reach in the same
+process, at the same precision and number of threads. A profile tells what the step does besides.
+"""
+
+import math
+import os
+import statistics
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
+
+from accel_demo.config import TrainConfig
+from accel_demo.lab import machine
+from accel_demo.lab.bench import worker
+from accel_demo.lab.bench.report import Report, Table
+from accel_demo.models import make_model
+from accel_demo.processes import own_device
+
+REPEATS = 7
+STEPS = 50
+MATRIX_SIZES = (512, 1024, 2048)
+PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
+
+# The operators of torch that make up a step, by what a reader knows them as.
+KINDS = {
+    "convolutions": ("convolution", "mkldnn_convolution", "cudnn_convolution"),
+    "matrix products": ("mm", "addmm", "bmm"),
+    "pooling": ("max_pool2d", "avg_pool2d", "fill_", "zero_"),
+    "batch normalisation": ("native_batch_norm", "batch_norm"),
+    "activations": ("threshold", "clamp_min", "relu"),
+    "dropout": ("bernoulli_", "native_dropout"),
+    "optimizer and clipping": ("Optimizer.step", "_foreach", "_fused", "linalg_vector_norm"),
+    "data": ("enumerate(DataLoader)", "index_select", "sub_"),
+}
+
+
+def add_options(parser) -> None:
+    help = "what to compute in (default: bf16 where the device has it in hardware, else no: fp32)"
+    parser.add_argument("--precision", choices=PRECISIONS, default=None, help=help)
+
+
+def measure(options) -> Report:
+    """Rates in GFLOP/s at one thread and at all of them, their ratio, and a profile."""
+    device = own_device()
+    has_bf16 = device.type != "cpu" or machine.has_bf16_instructions()
+    precision = options.precision or ("bf16" if has_bf16 else "no")
+    name = {"no": "fp32", "bf16": "bf16"}[precision]
+    config = TrainConfig()
+    flops = flops_of_step(config)
+    every_thread = torch.get_num_threads()
+    thread_counts = sorted({1, every_thread}) if device.type == "cpu" else [every_thread]
+    tables, findings, shares = [], [], {}
+    for threads in thread_counts:
+        torch.set_num_threads(threads)
+        rows: dict[str, list[float]] = {"matrix products": [], "training steps": []}
+        for _ in tqdm(range(options.repeats), desc=f"{threads} threads", unit="repeat"):
+            rows["matrix products"].append(matrix_rate(PRECISIONS[precision], device) / 1e9)
+            rows["training steps"].append(flops / seconds_per_step(config, precision) / 1e9)
+        place = f"{threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else "GPU"
+        table = Table(f"{config.model} in {name}, {place}", "GFLOP/s", rows, "matrix products")
+        shares[place] = statistics.median(table.ratios("training steps"))
+        findings.append(f"{place}: a step reaches {shares[place]:.0%} of the matrix-product rate.")
+        tables.append(table)
+    torch.set_num_threads(every_thread)
+    tables.append(profile_of_step(config, precision))
+    findings.append(
+        f"A step is {flops / 1e9:.2f} GFLOP: {flops / config.batch_size / 1e6:.1f} MFLOP per image."
+    )
+    if not has_bf16:
+        findings.append("This CPU has no bf16 instructions; torch would emulate bf16, slowly.")
+    return Report("limit", tables, findings, {"shares": shares, "flops_per_step": flops})
+
+
+def flops_of_step(config: TrainConfig) -> int:
+    """Floating-point operations of forward and backward over one batch."""
+    model, channels = make_model(config), 3 if config.dataset == "cifar10" else 1
+    images, labels = torch.rand(config.batch_size, channels, 28, 28), torch.zeros(config.batch_size)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(images), labels.long()).backward()
+    return counter.get_total_flops()
+
+
+def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of the fastest product of two square matrices."""
+    best = math.inf
+    for size in MATRIX_SIZES:
+        a, b = torch.rand(2, size, size, device=device).to(dtype)
+        for _ in range(3):
+            wait_for(device)
+            started_at = time.perf_counter()
+            a @ b
+            wait_for(device)
+            best = min(best, (time.perf_counter() - started_at) / (2 * size**3))
+    return 1 / best
+
+
+def seconds_per_step(config: TrainConfig, precision: str) -> float:
+    """Of train_plain.py as it is, data and logging included; the first steps warm up."""
+    answer = train_plain(config, precision)
+    return statistics.mean(answer["wall_seconds"][5:])
+
+
+def profile_of_step(config: TrainConfig, precision: str) -> Table:
+    """The share of each kind of operator in the time of train_plain.py's steps."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        answer = train_plain(config, precision)
+    total = sum(answer["wall_seconds"]) / len(answer["wall_seconds"]) * STEPS
+    rows = {kind: [0.0] for kind in KINDS}
+    rows["other operators"] = [0.0]
+    for event in profiler.key_averages():
+        operator = event.key.removeprefix("aten::")
+        kinds = (kind for kind, starts in KINDS.items() if operator.startswith(starts))
+        kind = next(kinds, "other operators")
+        rows[kind][0] += event.self_cpu_time_total / 1e6 / total * 100
+    rows["Python between the operators"] = [100 - sum(values[0] for values in rows.values())]
+    return Table("Where a step's time goes, under the profiler", "%", rows)
+
+
+def train_plain(config: TrainConfig, precision: str) -> dict:
+    """The answer of worker.run to STEPS steps on synthetic images, in this process."""
+    with (
+        tempfile.TemporaryDirectory() as run_dir,
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        choices = {
+            "model": config.model,
+            "dataset": "synthetic",
+            "train_samples": STEPS * config.batch_size,
+            "test_samples": 1,
+            "max_steps": STEPS,
+            "run_dir": run_dir,
+        }
+        return worker.run("plain PyTorch", choices, precision, 0, 1, 0, profiled=False)
+
+
+def wait_for(device: torch.device) -> None:
+    """A GPU computes while Python goes on; a clock is read when it is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()

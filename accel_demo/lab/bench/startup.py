@@ -1,0 +1,82 @@
+"""Measure the seconds from a command to its first step of training, and where they go.
+
+accel-demo bench startup
+accel-demo bench startup --repeats 3 --json startup.json
+
+On the CPU, with 256 of the packaged images. The clock starts with the command and stops when the
+line comes that each train file prints right before its first step; for `accel-demo --help` it
+stops at the end. The commands take turns. Each import is timed in a Python of its own: a launcher
+imports torch before it starts the process that imports torch again.
+"""
+
+import statistics
+import tempfile
+from pathlib import Path
+
+from tqdm import tqdm
+
+from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.bench.timed_command import accelerate_launch, run_timed
+
+REPEATS = 5
+TIME_LIMIT = 120  # seconds, of one command
+SHORT = ["--max-steps", "1", "--train-samples", "256", "--test-samples", "256"]
+SHORT += ["--batch-size", "64"]
+PLAIN, ONE, TWO = "train_plain.py", "train.py, 1 process", "train.py, 2 processes"
+DDP, HELP = "train_ddp.py by torchrun", "accel-demo --help"
+IMPORTS = {  # what is imported before the clock starts, and what while it runs
+    "torch": ("", "import torch"),
+    "accelerate, after torch": ("import torch", "import accelerate"),
+    "all that train.py imports": ("", "import accel_demo.train"),
+    "all that accelerate launch imports": ("", "import accelerate.commands.launch"),
+}
+
+
+def add_options(parser) -> None:
+    """There is nothing to choose but what every benchmark has."""
+
+
+def measure(options) -> Report:
+    """Start every command and every import, in turns."""
+    commands = {
+        PLAIN: ["python", "accel_demo/train_plain.py"],
+        DDP: ["torchrun", "--standalone", "--nproc-per-node", "1", "accel_demo/train_ddp.py"],
+        ONE: [*accelerate_launch("cpu.yaml"), "accel_demo/train.py"],
+        TWO: [*accelerate_launch("cpu_two_processes.yaml"), "accel_demo/train.py"],
+    }
+    starts: dict[str, list[float]] = {name: [] for name in (*commands, HELP)}
+    imports: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    total = options.repeats * (len(starts) + len(imports))
+    with tqdm(total=total, desc="starting", unit="command", leave=False) as bar:
+        for _ in range(options.repeats):
+            for name, command in commands.items():
+                first_line = "2 processes on cpu " if name == TWO else "1 process on cpu "
+                starts[name].append(seconds_to_first_step(command, first_line))
+                bar.update()
+            starts[HELP].append(run_timed(["accel-demo", "--help"], time_limit=TIME_LIMIT).seconds)
+            bar.update()
+            for name, (before, timed) in IMPORTS.items():
+                imports[name].append(seconds_of(before, timed))
+                bar.update()
+    commands_table = Table("From the command to the first step", "s", starts, PLAIN, digits=2)
+    imports_table = Table("Imports of a fresh Python", "s", imports, digits=2)
+    later = statistics.median(starts[ONE]) - statistics.median(starts[PLAIN])
+    finding = (
+        f"{ONE} by `accelerate launch`, takes its first step {later:.1f} s later than {PLAIN}."
+    )
+    facts = {"accelerate_launch_later_seconds": later}
+    return Report("startup", [commands_table, imports_table], [finding], facts)
+
+
+def seconds_to_first_step(command: list[str], first_line: str) -> float:
+    """Until the command prints its first line, which must begin with `first_line`."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = [*command, *SHORT, "--run-dir", str(Path(folder, "run"))]
+        return run_timed(run, time_limit=TIME_LIMIT).first_step(first_line)
+
+
+def seconds_of(before: str, timed: str) -> float:
+    """What the statement `timed` takes in a new Python that has executed `before`."""
+    code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{timed}\n"
+    code += "print(time.perf_counter() - started_at)"
+    return float(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1][1])

@@ -1,0 +1,125 @@
+"""Workers train what they are told to, connected as they are told to; and the step benchmarks."""
+
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+
+from accel_demo.config import TrainConfig
+from accel_demo.lab.bench import limit, overhead
+from accel_demo.lab.bench.crew import Crew
+
+TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
+TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}
+
+
+def test_two_workers_train_connected_and_each_telling_times_every_step():
+    with Crew(2, threads=1, on_cpu=True) as pair:
+        for telling in ("raw DDP", "Accelerate", "raw DDP"):
+            answer = pair.run(telling, TINY)
+            assert (answer["processes"], answer["device"], answer["threads"]) == (2, "cpu", 1)
+            assert len(answer["wall_seconds"]) == len(answer["cpu_seconds"]) == 4
+            assert all(seconds > 0 for seconds in answer["wall_seconds"])
+        with pytest.raises(RuntimeError, match="the launcher started 2 processes"):
+            pair.run("plain PyTorch", TINY)
+        started = [worker.pid for worker in pair.workers]
+    assert not any(psutil.pid_exists(pid) for pid in started)
+
+
+def test_one_worker_trains_all_three_tellings_and_the_profile_sees_what_they_call():
+    with Crew(1, threads=1, on_cpu=True) as alone:
+        for telling in overhead.TELLINGS[1]:
+            calls = alone.run(telling, TINY, profiled=True)["calls"]
+            assert calls["functional.cross_entropy"][0] == 5
+            parts = {function for functions in overhead.PARTS.values() for function in functions}
+            assert len(parts & calls.keys()) >= 8
+
+
+def test_a_crew_that_is_not_as_asked_for_is_an_error():
+    with Crew(1, threads=1, on_cpu=True) as alone:
+        alone.threads = 2
+        with pytest.raises(RuntimeError, match="1 processes with 2 threads .* 1 with 1 trained"):
+            alone.run("Accelerate", TINY)
+
+
+def test_a_worker_that_dies_is_an_error_with_what_it_said():
+    with Crew(1, threads=1, on_cpu=True) as alone:
+        with pytest.raises(RuntimeError, match="batch_size must be at least 1, got 0"):
+            alone.run("Accelerate", {**TINY, "batch_size": 0})
+
+
+def test_a_worker_that_takes_too_long_is_stopped():
+    with Crew(1, threads=1, on_cpu=True) as alone:
+        with pytest.raises(RuntimeError, match="took over 0.1 s"):
+            alone.run("Accelerate", TINY, time_limit=0.1)
+
+
+def test_functions_called_once_are_no_part_of_a_step():
+    steps = overhead.STEPS["tiny_cnn"]
+    calls = {
+        "accelerator.backward": (steps, 0.3),
+        "data.load_datasets": (1, 9.0),
+        "new.thing": (steps, 0.15),
+    }
+    found = overhead.by_part(calls)
+    assert found["backward"] == pytest.approx(1e6 * 0.3 / steps)
+    assert found["everything else"] == pytest.approx(1e6 * 0.15 / steps)
+    assert sum(found.values()) == pytest.approx(1e6 * 0.45 / steps)
+
+
+def test_operations_are_counted_as_by_hand():
+    """tiny_cnn: two convolutions and a linear layer; the first one needs no gradient of its input.
+
+    A product of [m, k] and [k, n] is 2·m·k·n operations, and a layer has one forward and two
+    backward: for its weights and for its input.
+    """
+    first, second = 14 * 14 * 8 * 9 * 1, 7 * 7 * 16 * 9 * 8
+    linear = 16 * 7 * 7 * 10
+    by_hand = 128 * 2 * (2 * first + 3 * second + 3 * linear)
+    assert limit.flops_of_step(TrainConfig(model="tiny_cnn")) == by_hand
+
+
+def test_the_matrix_rate_is_one_that_this_process_really_reaches():
+    rate = limit.matrix_rate(torch.float32, torch.device("cpu"))
+    assert 1e9 < rate < 1e13
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is Linux's")
+def test_a_process_that_keeps_freed_memory_takes_no_new_pages():
+    def page_faults(first_line: str) -> int:
+        program = f"""
+import resource, torch
+from accel_demo.processes import keep_freed_memory
+{first_line}
+def allocate():
+    for megabytes in (48, 32, 16):
+        torch.zeros(megabytes * 2**18)
+for _ in range(10):
+    allocate()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    allocate()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+        return int(subprocess.check_output([sys.executable, "-c", program], timeout=60))
+
+    assert page_faults("keep_freed_memory()") < 100
+    assert page_faults("") > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["overhead", "scaling", "limit"])
+def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp_path):
+    json_file, plot = tmp_path / "found.json", tmp_path / "found.svg"
+    command = ["accel-demo", "bench", name, "--repeats", "1", "--json", json_file, "--plot", plot]
+    result = start(command, timeout=200)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(json_file.read_text())
+    assert found["benchmark"] == name and found["environment"]["cores"] >= 1
+    for table in found["tables"]:
+        assert table["title"] in result.stdout
+        assert all(row["values"] for row in table["rows"].values())
+    assert plot.stat().st_size > 1000
