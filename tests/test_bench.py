@@ -7,9 +7,10 @@ import sys
 import psutil
 import pytest
 import torch
+from conftest import REPOSITORY
 
 from accel_demo.config import TrainConfig
-from accel_demo.lab.bench import limit, overhead
+from accel_demo.lab.bench import BENCHMARKS, limit, overhead
 from accel_demo.lab.bench.crew import Crew
 
 TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
@@ -123,3 +124,11 @@ def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp
         assert table["title"] in result.stdout
         assert all(row["values"] for row in table["rows"].values())
     assert plot.stat().st_size > 1000
+
+
+def test_every_benchmark_has_a_recorded_result_of_its_own_command():
+    for name in BENCHMARKS:
+        record = REPOSITORY / "tutorials" / "transcripts" / "bench" / f"{name}.txt"
+        command, *output = record.read_text().splitlines()
+        assert command.split()[:4] == ["$", "accel-demo", "bench", name]
+        assert output[-1].startswith("Measured on ") and "90 % interval" in "\n".join(output)

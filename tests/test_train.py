@@ -164,7 +164,8 @@ def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
         "batch_size": 8,
         "accumulate": 4,
     }
-    choices |= {"epochs": 1, "clip_norm": math.inf, "weight_decay": 0.0, "learning_rate": 0.5}
+    choices |= {"epochs": 1, "clip_norm": math.inf, "weight_decay": 0.0}
+    choices |= {"learning_rate": 0.5}
     run_dir = train_here("train.py", **choices)
 
     config = TrainConfig(**choices)

@@ -33,8 +33,8 @@ from accel_demo.lab.bench.report import Report, Table
 from accel_demo.lab.bench.timed_command import Timed, accelerate_launch, run_timed
 
 REPEATS = 3
-# The length of our run to each target. The one-cycle schedule ends where the run ends, and only then
-# is the learning rate low enough for the best accuracy: so a run is as long as its target needs.
+# The length of our run to each target. The one-cycle schedule ends where the run ends, and only
+# then is the learning rate low enough for the best accuracy: a run is as long as its target needs.
 LENGTH = {0.90: ["--epochs", 1, "--max-steps", 375], 0.92: ["--epochs", 3]}
 MARGIN = 0.003  # a seed may end this much below a target that the mean of the seeds reaches
 OURS, BASELINE = "accel-demo", "conventional baseline"

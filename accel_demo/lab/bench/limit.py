@@ -7,9 +7,11 @@ products) over its seconds, against the best rate that square matrix products re
 process, at the same precision and number of threads. A profile tells what the step does besides.
 """
 
+import json
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
@@ -23,12 +25,13 @@ from tqdm import tqdm
 from accel_demo.config import TrainConfig
 from accel_demo.lab import machine
 from accel_demo.lab.bench import worker
+from accel_demo.lab.bench.input import output_of
 from accel_demo.lab.bench.report import Report, Table
 from accel_demo.models import make_model
 from accel_demo.processes import own_device
 
 REPEATS = 7
-STEPS = 50
+STEPS, WARM_UP = 50, 5  # of one run, and how many of them do not count
 MATRIX_SIZES = (512, 1024, 2048)
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 
@@ -73,7 +76,9 @@ def measure(options) -> Report:
         findings.append(f"{place}: a step reaches {shares[place]:.0%} of the matrix-product rate.")
         tables.append(table)
     torch.set_num_threads(every_thread)
-    tables.append(profile_of_step(config, precision))
+    child = [sys.executable, "-m", "accel_demo.lab.bench.limit", precision]
+    rows = json.loads(output_of(child)[-1])  # in a process of its own: the profiler's C++ talks
+    tables.append(Table("Where a step's time goes, under the profiler", "%", rows))
     findings.append(
         f"A step is {flops / 1e9:.2f} GFLOP: {flops / config.batch_size / 1e6:.1f} MFLOP per image."
     )
@@ -108,23 +113,25 @@ def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
 def seconds_per_step(config: TrainConfig, precision: str) -> float:
     """Of train_plain.py as it is, data and logging included; the first steps warm up."""
     answer = train_plain(config, precision)
-    return statistics.mean(answer["wall_seconds"][5:])
+    return statistics.mean(answer["wall_seconds"][WARM_UP:])
 
 
-def profile_of_step(config: TrainConfig, precision: str) -> Table:
-    """The share of each kind of operator in the time of train_plain.py's steps."""
+def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float]]:
+    """The share of each kind of operator in the time of train_plain.py's steps, in percent."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        answer = train_plain(config, precision)
-    total = sum(answer["wall_seconds"]) / len(answer["wall_seconds"]) * STEPS
-    rows = {kind: [0.0] for kind in KINDS}
-    rows["other operators"] = [0.0]
-    for event in profiler.key_averages():
-        operator = event.key.removeprefix("aten::")
-        kinds = (kind for kind, starts in KINDS.items() if operator.startswith(starts))
-        kind = next(kinds, "other operators")
-        rows[kind][0] += event.self_cpu_time_total / 1e6 / total * 100
-    rows["Python between the operators"] = [100 - sum(values[0] for values in rows.values())]
-    return Table("Where a step's time goes, under the profiler", "%", rows)
+        train_plain(config, precision)
+    events = profiler.events()
+    ends = sorted(e.time_range.end for e in events if e.name.startswith("Optimizer.step#"))
+    start, end = ends[WARM_UP - 1], ends[-1]
+    shares = dict.fromkeys([*KINDS, "other operators"], 0.0)
+    for event in events:
+        if start <= event.time_range.start < end:
+            operator = event.name.removeprefix("aten::")
+            kinds = (kind for kind, starts in KINDS.items() if operator.startswith(starts))
+            shares[next(kinds, "other operators")] += event.self_cpu_time_total
+    shares = {kind: 100 * microseconds / (end - start) for kind, microseconds in shares.items()}
+    shares["Python between the operators"] = 100 - sum(shares.values())
+    return {kind: [share] for kind, share in shares.items()}
 
 
 def train_plain(config: TrainConfig, precision: str) -> dict:
@@ -150,3 +157,7 @@ def wait_for(device: torch.device) -> None:
     """A GPU computes while Python goes on; a clock is read when it is done."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+if __name__ == "__main__":
+    print(json.dumps(profile_of_step(TrainConfig(), sys.argv[1])))

@@ -19,6 +19,7 @@ BATCH_SIZE = 128
 STEPS = {"tiny_cnn": 150, "small_cnn": 40}  # of one run; the first tenth warms up
 TELLINGS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
 PROFILED_RUNS = 5
+DEAREST = 6  # calls to list
 
 # What the loops of train_plain.py and train.py call, under a common name for both.
 PARTS = {
@@ -87,7 +88,7 @@ def measure(options) -> Report:
                     "ratio_interval": median_interval(table.ratios("Accelerate")),
                 }
         tables.append(Table("What Accelerate adds to a step", "µs", extra, digits=0))
-        tables.append(causes(alone))
+        tables += causes(alone)
     return Report("overhead", tables, findings, facts)
 
 
@@ -127,18 +128,37 @@ def sentence(name: str, reference: str, added: list[float], ratios: list[float])
     )
 
 
-def causes(crew: Crew) -> Table:
-    """Microseconds of the profiled tiny step in train.py minus those in train_plain.py."""
-    rows: dict[str, list[float]] = {part: [] for part in [*PARTS, "everything else"]}
+def causes(crew: Crew) -> list[Table]:
+    """Under the profiler, what the tiny step takes more in train.py than in train_plain.py.
+
+    By part of the step, and by what Accelerate's functions call that a plain step never does.
+    """
+    steps = STEPS["tiny_cnn"]
+    parts: dict[str, list[float]] = {part: [] for part in [*PARTS, "everything else"]}
+    inside: dict[str, list[float]] = {}
     for _ in tqdm(range(PROFILED_RUNS), desc="profile", unit="repeat"):
         plain, ours = (
-            by_part(crew.run(telling, choices("tiny_cnn"), profiled=True)["calls"])
+            crew.run(telling, choices("tiny_cnn"), profiled=True)
             for telling in ("plain PyTorch", "Accelerate")
         )
-        for part in rows:
-            rows[part].append(ours[part] - plain[part])
+        before, after = by_part(plain["calls"]), by_part(ours["calls"])
+        for part in parts:
+            parts[part].append(after[part] - before[part])
+        for name, (count, seconds) in ours["inside"].items():
+            is_of_every_step = count >= steps // 10
+            if is_of_every_step and plain["counts"].get(name.split(": ")[1], 0) < steps // 10:
+                inside.setdefault(name, []).append(1e6 * seconds / steps)
+    dearest = sorted(inside, key=lambda name: -statistics.median(inside[name]))[:DEAREST]
     title = "Where: Accelerate − plain PyTorch on tiny_cnn, under the profiler"
-    return Table(title, "µs per step", rows, digits=0)
+    return [
+        Table(title, "µs per step", parts, digits=0),
+        Table(
+            "Inside: the dearest calls that a plain step does without, under the profiler",
+            "µs per step",
+            {name: inside[name] for name in dearest},
+            digits=0,
+        ),
+    ]
 
 
 def by_part(calls: dict[str, tuple[int, float]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import os
 import pstats
 import sys
 import time
+from collections import defaultdict
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def run(
 ) -> dict:
     """Train once. Its `wall_seconds` and `cpu_seconds` have one number per step but the first.
 
-    `processes` is how many were connected, as the run itself found. With `profiled`, `calls` maps
-    the functions that the loop calls to [calls, seconds] per run, nested calls included.
+    `processes` is how many were connected, as the run itself found. With `profiled` there are also
+    the dictionaries of `profile_of`.
     """
     forget_the_last_run()
     if world_size > 1 or telling == "raw DDP":
@@ -73,7 +74,7 @@ def run(
         "threads": found["threads_per_process"],
         "wall_seconds": [after[0] - before[0] for before, after in steps],
         "cpu_seconds": [after[1] - before[1] for before, after in steps],
-        "calls": calls_of(module.main, profiler) if profiled else {},
+        **(profile_of(module.main, profiler) if profiled else {}),
     }
 
 
@@ -85,16 +86,35 @@ def forget_the_last_run() -> None:
         os.environ.pop(name, None)
 
 
-def calls_of(main, profiler: cProfile.Profile) -> dict[str, tuple[int, float]]:
-    """What `main` itself calls: {function: (calls, seconds)}."""
+def profile_of(main, profiler: cProfile.Profile) -> dict[str, dict]:
+    """What `main` called, by function, with what was called in turn included.
+
+    `calls`: {function that main itself calls: [calls, seconds]}. `inside`: the same of functions
+    that these call where they are Accelerate's own. `counts`: {any function: calls}.
+    """
     code = main.__code__
     caller = (code.co_filename, code.co_firstlineno, code.co_name)
-    found = {}
-    for (file, _, name), (*_, callers) in pstats.Stats(profiler).stats.items():
-        if caller in callers:
-            _, calls, _, seconds = callers[caller]
-            found[f"{Path(file).stem}.{name}"] = (calls, seconds)
-    return found
+    stats = pstats.Stats(profiler).stats  # {function: (…, calls, …, {caller: (…, calls, …, s)})}
+    direct = {function for function, (*_, callers) in stats.items() if caller in callers}
+    ours = {function for function in direct if "accelerate" in Path(function[0]).parts}
+    calls: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
+    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])
+    counts: dict[str, int] = defaultdict(int)
+    for function, (_, count, _, _, callers) in stats.items():
+        name = name_of(function)
+        counts[name] += count
+        for each, (_, times, _, seconds) in callers.items():
+            if each == caller or each in ours:
+                row = calls[name] if each == caller else inside[f"{name_of(each)}: {name}"]
+                row[0] += times
+                row[1] += seconds
+    return {"calls": calls, "inside": inside, "counts": counts}
+
+
+def name_of(function: tuple[str, int, str]) -> str:
+    """A profiled function as module.name."""
+    file, _, name = function
+    return f"{Path(file).stem}.{name}"
 
 
 if __name__ == "__main__":
