@@ -40,11 +40,9 @@ class TrainConfig:
     eval_batch_size: int = option(500, "images per process and batch of the evaluation")
     accumulate: int = option(1, "micro-batches per optimizer step")
     optimizer: str = option("adamw", "sgd is with Nesterov momentum 0.9", OPTIMIZERS)
-    learning_rate: float = option(
-        0.01, "peak of the one-cycle schedule; sgd wants ten times as much"
-    )
+    learning_rate: float = option(0.01, "peak of the one-cycle schedule; sgd wants 0.1")
     warmup: float = option(0.25, "share of the steps in which the learning rate rises")
-    weight_decay: float = option(0.1, "weight decay of the optimizer")
+    weight_decay: float = option(0.1, "weight decay; adam and sgd want 5e-4")
     label_smoothing: float = option(0.1, "label smoothing of the training loss")
     clip_norm: float = option(1.0, "gradients with a larger norm are scaled down to it")
     seed: int = option(0, "starting weights, order of the images, dropout, augmentation")

@@ -22,14 +22,16 @@ def keep_freed_memory() -> None:
     """Let this process keep what it has freed, instead of giving it back to the system.
 
     Every step frees the tensors of the one before and asks for the same again. By default the C
-    library hands large pieces back each time, and the system clears and maps every page anew: a
-    quarter of the default model's step on a CPU. Where the C library is not glibc nothing changes.
+    library hands large pieces back each time, and the system clears and maps every page anew, which
+    costs a small network on a CPU a good part of its step. Where the C library is not glibc nothing
+    changes. The process stays as large as it once was.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
+    trim_threshold, mmap_threshold = -1, -3  # their numbers in malloc.h; both are set in bytes
     with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
-        c_library = ctypes.CDLL(None)
-        c_library.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD, in bytes
-        c_library.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD, in bytes
+        mallopt = ctypes.CDLL(None).mallopt
+        if mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25):  # glibc before 2.35
+            mallopt(trim_threshold, 2**30)
 
 
 def use_cpu() -> bool:

@@ -29,7 +29,7 @@ def times(report, title: str) -> dict[str, list[float]]:
 def test_the_first_evaluation_at_or_above_the_target_counts():
     evaluations = [(10.0, 0.88), (20.0, 0.90), (30.0, 0.91)]
     assert time_to(0.90, evaluations) == 20.0
-    assert time_to(0.92, evaluations) is None
+    assert time_to(0.92, evaluations, margin=0.0) is None
 
 
 def test_a_seed_just_below_the_target_counts_with_its_end():

@@ -68,7 +68,7 @@ def test_without_bf16_instructions_the_article_finding_says_so():
 
 def test_a_child_that_fails_shows_its_stderr():
     with pytest.raises(RuntimeError, match="the disk is full"):
-        input.output_of([sys.executable, "-c", "raise SystemExit('the disk is full')"])
+        article.output_of([sys.executable, "-c", "raise SystemExit('the disk is full')"])
 
 
 @pytest.mark.slow

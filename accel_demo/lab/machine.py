@@ -62,6 +62,8 @@ def environment() -> dict:
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        gpus.append("Apple's GPU (MPS)")
     return {
         "cpu": cpu_name(),
         "cores": usable_cores(),
@@ -70,6 +72,8 @@ def environment() -> dict:
         "memory": gibibytes(psutil.virtual_memory().total),
         "gpu": ", ".join(gpus),
         "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "variables": dict(environment_rows()),
         **dict(version_rows()),
     }
 

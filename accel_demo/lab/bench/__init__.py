@@ -5,6 +5,7 @@ accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist --json ac
 """
 
 import importlib
+import importlib.util
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError

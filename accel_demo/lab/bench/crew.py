@@ -6,24 +6,31 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from accel_demo.lab.launch import LAUNCHER_VARIABLES, LOOPBACK, kill_tree
 from accel_demo.processes import free_port
 
+ON_CPU = "-1"
+
 
 class Crew:
     """`processes` connected workers with `threads` threads each. Use it in a `with` statement.
 
-    They train on GPUs where there is one for each of them, unless `on_cpu` hides the GPUs.
+    `gpus` is what they may see, as CUDA_VISIBLE_DEVICES has it; `ON_CPU` hides every accelerator.
+    Without it they train on GPUs where there is one for each of them.
     """
 
-    def __init__(self, processes: int, threads: int, on_cpu: bool = False):
-        self.processes, self.threads = processes, threads
+    def __init__(self, processes: int, threads: int, gpus: str | None = None):
+        self.processes, self.threads, self.gpus = processes, threads, gpus
         self.folder = tempfile.TemporaryDirectory()
         self.errors = [Path(self.folder.name, f"stderr-{rank}") for rank in range(processes)]
         own = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
-        environment = {**os.environ, **own, **({"CUDA_VISIBLE_DEVICES": "-1"} if on_cpu else {})}
+        environment = {**os.environ, **own}
+        if gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
         for name in LAUNCHER_VARIABLES:
             environment.pop(name, None)
         self.workers = []
@@ -40,46 +47,75 @@ class Crew:
             self.workers.append(worker)
 
     def run(
-        self, telling: str, choices: dict, precision: str = "no", profiled=False, time_limit=300
+        self,
+        telling: str,
+        choices: dict,
+        precision: str = "no",
+        warm_up: int = 1,
+        profiled: bool = False,
+        time_limit: float = 600,
     ) -> dict:
         """Rank 0's answer (see worker.run) to a training with these fields of TrainConfig.
 
         Raises `RuntimeError` where a worker dies, takes more than `time_limit` seconds, or trains
-        with another number of processes or threads than this crew has.
+        with another number of processes or threads, or on another device, than this crew has.
         """
-        port = free_port()
-        guard = threading.Timer(time_limit, self.stop)
+        port, too_long = free_port(), threading.Event()
+
+        def end_of_patience():
+            too_long.set()
+            self.stop()
+
+        guard = threading.Timer(time_limit, end_of_patience)
+        guard.daemon = True
         guard.start()
-        with tempfile.TemporaryDirectory() as run_dir:
-            for rank, worker in enumerate(self.workers):
-                order = {
-                    "telling": telling,
-                    "choices": {**choices, "run_dir": run_dir},
-                    "precision": precision,
-                    "rank": rank,
-                    "world_size": self.processes,
-                    "port": port,
-                    "profiled": profiled,
-                }
-                worker.stdin.write(json.dumps(order) + "\n")
-                worker.stdin.flush()
-            lines = [worker.stdout.readline() for worker in self.workers]
-        guard.cancel()
+        try:
+            with (
+                tempfile.TemporaryDirectory() as run_dir,
+                ThreadPoolExecutor(self.processes) as readers,
+            ):
+                for rank, worker in enumerate(self.workers):
+                    order = {
+                        "telling": telling,
+                        "choices": {**choices, "run_dir": run_dir},
+                        "precision": precision,
+                        "rank": rank,
+                        "world_size": self.processes,
+                        "port": port,
+                        "on_cpu": self.gpus == ON_CPU,
+                        "warm_up": warm_up,
+                        "profiled": profiled,
+                    }
+                    with suppress(BrokenPipeError):  # it has died: its answer will be empty
+                        worker.stdin.write(json.dumps(order) + "\n")
+                        worker.stdin.flush()
+                lines = list(readers.map(self._answer_of, self.workers))
+        finally:
+            guard.cancel()
         if not all(lines):
+            reason = f"took over {time_limit} s" if too_long.is_set() else "died"
             said = "\n".join(path.read_text() for path in self.errors)
-            raise RuntimeError(f"a worker of {telling} died, or took over {time_limit} s\n{said}")
+            raise RuntimeError(f"{telling}: a worker {reason}\n{said}")
         answer = json.loads(lines[0])
-        if (answer["processes"], answer["threads"]) != (self.processes, self.threads):
-            raise RuntimeError(
-                f"{telling}: {self.processes} processes with {self.threads} threads each were "
-                f"asked for, {answer['processes']} with {answer['threads']} trained"
-            )
+        wanted = {"processes": self.processes, "threads": self.threads}
+        if self.gpus == ON_CPU:
+            wanted["device"] = "cpu"
+        found = {name: answer[name] for name in wanted}
+        if found != wanted:
+            raise RuntimeError(f"{telling}: asked for {wanted}, but trained with {found}")
         return answer
 
     def stop(self) -> None:
         """End every worker, whatever it does."""
         for worker in self.workers:
-            kill_tree(worker)
+            if worker.poll() is None:
+                kill_tree(worker)
+
+    def _answer_of(self, worker: subprocess.Popen) -> str:
+        line = worker.stdout.readline()
+        if not line:
+            self.stop()  # the others would wait for it
+        return line
 
     def __enter__(self):
         return self
@@ -88,6 +124,7 @@ class Crew:
         self.stop()
         for worker in self.workers:
             worker.wait()
-            worker.stdin.close()
+            with suppress(BrokenPipeError):
+                worker.stdin.close()
             worker.stdout.close()
         self.folder.cleanup()

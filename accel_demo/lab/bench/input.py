@@ -8,14 +8,14 @@ batches of 128. Ours is what train.py reads from; torchvision's is its FashionMN
 and Normalize for every image. Workers are started and have delivered one epoch before the clock
 starts, so that their start-up does not count against them.
 
-The second table is from the first 40 steps of the default run on all cores: the share of a step
-in which train.py waits for its next batch. OMP_NUM_THREADS, where it is set, holds for that run.
+The second table is from the first 40 steps of the default run, on all cores of the CPU: the share
+of a step in which train.py waits for its next batch. OMP_NUM_THREADS, where it is set, holds for
+that run.
 """
 
 import gzip
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +31,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import ASSETS, STATISTICS, load_datasets, loader_options
 from accel_demo.lab import machine
 from accel_demo.lab.bench.report import Report, Table
-from accel_demo.lab.launch import LAUNCHER_VARIABLES, REPOSITORY
+from accel_demo.lab.bench.timed_command import run_timed
 
 REPEATS = 5
 BATCH_SIZE = 128
@@ -52,9 +52,8 @@ def measure(options) -> Report:
             compared = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
             rates = measure_rates(loaders, options.repeats)
         del loaders  # and with them the workers
-        child = [sys.executable, "-m", "accel_demo.lab.bench.input"]
         turns = tqdm(range(options.repeats), desc="training", unit="run", leave=False)
-        waits = [float(output_of([*child, f"{folder}/run-{turn}"])[-1]) for turn in turns]
+        waits = [wait_of_a_run(f"{folder}/run-{turn}") for turn in turns]
     reading = Table("Reading images", "images/s", rates, reference=TORCHVISION, digits=0)
     waiting = Table("Waiting for data", "% of a step", {"train.py, default run": waits}, digits=2)
     ratio = statistics.median(reading.ratios(OURS))
@@ -138,12 +137,22 @@ def images_per_second(loader: DataLoader) -> float:
     return images / seconds
 
 
+def wait_of_a_run(run_dir: str) -> float:
+    """`data_wait` in a process of its own, on all cores unless OMP_NUM_THREADS says otherwise.
+
+    Accelerate keeps one state per process, and the profiler's C++ writes to stderr.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())
+    command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
+    return float(run_timed(command, OMP_NUM_THREADS=threads).lines[-1][1])
+
+
 def data_wait(run_dir: str) -> float:
     """The share of train.py's steps, in percent, that the loop waits for its next batch.
 
     Torch itself records each `next` of a DataLoader and each optimizer step in a profile; a step
-    here lasts from the end of one optimizer step to the end of the next. It wants a process of its
-    own, because Accelerate keeps one state per process and the profiler writes to stderr.
+    here lasts from the end of one optimizer step to the end of the next. The profiler makes both
+    somewhat longer, and what Accelerate does with a batch that is there is not part of the wait.
     """
     from accel_demo import train
 
@@ -162,22 +171,6 @@ def data_wait(run_dir: str) -> float:
     if len(waits) != STEPS - FIRST_STEPS:
         raise RuntimeError(f"{STEPS - FIRST_STEPS} steps took {len(waits)} batches")
     return 100 * sum(waits) / (end - start)
-
-
-def output_of(command: list[str]) -> list[str]:
-    """The lines that a program of ours prints. Raises `RuntimeError` with its stderr if it fails.
-
-    It may use every core, unless OMP_NUM_THREADS says otherwise.
-    """
-    environment = {"OMP_NUM_THREADS": str(machine.usable_cores()), **os.environ}
-    for name in LAUNCHER_VARIABLES:
-        environment.pop(name, None)
-    result = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
-    )
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed\n{result.stderr}")
-    return result.stdout.splitlines()
 
 
 @contextmanager

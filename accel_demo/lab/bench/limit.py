@@ -25,26 +25,27 @@ from tqdm import tqdm
 from accel_demo.config import TrainConfig
 from accel_demo.lab import machine
 from accel_demo.lab.bench import worker
-from accel_demo.lab.bench.input import output_of
 from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.bench.timed_command import run_timed
 from accel_demo.models import make_model
 from accel_demo.processes import own_device
 
 REPEATS = 7
 STEPS, WARM_UP = 50, 5  # of one run, and how many of them do not count
-MATRIX_SIZES = (512, 1024, 2048)
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 
-# The operators of torch that make up a step, by what a reader knows them as.
+# What a step consists of, by what torch calls its operators, those they are called from included:
+# the first kind that fits counts.
 KINDS = {
-    "convolutions": ("convolution", "mkldnn_convolution", "cudnn_convolution"),
-    "matrix products": ("mm", "addmm", "bmm"),
-    "pooling": ("max_pool2d", "avg_pool2d", "fill_", "zero_"),
-    "batch normalisation": ("native_batch_norm", "batch_norm"),
+    "optimizer": ("Optimizer.",),
+    "data": ("enumerate(DataLoader)",),
+    "convolutions": ("convolution", "mkldnn_convolution", "conv2d"),
+    "matrix products": ("linear", "mm", "addmm"),
+    "pooling": ("max_pool2d", "avg_pool2d"),
+    "batch normalisation": ("batch_norm", "native_batch_norm"),
     "activations": ("threshold", "clamp_min", "relu"),
-    "dropout": ("bernoulli_", "native_dropout"),
-    "optimizer and clipping": ("Optimizer.step", "_foreach", "_fused", "linalg_vector_norm"),
-    "data": ("enumerate(DataLoader)", "index_select", "sub_"),
+    "dropout": ("dropout", "bernoulli_", "native_dropout"),
+    "clipping": ("linalg_vector_norm", "_foreach", "stack", "clamp", "mul_"),
 }
 
 
@@ -59,6 +60,7 @@ def measure(options) -> Report:
     has_bf16 = device.type != "cpu" or machine.has_bf16_instructions()
     precision = options.precision or ("bf16" if has_bf16 else "no")
     name = {"no": "fp32", "bf16": "bf16"}[precision]
+    torch.backends.cudnn.allow_tf32 = False  # as matrix products: fp32 means fp32
     config = TrainConfig()
     flops = flops_of_step(config)
     every_thread = torch.get_num_threads()
@@ -66,19 +68,23 @@ def measure(options) -> Report:
     tables, findings, shares = [], [], {}
     for threads in thread_counts:
         torch.set_num_threads(threads)
-        rows: dict[str, list[float]] = {"matrix products": [], "training steps": []}
-        for _ in tqdm(range(options.repeats), desc=f"{threads} threads", unit="repeat"):
-            rows["matrix products"].append(matrix_rate(PRECISIONS[precision], device) / 1e9)
-            rows["training steps"].append(flops / seconds_per_step(config, precision) / 1e9)
         place = f"{threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else "GPU"
+        rows: dict[str, list[float]] = {"matrix products": [], "training steps": []}
+        for _ in tqdm(range(options.repeats), desc=place, unit="repeat"):
+            rows["matrix products"].append(matrix_rate(PRECISIONS[precision], device) / 1e9)
+            seconds = train_plain(config, precision)["seconds_per_step"]
+            rows["training steps"].append(flops / seconds / 1e9)
         table = Table(f"{config.model} in {name}, {place}", "GFLOP/s", rows, "matrix products")
         shares[place] = statistics.median(table.ratios("training steps"))
         findings.append(f"{place}: a step reaches {shares[place]:.0%} of the matrix-product rate.")
         tables.append(table)
     torch.set_num_threads(every_thread)
-    child = [sys.executable, "-m", "accel_demo.lab.bench.limit", precision]
-    rows = json.loads(output_of(child)[-1])  # in a process of its own: the profiler's C++ talks
-    tables.append(Table("Where a step's time goes, under the profiler", "%", rows))
+    if device.type == "cpu":  # a GPU works while the profiler counts Python's time
+        child = ["python", "-m", "accel_demo.lab.bench.limit", precision]
+        # In a process of its own: the profiler's C++ writes to stderr.
+        found = json.loads(run_timed(child, OMP_NUM_THREADS=str(every_thread)).lines[-1][1])
+        title = f"Where a step's time goes, {place}, under the profiler"
+        tables.append(Table(title, "%", found))
     findings.append(
         f"A step is {flops / 1e9:.2f} GFLOP: {flops / config.batch_size / 1e6:.1f} MFLOP per image."
     )
@@ -88,32 +94,28 @@ def measure(options) -> Report:
 
 
 def flops_of_step(config: TrainConfig) -> int:
-    """Floating-point operations of forward and backward over one batch."""
-    model, channels = make_model(config), 3 if config.dataset == "cifar10" else 1
-    images, labels = torch.rand(config.batch_size, channels, 28, 28), torch.zeros(config.batch_size)
+    """Floating-point operations of forward and backward over one batch of 28×28 images."""
+    model, labels = make_model(config), torch.zeros(config.batch_size, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(model(images), labels.long()).backward()
+        F.cross_entropy(model(torch.rand(config.batch_size, 1, 28, 28)), labels).backward()
     return counter.get_total_flops()
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of the fastest product of two square matrices."""
+    sizes, products = ((512, 1024, 2048), 1) if device.type == "cpu" else ((4096, 8192), 20)
     best = math.inf
-    for size in MATRIX_SIZES:
-        a, b = torch.rand(2, size, size, device=device).to(dtype)
+    for size in sizes:
+        a, b, c = torch.rand(3, size, size, device=device).to(dtype)
         for _ in range(3):
             wait_for(device)
             started_at = time.perf_counter()
-            a @ b
+            for _ in range(products):
+                torch.mm(a, b, out=c)
             wait_for(device)
-            best = min(best, (time.perf_counter() - started_at) / (2 * size**3))
+            seconds = (time.perf_counter() - started_at) / products
+            best = min(best, seconds / (2 * size**3))
     return 1 / best
-
-
-def seconds_per_step(config: TrainConfig, precision: str) -> float:
-    """Of train_plain.py as it is, data and logging included; the first steps warm up."""
-    answer = train_plain(config, precision)
-    return statistics.mean(answer["wall_seconds"][WARM_UP:])
 
 
 def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float]]:
@@ -126,12 +128,21 @@ def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float
     shares = dict.fromkeys([*KINDS, "other operators"], 0.0)
     for event in events:
         if start <= event.time_range.start < end:
-            operator = event.name.removeprefix("aten::")
-            kinds = (kind for kind, starts in KINDS.items() if operator.startswith(starts))
-            shares[next(kinds, "other operators")] += event.self_cpu_time_total
-    shares = {kind: 100 * microseconds / (end - start) for kind, microseconds in shares.items()}
+            shares[kind_of(event)] += 100 * event.self_cpu_time_total / (end - start)
     shares["Python between the operators"] = 100 - sum(shares.values())
     return {kind: [share] for kind, share in shares.items()}
+
+
+def kind_of(event) -> str:
+    """The kind of an event of torch's profiler, by its name and those of its callers."""
+    names = []
+    while event is not None:
+        names.append(event.name.removeprefix("aten::"))
+        event = event.cpu_parent
+    for kind, starts in KINDS.items():
+        if any(name.startswith(starts) for name in names):
+            return kind
+    return "other operators"
 
 
 def train_plain(config: TrainConfig, precision: str) -> dict:
@@ -150,7 +161,7 @@ def train_plain(config: TrainConfig, precision: str) -> dict:
             "max_steps": STEPS,
             "run_dir": run_dir,
         }
-        return worker.run("plain PyTorch", choices, precision, 0, 1, 0, profiled=False)
+        return worker.run("plain PyTorch", choices, precision, warm_up=WARM_UP)
 
 
 def wait_for(device: torch.device) -> None:

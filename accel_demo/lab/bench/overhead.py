@@ -20,47 +20,51 @@ STEPS = {"tiny_cnn": 150, "small_cnn": 40}  # of one run; the first tenth warms 
 TELLINGS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
 PROFILED_RUNS = 5
 DEAREST = 6  # calls to list
+REST = "everything else"
 
-# What the loops of train_plain.py and train.py call, under a common name for both.
+# What the loops of train_plain.py and train.py call, under a common name for both. The lines of the
+# loop itself divide the loss; in train.py `backward` does.
 PARTS = {
-    "fetch a batch": ["dataloader.__next__", "data_loader.__iter__"],
-    "accumulate (which batch shares gradients?)": [
-        "contextlib.__enter__",
-        "contextlib.__exit__",
-        "contextlib.helper",
-    ],
-    "forward": [
-        "module._wrapped_call_impl",
-        "autocast_mode.__enter__",
-        "autocast_mode.__exit__",
-        "~.<method 'float' of 'torch._C.TensorBase' objects>",
-    ],
-    "backward": ["_tensor.backward", "accelerator.backward", "grad_scaler.scale"],
-    "clip gradients": [
-        "clip_grad._no_grad_wrapper",
-        "accelerator.clip_grad_norm_",
-        "grad_scaler.unscale_",
-    ],
-    "optimizer step": [
-        "grad_scaler.step",
-        "grad_scaler.update",
-        "grad_scaler.get_scale",
-        "optimizer.step",
-        "accelerator.optimizer_step_was_skipped",
-    ],
-    "zero gradients": ["_compile.inner", "optimizer.zero_grad"],
-    "learning rate": [
-        "lr_scheduler.step",
-        "lr_scheduler.get_last_lr",
-        "scheduler.step",
-        "scheduler.get_last_lr",
-    ],
-    "log": ["accelerator.reduce", "accelerator._inner", "metrics.interval"],
+    "fetch a batch": (
+        ["dataloader.__next__", "~.<method 'to' of 'torch._C.TensorBase' objects>"],
+        ["accelerate/data_loader.__iter__"],
+    ),
+    "accumulate: does this batch share gradients?": (
+        ["main"],
+        ["contextlib.__enter__", "contextlib.__exit__", "contextlib.helper"],
+    ),
+    "forward": (
+        [
+            "module._wrapped_call_impl",
+            "autocast_mode.__enter__",
+            "autocast_mode.__exit__",
+            "~.<method 'float' of 'torch._C.TensorBase' objects>",
+        ],
+        ["module._wrapped_call_impl"],
+    ),
+    "backward": (["_tensor.backward", "grad_scaler.scale"], ["accelerate/accelerator.backward"]),
+    "clip gradients": (
+        ["clip_grad._no_grad_wrapper", "grad_scaler.unscale_"],
+        ["accelerate/accelerator.clip_grad_norm_"],
+    ),
+    "optimizer step": (
+        ["grad_scaler.step", "grad_scaler.update", "grad_scaler.get_scale"],
+        ["accelerate/optimizer.step", "accelerate/accelerator.optimizer_step_was_skipped"],
+    ),
+    "zero gradients": (["_compile.inner"], ["accelerate/optimizer.zero_grad"]),
+    "learning rate": (
+        ["lr_scheduler.step", "lr_scheduler.get_last_lr"],
+        ["accelerate/scheduler.step", "accelerate/scheduler.get_last_lr"],
+    ),
+    "log": (
+        ["metrics.interval"],
+        ["metrics.interval", "accelerate/accelerator.reduce", "accelerate/accelerator._inner"],
+    ),
 }
 
 
 def add_options(parser) -> None:
-    """None of its own."""
+    """There is nothing to choose but what every benchmark has."""
 
 
 def measure(options) -> Report:
@@ -70,19 +74,19 @@ def measure(options) -> Report:
     with Crew(1, threads=1) as alone, Crew(2, threads=1) as pair:
         crews = {1: alone, 2: pair}
         for model in STEPS:
-            seconds = in_turns(crews, model, options.repeats)
+            microseconds, devices = in_turns(crews, model, options.repeats)
             for processes, tellings in TELLINGS.items():
-                rows = {
-                    name: [1e6 * value for value in seconds[processes, name]] for name in tellings
-                }
-                name = f"{model}, {processes} process{'es' if processes > 1 else ''}"
+                rows = {name: microseconds[processes, name] for name in tellings}
+                count = f"{processes} process{'es' if processes > 1 else ''}"
+                name = f"{model}, {count} on {devices[processes]}"
                 table = Table(f"Step of {name}", "µs", rows, tellings[0], digits=0)
                 pairs = zip(rows["Accelerate"], rows[tellings[0]], strict=True)
                 added = [ours - theirs for ours, theirs in pairs]
                 tables.append(table)
-                extra[f"{name}: Accelerate − {tellings[0]}"] = added
+                extra[f"{name}: Accelerate less {tellings[0]}"] = added
                 findings.append(sentence(name, tellings[0], added, table.ratios("Accelerate")))
                 facts[name] = {
+                    "processes": processes,
                     "added_microseconds": statistics.median(added),
                     "added_interval": median_interval(added),
                     "ratio_interval": median_interval(table.ratios("Accelerate")),
@@ -92,17 +96,19 @@ def measure(options) -> Report:
     return Report("overhead", tables, findings, facts)
 
 
-def in_turns(crews: dict[int, Crew], model: str, repeats: int) -> dict:
-    """{(processes, telling): mean seconds per step of each repeat}."""
+def in_turns(crews: dict[int, Crew], model: str, repeats: int) -> tuple[dict, dict]:
+    """{(processes, telling): mean microseconds per step of each repeat}, {processes: device}."""
     runs = [(processes, name) for processes, names in TELLINGS.items() for name in names]
-    seconds: dict = {run: [] for run in runs}
+    microseconds: dict = {run: [] for run in runs}
+    devices = {}
     for repeat in tqdm(range(repeats), desc=f"steps of {model}", unit="repeat"):
         shift = repeat % len(runs)  # nobody is always first
         for processes, telling in runs[shift:] + runs[:shift]:
-            answer = crews[processes].run(telling, choices(model))
-            steps = answer["wall_seconds"][STEPS[model] // 10 :]
-            seconds[processes, telling].append(statistics.mean(steps))
-    return seconds
+            warm_up = STEPS[model] // 10
+            answer = crews[processes].run(telling, choices(model), warm_up=warm_up)
+            microseconds[processes, telling].append(1e6 * answer["seconds_per_step"])
+            devices[processes] = answer["device"]
+    return microseconds, devices
 
 
 def choices(model: str) -> dict:
@@ -134,39 +140,45 @@ def causes(crew: Crew) -> list[Table]:
     By part of the step, and by what Accelerate's functions call that a plain step never does.
     """
     steps = STEPS["tiny_cnn"]
-    parts: dict[str, list[float]] = {part: [] for part in [*PARTS, "everything else"]}
+    parts: dict[str, list[float]] = {}
     inside: dict[str, list[float]] = {}
-    for _ in tqdm(range(PROFILED_RUNS), desc="profile", unit="repeat"):
-        plain, ours = (
-            crew.run(telling, choices("tiny_cnn"), profiled=True)
-            for telling in ("plain PyTorch", "Accelerate")
-        )
-        before, after = by_part(plain["calls"]), by_part(ours["calls"])
-        for part in parts:
-            parts[part].append(after[part] - before[part])
+    tellings = ["plain PyTorch", "Accelerate"]
+    for repeat in tqdm(range(PROFILED_RUNS), desc="profile", unit="repeat"):
+        found = {}
+        for telling in tellings if repeat % 2 else tellings[::-1]:
+            found[telling] = crew.run(telling, choices("tiny_cnn"), profiled=True)
+        plain, ours = (found[telling] for telling in tellings)
+        before, after = by_part(plain, 0), by_part(ours, 1)
+        for part in before:
+            parts.setdefault(part, []).append(after[part] - before[part])
         for name, (count, seconds) in ours["inside"].items():
-            is_of_every_step = count >= steps // 10
-            if is_of_every_step and plain["counts"].get(name.split(": ")[1], 0) < steps // 10:
+            called = name.split(": ")[1]
+            if count >= steps // 10 and plain["counts"].get(called, 0) < steps // 10:
                 inside.setdefault(name, []).append(1e6 * seconds / steps)
+    inside = {name: values for name, values in inside.items() if len(values) == PROFILED_RUNS}
     dearest = sorted(inside, key=lambda name: -statistics.median(inside[name]))[:DEAREST]
-    title = "Where: Accelerate − plain PyTorch on tiny_cnn, under the profiler"
-    return [
-        Table(title, "µs per step", parts, digits=0),
-        Table(
-            "Inside: the dearest calls that a plain step does without, under the profiler",
-            "µs per step",
-            {name: inside[name] for name in dearest},
-            digits=0,
-        ),
-    ]
+    title = "Where: Accelerate less plain PyTorch on tiny_cnn, under the profiler"
+    tables = [Table(title, "µs per step", parts, digits=0)]
+    if dearest:
+        title = "Inside: the dearest calls that a plain step does without, under the profiler"
+        rows = {name: inside[name] for name in dearest}
+        tables.append(Table(title, "µs per step", rows, digits=0))
+    return tables
 
 
-def by_part(calls: dict[str, tuple[int, float]]) -> dict[str, float]:
-    """Microseconds per step of each part, without functions that are called once per run."""
+def by_part(profile: dict, telling: int) -> dict[str, float]:
+    """Microseconds per step of each part, without functions that are called once per run.
+
+    `telling` is 0 for train_plain.py and 1 for train.py. Raises `RuntimeError` where a part has no
+    call at all: then a function of PARTS has another name in these versions.
+    """
     steps = STEPS["tiny_cnn"]
-    part_of = {function: part for part, functions in PARTS.items() for function in functions}
-    found = dict.fromkeys([*PARTS, "everything else"], 0.0)
-    for function, (count, seconds) in calls.items():
+    part_of = {name: part for part, names in PARTS.items() for name in names[telling]}
+    found = dict.fromkeys([*PARTS, REST], 0.0)
+    for function, (count, seconds) in profile["calls"].items():
         if count >= steps // 10:  # what is logged is called every tenth step
-            found[part_of.get(function, "everything else")] += 1e6 * seconds / steps
-    return found
+            found[part_of.get(function, REST)] += 1e6 * seconds / steps
+    missing = [part for part in PARTS if not found[part] and PARTS[part][telling] != ["main"]]
+    if missing:
+        raise RuntimeError(f"the profile shows no call for {', '.join(missing)}")
+    return {**found, "the loop's own lines": 1e6 * profile["own"] / steps}

@@ -114,10 +114,10 @@ class Report:
 
 
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:
-    """The narrowest pair of order statistics that holds the median with this confidence.
+    """The k-th lowest and k-th highest value that hold the median with at least this confidence.
 
-    It assumes nothing of the values' distribution but that they are independent. Below five values
-    no pair reaches 90 %: then it is empty.
+    The narrowest such pair. It assumes nothing of the values' distribution but that they are
+    independent. Below five values no pair reaches 90 %: then it is empty.
     Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)

@@ -13,34 +13,40 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from tqdm import tqdm
 
-from accel_demo.lab.bench.crew import Crew
+from accel_demo.config import MODELS, TrainConfig
+from accel_demo.lab.bench.crew import ON_CPU, Crew
 from accel_demo.lab.bench.report import Report, Table
 
 REPEATS = 15
-STEPS = 60  # of one run; the first tenth warms up
+STEPS, WARM_UP = 60, 6  # of one run, and how many of them do not count
 ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 processes, one training"
 
 
 def add_options(parser) -> None:
-    parser.add_argument("--model", default="small_cnn", help="see train.py (default: small_cnn)")
+    help = "the network to train (default: small_cnn)"
+    parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per process and step (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
 
 
 def measure(options) -> Report:
     """Images per second of one and two processes, in turns, and their efficiency."""
+    choices = {"model": options.model, "batch_size": options.batch_size, "dataset": "synthetic"}
+    choices |= {"train_samples": 2 * STEPS * options.batch_size, "test_samples": 64}
+    TrainConfig(**choices)  # what cannot be is said before anything is started
+    on_cpu = torch.cuda.device_count() < 2
+    first, second, both = (ON_CPU,) * 3 if on_cpu else ("0", "1", "0,1")
     rates: dict[str, list[float]] = {ALONE: [], APART: [], TOGETHER: []}
-    on_cpu = torch.accelerator.device_count() < 2
     with (
-        Crew(1, threads=1, on_cpu=on_cpu) as one,
-        Crew(1, threads=1, on_cpu=on_cpu) as other,
-        Crew(2, threads=1, on_cpu=on_cpu) as pair,
-        ThreadPoolExecutor(2) as both,
+        Crew(1, threads=1, gpus=first) as one,
+        Crew(1, threads=1, gpus=second) as other,
+        Crew(2, threads=1, gpus=both) as pair,
+        ThreadPoolExecutor(2) as pool,
     ):
-        for _ in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
-            rates[ALONE].append(rate([one], options, both))
-            rates[APART].append(rate([one, other], options, both))
-            rates[TOGETHER].append(rate([pair], options, both))
+        crews = {ALONE: [one], APART: [one, other], TOGETHER: [pair]}
+        for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
+            for name in list(crews) if repeat % 2 else list(crews)[::-1]:
+                rates[name].append(rate(crews[name], choices, pool))
     efficiency = {
         name: [value / (2 * alone) for value, alone in zip(rates[name], rates[ALONE], strict=True)]
         for name in (APART, TOGETHER)
@@ -48,25 +54,29 @@ def measure(options) -> Report:
     medians = {name: statistics.median(values) for name, values in efficiency.items()}
     tables = [
         Table(f"Training {options.model}", "images/s", rates, reference=ALONE, digits=0),
-        Table("Efficiency: of twice one process", "share", efficiency, digits=3),
+        Table("Efficiency: the share of twice one process", "share", efficiency, digits=3),
     ]
     device = "on the CPU, one thread per process" if on_cpu else "one GPU per process"
-    finding = f"Two processes train {medians[TOGETHER]:.3f} times twice as fast as one ({device})."
-    return Report("scaling", tables, [finding], {"efficiency": medians[TOGETHER]})
+    finding = f"Two processes reach {medians[TOGETHER]:.1%} of twice the speed of one ({device})."
+    facts = {"efficiency": medians[TOGETHER], "processes": pair.processes}
+    return Report("scaling", tables, [finding], facts)
 
 
-def rate(crews: list[Crew], options, pool: ThreadPoolExecutor) -> float:
-    """Images per second of all crews together, training at the same time."""
-    choices = {
-        "model": options.model,
-        "batch_size": options.batch_size,
-        "dataset": "synthetic",
-        "train_samples": 2 * STEPS * options.batch_size,
-        "test_samples": 64,
-        "max_steps": STEPS,
-    }
-    answers = pool.map(lambda crew: crew.run("Accelerate", choices), crews)
-    return sum(
-        options.batch_size * answer["processes"] / statistics.mean(answer["wall_seconds"][6:])
-        for answer in answers
-    )
+def rate(crews: list[Crew], choices: dict, pool: ThreadPoolExecutor) -> float:
+    """Images per second of all crews together, while every one of them is training.
+
+    Raises `RuntimeError` where they trained at different times.
+    """
+    choices = {**choices, "max_steps": STEPS}
+    runs = [pool.submit(crew.run, "Accelerate", choices, warm_up=WARM_UP) for crew in crews]
+    answers = [run.result() for run in runs]
+    start = max(answer["stamps"][0] for answer in answers)
+    end = min(answer["stamps"][-1] for answer in answers)
+    images_per_second = 0.0
+    for answer in answers:
+        within = [stamp for stamp in answer["stamps"] if start <= stamp <= end]
+        if len(within) < STEPS // 2:
+            raise RuntimeError("the processes did not train at the same time: try again")
+        steps_per_second = (len(within) - 1) / (within[-1] - within[0])
+        images_per_second += choices["batch_size"] * answer["processes"] * steps_per_second
+    return images_per_second

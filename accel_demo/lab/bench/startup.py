@@ -50,7 +50,7 @@ def measure(options) -> Report:
     with tqdm(total=total, desc="starting", unit="command", leave=False) as bar:
         for _ in range(options.repeats):
             for name, command in commands.items():
-                first_line = "2 processes on cpu " if name == TWO else "1 process on cpu "
+                first_line = "2 processes on " if name == TWO else "1 process on "
                 starts[name].append(seconds_to_first_step(command, first_line))
                 bar.update()
             starts[HELP].append(run_timed(["accel-demo", "--help"], time_limit=TIME_LIMIT).seconds)
@@ -60,10 +60,9 @@ def measure(options) -> Report:
                 bar.update()
     commands_table = Table("From the command to the first step", "s", starts, PLAIN, digits=2)
     imports_table = Table("Imports of a fresh Python", "s", imports, digits=2)
-    later = statistics.median(starts[ONE]) - statistics.median(starts[PLAIN])
-    finding = (
-        f"{ONE} by `accelerate launch`, takes its first step {later:.1f} s later than {PLAIN}."
-    )
+    pairs = zip(starts[ONE], starts[PLAIN], strict=True)
+    later = statistics.median(launched - plain for launched, plain in pairs)
+    finding = f"By `accelerate launch` the first step comes {later:.1f} s later than in {PLAIN}."
     facts = {"accelerate_launch_later_seconds": later}
     return Report("startup", [commands_table, imports_table], [finding], facts)
 

@@ -1,4 +1,4 @@
-"""Start a command as a user types it, on the CPU, and note when each line of its output comes."""
+"""Start a command as a user types it, and note when each line of its output comes."""
 
 import os
 import subprocess
@@ -39,13 +39,14 @@ def run_timed(
     command: list[str],
     on_line: Callable[[str], None] = lambda line: None,
     time_limit: float = TIME_LIMIT,
+    on_cpu: bool = True,
     **environment: str,
 ) -> Timed:
     """Run `command` from the repository's root to its end. `on_line` gets each line as it comes.
 
     `python`, `accelerate` and `torchrun` are those of this environment. Where the command fails,
     its "error: …" line is raised as `UserError`, anything else as `RuntimeError`; so is a command
-    that takes more than `time_limit` seconds. Nothing it started outlives this call.
+    that takes more than `time_limit` seconds. `on_cpu` hides the GPUs from it.
     """
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryFile("w+") as stderr:
@@ -53,7 +54,7 @@ def run_timed(
         process = subprocess.Popen(
             list(map(str, command)),
             cwd=REPOSITORY,
-            env={**_environment(), **environment},
+            env={**_environment(on_cpu), **environment},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -89,9 +90,10 @@ def accelerate_launch(config: str, *options: str) -> list[str]:
     return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}", *options]
 
 
-def _environment() -> dict[str, str]:
-    """The user's own, with the CPU alone and lines that come as they are printed."""
-    quiet = {name: value for name, value in QUIET.items() if name != "OMP_NUM_THREADS"}
+def _environment(on_cpu: bool) -> dict[str, str]:
+    """The user's own, with lines that come as they are printed."""
+    own = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    quiet = {name: value for name, value in QUIET.items() if name not in own}
     environment = {**os.environ, **quiet, "PYTHONUNBUFFERED": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for name in LAUNCHER_VARIABLES:
@@ -102,7 +104,7 @@ def _environment() -> dict[str, str]:
 def _raise_failure(command: list[str], returncode: int, said: str, too_long: bool) -> None:
     text = " ".join(map(str, command))
     for line in said.splitlines():
-        if line.startswith("error: "):
+        if line.startswith("error: ") and not too_long:
             raise UserError(line.removeprefix("error: "))
     reason = "took too long" if too_long else f"ended with exit code {returncode}"
     raise RuntimeError(f"`{text}` {reason}\n{said[-3000:]}")

@@ -11,9 +11,11 @@ import pstats
 import sys
 import time
 from collections import defaultdict
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from pathlib import Path
 
+import accelerate
+import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -25,39 +27,50 @@ TELLINGS = {"plain PyTorch": train_plain, "raw DDP": train_ddp, "Accelerate": tr
 
 
 def main() -> None:
-    answers = sys.stdout
-    for line in sys.stdin:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            answer = run(**json.loads(line))
-        print(json.dumps(answer), file=answers, flush=True)
+    answers = os.fdopen(os.dup(1), "w")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)  # whatever else is printed, by C++ too, is no answer
+        for line in sys.stdin:
+            with redirect_stderr(nowhere):
+                answer = run(**json.loads(line))
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 def run(
     telling: str,
     choices: dict,
-    precision: str,
-    rank: int,
-    world_size: int,
-    port: int,
-    profiled: bool,
+    precision: str = "no",
+    rank: int = 0,
+    world_size: int = 1,
+    port: int = 0,
+    on_cpu: bool = False,
+    warm_up: int = 1,
+    profiled: bool = False,
 ) -> dict:
-    """Train once. Its `wall_seconds` and `cpu_seconds` have one number per step but the first.
+    """Train once. `stamps` are the seconds at which the steps from `warm_up` on ended.
 
-    `processes` is how many were connected, as the run itself found. With `profiled` there are also
-    the dictionaries of `profile_of`.
+    `seconds_per_step` is their mean distance. `processes` is how many were connected, as the run
+    itself found. With `profiled` there are also the dictionaries of `profile_of`.
     """
     forget_the_last_run()
     if world_size > 1 or telling == "raw DDP":
         os.environ.update(rank_environment(rank, world_size, port))
+    elif on_cpu:
+        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as from a launcher: then no run takes Apple's GPU
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
-    stamps: list[tuple[float, float]] = []
+    config, module = TrainConfig(**choices), TELLINGS[telling]
+    steps, stamps = 0, []
 
     def note(optimizer, arguments, keywords):
-        stamps.append((time.perf_counter(), time.process_time()))
+        nonlocal steps
+        steps += 1
+        if steps in (warm_up, config.max_steps) and torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # a GPU computes while Python goes on
+        if steps >= warm_up:
+            stamps.append(time.perf_counter())
 
     hook = register_optimizer_step_post_hook(note)
     profiler = cProfile.Profile()
-    config, module = TrainConfig(**choices), TELLINGS[telling]
     options = () if module is train else (precision,)
     try:
         if profiled:
@@ -66,14 +79,14 @@ def run(
             module.main(config, *options)
     finally:
         hook.remove()
-    steps = list(zip(stamps, stamps[1:], strict=False))
+        forget_the_last_run()
     found = json.loads(Path(config.run_dir, "environment.json").read_text())
     return {
         "processes": found["processes"],
         "device": found["device"],
         "threads": found["threads_per_process"],
-        "wall_seconds": [after[0] - before[0] for before, after in steps],
-        "cpu_seconds": [after[1] - before[1] for before, after in steps],
+        "stamps": stamps,
+        "seconds_per_step": (stamps[-1] - stamps[0]) / (len(stamps) - 1),
         **(profile_of(module.main, profiler) if profiled else {}),
     }
 
@@ -82,39 +95,42 @@ def forget_the_last_run() -> None:
     """Accelerate keeps one state per process, and the environment says how many processes."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    for name in rank_environment(0, 1, 0):
+    for name in (*rank_environment(0, 1, 0), "ACCELERATE_MIXED_PRECISION"):
         os.environ.pop(name, None)
 
 
-def profile_of(main, profiler: cProfile.Profile) -> dict[str, dict]:
+def profile_of(main, profiler: cProfile.Profile) -> dict:
     """What `main` called, by function, with what was called in turn included.
 
-    `calls`: {function that main itself calls: [calls, seconds]}. `inside`: the same of functions
-    that these call where they are Accelerate's own. `counts`: {any function: calls}.
+    `own`: seconds in the lines of `main` themselves. `calls`: {function that main calls: [calls,
+    seconds]}. `inside`: the same of functions that these call where they are Accelerate's own.
+    `counts`: {any function: calls}.
     """
     code = main.__code__
     caller = (code.co_filename, code.co_firstlineno, code.co_name)
-    stats = pstats.Stats(profiler).stats  # {function: (…, calls, …, {caller: (…, calls, …, s)})}
+    library = str(Path(accelerate.__file__).parent)
+    stats = pstats.Stats(profiler).stats  # {function: (_, calls, own, _, {caller: (calls, …, s)})}
     direct = {function for function, (*_, callers) in stats.items() if caller in callers}
-    ours = {function for function in direct if "accelerate" in Path(function[0]).parts}
+    ours = {function for function in direct if function[0].startswith(library)}
     calls: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
     inside: dict[str, list] = defaultdict(lambda: [0, 0.0])
     counts: dict[str, int] = defaultdict(int)
     for function, (_, count, _, _, callers) in stats.items():
         name = name_of(function)
         counts[name] += count
-        for each, (_, times, _, seconds) in callers.items():
+        for each, (times, _, _, seconds) in callers.items():
             if each == caller or each in ours:
                 row = calls[name] if each == caller else inside[f"{name_of(each)}: {name}"]
                 row[0] += times
                 row[1] += seconds
-    return {"calls": calls, "inside": inside, "counts": counts}
+    return {"own": stats[caller][2], "calls": calls, "inside": inside, "counts": counts}
 
 
 def name_of(function: tuple[str, int, str]) -> str:
-    """A profiled function as module.name."""
+    """A profiled function as package/module.name: both torch and Accelerate have an optimizer."""
     file, _, name = function
-    return f"{Path(file).stem}.{name}"
+    library = str(Path(accelerate.__file__).parent)
+    return f"{'accelerate/' if file.startswith(library) else ''}{Path(file).stem}.{name}"
 
 
 if __name__ == "__main__":
