@@ -1,6 +1,7 @@
 """Config → the optimizer and its schedule."""
 
 import math
+import sys
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -10,6 +11,9 @@ from accel_demo.config import TrainConfig
 
 def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer `config.optimizer` names, over all of the model's parameters."""
+    # Accelerate asks in every step, twice, whether this package of optimizers is installed. It
+    # looks through sys.path each time; None tells it no at once, and none of ours is from there.
+    sys.modules.setdefault("lomo_optim", None)
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **options)

@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,10 +99,11 @@ class Report:
         from matplotlib.figure import Figure
 
         rows = [len(table.rows) for table in self.tables]
-        figure = Figure(figsize=(8, 0.9 * len(rows) + 0.4 * sum(rows)), layout="constrained")
+        figure = Figure(figsize=(9, 0.9 * len(rows) + 0.5 * sum(rows)), layout="constrained")
         panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
         for table, axis in zip(self.tables, panels, strict=True):
-            names, values = list(table.rows), list(table.rows.values())
+            names = [textwrap.fill(name, 36) for name in table.rows]
+            values = list(table.rows.values())
             medians = [statistics.median(one) for one in values]
             below = [median - min(one) for median, one in zip(medians, values, strict=True)]
             above = [max(one) - median for median, one in zip(medians, values, strict=True)]

@@ -4,7 +4,8 @@ accel-demo bench scaling
 
 Each process trains on one thread (or one GPU) with the same batch size, so that two of them do
 twice the work of one. Two processes that do not share their gradients show what the machine itself
-loses when both cores are busy; the rest is the price of sharing.
+loses when both cores are busy; the rest is the price of sharing, and of waiting for the slower one
+at every step. `--accumulate` shares less often.
 """
 
 import statistics
@@ -18,21 +19,26 @@ from accel_demo.lab.bench.crew import ON_CPU, Crew
 from accel_demo.lab.bench.report import Report, Table
 
 REPEATS = 15
-STEPS, WARM_UP = 60, 6  # of one run, and how many of them do not count
+MICRO_BATCHES, LEAST_STEPS = 60, 10  # of one run; the first tenth of its steps warms up
 ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 processes, one training"
 
 
 def add_options(parser) -> None:
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
-    help = "images per process and step (default: 128)"
+    help = "images per process and micro-batch (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
+    help = "micro-batches per optimizer step; gradients are shared once per step (default: 1)"
+    parser.add_argument("--accumulate", type=int, default=1, metavar="N", help=help)
 
 
 def measure(options) -> Report:
     """Images per second of one and two processes, in turns, and their efficiency."""
     choices = {"model": options.model, "batch_size": options.batch_size, "dataset": "synthetic"}
-    choices |= {"train_samples": 2 * STEPS * options.batch_size, "test_samples": 64}
+    steps = max(LEAST_STEPS, MICRO_BATCHES // max(1, options.accumulate))
+    images = 2 * steps * options.batch_size * options.accumulate
+    choices |= {"accumulate": options.accumulate, "max_steps": steps}
+    choices |= {"train_samples": max(0, images), "test_samples": 64}
     TrainConfig(**choices)  # what cannot be is said before anything is started
     on_cpu = torch.cuda.device_count() < 2
     first, second, both = (ON_CPU,) * 3 if on_cpu else ("0", "1", "0,1")
@@ -44,6 +50,8 @@ def measure(options) -> Report:
         ThreadPoolExecutor(2) as pool,
     ):
         crews = {ALONE: [one], APART: [one, other], TOGETHER: [pair]}
+        for crew in (one, other, pair):  # what is imported at the first step is imported now
+            crew.run("Accelerate", {**choices, "max_steps": 2})
         for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
             for name in list(crews) if repeat % 2 else list(crews)[::-1]:
                 rates[name].append(rate(crews[name], choices, pool))
@@ -52,11 +60,12 @@ def measure(options) -> Report:
         for name in (APART, TOGETHER)
     }
     medians = {name: statistics.median(values) for name, values in efficiency.items()}
+    per_step = f"{options.batch_size * options.accumulate} images per process and step"
+    device = "on the CPU, one thread per process" if on_cpu else "one GPU per process"
     tables = [
-        Table(f"Training {options.model}", "images/s", rates, reference=ALONE, digits=0),
+        Table(f"Training {options.model}, {per_step}", "images/s", rates, ALONE, digits=0),
         Table("Efficiency: the share of twice one process", "share", efficiency, digits=3),
     ]
-    device = "on the CPU, one thread per process" if on_cpu else "one GPU per process"
     finding = f"Two processes reach {medians[TOGETHER]:.1%} of twice the speed of one ({device})."
     facts = {"efficiency": medians[TOGETHER], "processes": pair.processes}
     return Report("scaling", tables, [finding], facts)
@@ -67,16 +76,17 @@ def rate(crews: list[Crew], choices: dict, pool: ThreadPoolExecutor) -> float:
 
     Raises `RuntimeError` where they trained at different times.
     """
-    choices = {**choices, "max_steps": STEPS}
-    runs = [pool.submit(crew.run, "Accelerate", choices, warm_up=WARM_UP) for crew in crews]
+    steps = choices["max_steps"]
+    runs = [pool.submit(crew.run, "Accelerate", choices, warm_up=steps // 10) for crew in crews]
     answers = [run.result() for run in runs]
     start = max(answer["stamps"][0] for answer in answers)
     end = min(answer["stamps"][-1] for answer in answers)
     images_per_second = 0.0
     for answer in answers:
         within = [stamp for stamp in answer["stamps"] if start <= stamp <= end]
-        if len(within) < STEPS // 2:
+        if len(within) < steps // 2:
             raise RuntimeError("the processes did not train at the same time: try again")
         steps_per_second = (len(within) - 1) / (within[-1] - within[0])
-        images_per_second += choices["batch_size"] * answer["processes"] * steps_per_second
+        images_per_step = answer["processes"] * choices["batch_size"] * choices["accumulate"]
+        images_per_second += images_per_step * steps_per_second
     return images_per_second

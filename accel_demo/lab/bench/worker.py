@@ -103,26 +103,29 @@ def profile_of(main, profiler: cProfile.Profile) -> dict:
     """What `main` called, by function, with what was called in turn included.
 
     `own`: seconds in the lines of `main` themselves. `calls`: {function that main calls: [calls,
-    seconds]}. `inside`: the same of functions that these call where they are Accelerate's own.
-    `counts`: {any function: calls}.
+    seconds]}. `inside`: the same of Accelerate's functions, each with what they call elsewhere in
+    rows of its own. `counts`: {any function: calls}.
     """
     code = main.__code__
     caller = (code.co_filename, code.co_firstlineno, code.co_name)
     library = str(Path(accelerate.__file__).parent)
     stats = pstats.Stats(profiler).stats  # {function: (_, calls, own, _, {caller: (calls, …, s)})}
-    direct = {function for function, (*_, callers) in stats.items() if caller in callers}
-    ours = {function for function in direct if function[0].startswith(library)}
+    ours = {function for function in stats if function[0].startswith(library)}
     calls: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
     inside: dict[str, list] = defaultdict(lambda: [0, 0.0])
     counts: dict[str, int] = defaultdict(int)
-    for function, (_, count, _, _, callers) in stats.items():
+    for function, (_, count, own, _, callers) in stats.items():
         name = name_of(function)
         counts[name] += count
+        rows = [(inside[f"{name}, its own lines"], count, own)] if function in ours else []
         for each, (times, _, _, seconds) in callers.items():
-            if each == caller or each in ours:
-                row = calls[name] if each == caller else inside[f"{name_of(each)}: {name}"]
-                row[0] += times
-                row[1] += seconds
+            if each == caller:
+                rows.append((calls[name], times, seconds))
+            elif each in ours and function not in ours:
+                rows.append((inside[f"{name_of(each)}: {name}"], times, seconds))
+        for row, times, seconds in rows:
+            row[0] += times
+            row[1] += seconds
     return {"own": stats[caller][2], "calls": calls, "inside": inside, "counts": counts}
 
 
