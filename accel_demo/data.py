@@ -6,6 +6,7 @@ A batch is `(images float32 [B, C, H, W], labels int64 [B])`: normalised, channe
 import gzip
 import hashlib
 import zlib
+from array import array
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,11 +108,11 @@ class ImageSet(Dataset):
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """A whole batch by one indexing operation; `DataLoader` calls this where it exists."""
-        chosen = torch.tensor(indices)
+        chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
         images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
         if self.augment:
             images = self._shifted(images, chosen)
-        return images.float().sub_(self.mean).mul_(self.scale), self.labels[chosen]
+        return images.float().sub_(self.mean).mul_(self.scale), self.labels.index_select(0, chosen)
 
     def _shifted(self, images: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         height, width = images.shape[2:]

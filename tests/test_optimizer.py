@@ -1,6 +1,10 @@
 """The schedule: one cycle, over a run of any length."""
 
+import importlib.machinery
+
 import pytest
+import torch
+from accelerate.utils.imports import is_lomo_available
 
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
@@ -48,3 +52,12 @@ def test_every_optimizer_moves_the_weights(name):
     optimizer.step()
     after = model.parameters()
     assert all((old != new).any() for old, new in zip(before, after, strict=True))
+
+
+def test_accelerate_does_not_search_the_disk_for_lomo_in_every_step(monkeypatch):
+    def search(*arguments):
+        raise AssertionError("looked through sys.path")
+
+    make_optimizer(TrainConfig(), torch.nn.Linear(1, 1))
+    monkeypatch.setattr(importlib.machinery.PathFinder, "find_spec", search)
+    assert not is_lomo_available()

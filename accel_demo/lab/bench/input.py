@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -140,7 +141,7 @@ def images_per_second(loader: DataLoader) -> float:
 def wait_of_a_run(run_dir: str) -> float:
     """`data_wait` in a process of its own, on all cores unless OMP_NUM_THREADS says otherwise.
 
-    Accelerate keeps one state per process, and the profiler's C++ writes to stderr.
+    It changes `DataLoader`, and Accelerate keeps one state per process.
     """
     threads = os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())
     command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
@@ -150,27 +151,33 @@ def wait_of_a_run(run_dir: str) -> float:
 def data_wait(run_dir: str) -> float:
     """The share of train.py's steps, in percent, that the loop waits for its next batch.
 
-    Torch itself records each `next` of a DataLoader and each optimizer step in a profile; a step
-    here lasts from the end of one optimizer step to the end of the next. The profiler makes both
-    somewhat longer, and what Accelerate does with a batch that is there is not part of the wait.
+    A step lasts from the end of one optimizer step to the end of the next. Here every `next` of a
+    DataLoader is timed; what Accelerate does with a batch that is there is not part of the wait.
     """
     from accel_demo import train
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    ends, waits = [], []
+    iterate = DataLoader.__iter__
+
+    def timed(loader):
+        batches = iterate(loader)
+        while True:
+            started_at = time.perf_counter()
+            batch = next(batches, None)
+            waits.append((started_at, time.perf_counter() - started_at))
+            if batch is None:
+                return
+            yield batch
+
+    DataLoader.__iter__ = timed
+    register_optimizer_step_post_hook(lambda *step: ends.append(time.perf_counter()))
+    with redirect_stdout(sys.stderr):
         train.main(TrainConfig(max_steps=STEPS, run_dir=run_dir))
-    events = profile.events()
-    ends = sorted(e.time_range.end for e in events if e.name.startswith("Optimizer.step#"))
-    if len(ends) != STEPS:
-        raise RuntimeError(f"the profile holds {len(ends)} optimizer steps instead of {STEPS}")
     start, end = ends[FIRST_STEPS - 1], ends[-1]
-    waits = [
-        e.time_range.elapsed_us()
-        for e in events
-        if e.name.startswith("enumerate(DataLoader)#") and start <= e.time_range.start < end
-    ]
-    if len(waits) != STEPS - FIRST_STEPS:
-        raise RuntimeError(f"{STEPS - FIRST_STEPS} steps took {len(waits)} batches")
-    return 100 * sum(waits) / (end - start)
+    within = [seconds for started_at, seconds in waits if start <= started_at < end]
+    if len(ends) != STEPS or len(within) != STEPS - FIRST_STEPS:
+        raise RuntimeError(f"{len(ends)} steps and {len(within)} batches, not {STEPS}")
+    return 100 * sum(within) / (end - start)
 
 
 @contextmanager
