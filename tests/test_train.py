@@ -157,14 +157,8 @@ def test_two_processes_are_one_process_with_twice_the_batch(train, train_here):
 def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
     """5 micro-batches, accumulated by 4: the second step is over one micro-batch."""
     choices = {"model": "tiny_cnn", "dropout": 0.0, "label_smoothing": 0.0, "warmup": 0.0}
-    choices |= {
-        "optimizer": "sgd",
-        "dataset": "synthetic",
-        "train_samples": 40,
-        "batch_size": 8,
-        "accumulate": 4,
-    }
-    choices |= {"epochs": 1, "clip_norm": math.inf, "weight_decay": 0.0}
+    choices |= {"dataset": "synthetic", "train_samples": 40, "batch_size": 8, "accumulate": 4}
+    choices |= {"epochs": 1, "clip_norm": math.inf, "optimizer": "sgd", "weight_decay": 0.0}
     choices |= {"learning_rate": 0.5}
     run_dir = train_here("train.py", **choices)
 

@@ -7,9 +7,7 @@ ResNet-101 in fp32 on the packaged images, read through torchvision image by ima
 """
 
 import json
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,8 +25,7 @@ def main(steps: int, seed: int) -> None:
     warm_up = warm_up_steps(steps)
     device = own_device()
     torch.manual_seed(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        train_set = torchvision_set(Path(folder), (0.5,), (1.0,))
+    train_set = torchvision_set((0.5,), (1.0,))
     train_loader = DataLoader(train_set, BATCH_SIZE, shuffle=True)
     model = make_model().to(device)
     loss_function = nn.CrossEntropyLoss()

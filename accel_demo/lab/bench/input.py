@@ -13,7 +13,6 @@ of a step in which train.py waits for its next batch. OMP_NUM_THREADS, where it 
 that run.
 """
 
-import gzip
 import os
 import statistics
 import sys
@@ -21,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -31,6 +29,7 @@ from tqdm import tqdm
 from accel_demo.config import TrainConfig
 from accel_demo.data import ASSETS, STATISTICS, load_datasets, loader_options
 from accel_demo.lab import machine
+from accel_demo.lab.bench.baseline import torchvision_folder
 from accel_demo.lab.bench.report import Report, Table
 from accel_demo.lab.bench.timed_command import run_timed
 
@@ -49,7 +48,7 @@ def measure(options) -> Report:
     """Images per second of every way to read them, then the data wait of the default run."""
     with tempfile.TemporaryDirectory() as folder:
         with one_thread():
-            loaders = make_loaders(Path(folder))
+            loaders = make_loaders()
             compared = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
             rates = measure_rates(loaders, options.repeats)
         del loaders  # and with them the workers
@@ -71,14 +70,14 @@ def measure(options) -> Report:
     return Report("input", [reading, waiting], findings, facts)
 
 
-def make_loaders(folder: Path) -> dict[str, DataLoader]:
+def make_loaders() -> dict[str, DataLoader]:
     """Every way to read the packaged training images, by its row in the table."""
     config = TrainConfig()
     shuffled = {"batch_size": BATCH_SIZE, "shuffle": True}
     ours = {**shuffled, "drop_last": True, **loader_options(config, torch.device("cpu"))}
     train_set, _ = load_datasets(config)
     augmented, _ = load_datasets(TrainConfig(augment=True))
-    theirs = torchvision_set(folder, *STATISTICS[config.dataset][1:])
+    theirs = torchvision_set(*STATISTICS[config.dataset][1:])
     return {
         OURS: DataLoader(train_set, **ours),
         f"{OURS}, augmented": DataLoader(augmented, **ours),
@@ -92,16 +91,13 @@ def make_loaders(folder: Path) -> dict[str, DataLoader]:
     }
 
 
-def torchvision_set(folder: Path, mean: list[float], std: list[float]):
-    """The packaged training images as torchvision's own `FashionMNIST`, unpacked into `folder`."""
+def torchvision_set(mean: list[float], std: list[float]):
+    """The packaged training images as torchvision's own `FashionMNIST`, which loads them all."""
     from torchvision import datasets, transforms
 
-    raw = folder / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for path in ASSETS.glob("*.gz"):
-        (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
-    return datasets.FashionMNIST(folder, train=True, transform=transform)
+    with torchvision_folder(ASSETS) as folder:
+        return datasets.FashionMNIST(folder, train=True, transform=transform)
 
 
 def compare(our_set, their_set) -> str:
