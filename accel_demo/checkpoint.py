@@ -1,148 +1,281 @@
-"""One run's folder: its config, metrics, environment and summary as JSON, its model."""
+"""Checkpoints of a run: written whole or not at all, and resumed exactly."""
 
-import dataclasses
 import hashlib
-import json
+import math
 import os
+import pickle
+import random
 import shutil
-import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.manifest import (
+    Damaged,
+    checkpoints_of,
+    discard,
+    newest_whole,
+    position,
+    rename,
+    seal,
+    verify,
+)
+from accel_demo.metrics import TrainLog
+from accel_demo.optimizer import set_schedule
+from accel_demo.run_folder import claim_folder, start_run
+
+READ_ERRORS = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError)
+UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
 
 
-def claim_folder(config: TrainConfig, environment: dict) -> Path:
-    """The folder of this run: `config.run_dir`, or one below runs/ that is like no other run's.
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: at the checkpoint in `folder`, or, without one, at the very beginning.
 
-    Every process calls it and finds the same, before anything is written. A folder holds one config
-    in one environment (see `describe_run`): the same run may be started over in it, another one
-    may not. Raises `UserError` there, and where the folder cannot be written to.
+    `epoch` epochs are done, `batches` batches per process of the next, and `step` optimizer steps.
     """
-    folder = Path(config.run_dir) if config.run_dir else _own_folder(config, environment)
+
+    folder: Path | None = None
+    epoch: int = 0
+    batches: int = 0
+    step: int = 0
+    log: dict = field(default_factory=dict)  # what `TrainLog.state` gave
+    random_states: tuple[str, ...] = ()  # a digest for each rank
+    other_world: bool = False  # saved by another number of processes
+    remarks: tuple[str, ...] = ()
+
+
+class Run:
+    """One run: its folder, where it begins, its checkpoints. Every process has one."""
+
+    def __init__(self, config: TrainConfig, environment: dict, steps_per_epoch: int, is_main: bool):
+        """Find where `--resume` says to begin, and make the folder what it was then.
+
+        Raises `UserError` in every process, before anything is written: see `claim_folder` and
+        `find_start`.
+        """
+        self.config, self.environment, self.is_main_process = config, environment, is_main
+        self.folder = claim_folder(config, environment)
+        self.start = find_start(self.folder, config, environment, steps_per_epoch)
+        if dist.is_initialized():
+            dist.barrier()  # no process writes while another still looks
+        if is_main:
+            start_run(self.folder, config, environment)
+            self._rewind()
+
+    def batches_done(self, epoch: int) -> int:
+        """How many batches per process of this epoch the checkpoint has behind it."""
+        return self.start.batches if epoch == self.start.epoch else 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether `--checkpoint-every` asks for a checkpoint after this step."""
+        return self.config.checkpoint_every > 0 and step % self.config.checkpoint_every == 0
+
+    def load(self, load_state: Callable[[Path], None], rank: int, scheduler: LambdaLR) -> None:
+        """Let `load_state` read the states of the checkpoint the run begins at, if there is one.
+
+        Raises `UserError` where they do not fit. `accelerator.load_state` goes on without a word
+        where it cannot read random states, so they are compared with the digest in the manifest.
+        """
+        folder = self.start.folder
+        if folder is None:
+            return
+        try:
+            load_state(folder)
+        except (*READ_ERRORS, SafetensorError) as error:
+            raise UserError(
+                f"{folder} cannot be loaded ({_first_line(error)}): resume from another one"
+            ) from None
+        if self.start.other_world:
+            set_schedule(scheduler, self.start.step)
+        elif random_states_digest() != self.start.random_states[rank]:
+            raise UserError(
+                f"{folder} has random states that cannot be read here, so the run would not go on "
+                "as it was: resume it with the packages it was saved with"
+            )
+
+    def save(
+        self,
+        save_state: Callable[[Path], None],
+        epoch: int,
+        batches: int,
+        step: int,
+        log: TrainLog,
+    ) -> None:
+        """Let `save_state` of every process write into a folder, and make that a checkpoint.
+
+        Until all of it is on the disk the folder has a name that nobody resumes from. Raises
+        `UserError` in every process where one of them could not write.
+        """
+        unfinished = self.folder / "checkpoints" / UNFINISHED
+        with _agreement(unfinished):
+            if self.is_main_process:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(parents=True)
+        with _agreement(unfinished):
+            save_state(unfinished)
+        random_states = _from_all(random_states_digest())
+        with _agreement(unfinished):
+            if self.is_main_process:
+                facts = {
+                    "epoch": epoch,
+                    "batches": batches,
+                    "step": step,
+                    "log": log.state(),
+                    "random_states": random_states,
+                    "config": self.config.fixed_choices(),
+                    "environment": self.environment,
+                }
+                seal(unfinished, facts)
+                self._publish(unfinished, f"epoch-{epoch:04}-batch-{batches:06}")
+        log.restart_clock()
+
+    def _publish(self, unfinished: Path, name: str) -> None:
+        """Give what was sealed its name, then delete what is older than `--keep-last`."""
+        folder = unfinished.with_name(name)
+        if folder.exists():
+            discard(folder)
+        rename(unfinished, folder)
+        older = [path for path in checkpoints_of(self.folder) if position(path) < position(folder)]
+        for path in older[self.config.keep_last - 1 :]:
+            discard(path)
+
+    def _rewind(self) -> None:
+        """Drop what the folder holds of later than the start, and say what is resumed."""
+        start, metrics = self.start, self.folder / "metrics.jsonl"
+        for name in ("summary.json", "model.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in checkpoints_of(self.folder):
+            if start.folder is None or position(path) > (start.epoch, start.batches):
+                discard(path)
+        if start.folder is None:
+            metrics.unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        elif metrics.exists():
+            os.truncate(metrics, min(metrics.stat().st_size, start.log["metrics_bytes"]))
+        for remark in start.remarks:
+            print(remark, flush=True)
+
+
+def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoch: int) -> Start:
+    """Where `--resume` says that a run begins. Every process finds the same.
+
+    `auto` is the newest whole checkpoint in the folder `run`, or the very beginning where there is
+    none. Raises `UserError` for a folder that is no whole checkpoint of this run, and inside an
+    epoch for one that another number of processes saved.
+    """
+    if not config.resume:
+        return Start()
+    folder, remarks = Path(config.resume), []
+    if config.resume == "auto":
+        folder, remarks = newest_whole(run)
+        if folder is None:
+            return Start(remarks=tuple(remarks))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
+        manifest = verify(folder)
+    except Damaged as reason:
         raise UserError(
-            f"cannot write into {folder} ({error.strerror}): choose another --run-dir"
+            f"{folder} is no whole checkpoint ({reason}): name another, or --resume auto"
         ) from None
-    if (folder / "config.json").exists():
-        held = _choices(load_config(folder)) | _read_json(folder / "environment.json")
-        for name, value in (_choices(config) | _launch(environment)).items():
-            if held.get(name) != value:
-                raise UserError(
-                    f"{folder} holds a run with {name} {held.get(name)}, not {value}: "
-                    "choose another --run-dir, or delete the folder"
-                )
-    return folder
-
-
-def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Clear what an earlier start of the same run left; say and write down what is about to run."""
-    for name in ("metrics.jsonl", "model.safetensors", "summary.json"):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-    write_json(folder / "environment.json", environment)
-    write_json(folder / "config.json", _choices(config))
-    processes, images = environment["processes"], config.batch_size * config.accumulate
-    print(
-        f"{processes} process{'es' if processes > 1 else ''} on {environment['device']} "
-        f"({environment['backend']}): {config.model} on {config.dataset}, "
-        f"{processes * images} images per step"
+    saved, processes = manifest["environment"], environment["processes"]
+    _check_same_run(folder, manifest["config"] | saved, config, environment)
+    epoch, step = manifest["epoch"], manifest["step"]
+    other_world = saved["processes"] != processes
+    remarks.append(f"resumed from {folder}, after step {step}")
+    if other_world and manifest["batches"]:
+        raise UserError(
+            f"{folder} was saved inside an epoch with processes={saved['processes']}, and this is "
+            f"{processes}: start as many, or resume from a checkpoint at an epoch's end"
+        )
+    if other_world:
+        step = epoch * steps_per_epoch  # where this number of processes would be
+        remarks.append(
+            f"it was saved with processes={saved['processes']}, and this is {processes}: every "
+            "image is still seen once an epoch, but the bits differ from here on"
+        )
+    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    if step >= total_steps:
+        epoch, step = config.epochs, total_steps  # nothing is left but to finish
+    for package in ("torch", "accelerate"):
+        if saved[package] != environment[package]:
+            remarks.append(
+                f"it was saved with {package} {saved[package]}, and this is {environment[package]}:"
+                " the bits may differ from here on"
+            )
+    return Start(
+        folder,
+        epoch,
+        manifest["batches"],
+        step,
+        manifest["log"],
+        tuple(manifest["random_states"]),
+        other_world,
+        tuple(remarks),
     )
 
 
-def append_metrics(folder: Path, values: dict) -> None:
-    """One line of metrics.jsonl."""
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(values) + "\n")
+def random_states_digest() -> str:
+    """One number for all random states of this process: Python's, numpy's, torch's, its GPU's."""
+    name, keys, *rest = numpy.random.get_state()
+    states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state().tolist())
+    return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
-def save_model(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-    """Write model.safetensors: whole or not at all. Tensors alone, no code, no pickle."""
-    from safetensors.torch import save
+def _check_same_run(folder: Path, held: dict, config: TrainConfig, environment: dict) -> None:
+    wanted = config.fixed_choices()
+    wanted |= {name: environment[name] for name in ("telling", "mixed_precision")}
+    for name, value in wanted.items():
+        if held.get(name) != value:
+            raise UserError(
+                f"{folder} is of a run with {name} {held.get(name)}, not {value}: resume that run"
+            )
 
-    tensors = {name: tensor.contiguous() for name, tensor in state_dict.items()}
-    _write_whole(folder / "model.safetensors", save(tensors))
 
-
-def load_model(folder: Path, model: torch.nn.Module) -> None:
-    """Read model.safetensors into `model`. Raises `UserError` where that is not possible."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / "model.safetensors"
+@contextmanager
+def _agreement(folder: Path) -> Iterator[None]:
+    """All processes come to the end of the block, or all raise a `UserError` that says why not."""
+    problem = None
     try:
-        model.load_state_dict(load_file(path))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: the run has not finished") from None
-    except (SafetensorError, RuntimeError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): train it again") from None
-
-
-def load_config(folder: Path) -> TrainConfig:
-    """The config a run was started with. Raises `UserError` where there is none."""
-    path = folder / "config.json"
-    choices = _read_json(path)
-    try:
-        if choices.keys() != _choices(TrainConfig()).keys():
-            raise UserError("other fields")
-        return TrainConfig(**choices, run_dir=str(folder))
-    except (TypeError, UserError):
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        problem = _why(error, folder)
+    for why in filter(None, _from_all(problem)):
+        shutil.rmtree(folder, ignore_errors=True)
         raise UserError(
-            f"{path} is damaged or of another version: choose another folder, or delete this one"
-        ) from None
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Write `value` as indented JSON: whole or not at all."""
-    _write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def _own_folder(config: TrainConfig, environment: dict) -> Path:
-    """runs/train for the defaults; every other choice shows in the name, or as a digest in it."""
-    launch = _launch(environment)
-    name = launch["telling"]
-    if launch["processes"] > 1:
-        name += f"-{launch['processes']}-processes"
-    if launch["mixed_precision"] != "no":
-        name += f"-{launch['mixed_precision']}"
-    if _choices(config) != _choices(TrainConfig()):
-        name += f"-{hashlib.sha256(json.dumps(_choices(config)).encode()).hexdigest()[:8]}"
-    return Path("runs", name)
-
-
-def _choices(config: TrainConfig) -> dict:
-    """The config without the folder it is kept in, so that a run folder may be moved."""
-    choices = dataclasses.asdict(config)
-    del choices["run_dir"]
-    return choices
-
-
-def _launch(environment: dict) -> dict:
-    """What of the environment makes it another run."""
-    return {name: environment[name] for name in ("telling", "processes", "mixed_precision")}
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} holds no run: {path} is missing") from None
-    except (OSError, ValueError):
-        value = None
-    if not isinstance(value, dict):
-        raise UserError(
-            f"{path} is damaged or of another version: choose another folder, or delete this one"
+            f"cannot write a checkpoint into {folder.parent} ({why}), so the training stops: "
+            "mend that, and go on from the last checkpoint with --resume auto"
         )
-    return value
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+def _from_all(value) -> list:
+    """What each process gives, by rank."""
+    values = [value]
+    if dist.is_initialized():
+        values *= dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
+def _why(error: Exception, folder: Path) -> str:
+    """Why writing failed. torch and safetensors do not say, so the system is asked once more."""
+    if not isinstance(error, OSError):
+        try:
+            (folder / "probe").write_bytes(bytes(2**16))
+        except OSError as system_error:
+            error = system_error
+    return error.strerror if isinstance(error, OSError) else _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

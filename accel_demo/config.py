@@ -17,9 +17,12 @@ MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")
 OPTIMIZERS = ("adamw", "adam", "sgd")
 
 
-def option(default, help, choices=None):
-    """A field of TrainConfig: its default, what --help says of it, and what it may be."""
-    metadata = {"help": help, "choices": choices}
+def option(default, help, choices=None, fixed=True):
+    """A field of TrainConfig: its default, what --help says of it, and what it may be.
+
+    A `fixed` one belongs to the run: in its folder no other value is accepted.
+    """
+    metadata = {"help": help, "choices": choices, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -28,7 +31,7 @@ class TrainConfig:
     """What to train. The defaults finish in under a minute on two CPU cores."""
 
     dataset: str = option("fashion-mnist-small", "the images to learn", DATASETS)
-    data_dir: str = option("data", "folder of the full datasets; only they need it")
+    data_dir: str = option("data", "folder of the full datasets; only they need it", fixed=False)
     train_samples: int = option(0, "use the first N training images; 0 means all")
     test_samples: int = option(0, "use the first N test images; 0 means all")
     augment: bool = option(False, "shift training images by up to 2 pixels and mirror them")
@@ -46,11 +49,19 @@ class TrainConfig:
     label_smoothing: float = option(0.1, "label smoothing of the training loss")
     clip_norm: float = option(1.0, "gradients with a larger norm are scaled down to it")
     seed: int = option(0, "starting weights, order of the images, dropout, augmentation")
-    num_workers: int = option(0, "processes that load data, per training process")
+    num_workers: int = option(0, "processes that load data, per training process", fixed=False)
     compile: bool = option(False, "compile the model with torch.compile")
     log_every: int = option(10, "optimizer steps between two lines of metrics.jsonl")
     track: str = option("no", "also write the metrics for a viewer", ("no", "tensorboard"))
-    run_dir: str = option("", "folder of this run; empty means one below runs/")
+    checkpoint_every: int = option(
+        0, "optimizer steps between checkpoints; each epoch ends with one anyway", fixed=False
+    )
+    keep_last: int = option(2, "how many checkpoints to keep", fixed=False)
+    resume: str = option("", "go on from a checkpoint: its folder, or auto", fixed=False)
+    collective_timeout: float = option(
+        600.0, "seconds to wait for another process before giving up", fixed=False
+    )
+    run_dir: str = option("", "folder of this run; empty means one below runs/", fixed=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -59,12 +70,13 @@ class TrainConfig:
             if choices and value not in choices:
                 raise UserError(f"{name} must be one of {', '.join(choices)}, got {value}")
         self._check_at_least(
-            1, "epochs", "batch_size", "eval_batch_size", "accumulate", "log_every"
+            1, "epochs", "batch_size", "eval_batch_size", "accumulate", "log_every", "keep_last"
         )
         self._check_at_least(
             0, "train_samples", "test_samples", "max_steps", "num_workers", "seed", "weight_decay"
         )
-        for name in ("learning_rate", "clip_norm"):
+        self._check_at_least(0, "checkpoint_every")
+        for name in ("learning_rate", "clip_norm", "collective_timeout"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("dropout", "label_smoothing", "warmup"):
@@ -72,8 +84,18 @@ class TrainConfig:
                 raise UserError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if math.isinf(self.learning_rate):
             raise UserError("learning_rate must be a finite number, got inf")
+        if self.collective_timeout > 1e6:
+            raise UserError(
+                f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
+            )
         if self.seed >= 2**31:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
+
+    def fixed_choices(self) -> dict:
+        """What makes this run another one than the next: the same run may be resumed with other
+        values of the rest."""
+        fields = dataclasses.fields(self)
+        return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
@@ -124,49 +124,6 @@ class ImageSet(Dataset):
         return images.contiguous(memory_format=torch.channels_last)
 
 
-class BatchShardSampler(DistributedSampler):
-    """A `DistributedSampler` that deals an epoch out in whole batches, as Accelerate does.
-
-    Batch k of the shuffled epoch goes to rank k mod world size, and an incomplete last round is
-    dropped. Torch's own `DistributedSampler` deals single samples: the same epoch, but other
-    batches, so the weights could not be compared with Accelerate's bit for bit.
-    """
-
-    def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):
-        super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=True)
-        self.batch_size = batch_size
-        self.num_samples = len(dataset) // (batch_size * num_replicas) * batch_size
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        batches = torch.randperm(len(self.dataset), generator=generator).split(self.batch_size)
-        return iter(torch.cat(batches[self.rank :: self.num_replicas])[: self.num_samples].tolist())
-
-
-def loader_options(config: TrainConfig, device: torch.device) -> dict:
-    """What every DataLoader of a run has in common."""
-    return {
-        "collate_fn": _as_batch,
-        "num_workers": config.num_workers,
-        "pin_memory": device.type == "cuda",
-    }
-
-
-def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> None:
-    """Raise `UserError` where the images do not fill one batch for every process.
-
-    A resnet shrinks these images to one pixel, and one number has no batch statistics.
-    """
-    if config.model.startswith("resnet") and config.batch_size < 2:
-        raise UserError(f"{config.model} takes batches of two images or more, got --batch-size 1")
-    needed = config.batch_size * world_size
-    if len(train_set) < needed:
-        raise UserError(
-            f"{world_size} x batch_size {config.batch_size} takes {needed} training images, "
-            f"but there are {len(train_set)}: choose a smaller --batch-size"
-        )
-
-
 def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> torch.Tensor:
     """The uint8 tensor in the idx file `folder/name`, or `folder/name.gz` where that exists.
 
@@ -274,8 +231,3 @@ def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows = torch.arange(28).view(1, 1, 28, 1) // 14 == (labels % 2).view(-1, 1, 1, 1)
     columns = torch.arange(28).view(1, 1, 1, 28) // 6 == (labels // 2).view(-1, 1, 1, 1)
     return images + 120 * (rows & columns), labels
-
-
-def _as_batch(batch):
-    """`__getitems__` has made the batch already: nothing is left to collate."""
-    return batch

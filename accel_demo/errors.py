@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
 def one_line_errors() -> Iterator[None]:
     """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
 
+    But for one: a collective fails where another process is gone. That is a line and exit code 1.
+
     Every process of a run finds the same mistake at the same place, and rank 0 speaks. The others
     wait, because a launcher stops all of them as soon as the first one exits. One that nobody has
     stopped by then knows something the others do not (its disk is full, say), and speaks too.
@@ -49,3 +51,9 @@ def one_line_errors() -> Iterator[None]:
         if distributed and distributed.is_initialized():
             distributed.destroy_process_group()
         sys.exit(2)
+    except RuntimeError as error:
+        stopping = sys.modules.get("accel_demo.stopping")
+        line = stopping.lost_processes(error) if stopping else None
+        if line is None:
+            raise
+        stopping.leave(line)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from accel_demo.checkpoint import append_metrics, write_json
 from accel_demo.config import TrainConfig
+from accel_demo.run_folder import append_metrics, write_json
 
 
 def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -27,11 +27,12 @@ def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class TrainLog:
     """What a run says: a progress bar, metrics.jsonl, a line per epoch, a summary at the end.
 
-    Only the main process speaks. Images per second are global, and count training alone. `track`
-    is "tensorboard" or "no"; train.py leaves that to Accelerate's own tracker.
+    Only the main process speaks. Images per second are global, and count training alone. `state`
+    is what a checkpoint has kept of an earlier one, or empty. `track` is "tensorboard" or "no";
+    train.py leaves that to Accelerate's own tracker.
     """
 
-    def __init__(self, run: Path, is_main_process: bool, track: str = "no"):
+    def __init__(self, run: Path, is_main_process: bool, state: dict, track: str = "no"):
         self.run = run
         self.is_main_process = is_main_process
         self.writer = None
@@ -39,15 +40,42 @@ class TrainLog:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(run / "tensorboard")
-        self.images, self.seconds = 0.0, 0.0  # trained on so far
+        self.images = state.get("images", 0.0)  # trained on so far, in so many seconds
+        self.seconds = state.get("seconds", 0.0)
+        self.test_accuracy = state.get("test_accuracy", 0.0)
+        self.best_test_accuracy = state.get("best_test_accuracy", 0.0)
+        self.epoch_totals = torch.tensor(state.get("epoch_totals", [0.0, 0.0, 0.0]))
 
-    def start_epoch(self, epoch: int, config: TrainConfig, batches: int) -> tqdm:
-        """Start the clock, and a bar over the `batches` of this epoch."""
-        self.epoch, self.name = epoch + 1, f"epoch {epoch + 1}/{config.epochs}"
-        self.epoch_totals = torch.zeros(3)
-        hidden = not self.is_main_process
-        self.bar = tqdm(total=batches, desc=self.name, unit="batch", leave=False, disable=hidden)
+    def state(self) -> dict:
+        """What a checkpoint keeps of it, as JSON has it, to be given to the one that goes on."""
+        metrics = self.run / "metrics.jsonl"
+        return {
+            "images": self.images,
+            "seconds": self.seconds,
+            "test_accuracy": self.test_accuracy,
+            "best_test_accuracy": self.best_test_accuracy,
+            "epoch_totals": self.epoch_totals.tolist(),
+            "metrics_bytes": metrics.stat().st_size if metrics.exists() else 0,
+        }
+
+    def restart_clock(self) -> None:
+        """Leave out of the next interval what has been done since the last."""
         self.interval_started_at = time.perf_counter()
+
+    def start_epoch(self, epoch: int, config: TrainConfig, batches: int, done: int = 0) -> tqdm:
+        """Start the clock, and a bar over the `batches` of this epoch. `done` of them are done."""
+        self.epoch, self.name = epoch + 1, f"epoch {epoch + 1}/{config.epochs}"
+        if not done:
+            self.epoch_totals = torch.zeros(3)
+        self.bar = tqdm(
+            total=batches,
+            initial=done,
+            desc=self.name,
+            unit="batch",
+            leave=False,
+            disable=not self.is_main_process,
+        )
+        self.restart_clock()
         return self.bar
 
     def interval(self, step: int, learning_rate: float, totals: torch.Tensor) -> dict:
@@ -80,6 +108,7 @@ class TrainLog:
         self.bar.close()
         metrics = {"step": step, "epoch": self.epoch, **_means(test_totals.cpu(), "test")}
         self.test_accuracy = metrics["test_accuracy"]
+        self.best_test_accuracy = max(self.best_test_accuracy, self.test_accuracy)
         train = _means(self.epoch_totals, "train")
         self._write(metrics)
         if self.is_main_process:
@@ -95,6 +124,7 @@ class TrainLog:
         """The summary: one line, and summary.json."""
         summary = {
             "test_accuracy": self.test_accuracy,
+            "best_test_accuracy": self.best_test_accuracy,
             "images_per_second": self.images / self.seconds,
             "train_seconds": self.seconds,
             "processes": world_size,
@@ -112,6 +142,14 @@ class TrainLog:
             f"saved in {self.run}",
             flush=True,
         )
+
+    def stopped(self, step: int, command: str) -> None:
+        """The last line of a run that was asked to stop; `command` is what to type to go on."""
+        self.bar.close()
+        if self.writer:
+            self.writer.close()
+        if self.is_main_process:
+            print(f"stopped after step {step}; to go on: {command}", flush=True)
 
     def _write(self, metrics: dict) -> None:
         if self.is_main_process:

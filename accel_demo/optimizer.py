@@ -38,3 +38,9 @@ def make_scheduler(
         return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     return LambdaLR(optimizer, share_of_peak)
+
+
+def set_schedule(scheduler: LambdaLR, step: int) -> None:
+    """Put the schedule where it is after `step` optimizer steps, whatever it was loaded with."""
+    scheduler.last_epoch = step - 1
+    scheduler.step()

@@ -8,9 +8,11 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from importlib import metadata
 
 import torch
+import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors
 
@@ -51,6 +53,33 @@ def own_device() -> torch.device:
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator().type
     return torch.device(kind, number_in("LOCAL_RANK", 0))
+
+
+def connect(timeout: float) -> torch.device:
+    """Let the processes of a launch meet; each then waits `timeout` seconds for any other.
+
+    After a restart of all workers torchrun's store still holds the addresses of those that died,
+    and a process that finds an old one first ends with "connectFullMesh … Connection refused". So
+    each start of the workers has its own names there. A process that is alone stays so; what MPI
+    has started, Accelerate connects. Gives the device of this process.
+    """
+    device = own_device()
+    if dist.is_initialized() or "RANK" not in os.environ:
+        return device
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    timeout = timedelta(seconds=timeout)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        store=dist.PrefixStore(f"start-{attempt}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=None if device.type == "cpu" else device,
+    )
+    return device
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:

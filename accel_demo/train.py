@@ -12,19 +12,25 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 
-from accel_demo.checkpoint import claim_folder, save_model, start_run
+from accel_demo.batches import check_batches, loader_options
+from accel_demo.checkpoint import Run
 from accel_demo.config import CommandLine, TrainConfig
-from accel_demo.data import check_batches, download, load_datasets, loader_options
+from accel_demo.data import download, load_datasets
 from accel_demo.errors import one_line_errors
 from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import check_processes, describe_run, keep_freed_memory, use_cpu
+from accel_demo.processes import check_processes, connect, describe_run, keep_freed_memory, use_cpu
+from accel_demo.run_folder import save_model
+from accel_demo.state import name_weights_alike
+from accel_demo.stopping import StopSignals, resume_command
 
 
 def main(config: TrainConfig) -> None:
     # Processes: which one am I, and which device is mine?
     keep_freed_memory()
+    connect(config.collective_timeout)  # Accelerate would too, but fail after a worker's restart
+    stop = StopSignals()
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
@@ -59,24 +65,27 @@ def main(config: TrainConfig) -> None:
     scheduler = make_scheduler(config, optimizer, total_steps)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: a folder holds one run; starting it again starts it over
+    # Resume: from a checkpoint where --resume names one, and with the same bits from there on
     backend = f"distributed_type {accelerator.distributed_type.value}"
     backend += f", {accelerator.state.backend}" if world_size > 1 else ""
     environment = describe_run("train", world_size, backend, device, accelerator.mixed_precision)
-    run = claim_folder(config, environment)
-    if accelerator.is_main_process:
-        start_run(run, config, environment)
-    accelerator.project_configuration.logging_dir = run
+    run = Run(config, environment, steps_per_epoch, accelerator.is_main_process)
+    name_weights_alike(accelerator)
+    run.load(accelerator.load_state, accelerator.process_index, scheduler.scheduler)
+    accelerator.project_configuration.logging_dir = run.folder
     accelerator.init_trackers("tensorboard")
-    step, log = 0, TrainLog(run, accelerator.is_main_process)
+    log = TrainLog(run.folder, accelerator.is_main_process, run.start.log)
+    step, is_stopping = run.start.step, False
 
-    for epoch in range(config.epochs):
+    for epoch in range(run.start.epoch, config.epochs):
         train_set.set_epoch(epoch)
         train_loader.set_epoch(epoch)
+        done = run.batches_done(epoch)
+        batches = accelerator.skip_first_batches(train_loader, done) if done else train_loader
         model.train()
         totals = torch.zeros(3, device=device)
-        bar = log.start_epoch(epoch, config, len(train_loader))
-        for index, (images, labels) in enumerate(train_loader):
+        bar = log.start_epoch(epoch, config, len(train_loader), done)
+        for index, (images, labels) in enumerate(batches, start=done):
             # Accumulate: gradients are shared on the last micro-batch only
             first = index - index % config.accumulate  # of its window; the last may be short
             window = min(config.accumulate, len(train_loader) - first)
@@ -98,12 +107,18 @@ def main(config: TrainConfig) -> None:
             if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
                 scheduler.step()
             is_last = index + 1 == len(train_loader) or step == total_steps
-            if step % config.log_every == 0 or is_last:
+            is_stopping = step < total_steps and stop.after(step)
+            is_saved = is_stopping or (run.is_due(step) and not is_last)
+            if step % config.log_every == 0 or is_last or is_saved:
                 values = log.interval(step, learning_rate, accelerator.reduce(totals))
                 accelerator.log(values, step=step)
                 totals.zero_()
-            if step == total_steps:
+            if is_saved:
+                run.save(accelerator.save_state, epoch, index + 1, step, log)
+            if step == total_steps or is_stopping:
                 break
+        if is_stopping:
+            break
 
         # Evaluate: gather every process's predictions, and drop the padding of the last batch
         model.eval()
@@ -115,13 +130,16 @@ def main(config: TrainConfig) -> None:
 
         # Report: one process speaks for all
         accelerator.log(log.end_epoch(step, test_totals), step=step)
+        run.save(accelerator.save_state, epoch + 1, 0, step, log)
         if step == total_steps:
             break
 
     # Finish: one process saves, and all leave together
     state_dict = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        save_model(run, state_dict)
+    if is_stopping:
+        log.stopped(step, resume_command())
+    elif accelerator.is_main_process:
+        save_model(run.folder, state_dict)
         log.finish(world_size, device)
     accelerator.wait_for_everyone()
     accelerator.end_training()

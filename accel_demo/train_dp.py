@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler
 
-from accel_demo.checkpoint import claim_folder, save_model, start_run
+from accel_demo.batches import check_batches, loader_options, skip_first_batches
+from accel_demo.checkpoint import Run
 from accel_demo.config import CommandLine, TrainConfig
-from accel_demo.data import check_batches, download, load_datasets, loader_options
+from accel_demo.data import download, load_datasets
 from accel_demo.errors import one_line_errors
 from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
@@ -26,11 +27,15 @@ from accel_demo.processes import (
     keep_freed_memory,
     own_device,
 )
+from accel_demo.run_folder import save_model
+from accel_demo.state import TrainingState
+from accel_demo.stopping import StopSignals, resume_command
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: which one am I, and which device is mine?
     keep_freed_memory()
+    stop = StopSignals()
     device = own_device()
     device_ids = data_parallel_devices(config.compile, precision)
     check_processes(1, device, precision)
@@ -59,19 +64,23 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: a folder holds one run; starting it again starts it over
+    # Resume: from a checkpoint where --resume names one, with the same bits from there on
     environment = describe_run("train_dp", 1, "DataParallel", device, precision)
-    run = claim_folder(config, environment)
-    start_run(run, config, environment)
-    step, log = 0, TrainLog(run, is_main_process=True, track=config.track)
+    run = Run(config, environment, steps_per_epoch, is_main=True)
+    state = TrainingState(0, model.module, optimizer, scheduler, scaler)
+    run.load(state.load, 0, scheduler)
+    log = TrainLog(run.folder, True, run.start.log, config.track)
+    step, is_stopping = run.start.step, False
 
-    for epoch in range(config.epochs):
+    for epoch in range(run.start.epoch, config.epochs):
         train_set.set_epoch(epoch)
         sampler.generator.manual_seed(config.seed + epoch)
+        done = run.batches_done(epoch)
+        batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()
         totals = torch.zeros(3, device=device)
-        bar = log.start_epoch(epoch, config, len(train_loader))
-        for index, (images, labels) in enumerate(train_loader):
+        bar = log.start_epoch(epoch, config, len(train_loader), done)
+        for index, (images, labels) in enumerate(batches, start=done):
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
             # Accumulate: gradients are shared on the last micro-batch only
@@ -100,11 +109,17 @@ def main(config: TrainConfig, precision: str = "no") -> None:
             if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
                 scheduler.step()
             is_last = index + 1 == len(train_loader) or step == total_steps
-            if step % config.log_every == 0 or is_last:
+            is_stopping = step < total_steps and stop.after(step)
+            is_saved = is_stopping or (run.is_due(step) and not is_last)
+            if step % config.log_every == 0 or is_last or is_saved:
                 log.interval(step, learning_rate, totals)
                 totals.zero_()
-            if step == total_steps:
+            if is_saved:
+                run.save(state.save, epoch, index + 1, step, log)
+            if step == total_steps or is_stopping:
                 break
+        if is_stopping:
+            break
 
         # Evaluate: gather every process's predictions, and drop the padding of the last batch
         model.eval()
@@ -116,12 +131,16 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
         # Report: one process speaks for all
         log.end_epoch(step, test_totals)
+        run.save(state.save, epoch + 1, 0, step, log)
         if step == total_steps:
             break
 
     # Finish: one process saves, and all leave together
-    save_model(run, model.module.state_dict())
-    log.finish(1, device)
+    if is_stopping:
+        log.stopped(step, resume_command())
+    else:
+        save_model(run.folder, model.module.state_dict())
+        log.finish(1, device)
 
 
 if __name__ == "__main__":

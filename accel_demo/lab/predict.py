@@ -19,8 +19,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--picture", type=Path, help="where to draw them (default: in the run)")
     options = parser.parse_args(arguments)
 
-    from accel_demo.checkpoint import load_config
     from accel_demo.data import load_datasets
+    from accel_demo.run_folder import load_config
 
     config = load_config(options.run)
     _, test_set = load_datasets(config)
@@ -62,8 +62,8 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, 
     """(index, true class, predicted class, its probability) of each test image asked for."""
     import torch
 
-    from accel_demo.checkpoint import load_model
     from accel_demo.models import make_model
+    from accel_demo.run_folder import load_model
 
     model = make_model(config)
     load_model(run, model)

@@ -1,0 +1,85 @@
+"""Train set and test set → batches: who reads what, and where an epoch goes on."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from accel_demo.config import TrainConfig
+from accel_demo.data import ImageSet
+from accel_demo.errors import UserError
+from accel_demo.stopping import ignore_signals
+
+
+def loader_options(config: TrainConfig, device: torch.device) -> dict:
+    """What every DataLoader of a run has in common.
+
+    A loader draws a number each time it is started. It draws it from a generator of its own: from
+    the global one, a run that is resumed inside an epoch would have drawn once more than the run
+    that was not, and dropout would go another way.
+    """
+    return {
+        "collate_fn": _as_batch,
+        "generator": torch.Generator(),
+        "worker_init_fn": ignore_signals,
+        "num_workers": config.num_workers,
+        "pin_memory": device.type == "cuda",
+    }
+
+
+def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> None:
+    """Raise `UserError` where the images do not fill one batch for every process.
+
+    A resnet shrinks these images to one pixel, and one number has no batch statistics.
+    """
+    if config.model.startswith("resnet") and config.batch_size < 2:
+        raise UserError(f"{config.model} takes batches of two images or more, got --batch-size 1")
+    needed = config.batch_size * world_size
+    if len(train_set) < needed:
+        raise UserError(
+            f"{world_size} x batch_size {config.batch_size} takes {needed} training images, "
+            f"but there are {len(train_set)}: choose a smaller --batch-size"
+        )
+
+
+class BatchShardSampler(DistributedSampler):
+    """A `DistributedSampler` that deals an epoch out in whole batches, as Accelerate does.
+
+    Batch k of the shuffled epoch goes to rank k mod world size, and an incomplete last round is
+    dropped. Torch's own `DistributedSampler` deals single samples: the same epoch, but other
+    batches, so the weights could not be compared with Accelerate's bit for bit.
+    """
+
+    def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):
+        super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=True)
+        self.batch_size = batch_size
+        self.num_samples = len(dataset) // (batch_size * num_replicas) * batch_size
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        batches = torch.randperm(len(self.dataset), generator=generator).split(self.batch_size)
+        return iter(torch.cat(batches[self.rank :: self.num_replicas])[: self.num_samples].tolist())
+
+
+def skip_first_batches(loader: DataLoader, done: int, options: dict) -> DataLoader:
+    """The rest of an epoch, without reading the images of the `done` batches before it."""
+    return DataLoader(loader.dataset, batch_sampler=_Rest(loader.batch_sampler, done), **options)
+
+
+class _Rest:
+    """The batches of a batch sampler after the first `done`."""
+
+    def __init__(self, batch_sampler, done: int):
+        self.batch_sampler, self.done = batch_sampler, done
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self.batch_sampler), self.done, None)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) - self.done
+
+
+def _as_batch(batch):
+    """`__getitems__` has made the batch already: nothing is left to collate."""
+    return batch

@@ -1,0 +1,82 @@
+"""What `accelerator.save_state` and `accelerator.load_state` do, by hand and with the same files.
+
+Nothing is read in a way that could run code: safetensors, and torch.load with `weights_only`.
+"""
+
+import random
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors.torch import load_file, save_file
+
+WEIGHTS = "model.safetensors"
+
+
+class TrainingState:
+    """All that a run needs to go on, of one process.
+
+    `model` is the module itself, without what `nn.DataParallel` or DDP puts around it: so the
+    weights have the same names at any number of processes.
+    """
+
+    def __init__(self, rank: int, model, optimizer, scheduler, scaler):
+        self.rank, self.model = rank, model
+        self.others = {
+            "optimizer.bin": optimizer,
+            "scheduler.bin": scheduler,
+            "scaler.pt": scaler,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Rank 0 writes what all have in common; every process writes its random states."""
+        if self.rank == 0:
+            weights = {name: value.contiguous() for name, value in self.model.state_dict().items()}
+            save_file(weights, folder / WEIGHTS)
+            for name, other in self.others.items():
+                torch.save(other.state_dict(), folder / name)
+        name, keys, *rest = numpy.random.get_state()
+        states = {
+            "python": random.getstate(),
+            "numpy": (name, keys.tolist(), *rest),
+            "torch": torch.get_rng_state(),
+        }
+        if torch.cuda.is_available():
+            states["cuda"] = torch.cuda.get_rng_state()
+        torch.save(states, folder / f"random_states_{self.rank}.pkl")
+
+    def load(self, folder: Path) -> None:
+        """Read it again. A rank that did not exist then keeps the random states it has."""
+        self.model.load_state_dict(load_file(folder / WEIGHTS))
+        for name, other in self.others.items():
+            other.load_state_dict(_load(folder / name))
+        path = folder / f"random_states_{self.rank}.pkl"
+        if path.exists():
+            states = _load(path)
+            random.setstate(states["python"])
+            numpy.random.set_state(states["numpy"])
+            torch.set_rng_state(states["torch"])
+            if torch.cuda.is_available():
+                torch.cuda.set_rng_state(states["cuda"])
+
+
+def name_weights_alike(accelerator) -> None:
+    """Let `accelerator.save_state` name the weights as the module itself does, without "module.".
+
+    Otherwise what several processes have saved does not load into one, and the other way round.
+    """
+
+    def rename_for_saving(models, weights, folder):
+        weights[:] = [accelerator.get_state_dict(model) for model in models]
+
+    def load_instead(models, folder):
+        while models:  # what is left in the list, load_state would load itself
+            model = accelerator.unwrap_model(models.pop())
+            model.load_state_dict(load_file(Path(folder, WEIGHTS)))
+
+    accelerator.register_save_state_pre_hook(rename_for_saving)
+    accelerator.register_load_state_pre_hook(load_instead)
+
+
+def _load(path: Path):
+    return torch.load(path, map_location="cpu", weights_only=True)

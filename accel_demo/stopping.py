@@ -1,0 +1,149 @@
+"""How a run ends before its end: a signal asks it to, or another process is gone."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch.distributed as dist
+
+SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm before it takes the node
+    if hasattr(signal, name)  # Windows has no SIGUSR1
+]
+PATIENCE = 5  # seconds in which a launcher may pass on what a process has got already
+
+
+class StopSignals:
+    """Turns a request to stop into a step after which all processes stop.
+
+    Processes finish a step together, because they share its gradients. So whoever is asked in step
+    n may leave word in the store where the processes have met that n + 1 is the last one: nobody
+    ends step n + 1 before that. Looking into the store is cheaper than a collective in every step,
+    and waits for no GPU.
+    """
+
+    def __init__(self):
+        self.asked_at = None
+        for number in SIGNALS:
+            signal.signal(number, self._ask)
+
+    def after(self, step: int) -> bool:
+        """Whether to stop after this optimizer step. Every process calls it after every step."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return self.asked_at is not None
+        store = dist.distributed_c10d._get_default_store()
+        if store.check(["last_step"]):
+            return step >= int(store.get("last_step"))
+        if self.asked_at is not None:
+            store.set("last_step", str(step + 1))
+        return False
+
+    def _ask(self, number: int, frame) -> None:
+        now = time.monotonic()
+        if self.asked_at is None:
+            self.asked_at = now
+        elif now - self.asked_at > PATIENCE:  # asked again: it is meant
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def ignore_signals(worker: int) -> None:
+    """For loader workers, which get a terminal's Ctrl-C too: they end when their process does."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def resume_command() -> str:
+    """What to type to go on: the command this run was started with, and `--resume auto`."""
+    words = [sys.executable, *sys.argv]
+    for parent in psutil.Process().parents():  # the launcher, where there is one
+        try:
+            line = parent.cmdline()
+        except psutil.Error:
+            break
+        if sys.argv[0] not in line or "-c" in line[:2]:
+            break
+        words = line
+    if Path(words[0]).name.startswith("python"):
+        words = words[1:] if os.access(words[1], os.X_OK) else ["python", *words[1:]]
+    words[0] = Path(words[0]).name if os.path.isabs(words[0]) else words[0]
+    kept, words = [], iter(words)
+    for word in words:
+        if word == "--resume":
+            next(words, None)
+        elif not word.startswith("--resume="):
+            kept.append(word)
+    return shlex.join([*kept, "--resume", "auto"])
+
+
+def lost_processes(error: RuntimeError) -> str | None:
+    """One line on which process is gone or stuck, where `error` comes from a collective.
+
+    The processes that have noticed tell each other so in the store where they have met; who does
+    not is missing. Only the first of those that are left gives the line; the others give "".
+    """
+    said = str(error)
+    of_a_collective = isinstance(error, dist.DistError) or "gloo" in said or "NCCL" in said
+    if not of_a_collective or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    timed_out = "imed out" in said or "imeout" in said
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    where = _place_in_the_training(error)
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        store.set(f"left/{rank}", where)
+        store.wait([f"left/{rank}"], timedelta(seconds=2))
+    except dist.DistError:
+        keeper = "the launcher" if "TORCHELASTIC_RUN_ID" in os.environ else "rank 0"
+        return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
+    try:
+        deadline = time.monotonic() + (5 if timed_out else 2)
+        missing = [other for other in ranks if not _reports(store, other, deadline)]
+    except dist.DistError:  # the process that keeps the store has given the line, and left
+        return ""
+    if min(set(ranks) - set(missing)) != rank:
+        return ""
+    if not missing:
+        return f"all processes are there, but failed {where}: {said.splitlines()[0]}"
+    names = ", ".join(str(number) for number in missing)
+    names = f"rank {names} has" if len(missing) == 1 else f"ranks {names} have"
+    what = "not answered within --collective-timeout, and may hang" if timed_out else "died"
+    return f"{names} {what}; rank {rank} noticed {where}. Go on with --resume auto"
+
+
+def leave(line: str) -> None:
+    """End this process and its loader workers at once, with exit code 1.
+
+    Its process group is broken: taking it down in order would wait for the ones that are gone.
+    """
+    if line:
+        print(f"error: {line}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(1)
+
+
+def _reports(store, rank: int, deadline: float) -> bool:
+    try:
+        store.wait([f"left/{rank}"], timedelta(seconds=max(0.01, deadline - time.monotonic())))
+        return True
+    except dist.DistStoreError:
+        return False
+
+
+def _place_in_the_training(error: RuntimeError) -> str:
+    """The collective's place: the line of a train file, "at `accelerator.backward(loss)`"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line for frame in frames if Path(frame.filename).name.startswith("train")]
+    return f"at `{lines[-1]}`" if lines else "in a collective"
