@@ -33,7 +33,8 @@ from accel_demo.metrics import TrainLog
 from accel_demo.optimizer import set_schedule
 from accel_demo.run_folder import claim_folder, start_run
 
-READ_ERRORS = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError)
+READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+READ_ERRORS += (EOFError, pickle.UnpicklingError)
 UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
 
 
@@ -68,9 +69,10 @@ class Run:
         self.start = find_start(self.folder, config, environment, steps_per_epoch)
         if dist.is_initialized():
             dist.barrier()  # no process writes while another still looks
-        if is_main:
-            start_run(self.folder, config, environment)
-            self._rewind()
+        with _agreement(self.folder / "checkpoints" / UNFINISHED):
+            if is_main:
+                start_run(self.folder, config, environment)
+                self._rewind()
 
     def batches_done(self, epoch: int) -> int:
         """How many batches per process of this epoch the checkpoint has behind it."""
@@ -145,7 +147,9 @@ class Run:
         if folder.exists():
             discard(folder)
         rename(unfinished, folder)
-        older = [path for path in checkpoints_of(self.folder) if position(path) < position(folder)]
+        place = position(folder)
+        others = [path for path in checkpoints_of(self.folder) if path != folder]
+        older = [path for path in others if position(path) < place]
         for path in older[self.config.keep_last - 1 :]:
             discard(path)
 
@@ -248,14 +252,16 @@ def _agreement(folder: Path) -> Iterator[None]:
     problem = None
     try:
         yield
+    except UserError as error:
+        problem = str(error)
     except (OSError, RuntimeError, SafetensorError) as error:
-        problem = _why(error, folder)
-    for why in filter(None, _from_all(problem)):
-        shutil.rmtree(folder, ignore_errors=True)
-        raise UserError(
-            f"cannot write a checkpoint into {folder.parent} ({why}), so the training stops: "
+        problem = (
+            f"cannot write into {folder.parent} ({_why(error, folder)}), so the training stops: "
             "mend that, and go on from the last checkpoint with --resume auto"
         )
+    for sentence in filter(None, _from_all(problem)):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(sentence)
 
 
 def _from_all(value) -> list:
@@ -274,8 +280,9 @@ def _why(error: Exception, folder: Path) -> str:
             (folder / "probe").write_bytes(bytes(2**16))
         except OSError as system_error:
             error = system_error
-    return error.strerror if isinstance(error, OSError) else _first_line(error)
+    strerror = getattr(error, "strerror", None)
+    return strerror or _first_line(error) or type(error).__name__
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -9,6 +9,7 @@ VERBS = {
     "doctor": "what this machine has, and whether a launch config starts what it says",
     "predict": "show what a trained model says of some test images",
     "bench": "measure on this machine what the course says about speed",
+    "crash": "kill a training again and again, and see whether it ends with the same weights",
     "check": "check an exercise of the tutorials",
 }
 

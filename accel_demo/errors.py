@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -44,9 +45,10 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no step is left to finish
         if os.environ.get("RANK", "0") != "0":
             time.sleep(PATIENCE)
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
         distributed = sys.modules.get("torch.distributed")
         if distributed and distributed.is_initialized():
             distributed.destroy_process_group()
@@ -57,3 +59,11 @@ def one_line_errors() -> Iterator[None]:
         if line is None:
             raise
         stopping.leave(line)
+
+
+def say(line: str) -> None:
+    """A line of its own on stderr: a progress bar that stands there is taken away first."""
+    tqdm = sys.modules.get("tqdm")
+    for bar in list(getattr(tqdm and tqdm.tqdm, "_instances", ())):
+        bar.close()
+    print(line, file=sys.stderr, flush=True)

@@ -50,6 +50,8 @@ def verify(folder: Path) -> dict:
         for name in sorted(names ^ manifest["files"].keys()):
             raise Damaged(f"{name} is {'not part of it' if name in names else 'missing'}")
         for name, said in manifest["files"].items():
+            if not (folder / name).is_file():
+                raise Damaged(f"{name} is no file")
             found = _size_and_sum(folder / name)
             if found["bytes"] != said["bytes"]:
                 raise Damaged(f"{name} has {found['bytes']} bytes instead of {said['bytes']}")
@@ -58,7 +60,7 @@ def verify(folder: Path) -> dict:
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror})") from None
+        raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):  # sealed, but not by `seal`
         raise Damaged(f"{MANIFEST} is of another version") from None
     return manifest
@@ -79,8 +81,14 @@ def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
 
 def checkpoints_of(run: Path) -> list[Path]:
     """All that call themselves checkpoints, whole or not, the newest first."""
-    folders = [path for path in (run / "checkpoints").glob("[!.]*") if path.is_dir()]
-    return sorted(folders, key=position, reverse=True)
+    folder = run / "checkpoints"
+    try:
+        known = [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror})") from None
+    return sorted(known, key=position, reverse=True)
 
 
 def position(folder: Path) -> tuple[float, float]:
@@ -89,7 +97,10 @@ def position(folder: Path) -> tuple[float, float]:
     One whose manifest cannot be read comes after all others, so that it is noticed.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        content = (folder / MANIFEST).read_bytes()
+        if (folder / SEAL).read_bytes() != _seal_of(content):
+            raise ValueError("not as written")
+        manifest = json.loads(content)
         return float(manifest["epoch"]), float(manifest["batches"])
     except (OSError, ValueError, KeyError, TypeError):
         return float("inf"), 0.0

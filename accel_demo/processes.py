@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.stopping import SIGNALS
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -153,8 +155,8 @@ def is_launched() -> bool:
 def spawn(main: Callable, world_size: int, *arguments) -> None:
     """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
 
-    They meet at MASTER_PORT, or at any free port. Raises `UserError` where the port is taken; ends
-    with exit code 2 where a process did.
+    They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them.
+    Raises `UserError` where the port is taken; ends with the exit code of a process that failed.
     """
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
@@ -162,12 +164,28 @@ def spawn(main: Callable, world_size: int, *arguments) -> None:
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    ranks = torch.multiprocessing.spawn(
+        _as_rank, (world_size, port, main, arguments), world_size, join=False
+    )
+
+    def pass_on(number, frame):
+        for process in ranks.processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
-        torch.multiprocessing.spawn(_as_rank, (world_size, port, main, arguments), world_size)
+        while not ranks.join():
+            pass
     except torch.multiprocessing.ProcessExitedException as error:
-        if error.exit_code != 2:
-            raise
-        sys.exit(2)  # the process has said why
+        if error.exit_code == 2:
+            sys.exit(2)  # the process has said why
+        ended = error.signal_name or f"exit code {error.exit_code}"
+        print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def free_port(port: int = 0) -> int:

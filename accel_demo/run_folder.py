@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -63,7 +65,8 @@ def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
 
 def append_metrics(folder: Path, values: dict) -> None:
     """One line of metrics.jsonl."""
-    with open(folder / "metrics.jsonl", "a") as file:
+    path = folder / "metrics.jsonl"
+    with _writing(path), open(path, "a") as file:
         file.write(json.dumps(values) + "\n")
 
 
@@ -156,5 +159,20 @@ def _launch(environment: dict) -> dict:
 
 def _write_whole(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    with _writing(path):
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}), so the training stops: mend that, and go on "
+            "from the last checkpoint with --resume auto"
+        ) from None

@@ -60,23 +60,5 @@ class TrainingState:
                 torch.cuda.set_rng_state(states["cuda"])
 
 
-def name_weights_alike(accelerator) -> None:
-    """Let `accelerator.save_state` name the weights as the module itself does, without "module.".
-
-    Otherwise what several processes have saved does not load into one, and the other way round.
-    """
-
-    def rename_for_saving(models, weights, folder):
-        weights[:] = [accelerator.get_state_dict(model) for model in models]
-
-    def load_instead(models, folder):
-        while models:  # what is left in the list, load_state would load itself
-            model = accelerator.unwrap_model(models.pop())
-            model.load_state_dict(load_file(Path(folder, WEIGHTS)))
-
-    accelerator.register_save_state_pre_hook(rename_for_saving)
-    accelerator.register_load_state_pre_hook(load_instead)
-
-
 def _load(path: Path):
     return torch.load(path, map_location="cpu", weights_only=True)

@@ -6,12 +6,14 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import torch.distributed as dist
+
+from accel_demo.errors import say
 
 SIGNALS = [
     getattr(signal, name)
@@ -32,8 +34,15 @@ class StopSignals:
 
     def __init__(self):
         self.asked_at = None
-        for number in SIGNALS:
-            signal.signal(number, self._ask)
+        myself = weakref.ref(self)  # a handler is never forgotten, but this is when the run is over
+
+        def ask(number, frame):
+            stop = myself()
+            if stop is None or stop.is_asked_again():
+                signal.signal(number, earlier[number])
+                os.kill(os.getpid(), number)
+
+        earlier = {number: signal.signal(number, ask) for number in SIGNALS}
 
     def after(self, step: int) -> bool:
         """Whether to stop after this optimizer step. Every process calls it after every step."""
@@ -46,13 +55,11 @@ class StopSignals:
             store.set("last_step", str(step + 1))
         return False
 
-    def _ask(self, number: int, frame) -> None:
-        now = time.monotonic()
+    def is_asked_again(self) -> bool:
+        """Note a request to stop; True where there was one `PATIENCE` seconds ago: it is meant."""
         if self.asked_at is None:
-            self.asked_at = now
-        elif now - self.asked_at > PATIENCE:  # asked again: it is meant
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            self.asked_at = time.monotonic()
+        return time.monotonic() - self.asked_at > PATIENCE
 
 
 def ignore_signals(worker: int) -> None:
@@ -100,13 +107,12 @@ def lost_processes(error: RuntimeError) -> str | None:
     store = dist.distributed_c10d._get_default_store()
     try:
         store.set(f"left/{rank}", where)
-        store.wait([f"left/{rank}"], timedelta(seconds=2))
+        store.check([f"left/{rank}"])
     except dist.DistError:
         keeper = "the launcher" if "TORCHELASTIC_RUN_ID" in os.environ else "rank 0"
         return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
     try:
-        deadline = time.monotonic() + (5 if timed_out else 2)
-        missing = [other for other in ranks if not _reports(store, other, deadline)]
+        missing = _missing(store, ranks, patience=5 if timed_out else 2)
     except dist.DistError:  # the process that keeps the store has given the line, and left
         return ""
     if min(set(ranks) - set(missing)) != rank:
@@ -125,21 +131,22 @@ def leave(line: str) -> None:
     Its process group is broken: taking it down in order would wait for the ones that are gone.
     """
     if line:
-        print(f"error: {line}", file=sys.stderr)
+        say(f"error: {line}")
     sys.stdout.flush()
-    sys.stderr.flush()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
     os._exit(1)
 
 
-def _reports(store, rank: int, deadline: float) -> bool:
-    try:
-        store.wait([f"left/{rank}"], timedelta(seconds=max(0.01, deadline - time.monotonic())))
-        return True
-    except dist.DistStoreError:
-        return False
+def _missing(store, ranks: range, patience: float) -> list[int]:
+    """The ranks that have not told within `patience` seconds that they left."""
+    deadline = time.monotonic() + patience
+    while True:
+        missing = [rank for rank in ranks if not store.check([f"left/{rank}"])]
+        if not missing or time.monotonic() > deadline:
+            return missing
+        time.sleep(0.1)
 
 
 def _place_in_the_training(error: RuntimeError) -> str:

@@ -22,7 +22,6 @@ from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes import check_processes, connect, describe_run, keep_freed_memory, use_cpu
 from accel_demo.run_folder import save_model
-from accel_demo.state import name_weights_alike
 from accel_demo.stopping import StopSignals, resume_command
 
 
@@ -70,7 +69,6 @@ def main(config: TrainConfig) -> None:
     backend += f", {accelerator.state.backend}" if world_size > 1 else ""
     environment = describe_run("train", world_size, backend, device, accelerator.mixed_precision)
     run = Run(config, environment, steps_per_epoch, accelerator.is_main_process)
-    name_weights_alike(accelerator)
     run.load(accelerator.load_state, accelerator.process_index, scheduler.scheduler)
     accelerator.project_configuration.logging_dir = run.folder
     accelerator.init_trackers("tensorboard")

@@ -77,7 +77,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: from a checkpoint where --resume names one, with the same bits from there on
+    # Resume: from a checkpoint where --resume names one, and with the same bits from there on
     backend = f"DistributedDataParallel, {dist.get_backend()}"
     environment = describe_run("train_ddp", world_size, backend, device, precision)
     run = Run(config, environment, steps_per_epoch, is_main=rank == 0)

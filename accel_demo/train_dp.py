@@ -64,7 +64,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: from a checkpoint where --resume names one, with the same bits from there on
+    # Resume: from a checkpoint where --resume names one, and with the same bits from there on
     environment = describe_run("train_dp", 1, "DataParallel", device, precision)
     run = Run(config, environment, steps_per_epoch, is_main=True)
     state = TrainingState(0, model.module, optimizer, scheduler, scaler)

@@ -104,12 +104,12 @@ def test_unwritable_run_folder(mistake, tmp_path):
 def test_run_folder_with_another_config(mistake, tmp_path, capsys):
     held = tmp_path / "held"
     train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(held)))
-    before = {path.name: path.read_bytes() for path in held.iterdir()}
+    before = {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
     capsys.readouterr()
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--batch-size", 64]
     message = mistake(*flags, run_dir=held)
     assert "holds a run with batch_size 128, not 64: choose another --run-dir" in message
-    assert before == {path.name: path.read_bytes() for path in held.iterdir()}
+    assert before == {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model": "alexnet"}'])

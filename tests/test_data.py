@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_demo import data
+from accel_demo.batches import BatchShardSampler, loader_options
 from accel_demo.config import TrainConfig
-from accel_demo.data import BatchShardSampler, ImageSet, load_datasets, loader_options, read_idx
+from accel_demo.data import ImageSet, load_datasets, read_idx
 from accel_demo.errors import UserError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

@@ -13,12 +13,12 @@ from conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
 from safetensors.torch import load_file
 
 from accel_demo import processes, train, train_ddp, train_dp, train_plain
-from accel_demo.run_folder import claim_folder, load_config, load_model
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
+from accel_demo.run_folder import claim_folder, load_config, load_model
 
 TELLINGS = {
     "train.py": train,

@@ -18,6 +18,9 @@ LIES = [
     ("00_where_am_i.md", "device_count() < number_in", "device_count() <= number_in"),
     ("02_one_loop_four_tellings.md", "| 2 | 6 |", "| 2 | 1 |"),
     ("02_one_loop_four_tellings.md", "+    accelerator = Acc", "+    accelerator = acc"),
+    ("11_kill_and_resume.md", "36 of 36 | **equal** |", "36 of 36 | differ |"),
+    ("11_kill_and_resume.md", "`random_states_1.pkl`, `sch", "`sch"),
+    ("11_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
     ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
 ]
 
@@ -92,6 +95,36 @@ def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two(checked):
     ]
 
 
+def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights(checked):
+    assert not is_stale(checked, TUTORIALS / "11_kill_and_resume.md")
+    rows = table_rows("11_kill_and_resume.md")
+    ladders = [row[2:] for row in rows if len(row) == 4]
+    assert ladders == [
+        *[["0 of 19", "differ"]] * 3,
+        ["19 of 19", "differ"],
+        ["18 of 18", "differ"],
+        ["18 of 18", "**equal**"],
+        *[["0 of 38", "differ"]] * 3,
+        ["38 of 38", "differ"],
+        ["36 of 36", "differ"],
+        ["36 of 36", "**equal**"],
+    ]
+
+
+def test_every_rung_of_page_11_is_needed_and_the_last_one_with_two_processes(checked):
+    assert not is_stale(checked, TUTORIALS / "11_kill_and_resume.md")
+    rows = [row for row in table_rows("11_kill_and_resume.md") if len(row) == 3]
+    assert [same for _, same, _ in rows] == [
+        *["0 of 18"] * 3,
+        *("19 of 19", "18 of 18", "18 of 18"),
+        *["0 of 36"] * 3,
+        *("38 of 38", "36 of 36", "36 of 36"),
+    ]
+    alone, together = rows[:6], rows[6:]
+    assert [weights for _, _, weights in alone] == [*["differ"] * 5, "**equal**"]
+    assert [weights for _, _, weights in together] == ["differ"] * 6
+
+
 def table_rows(page: str) -> list[list[str]]:
     """The cells of the page's tables, without their headings."""
     lines = (TUTORIALS / page).read_text().splitlines()
@@ -123,7 +156,9 @@ def check(start, number: str, file=None):
     return start(["accel-demo", "check", number, *(["--file", file] if file else [])])
 
 
-@pytest.mark.parametrize("name", ["00_assert_distributed", "02_clip_gradients"])
+@pytest.mark.parametrize(
+    "name", ["00_assert_distributed", "02_clip_gradients", "11_resume_exactly"]
+)
 def test_a_model_answer_is_right(start, name):
     result = check(start, name[:2], EXERCISES / "answers" / f"{name}.py")
     assert (result.returncode, result.stderr) == (0, "")
@@ -137,6 +172,9 @@ def test_an_exercise_that_nobody_has_done_is_wrong(start):
     result = check(start, "02")
     assert result.returncode == 1
     assert "plain_step on 1 process does not clip" in result.stdout
+    result = check(start, "11")
+    assert result.returncode == 1
+    assert "on 1 process" in result.stdout and "it does not know its place: rung 0" in result.stdout
 
 
 def test_believing_world_size_is_wrong_for_two_clones(start, tmp_path):
@@ -160,6 +198,31 @@ def test_clipping_every_micro_batch_is_told_apart(start, tmp_path):
     result = check(start, "02", answer)
     assert result.returncode == 1
     assert "accelerate_step on 1 process clips on every micro-batch" in result.stdout
+
+
+STEPS_DOWN = [  # (what of the model answer, what instead, how the grader says it)
+    (", generator=torch.Generator()", "", "and no window was open: rung 4. Dropout has got"),
+    ("if is_due and accelerator.sync_gradients", "if is_due", "rung 3. It went on after"),
+    ("        loader.set_epoch(epoch)\n", "", "That is below rung 3"),
+    (", data_seed=SEED", "", "an epoch does not have every sample once"),
+    (
+        "                accelerator.save_state(",
+        "                accelerator.is_main_process and accelerator.save_state(",
+        "on 2 processes, killed after",
+    ),
+    ("    accelerator.register_for_checkpointing(place)\n", "", "not know its place: rung 0"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "said"), STEPS_DOWN)
+def test_resuming_from_a_lower_rung_is_told_apart(start, tmp_path, right, wrong, said):
+    text = (EXERCISES / "answers" / "11_resume_exactly.py").read_text()
+    assert right in text
+    answer = tmp_path / "wrong.py"
+    answer.write_text(text.replace(right, wrong))
+    result = check(start, "11", answer)
+    assert result.returncode == 1
+    assert said in result.stdout, result.stdout
 
 
 @pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], []])

@@ -26,8 +26,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from accel_demo.batches import loader_options
 from accel_demo.config import TrainConfig
-from accel_demo.data import ASSETS, STATISTICS, load_datasets, loader_options
+from accel_demo.data import ASSETS, STATISTICS, load_datasets
 from accel_demo.lab import machine
 from accel_demo.lab.bench.baseline import torchvision_folder
 from accel_demo.lab.bench.report import Report, Table
