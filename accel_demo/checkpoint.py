@@ -1,58 +1,33 @@
 """Checkpoints of a run: written whole or not at all, and resumed exactly."""
 
 import hashlib
-import math
 import os
 import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
+from accel_demo.data import ImageSet
 from accel_demo.errors import UserError
-from accel_demo.manifest import (
-    Damaged,
-    checkpoints_of,
-    discard,
-    newest_whole,
-    position,
-    rename,
-    seal,
-    verify,
-)
+from accel_demo.manifest import checkpoints_of, discard, position, rename, seal
 from accel_demo.metrics import TrainLog
 from accel_demo.optimizer import set_schedule
+from accel_demo.resume import find_start
 from accel_demo.run_folder import claim_folder, start_run
 
 READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 READ_ERRORS += (EOFError, pickle.UnpicklingError)
 UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins: at the checkpoint in `folder`, or, without one, at the very beginning.
-
-    `epoch` epochs are done, `batches` batches per process of the next, and `step` optimizer steps.
-    """
-
-    folder: Path | None = None
-    epoch: int = 0
-    batches: int = 0
-    step: int = 0
-    log: dict = field(default_factory=dict)  # what `TrainLog.state` gave
-    random_states: tuple[str, ...] = ()  # a digest for each rank
-    other_world: bool = False  # saved by another number of processes
-    remarks: tuple[str, ...] = ()
 
 
 class Run:
@@ -81,6 +56,20 @@ class Run:
     def is_due(self, step: int) -> bool:
         """Whether `--checkpoint-every` asks for a checkpoint after this step."""
         return self.config.checkpoint_every > 0 and step % self.config.checkpoint_every == 0
+
+    def settle_buckets(self, model: torch.nn.Module, train_set: ImageSet, device) -> None:
+        """Where a run is resumed, bring DDP where it is after its first step, before `load`.
+
+        DDP lays gradients into buckets: at first in the order of the parameters, from the second
+        step on in the order in which the first backward brought them. Three processes or more add
+        in another order when a gradient moves in its bucket, and the last bits differ.
+        Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
+        """
+        if self.start.folder and isinstance(model, DistributedDataParallel):
+            images, _ = train_set.__getitems__(list(range(self.config.batch_size)))
+            model.train()
+            model(images.to(device)).float().sum().backward()
+            model.zero_grad()
 
     def load(self, load_state: Callable[[Path], None], rank: int, scheduler: LambdaLR) -> None:
         """Let `load_state` read the states of the checkpoint the run begins at, if there is one.
@@ -170,63 +159,6 @@ class Run:
             print(remark, flush=True)
 
 
-def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoch: int) -> Start:
-    """Where `--resume` says that a run begins. Every process finds the same.
-
-    `auto` is the newest whole checkpoint in the folder `run`, or the very beginning where there is
-    none. Raises `UserError` for a folder that is no whole checkpoint of this run, and inside an
-    epoch for one that another number of processes saved.
-    """
-    if not config.resume:
-        return Start()
-    folder, remarks = Path(config.resume), []
-    if config.resume == "auto":
-        folder, remarks = newest_whole(run)
-        if folder is None:
-            return Start(remarks=tuple(remarks))
-    try:
-        manifest = verify(folder)
-    except Damaged as reason:
-        raise UserError(
-            f"{folder} is no whole checkpoint ({reason}): name another, or --resume auto"
-        ) from None
-    saved, processes = manifest["environment"], environment["processes"]
-    _check_same_run(folder, manifest["config"] | saved, config, environment)
-    epoch, step = manifest["epoch"], manifest["step"]
-    other_world = saved["processes"] != processes
-    remarks.append(f"resumed from {folder}, after step {step}")
-    if other_world and manifest["batches"]:
-        raise UserError(
-            f"{folder} was saved inside an epoch with processes={saved['processes']}, and this is "
-            f"{processes}: start as many, or resume from a checkpoint at an epoch's end"
-        )
-    if other_world:
-        step = epoch * steps_per_epoch  # where this number of processes would be
-        remarks.append(
-            f"it was saved with processes={saved['processes']}, and this is {processes}: every "
-            "image is still seen once an epoch, but the bits differ from here on"
-        )
-    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
-    if step >= total_steps:
-        epoch, step = config.epochs, total_steps  # nothing is left but to finish
-    for package in ("torch", "accelerate"):
-        if saved[package] != environment[package]:
-            remarks.append(
-                f"it was saved with {package} {saved[package]}, and this is {environment[package]}:"
-                " the bits may differ from here on"
-            )
-    return Start(
-        folder,
-        epoch,
-        manifest["batches"],
-        step,
-        manifest["log"],
-        tuple(manifest["random_states"]),
-        other_world,
-        tuple(remarks),
-    )
-
-
 def random_states_digest() -> str:
     """One number for all random states of this process: Python's, numpy's, torch's, its GPU's."""
     name, keys, *rest = numpy.random.get_state()
@@ -234,16 +166,6 @@ def random_states_digest() -> str:
     if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state().tolist())
     return hashlib.sha256(repr(states).encode()).hexdigest()
-
-
-def _check_same_run(folder: Path, held: dict, config: TrainConfig, environment: dict) -> None:
-    wanted = config.fixed_choices()
-    wanted |= {name: environment[name] for name in ("telling", "mixed_precision")}
-    for name, value in wanted.items():
-        if held.get(name) != value:
-            raise UserError(
-                f"{folder} is of a run with {name} {held.get(name)}, not {value}: resume that run"
-            )
 
 
 @contextmanager

@@ -69,6 +69,7 @@ def main(config: TrainConfig) -> None:
     backend += f", {accelerator.state.backend}" if world_size > 1 else ""
     environment = describe_run("train", world_size, backend, device, accelerator.mixed_precision)
     run = Run(config, environment, steps_per_epoch, accelerator.is_main_process)
+    run.settle_buckets(model, train_set, device)
     run.load(accelerator.load_state, accelerator.process_index, scheduler.scheduler)
     accelerator.project_configuration.logging_dir = run.folder
     accelerator.init_trackers("tensorboard")

@@ -82,6 +82,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     environment = describe_run("train_ddp", world_size, backend, device, precision)
     run = Run(config, environment, steps_per_epoch, is_main=rank == 0)
     state = TrainingState(rank, model.module, optimizer, scheduler, scaler)
+    run.settle_buckets(model, train_set, device)
     run.load(state.load, rank, scheduler)
     log = TrainLog(run.folder, rank == 0, run.start.log, config.track)
     step, is_stopping = run.start.step, False

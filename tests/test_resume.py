@@ -47,12 +47,12 @@ def checkpoint(run: Path, name: str) -> Path:
     [
         ("train", 1, 2),
         ("train", 2, 2),
-        ("train_ddp", 2, 1),
+        ("train_ddp", 3, 1),
         ("train_plain", 1, 1),
         ("train_dp", 1, 1),
         pytest.param("train", 1, 14, marks=pytest.mark.slow),
         pytest.param("train", 2, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-        pytest.param("train_ddp", 2, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param("train_ddp", 3, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
 def test_killed_after_any_micro_batch_it_ends_with_the_same_bits(

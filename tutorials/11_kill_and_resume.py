@@ -1,8 +1,7 @@
 """Save inside an epoch, come back with nothing but the checkpoint, and compare with no break.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml tutorials/11_kill_and_resume.py
-accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
-    tutorials/11_kill_and_resume.py
+torchrun --standalone --nproc-per-node 3 tutorials/11_kill_and_resume.py
 """
 
 import tempfile
@@ -25,6 +24,7 @@ LADDER = {  # what a run has got right, and how the table says it
     "set_epoch": "`set_epoch` in every epoch",
     "whole windows": "a save only where `sync_gradients` is true",
     "own generator": "a generator of the loader's own",
+    "first backward": "one backward before `load_state`",
 }
 SEED, EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 7, 3, 12, 4, 2  # batches: per epoch and process
 SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, when five batches of it are done
@@ -100,11 +100,15 @@ def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None)
     dataset = TensorDataset(torch.arange(count), inputs, inputs.sum(dim=1, keepdim=True))
     generator = torch.Generator() if "own generator" in has else None
     loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, generator=generator)
-    model = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    layers = torch.nn.Dropout(0.2), torch.nn.Linear(8, 99), torch.nn.ReLU(), torch.nn.Linear(99, 1)
+    model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
 
+    if start and "first backward" in has:
+        model(inputs[:BATCH_SIZE]).sum().backward()
+        optimizer.zero_grad()
     if start and "recipe" in has:
         accelerator.load_state(checkpoint)
     elif start:
