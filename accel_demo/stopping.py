@@ -26,14 +26,16 @@ PATIENCE = 5  # seconds in which a launcher may pass on what a process has got a
 class StopSignals:
     """Turns a request to stop into a step after which all processes stop.
 
-    Processes finish a step together, because they share its gradients. So whoever is asked in step
-    n may leave word in the store where the processes have met that n + 1 is the last one: nobody
-    ends step n + 1 before that. Looking into the store is cheaper than a collective in every step,
-    and waits for no GPU.
+    Whoever is asked leaves word in the store where the processes have met: which step is the last.
+    It has to be one that nobody can be past. With gloo all finish a step together, because they
+    share its gradients: then it is the next step. With NCCL a process only tells its GPU what to
+    share, and may be ahead of the others until the next metrics, every `log_every` steps, for
+    which all wait: then it is the step after those. Looking into the store is cheaper than a
+    collective in every step, and waits for no GPU.
     """
 
-    def __init__(self):
-        self.asked_at = None
+    def __init__(self, log_every: int):
+        self.asked_at, self.log_every = None, log_every
         myself = weakref.ref(self)  # a handler is never forgotten, but this is when the run is over
 
         def ask(number, frame):
@@ -52,7 +54,9 @@ class StopSignals:
         if store.check(["last_step"]):
             return step >= int(store.get("last_step"))
         if self.asked_at is not None:
-            store.set("last_step", str(step + 1))
+            next_metrics = step - step % self.log_every + self.log_every
+            last = step + 1 if dist.get_backend() == "gloo" else next_metrics + 1
+            store.set("last_step", str(last))
         return False
 
     def is_asked_again(self) -> bool:

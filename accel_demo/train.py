@@ -29,7 +29,7 @@ def main(config: TrainConfig) -> None:
     # Processes: which one am I, and which device is mine?
     keep_freed_memory()
     connect(config.collective_timeout)  # Accelerate would too, but fail after a worker's restart
-    stop = StopSignals()
+    stop = StopSignals(config.log_every)
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,

@@ -45,7 +45,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: which one am I, and which device is mine?
     keep_freed_memory()
     device = connect(config.collective_timeout)
-    stop = StopSignals()
+    stop = StopSignals(config.log_every)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check_processes(world_size, device, precision)
     torch.manual_seed(config.seed + rank)  # dropout differs between processes

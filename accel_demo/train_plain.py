@@ -32,7 +32,7 @@ from accel_demo.stopping import StopSignals, resume_command
 def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: which one am I, and which device is mine?
     keep_freed_memory()
-    stop = StopSignals()
+    stop = StopSignals(config.log_every)
     device = own_device()
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)

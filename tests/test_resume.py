@@ -127,7 +127,7 @@ def test_inside_an_epoch_another_world_size_is_refused_in_one_line(start, at_one
 class Launch:
     """A training under way, in a folder of its own, to send signals to."""
 
-    def __init__(self, command: list, run: Path, **environment):
+    def __init__(self, command: list, run: Path, ignored=None, **environment):
         self.run, self.mark = run, f"launch-{run}"
         program = str(BIN / command[0]) if (BIN / command[0]).exists() else sys.executable
         known = {"GLOO_SOCKET_IFNAME": "lo", "ACCEL_DEMO_TEST": self.mark, **environment}
@@ -139,6 +139,7 @@ class Launch:
             stdout=self.output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN)),
         )
 
     def reach(self, step: int) -> None:
@@ -171,8 +172,8 @@ def launch(tmp_path):
     """`launch(command, name)` starts a training; whatever is left of it in the end is killed."""
     launches = []
 
-    def launch(command: list, name: str, **environment) -> Launch:
-        launches.append(Launch(command, tmp_path / name, **environment))
+    def launch(command: list, name: str, **options) -> Launch:
+        launches.append(Launch(command, tmp_path / name, **options))
         return launches[-1]
 
     yield launch
@@ -241,6 +242,18 @@ def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launc
     resumed = launch(command_of(telling, 2, "--resume", "auto"), "run")
     assert resumed.end() == 0, resumed.printed()
     assert same_weights(resumed.run, whole_runs(telling, 2))
+
+
+@pytest.mark.parametrize("telling", ["train.py", "train_ddp.py"])
+def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(telling, launch):
+    """`trap '' USR1` before the launcher; everybody gets the signal, as from Slurm."""
+    started = launch(command_of(telling, 2), "run", ignored=signal.SIGUSR1)
+    started.reach(10)
+    for process in marked(started.mark):
+        process.send_signal(signal.SIGUSR1)
+    assert started.end() == 0, started.printed()
+    assert started.printed().count("stopped after step") == 1
+    assert "2 processes on cpu" in started.printed()
 
 
 def test_what_spawn_has_started_is_asked_through_it(launch):

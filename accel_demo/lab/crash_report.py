@@ -118,7 +118,7 @@ def draw(found: dict, path: Path) -> None:
     axis.plot([], [], color="0.6", linewidth=1.2, label="starting again")
     hits = [row["kill"]["hit"] for row in rows if row["kill"]]
     for kind in sorted(set(hits)):
-        label = f"killed {WORDS[kind]} ({hits.count(kind)} times)"
+        label = f"killed {WORDS[kind]}: {hits.count(kind)}"
         axis.plot([], [], **MARKERS[kind], linestyle="none", label=label)
     axis.axhline(found["steps"], color="0.8", linewidth=0.8, zorder=0)
     axis.set_xlabel("seconds since the first launch")
