@@ -20,6 +20,8 @@ SIGNALS = [
     for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm before it takes the node
     if hasattr(signal, name)  # Windows has no SIGUSR1
 ]
+# What gloo and NCCL say when another process is gone or late; torch passes it on as RuntimeError.
+SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 PATIENCE = 5  # seconds in which a launcher may pass on what a process has got already
 
 
@@ -102,7 +104,7 @@ def lost_processes(error: RuntimeError) -> str | None:
     not is missing. Only the first of those that are left gives the line; the others give "".
     """
     said = str(error)
-    of_a_collective = isinstance(error, dist.DistError) or "gloo" in said or "NCCL" in said
+    of_a_collective = isinstance(error, dist.DistError) or any(sign in said for sign in SIGNS)
     if not of_a_collective or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     timed_out = "imed out" in said or "imeout" in said

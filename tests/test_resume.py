@@ -22,6 +22,8 @@ FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
 LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 2 --dropout 0.2 --augment"
 LONG = [*LONG.split(), "--log-every", "1", "--checkpoint-every", "7"]
 
+BOTH = ["train.py", pytest.param("train_ddp.py", marks=pytest.mark.slow)]
+
 
 def same_weights(first: Path, second: Path) -> bool:
     weights, others = (load_file(run / "model.safetensors") for run in (first, second))
@@ -45,11 +47,11 @@ def checkpoint(run: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("telling", "processes", "points"),
     [
-        ("train", 1, 2),
-        ("train", 2, 2),
+        ("train", 1, 1),
+        ("train", 2, 1),
         ("train_ddp", 3, 1),
-        ("train_plain", 1, 1),
-        ("train_dp", 1, 1),
+        pytest.param("train_plain", 1, 2, marks=pytest.mark.slow),
+        pytest.param("train_dp", 1, 2, marks=pytest.mark.slow),
         pytest.param("train", 1, 14, marks=pytest.mark.slow),
         pytest.param("train", 2, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
         pytest.param("train_ddp", 3, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
@@ -101,7 +103,6 @@ def test_at_another_world_size_no_image_is_lost_or_repeated(then, recorded, at_o
     assert len(seen) == then
     for epoch in ("1", "2"):
         assert sorted(sum((samples[epoch] for samples in seen), [])) == list(range(64))
-    assert all("0" not in samples for samples in seen)
     twin = {line["step"]: line["learning_rate"] for line in train_lines(at_one_and_at_two[then])}
     rates = {line["step"]: line["learning_rate"] for line in train_lines(run)}
     assert rates == {step: rate for step, rate in twin.items() if step in rates}
@@ -206,7 +207,10 @@ def whole_runs(tmp_path_factory):
     return whole_run
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number, launch, whole_runs):
     command = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 2]
     started = launch(command, "run")
@@ -229,7 +233,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number, launch,
     assert same_weights(resumed.run, whole_runs("train_plain.py", 1))
 
 
-@pytest.mark.parametrize("telling", ["train.py", "train_ddp.py"])
+@pytest.mark.parametrize("telling", BOTH)
 def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launch, whole_runs):
     started = launch(command_of(telling, 2), "run")
     started.reach(10)
@@ -244,7 +248,7 @@ def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launc
     assert same_weights(resumed.run, whole_runs(telling, 2))
 
 
-@pytest.mark.parametrize("telling", ["train.py", "train_ddp.py"])
+@pytest.mark.parametrize("telling", BOTH)
 def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(telling, launch):
     """`trap '' USR1` before the launcher; everybody gets the signal, as from Slurm."""
     started = launch(command_of(telling, 2), "run", ignored=signal.SIGUSR1)
@@ -266,7 +270,7 @@ def test_what_spawn_has_started_is_asked_through_it(launch):
     assert command.startswith("python accel_demo/train_ddp.py --nproc 2")
 
 
-@pytest.mark.parametrize("telling", ["train.py", "train_ddp.py"])
+@pytest.mark.parametrize("telling", BOTH)
 def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
     telling, launch, whole_runs
 ):
@@ -309,5 +313,5 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
     lines = [line for line in started.printed().splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     assert "rank 1 has not answered within --collective-timeout" in lines[0]
-    collectives = ("scaler.scale(loss / config.accumulate).backward()", "logits = model(images)")
-    assert any(f"rank 0 noticed at `{line}`" in lines[0] for line in collectives)
+    place = re.search("rank 0 noticed at `(.*)`", lines[0])[1]
+    assert place in (REPOSITORY / "accel_demo" / "train_ddp.py").read_text()
