@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.errors import UserError
-from accel_demo.manifest import checkpoints_of, discard, position, rename, seal
+from accel_demo.manifest import UNREADABLE, checkpoints_of, discard, flush, position, rename, seal
 from accel_demo.metrics import TrainLog
 from accel_demo.optimizer import set_schedule
 from accel_demo.resume import find_start
 from accel_demo.run_folder import claim_folder, start_run
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 READ_ERRORS += (EOFError, pickle.UnpicklingError)
@@ -46,6 +52,7 @@ class Run:
             dist.barrier()  # no process writes while another still looks
         with _agreement(self.folder / "checkpoints" / UNFINISHED):
             if is_main:
+                self._lock()
                 start_run(self.folder, config, environment)
                 self._rewind()
 
@@ -112,6 +119,10 @@ class Run:
             if self.is_main_process:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
+                flush(self.folder)
+                flush(self.folder.parent)
+                if (self.folder / "metrics.jsonl").exists():
+                    flush(self.folder / "metrics.jsonl")
         with _agreement(unfinished):
             save_state(unfinished)
         random_states = _from_all(random_states_digest())
@@ -142,13 +153,30 @@ class Run:
         for path in older[self.config.keep_last - 1 :]:
             discard(path)
 
+    def _lock(self) -> None:
+        """Raise `UserError` where another run is going on in the folder. It ends with its process.
+
+        Not `flock`: loader workers would inherit that, and outlive a run that is killed.
+        """
+        if fcntl:
+            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
+            weakref.finalize(self, os.close, lock)
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another process is training in {self.folder}: wait until it has ended, or "
+                    "choose another --run-dir"
+                ) from None
+
     def _rewind(self) -> None:
         """Drop what the folder holds of later than the start, and say what is resumed."""
         start, metrics = self.start, self.folder / "metrics.jsonl"
         for name in ("summary.json", "model.safetensors"):
             (self.folder / name).unlink(missing_ok=True)
+        reached = position(start.folder) if start.folder else (-1.0, 0.0)
         for path in checkpoints_of(self.folder):
-            if start.folder is None or position(path) > (start.epoch, start.batches):
+            if reached < position(path) < UNREADABLE:  # whatever that is, it is not ours to delete
                 discard(path)
         if start.folder is None:
             metrics.unlink(missing_ok=True)
@@ -164,7 +192,7 @@ def random_states_digest() -> str:
     name, keys, *rest = numpy.random.get_state()
     states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
     if torch.cuda.is_available():
-        states.append(torch.cuda.get_rng_state().tolist())
+        states.append([state.tolist() for state in torch.cuda.get_rng_state_all()])
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 

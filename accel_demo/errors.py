@@ -53,6 +53,9 @@ def one_line_errors() -> Iterator[None]:
         if distributed and distributed.is_initialized():
             distributed.destroy_process_group()
         sys.exit(2)
+    except KeyboardInterrupt:  # before the run listens to signals, or once it has ended
+        say("stopped")
+        sys.exit(130)
     except RuntimeError as error:
         stopping = sys.modules.get("accel_demo.stopping")
         line = stopping.lost_processes(error) if stopping else None

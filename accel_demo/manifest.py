@@ -14,6 +14,7 @@ from accel_demo.errors import UserError
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 DISCARDED = ".discarded"
+UNREADABLE = (float("inf"), 0.0)  # the position of what has no manifest that can be trusted
 KEYS = {"epoch", "batches", "step", "log", "random_states", "config", "environment", "files"}
 
 
@@ -26,12 +27,12 @@ def seal(folder: Path, facts: dict) -> None:
     files = {}
     for path in sorted(folder.iterdir()):
         files[path.name] = _size_and_sum(path)
-        _flush(path)
+        flush(path)
     content = (json.dumps({**facts, "files": files}, indent=2) + "\n").encode()
     for name, text in ((MANIFEST, content), (SEAL, _seal_of(content))):
         (folder / name).write_bytes(text)
-        _flush(folder / name)
-    _flush(folder)
+        flush(folder / name)
+    flush(folder)
 
 
 def verify(folder: Path) -> dict:
@@ -83,7 +84,11 @@ def checkpoints_of(run: Path) -> list[Path]:
     """All that call themselves checkpoints, whole or not, the newest first."""
     folder = run / "checkpoints"
     try:
-        known = [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+        known = [
+            path
+            for path in folder.iterdir()
+            if path.is_dir() and not path.is_symlink() and path.name[0] != "."
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -103,7 +108,7 @@ def position(folder: Path) -> tuple[float, float]:
         manifest = json.loads(content)
         return float(manifest["epoch"]), float(manifest["batches"])
     except (OSError, ValueError, KeyError, TypeError):
-        return float("inf"), 0.0
+        return UNREADABLE
 
 
 def discard(folder: Path) -> None:
@@ -117,10 +122,10 @@ def discard(folder: Path) -> None:
 def rename(folder: Path, new: Path) -> None:
     """In one step, on the disk too when this returns."""
     os.rename(folder, new)
-    _flush(new.parent)
+    flush(new.parent)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Put a file, or the names in a folder, on the disk. (Only POSIX opens folders.)"""
     if path.is_dir() and os.name != "posix":
         return

@@ -39,7 +39,9 @@ class TrainLog:
         if track == "tensorboard" and is_main_process:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(run / "tensorboard")
+            purge_step = state.get("step", 0) + 1  # a viewer forgets what came after that
+            self.writer = SummaryWriter(run / "tensorboard", purge_step=purge_step)
+        self.step = state.get("step", 0)
         self.images = state.get("images", 0.0)  # trained on so far, in so many seconds
         self.seconds = state.get("seconds", 0.0)
         self.test_accuracy = state.get("test_accuracy", 0.0)
@@ -50,6 +52,7 @@ class TrainLog:
         """What a checkpoint keeps of it, as JSON has it, to be given to the one that goes on."""
         metrics = self.run / "metrics.jsonl"
         return {
+            "step": self.step,
             "images": self.images,
             "seconds": self.seconds,
             "test_accuracy": self.test_accuracy,
@@ -83,7 +86,7 @@ class TrainLog:
 
         Here the host waits for the device; the loop calls it every `log_every` steps only.
         """
-        totals, now = totals.cpu(), time.perf_counter()
+        self.step, totals, now = step, totals.cpu(), time.perf_counter()
         seconds, self.interval_started_at = now - self.interval_started_at, now
         self.epoch_totals += totals
         self.images += totals[2].item()

@@ -7,6 +7,8 @@ import platform
 import signal
 import socket
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -60,27 +62,34 @@ def own_device() -> torch.device:
 def connect(timeout: float) -> torch.device:
     """Let the processes of a launch meet; each then waits `timeout` seconds for any other.
 
-    After a restart of all workers torchrun's store still holds the addresses of those that died,
-    and a process that finds an old one first ends with "connectFullMesh … Connection refused". So
-    each start of the workers has its own names there. A process that is alone stays so; what MPI
-    has started, Accelerate connects. Gives the device of this process.
+    After a restart of all workers the launcher's store still holds the addresses of those that
+    died, and a process that finds an old one first ends with "connectFullMesh … Connection
+    refused". So each start of the workers has its own names there. A process that is alone stays
+    so; what MPI has started, Accelerate connects. Gives the device of this process. Raises
+    `UserError` where not all of them come.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:
         return device
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    timeout = timedelta(seconds=timeout)
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        dist.get_default_backend_for_device(device),
-        store=dist.PrefixStore(f"start-{attempt}", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        device_id=None if device.type == "cpu" else device,
-    )
+    patience = timedelta(seconds=timeout)
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+        name = _name_of_this_start(store, rank, world_size, time.monotonic() + timeout)
+        dist.init_process_group(
+            dist.get_default_backend_for_device(device),
+            store=dist.PrefixStore(name, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=patience,
+            device_id=None if device.type == "cpu" else device,
+        )
+    except dist.DistError as error:
+        raise UserError(
+            f"the {os.environ['WORLD_SIZE']} processes of this launch have not all met within "
+            f"{timeout:g} s ({str(error).splitlines()[0]})"
+        ) from None
     return device
 
 
@@ -221,6 +230,33 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def _name_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
+    """A name that this start of the workers has in common, and no start before it had.
+
+    Rank 0 makes it up, and answers whatever question it finds, an old one too, until every other
+    rank has heard the answer to its own. (A count of restarts would do on one machine; on several,
+    each launcher counts for itself.)
+    """
+    mine = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"question/{rank}", mine)
+        name = store.get(f"answer/{mine}").decode()  # waits for it
+        store.set(f"heard/{name}/{rank}", "")
+        return name
+    others = set(range(1, world_size))
+    while others:
+        for other in sorted(others):
+            if store.check([f"heard/{mine}/{other}"]):
+                others.remove(other)
+            elif store.check([f"question/{other}"]):
+                question = store.get(f"question/{other}").decode()
+                store.set(f"answer/{question}", mine)
+        if others and time.monotonic() > deadline:
+            raise dist.DistStoreError(f"without rank {', '.join(map(str, sorted(others)))}")
+        time.sleep(0.01)
+    return mine
 
 
 def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.manifest import Damaged, newest_whole, verify
+from accel_demo.manifest import Damaged, checkpoints_of, newest_whole, position, verify
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,22 @@ def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoc
     """Where `--resume` says that a run begins. Every process finds the same.
 
     `auto` is the newest whole checkpoint in the folder `run`, or the very beginning where there is
-    none. Raises `UserError` for a folder that is no whole checkpoint of this run, and inside an
-    epoch for one that another number of processes saved.
+    none at all. Raises `UserError` for a folder that is no whole checkpoint of this run, where
+    going on from it would drop newer ones or mix two runs, and inside an epoch for one that another
+    number of processes saved.
     """
     if not config.resume:
         return Start()
     folder, remarks = Path(config.resume), []
     if config.resume == "auto":
         folder, remarks = newest_whole(run)
+        if folder is None and remarks:
+            raise UserError(f"{remarks[0]}, and no other is whole: delete {run} to start over")
         if folder is None:
-            return Start(remarks=tuple(remarks))
+            remark = f"there is no checkpoint in {run} yet: the training starts at the beginning"
+            return Start(remarks=(remark,))
+    else:
+        _check_nothing_is_lost(folder, run)
     try:
         manifest = verify(folder)
     except Damaged as reason:
@@ -65,11 +71,11 @@ def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoc
     total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
     if step >= total_steps:
         epoch, step = config.epochs, total_steps  # nothing is left but to finish
-    for package in ("torch", "accelerate"):
-        if saved[package] != environment[package]:
+    for name in ("torch", "accelerate", "threads_per_process"):
+        if saved[name] != environment[name]:
             remarks.append(
-                f"it was saved with {package} {saved[package]}, and this is {environment[package]}:"
-                " the bits may differ from here on"
+                f"it was saved with {name} {saved[name]}, and this is {environment[name]}: the "
+                "bits may differ from here on"
             )
     return Start(
         folder,
@@ -83,9 +89,22 @@ def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoc
     )
 
 
+def _check_nothing_is_lost(folder: Path, run: Path) -> None:
+    """Raise `UserError` where going on from `folder` in the folder `run` would overwrite others."""
+    known = checkpoints_of(run)
+    if folder.resolve() not in [path.resolve() for path in known]:
+        if known or (run / "metrics.jsonl").exists():
+            raise UserError(f"{run} holds another run already: choose an empty --run-dir")
+    elif newer := [path for path in known if position(path) > position(folder)]:
+        raise UserError(
+            f"{run} holds checkpoints newer than {folder.name}, like {newer[0].name}: delete them, "
+            "or choose an empty --run-dir"
+        )
+
+
 def _check_same_run(folder: Path, held: dict, config: TrainConfig, environment: dict) -> None:
     wanted = config.fixed_choices()
-    wanted |= {name: environment[name] for name in ("telling", "mixed_precision")}
+    wanted |= {name: environment[name] for name in ("telling", "mixed_precision", "device")}
     for name, value in wanted.items():
         if held.get(name) != value:
             raise UserError(

@@ -13,6 +13,7 @@ import torch
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.manifest import MANIFEST, checkpoints_of, flush
 
 
 def claim_folder(config: TrainConfig, environment: dict) -> Path:
@@ -23,6 +24,11 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
     ended, and be resumed, with another number of processes too; another run may not be started
     there. Raises `UserError` for that, and where the folder cannot be written to.
     """
+    if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
+        raise UserError(
+            f"{config.resume} is no checkpoint: name a folder in a run's checkpoints/, or give "
+            "that run's --run-dir and --resume auto"
+        )
     folder = _folder_of(config, environment)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,8 +48,8 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
                     f"{folder} holds a run with {name} {held.get(name)}, not {value}: "
                     "choose another --run-dir, or delete the folder"
                 )
-        stopped = (folder / "checkpoints").is_dir() and not (folder / "summary.json").exists()
-        if stopped and not config.resume:
+        has_ended = (folder / "summary.json").exists()
+        if checkpoints_of(folder) and not has_ended and not config.resume:
             raise UserError(
                 f"{folder} holds checkpoints of a run that has not ended: go on with "
                 "--resume auto, or delete the folder to start over"
@@ -52,7 +58,7 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Say and write down what is about to run. What is in the folder is `Start.rewind`'s task."""
+    """Say and write down what is about to run. What an earlier start left is `Run`'s task."""
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
@@ -131,9 +137,10 @@ def _folder_of(config: TrainConfig, environment: dict) -> Path:
     """runs/train for the defaults; every other choice shows in the name, or as a digest in it."""
     if config.run_dir:
         return Path(config.run_dir)
-    parents = Path(config.resume).parents
-    if len(parents) > 1 and parents[0].name == "checkpoints":  # the run that saved it
-        return parents[1]
+    if config.resume not in ("", "auto"):
+        saved_in = Path(config.resume).resolve().parent
+        if saved_in.name == "checkpoints":
+            return saved_in.parent  # the folder of the run that saved it
     launch = _launch(environment)
     name = launch["telling"]
     if launch["processes"] > 1:
@@ -162,7 +169,9 @@ def _write_whole(path: Path, content: bytes) -> None:
     with _writing(path):
         try:
             temporary.write_bytes(content)
+            flush(temporary)
             os.replace(temporary, path)
+            flush(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 

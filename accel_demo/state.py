@@ -42,7 +42,7 @@ class TrainingState:
             "torch": torch.get_rng_state(),
         }
         if torch.cuda.is_available():
-            states["cuda"] = torch.cuda.get_rng_state()
+            states["cuda"] = torch.cuda.get_rng_state_all()
         torch.save(states, folder / f"random_states_{self.rank}.pkl")
 
     def load(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class TrainingState:
             numpy.random.set_state(states["numpy"])
             torch.set_rng_state(states["torch"])
             if torch.cuda.is_available():
-                torch.cuda.set_rng_state(states["cuda"])
+                torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def _load(path: Path):

@@ -22,6 +22,7 @@ SIGNALS = [
 ]
 # What gloo and NCCL say when another process is gone or late; torch passes it on as RuntimeError.
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
+LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
 PATIENCE = 5  # seconds in which a launcher may pass on what a process has got already
 
 
@@ -74,27 +75,25 @@ def ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def resume_command() -> str:
-    """What to type to go on: the command this run was started with, and `--resume auto`."""
+def resume_command(run: Path) -> str:
+    """What to type to go on with the run in this folder: the command it was started with, again."""
     words = [sys.executable, *sys.argv]
-    for parent in psutil.Process().parents():  # the launcher, where there is one
-        try:
+    for parent in psutil.Process().parents():
+        with suppress(psutil.Error):
             line = parent.cmdline()
-        except psutil.Error:
-            break
-        if sys.argv[0] not in line or "-c" in line[:2]:
-            break
-        words = line
+            started_by = {Path(word).name for word in line[:3]}
+            if sys.argv[0] in line and started_by & {*LAUNCHERS, Path(sys.argv[0]).name}:
+                words = line
     if Path(words[0]).name.startswith("python"):
         words = words[1:] if os.access(words[1], os.X_OK) else ["python", *words[1:]]
     words[0] = Path(words[0]).name if os.path.isabs(words[0]) else words[0]
     kept, words = [], iter(words)
     for word in words:
-        if word == "--resume":
+        if word in ("--resume", "--run-dir"):
             next(words, None)
-        elif not word.startswith("--resume="):
+        elif not word.startswith(("--resume=", "--run-dir=")):
             kept.append(word)
-    return shlex.join([*kept, "--resume", "auto"])
+    return shlex.join([*kept, "--run-dir", str(run), "--resume", "auto"])
 
 
 def lost_processes(error: RuntimeError) -> str | None:

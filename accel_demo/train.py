@@ -72,7 +72,8 @@ def main(config: TrainConfig) -> None:
     run.settle_buckets(model, train_set, device)
     run.load(accelerator.load_state, accelerator.process_index, scheduler.scheduler)
     accelerator.project_configuration.logging_dir = run.folder
-    accelerator.init_trackers("tensorboard")
+    options = {"purge_step": run.start.step + 1}  # a viewer forgets what came after that
+    accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": options})
     log = TrainLog(run.folder, accelerator.is_main_process, run.start.log)
     step, is_stopping = run.start.step, False
 
@@ -136,7 +137,7 @@ def main(config: TrainConfig) -> None:
     # Finish: one process saves, and all leave together
     state_dict = accelerator.get_state_dict(model)
     if is_stopping:
-        log.stopped(step, resume_command())
+        log.stopped(step, resume_command(run.folder))
     elif accelerator.is_main_process:
         save_model(run.folder, state_dict)
         log.finish(world_size, device)

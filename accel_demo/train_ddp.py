@@ -155,7 +155,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
     # Finish: one process saves, and all leave together
     if is_stopping:
-        log.stopped(step, resume_command())
+        log.stopped(step, resume_command(run.folder))
     elif rank == 0:
         save_model(run.folder, model.module.state_dict())
         log.finish(world_size, device)

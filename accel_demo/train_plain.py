@@ -132,7 +132,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
     # Finish: one process saves, and all leave together
     if is_stopping:
-        log.stopped(step, resume_command())
+        log.stopped(step, resume_command(run.folder))
     else:
         save_model(run.folder, model.state_dict())
         log.finish(1, device)

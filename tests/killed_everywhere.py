@@ -23,8 +23,11 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 from accel_demo import train, train_ddp, train_dp, train_plain
+from accel_demo.checkpoint import Run
 from accel_demo.config import TrainConfig
+from accel_demo.manifest import newest_whole, verify
 from accel_demo.processes import number_in
+from accel_demo.resume import Start
 
 TELLINGS = {
     "train": train,
@@ -37,6 +40,7 @@ CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epoch
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
 MICRO_BATCHES = 14
+KEPT = ("step", "images", "test_accuracy", "best_test_accuracy")
 
 
 class Killed(BaseException):
@@ -46,43 +50,55 @@ class Killed(BaseException):
 def main(telling: str, folder: Path, seed: int, points: int) -> None:
     warnings.filterwarnings("ignore")
     world_size, draw = number_in("WORLD_SIZE", 1), random.Random(seed)
-    starts = itertools.count()
     for workers, accumulate, precision in itertools.product((0, 2), (1, 3), ("no", "bf16")):
         choices = {**CHOICES, "num_workers": workers, "accumulate": accumulate}
         choices["train_samples"] = 4 * 7 * world_size + 3
         case = f"{workers} workers, accumulate {accumulate}, precision {precision}"
         whole = folder / case
-        run(telling, choices, precision, whole, starts)
-        for kill_after in draw.sample(range(1, MICRO_BATCHES + 1), points):
+        run(telling, choices, precision, whole)
+        for _ in range(points):
             every = draw.randint(1, 3)
+            first_save = min(every * accumulate, MICRO_BATCHES // 2)
+            kill_after = draw.randint(first_save + 1, MICRO_BATCHES)
             choices["checkpoint_every"] = every
             resumed = folder / f"{case}, {kill_after}"
             try:
                 with killed_after(kill_after, telling):
-                    run(telling, choices, precision, resumed, starts)
+                    run(telling, choices, precision, resumed)
                 raise RuntimeError("nothing was killed")
             except Killed:
                 gc.collect()  # its loader workers end
-            run(telling, {**choices, "resume": "auto"}, precision, resumed, starts)
+            saved, _ = newest_whole(resumed)
+            saved = verify(saved)["step"]
+            start = run(telling, {**choices, "resume": "auto"}, precision, resumed)
             if number_in("RANK", 0) == 0:
                 report = {"case": case, "killed_after": kill_after, "checkpoint_every": every}
                 report |= compared(whole, resumed)
                 report["precision"] = report["precision"] == precision
+                report |= {"saved": saved, "resumed": start.step}
                 print(json.dumps(report), flush=True)
 
 
-def run(telling: str, choices: dict, precision: str, run_dir: Path, starts) -> None:
-    """Train once in this process, as if it had just been started."""
+def run(telling: str, choices: dict, precision: str, run_dir: Path) -> Start:
+    """Train once in this process, as if it had just been started; where it began."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(next(starts))  # the store has old addresses
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     torch.manual_seed(random.randrange(2**31))  # what was left over must not matter
     options = () if telling == "train" else (precision,)
-    TELLINGS[telling].main(TrainConfig(**choices, run_dir=str(run_dir)), *options)
+    module, begun = TELLINGS[telling], []
+
+    class NotedRun(Run):
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
+            begun.append(self.start)
+
+    module.Run = NotedRun
+    module.main(TrainConfig(**choices, run_dir=str(run_dir)), *options)
+    return begun[0]
 
 
 @contextmanager
@@ -108,7 +124,11 @@ def compared(whole: Path, resumed: Path) -> dict:
     ends = [
         json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in (whole, resumed)
     ]
+    logs = [verify(newest_whole(run)[0])["log"] for run in (whole, resumed)]
+    totals = [torch.tensor(log["epoch_totals"]) for log in logs]
+    kept = [{name: log[name] for name in KEPT} for log in logs]
     return {
+        "log": kept[0] == kept[1] and torch.allclose(*totals, rtol=1e-5),
         "processes": environment["processes"],
         "precision": environment["mixed_precision"],
         "weights": all(torch.equal(weights[name], others[name]) for name in weights | others),

@@ -10,6 +10,7 @@ left goes on with `--resume auto`, and is killed again. In the end the weights a
 import importlib.util
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -45,6 +46,7 @@ class Kill:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each launch as it ends, then what came out. 0 where nothing was lost."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left behind
     parser = Parser(__doc__, prog="accel-demo crash")
     parser.add_argument("--kills", type=int, default=5, metavar="N", help="how often (default: 5)")
     parser.add_argument(
