@@ -232,6 +232,12 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
+def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:
+    os.environ.update(rank_environment(rank, world_size, port))
+    with one_line_errors():
+        main(*arguments)
+
+
 def _name_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
     """A name that this start of the workers has in common, and no start before it had.
 
@@ -257,9 +263,3 @@ def _name_of_this_start(store: dist.Store, rank: int, world_size: int, deadline:
             raise dist.DistStoreError(f"without rank {', '.join(map(str, sorted(others)))}")
         time.sleep(0.01)
     return mine
-
-
-def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:
-    os.environ.update(rank_environment(rank, world_size, port))
-    with one_line_errors():
-        main(*arguments)
