@@ -23,7 +23,7 @@ SIGNALS = [
 # What gloo and NCCL say when another process is gone or late; torch passes it on as RuntimeError.
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
-PATIENCE = 5  # seconds in which a launcher may pass on what a process has got already
+PATIENCE = 5  # seconds, for a launcher to pass a signal on, and for others to notice a loss
 
 
 class StopSignals:
@@ -117,7 +117,7 @@ def lost_processes(error: RuntimeError) -> str | None:
         keeper = "the launcher" if "TORCHELASTIC_RUN_ID" in os.environ else "rank 0"
         return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
     try:
-        missing = _missing(store, ranks, patience=5 if timed_out else 2)
+        missing = _missing(store, ranks)
     except dist.DistError:  # the process that keeps the store has given the line, and left
         return ""
     if min(set(ranks) - set(missing)) != rank:
@@ -144,9 +144,9 @@ def leave(line: str) -> None:
     os._exit(1)
 
 
-def _missing(store, ranks: range, patience: float) -> list[int]:
-    """The ranks that have not told within `patience` seconds that they left."""
-    deadline = time.monotonic() + patience
+def _missing(store, ranks: range) -> list[int]:
+    """The ranks that have not told within `PATIENCE` seconds that they left."""
+    deadline = time.monotonic() + PATIENCE
     while True:
         missing = [rank for rank in ranks if not store.check([f"left/{rank}"])]
         if not missing or time.monotonic() > deadline:

@@ -120,7 +120,7 @@ def test_inside_an_epoch_another_world_size_is_refused_in_one_line(start, at_one
     assert result.returncode == 0, result.stderr
     inside = checkpoint(two.parent / "ddp", "epoch-0000-batch-000005")
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 1, *FLAGS, "--resume", inside]
-    result = start(command)
+    result = start([*command, "--run-dir", two.parent / "new"])
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ")
     assert "inside an epoch with processes=2, and this is 1" in result.stderr

@@ -7,7 +7,6 @@ it is killed (SIGKILL) at a random moment: in a step, during a save, or while it
 left goes on with `--resume auto`, and is killed again. In the end the weights are compared.
 """
 
-import importlib.util
 import json
 import random
 import signal
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
+from accel_demo.lab.outputs import check_outputs
 
 STEPS_PER_EPOCH = 15
 STEPS_PER_KILL = 5
@@ -95,20 +95,7 @@ def check(options) -> None:
             f"accelerate_configs/ has no {options.processes} processes on the CPU: "
             "choose --processes 1 or 2, or --telling train_ddp"
         )
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install matplotlib")
-    if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot takes a .png, .svg or .pdf file, got {options.plot}")
-    for flag, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is None:
-            continue
-        try:
-            existed = path.exists()
-            path.open("ab").close()
-            if not existed:
-                path.unlink()
-        except OSError as error:
-            raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
+    check_outputs(options)
     launcher(options.telling, options.processes)
 
 

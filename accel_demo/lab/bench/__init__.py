@@ -5,10 +5,10 @@ accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist --json ac
 """
 
 import importlib
-import importlib.util
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
+from accel_demo.lab.outputs import check_outputs
 
 BENCHMARKS = {
     "input": "images per second of our data path against torchvision's",
@@ -55,17 +55,4 @@ def check(options) -> None:
     """Raise `UserError` for what would only be found out after the measurements."""
     if options.repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {options.repeats}")
-    for flag, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is None:
-            continue
-        try:
-            existed = path.exists()
-            path.open("ab").close()
-            if not existed:
-                path.unlink()
-        except OSError as error:
-            raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install matplotlib")
-    if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot takes a .png, .svg or .pdf file, got {options.plot}")
+    check_outputs(options)
