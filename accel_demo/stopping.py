@@ -1,6 +1,7 @@
 """How a run ends before its end: a signal asks it to, or another process is gone."""
 
 import os
+import platform
 import shlex
 import signal
 import sys
@@ -48,6 +49,9 @@ class StopSignals:
                 os.kill(os.getpid(), number)
 
         earlier = {number: signal.signal(number, ask) for number in SIGNALS}
+        if dist.is_initialized():  # for those who may miss this process one day
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"process/{dist.get_rank()}", f"{platform.node() or '-'} {os.getpid()}")
 
     def after(self, step: int) -> bool:
         """Whether to stop after this optimizer step. Every process calls it after every step."""
@@ -117,7 +121,7 @@ def lost_processes(error: RuntimeError) -> str | None:
         keeper = "the launcher" if "TORCHELASTIC_RUN_ID" in os.environ else "rank 0"
         return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
     try:
-        missing = _missing(store, ranks)
+        missing = _missing(store, ranks, timed_out)
     except dist.DistError:  # the process that keeps the store has given the line, and left
         return ""
     if min(set(ranks) - set(missing)) != rank:
@@ -136,7 +140,7 @@ def leave(line: str) -> None:
     Its process group is broken: taking it down in order would wait for the ones that are gone.
     """
     if line:
-        say(f"error: {line}")
+        say(f"\nerror: {line}")  # a line of its own: the progress bar of rank 0 may stand there
     sys.stdout.flush()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -144,14 +148,31 @@ def leave(line: str) -> None:
     os._exit(1)
 
 
-def _missing(store, ranks: range) -> list[int]:
-    """The ranks that have not told within `PATIENCE` seconds that they left."""
+def _missing(store, ranks: range, may_hang: bool) -> list[int]:
+    """The ranks that have died, as far as this machine can tell; else those that stay silent.
+
+    One that waits for a rank that is still there does not notice a third one's death: it is silent
+    until the other leaves, and must not be taken for dead.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
-        missing = [rank for rank in ranks if not store.check([f"left/{rank}"])]
-        if not missing or time.monotonic() > deadline:
-            return missing
+        silent = [rank for rank in ranks if not store.check([f"left/{rank}"])]
+        dead = [rank for rank in silent if _has_died(store, rank)]
+        if dead and not may_hang:
+            return dead
+        if not silent or time.monotonic() > deadline:
+            return silent
         time.sleep(0.1)
+
+
+def _has_died(store, rank: int) -> bool:
+    if not store.check([f"process/{rank}"]):
+        return False
+    host, pid = store.get(f"process/{rank}").decode().split()
+    try:
+        return host == platform.node() and psutil.Process(int(pid)).status() == "zombie"
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _place_in_the_training(error: RuntimeError) -> str:

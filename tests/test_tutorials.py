@@ -19,7 +19,7 @@ LIES = [
     ("02_one_loop_four_tellings.md", "| 2 | 6 |", "| 2 | 1 |"),
     ("02_one_loop_four_tellings.md", "+    accelerator = Acc", "+    accelerator = acc"),
     ("11_kill_and_resume.md", "54 of 54 | **equal** |", "54 of 54 | differ |"),
-    ("11_kill_and_resume.md", "`random_states_1.pkl`, `sch", "`sch"),
+    ("11_kill_and_resume.md", "`random_states_2.pkl`, `sch", "`sch"),
     ("11_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
     ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
 ]
