@@ -1,10 +1,8 @@
 """One launch of a training as a user types it, watched from outside, and killed at any moment."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from accel_demo.checkpoint import UNFINISHED
-from accel_demo.lab.launch import LAUNCHER_VARIABLES, QUIET, REPOSITORY
+from accel_demo.lab.launch import QUIET, REPOSITORY, environment_for
 from accel_demo.run_folder import read_json
 
 TIME_LIMIT = 180  # seconds for a launch
@@ -40,11 +38,7 @@ class Launch:
         self.steps_at_kill = 0
         self.mark = uuid.uuid4().hex
         self.bytes_read = _size(run / "metrics.jsonl") or 0
-        environment = {**os.environ, **QUIET, "PYTHONUNBUFFERED": "1", MARK: self.mark}
-        path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        environment["PATH"] = os.pathsep.join(path)
-        for name in LAUNCHER_VARIABLES:
-            environment.pop(name, None)
+        environment = environment_for({**QUIET, "PYTHONUNBUFFERED": "1", MARK: self.mark})
         self.started_at, self.date = time.monotonic(), time.time()
         with open(self.stdout, "w") as stdout, open(self.stderr, "w") as stderr:
             self.launcher = subprocess.Popen(

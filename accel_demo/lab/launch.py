@@ -27,14 +27,10 @@ def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:
     `time_limit` is in seconds. Where it is over, every process the command started is stopped and
     returncode is None. `python`, `accelerate` and `torchrun` are those of this environment.
     """
-    environment = {**os.environ, **QUIET}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    for name in LAUNCHER_VARIABLES:
-        environment.pop(name, None)
     process = psutil.Popen(
         shlex.split(command),
         cwd=REPOSITORY,
-        env=environment,
+        env=environment_for(QUIET),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -47,6 +43,18 @@ def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:
         stdout, stderr = process.communicate()
         returncode = None
     return SimpleNamespace(returncode=returncode, stdout=stdout, stderr=stderr)
+
+
+def environment_for(changes: dict[str, str]) -> dict[str, str]:
+    """The user's environment with these changes, for a command that is no part of this launch.
+
+    What a launcher may have left in it is gone, and the programs of this Python come first.
+    """
+    environment = {**os.environ, **changes}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    for name in LAUNCHER_VARIABLES:
+        environment.pop(name, None)
+    return environment
 
 
 def kill_tree(launcher: subprocess.Popen) -> None:

@@ -1,17 +1,14 @@
 """Start a command as a user types it, and note when each line of its output comes."""
 
-import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from accel_demo.errors import UserError
-from accel_demo.lab.launch import LAUNCHER_VARIABLES, QUIET, REPOSITORY, kill_tree
+from accel_demo.lab.launch import QUIET, REPOSITORY, environment_for, kill_tree
 
 TIME_LIMIT = 2 * 60 * 60  # seconds
 
@@ -94,11 +91,7 @@ def _environment(on_cpu: bool) -> dict[str, str]:
     """The user's own, with lines that come as they are printed."""
     own = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
     quiet = {name: value for name, value in QUIET.items() if name not in own}
-    environment = {**os.environ, **quiet, "PYTHONUNBUFFERED": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    for name in LAUNCHER_VARIABLES:
-        environment.pop(name, None)
-    return environment
+    return environment_for({**quiet, "PYTHONUNBUFFERED": "1"})
 
 
 def _raise_failure(command: list[str], returncode: int, said: str, too_long: bool) -> None:
