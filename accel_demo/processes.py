@@ -161,11 +161,13 @@ def is_launched() -> bool:
     return True
 
 
-def spawn(main: Callable, world_size: int, *arguments) -> None:
+def spawn(main: Callable, world_size: int, *arguments, start_method: str = "spawn") -> None:
     """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
 
     They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them.
-    Raises `UserError` where the port is taken; ends with the exit code of a process that failed.
+    `start_method` is one of Python's multiprocessing: each process that "spawn" starts imports
+    torch anew; "forkserver" imports it once for all, which Windows cannot. Raises `UserError`
+    where the port is taken; ends with the exit code of a process that failed.
     """
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
@@ -173,8 +175,8 @@ def spawn(main: Callable, world_size: int, *arguments) -> None:
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    ranks = torch.multiprocessing.spawn(
-        _as_rank, (world_size, port, main, arguments), world_size, join=False
+    ranks = torch.multiprocessing.start_processes(
+        _as_rank, (world_size, port, main, arguments), world_size, False, start_method=start_method
     )
 
     def pass_on(number, frame):

@@ -1,5 +1,6 @@
 """The one way a test starts processes."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -100,6 +101,29 @@ def train(tmp_path):
         return run_dir
 
     return train
+
+
+@pytest.fixture
+def together(tmp_path):
+    """`together(function, N, **arguments)` calls a function of a test module in N processes.
+
+    It gives what each has returned, by rank, and asserts that the N were connected. Arguments and
+    results are what `torch.save` can write. Whatever a process raises fails the test.
+    """
+
+    def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
+        folder = tmp_path / uuid.uuid4().hex
+        folder.mkdir()
+        torch.save(arguments, folder / "arguments.pt")
+        target = f"{Path(inspect.getfile(function)).stem}:{function.__name__}"
+        command = ["python", REPOSITORY / "tests" / "together.py", target, processes, folder]
+        result = run_to_end(command, timeout, **(environment or {}))
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert f"{processes} connected process" in result.stdout
+        files = [folder / f"{rank}.pt" for rank in range(processes)]
+        return [torch.load(file, weights_only=False) for file in files]
+
+    return together
 
 
 def launcher(file: str, processes: int) -> list[str]:

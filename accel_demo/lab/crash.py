@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.lab.outputs import check_outputs
+from accel_demo.outputs import check_outputs
 
 STEPS_PER_EPOCH = 15
 STEPS_PER_KILL = 5

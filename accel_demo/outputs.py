@@ -6,8 +6,11 @@ from accel_demo.errors import UserError
 
 
 def check_outputs(options) -> None:
-    """Raise `UserError` where `options.json` or `options.plot` cannot be written."""
-    for flag, path in (("--json", options.json), ("--plot", options.plot)):
+    """Raise `UserError` where `options.plot` or `options.json` cannot be written.
+
+    A verb may have only one of the two.
+    """
+    for flag, path in (("--json", getattr(options, "json", None)), ("--plot", options.plot)):
         if path is None:
             continue
         try:

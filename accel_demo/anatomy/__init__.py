@@ -1,0 +1,1 @@
+"""What the libraries do inside, by hand, each checked against the library."""

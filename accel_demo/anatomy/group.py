@@ -1,0 +1,78 @@
+"""Start the connected processes a module of this folder needs, or join those of a launcher."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.errors import Parser, UserError
+from accel_demo.outputs import check_outputs
+from accel_demo.processes import connect, is_launched, spawn
+
+TIME_LIMIT = 60  # seconds that a process waits for any other
+# Imported once, in the server from which the processes are forked, and not in each of them.
+PRELOADED = ["torch", "accel_demo.anatomy.group"]
+
+
+def command_line(description: str, processes: int | None = None) -> Parser:
+    """A parser with `--plot`; with `--processes` too where a default is given.
+
+    `read` parses what was typed.
+    """
+    parser = Parser(description)
+    if processes is not None:
+        help = f"how many processes to start (default: {processes})"
+        parser.add_argument("--processes", type=int, metavar="N", help=help)
+        parser.set_defaults(default_processes=processes)
+    help = "also draw it, as .png, .svg or .pdf"
+    parser.add_argument("--plot", metavar="FILE", type=Path, help=help)
+    return parser
+
+
+def read(parser: Parser, arguments: list[str] | None = None):
+    """The options. Raises `UserError` where there is a mistake in them."""
+    options = parser.parse_args(arguments)
+    check_outputs(options)
+    if hasattr(options, "processes"):
+        if is_launched() and options.processes is not None:
+            raise UserError("--processes is for starting without a launcher: leave it out")
+        if options.processes is None:
+            options.processes = options.default_processes
+        if options.processes < 1:
+            raise UserError(f"--processes must be at least 1, got {options.processes}")
+    return options
+
+
+def run_in_group(main: Callable, processes: int, *arguments) -> None:
+    """Call `main(device, *arguments)` in this many connected processes, each with its own device.
+
+    Where a launcher has started this process, it is called here, in the group of that launch. On a
+    GPU each where there are enough of them, else on the CPU. Rank 0 prints how many have met. No
+    collective waits longer than `TIME_LIMIT`.
+    """
+    if is_launched():
+        _join(main, *arguments)
+        return
+    method = "spawn"
+    if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        method = "forkserver"
+    spawn(_join, processes, main, *arguments, start_method=method)
+
+
+def _join(main: Callable, *arguments) -> None:
+    device = connect(TIME_LIMIT)
+    met = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(met, torch.tensor([dist.get_rank()], device=device))
+    ranks = [int(rank) for rank in met]
+    if ranks != list(range(dist.get_world_size())):
+        raise RuntimeError(f"the ranks that have met are {ranks}")
+    if dist.get_rank() == 0:
+        plural = "es" if len(ranks) > 1 else ""
+        where = f"{device.type} ({dist.get_backend()})"
+        print(f"{len(ranks)} connected process{plural} on {where}\n", flush=True)
+    main(device, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,24 @@
+"""Call a function of a test module in connected processes. `together` of conftest.py starts it."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.anatomy.group import run_in_group
+
+
+def call(device: torch.device, target: str, folder: Path) -> None:
+    """One of the processes. The function gets the device first where it has such a parameter."""
+    module, name = target.split(":")
+    function = getattr(importlib.import_module(module), name)
+    arguments = torch.load(folder / "arguments.pt", weights_only=False)
+    if "device" in function.__code__.co_varnames[: function.__code__.co_argcount]:
+        arguments["device"] = device
+    torch.save(function(**arguments), folder / f"{dist.get_rank()}.pt")
+
+
+if __name__ == "__main__":
+    run_in_group(call, int(sys.argv[2]), sys.argv[1], Path(sys.argv[3]))
