@@ -103,8 +103,8 @@ def train(tmp_path):
     return train
 
 
-@pytest.fixture
-def together(tmp_path):
+@pytest.fixture(scope="session")
+def together(tmp_path_factory):
     """`together(function, N, **arguments)` calls a function of a test module in N processes.
 
     It gives what each has returned, by rank, and asserts that the N were connected. Arguments and
@@ -112,8 +112,7 @@ def together(tmp_path):
     """
 
     def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
-        folder = tmp_path / uuid.uuid4().hex
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp("together")
         torch.save(arguments, folder / "arguments.pt")
         target = f"{Path(inspect.getfile(function)).stem}:{function.__name__}"
         command = ["python", REPOSITORY / "tests" / "together.py", target, processes, folder]

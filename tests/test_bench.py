@@ -100,10 +100,19 @@ def test_the_matrix_rate_is_one_that_this_process_really_reaches():
     assert 1 / 3 < rate / (2 * 1024**3 / min(seconds)) < 3
 
 
-@pytest.mark.parametrize("flags", ["--batch-size 0", "--model nonsense", "--repeats 0"])
-def test_a_wrong_question_to_scaling_gets_one_line_before_anything_starts(flags, capsys):
+@pytest.mark.parametrize(
+    "question",
+    [
+        "scaling --batch-size 0",
+        "scaling --model nonsense",
+        "scaling --repeats 0",
+        "dataparallel --global-batch 0",
+        "dataparallel --global-batch 33",
+    ],
+)
+def test_a_wrong_question_gets_one_line_before_anything_starts(question, capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
-        bench.main(["scaling", *flags.split()])
+        bench.main(question.split())
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -132,7 +141,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["overhead", "scaling", "limit"])
+@pytest.mark.parametrize("name", ["overhead", "scaling", "dataparallel", "limit"])
 def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp_path):
     json_file, plot = tmp_path / "found.json", tmp_path / "found.svg"
     command = ["accel-demo", "bench", name, "--repeats", "1", "--json", json_file, "--plot", plot]
@@ -142,7 +151,7 @@ def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp
     assert found["benchmark"] == name and found["environment"]["cores"] >= 1
     if name == "overhead":
         assert [facts["processes"] for facts in found["facts"].values()] == [1, 2, 1, 2]
-    if name == "scaling":
+    if name in ("scaling", "dataparallel"):
         assert found["facts"]["processes"] == 2
     for table in found["tables"]:
         assert table["title"] in result.stdout

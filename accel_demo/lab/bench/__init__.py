@@ -16,6 +16,7 @@ BENCHMARKS = {
     "accuracy": "seconds to 90 % and 92 % test accuracy against a conventional training",
     "article": "ResNet-101 as an article trains it against the same model in our loop",
     "scaling": "what two processes gain over one",
+    "dataparallel": "nn.DataParallel against raw DDP on the same devices",
     "limit": "the share of the machine's matrix-multiply rate that a training step reaches",
     "startup": "seconds from a command to the first step of training",
 }
@@ -23,7 +24,7 @@ BENCHMARKS = {
 
 def main(arguments: list[str]) -> int:
     """Each module beside this one has REPEATS, `add_options(parser)` and `measure(options)`."""
-    names = "\n".join(f"  {name:10}{text}" for name, text in BENCHMARKS.items())
+    names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
     parser = Parser(
         f"{__doc__.strip()}\n\nbenchmarks:\n{names}",
         prog="accel-demo bench",

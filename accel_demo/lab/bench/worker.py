@@ -19,11 +19,16 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from accel_demo import train, train_ddp, train_plain
+from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.processes import rank_environment
 
-TELLINGS = {"plain PyTorch": train_plain, "raw DDP": train_ddp, "Accelerate": train}
+TELLINGS = {
+    "plain PyTorch": train_plain,
+    "nn.DataParallel": train_dp,
+    "raw DDP": train_ddp,
+    "Accelerate": train,
+}
 
 
 def main() -> None:

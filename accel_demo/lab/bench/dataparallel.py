@@ -1,0 +1,68 @@
+"""nn.DataParallel against DistributedDataParallel: images per second on the same devices.
+
+accel-demo bench dataparallel
+
+All train the same model with the same global batch, in turns. nn.DataParallel is one process, with
+a thread for each GPU; with fewer than two GPUs it only calls the module it wraps. Raw DDP has two
+processes, with half of the batch, and one GPU or half of the CPU's threads, each.
+"""
+
+import statistics
+
+import torch
+from tqdm import tqdm
+
+from accel_demo.config import MODELS, TrainConfig
+from accel_demo.errors import UserError
+from accel_demo.lab.bench.crew import ON_CPU, Crew
+from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.machine import usable_cores
+
+REPEATS = 9
+STEPS, WARM_UP = 40, 4
+PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
+
+
+def add_options(parser) -> None:
+    help = "the network to train (default: small_cnn)"
+    parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
+    help = "images per optimizer step, over all devices (default: 256)"
+    parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)
+
+
+def measure(options) -> Report:
+    """Images per second of the three, in turns."""
+    batch = options.global_batch
+    if batch < 2 or batch % 2:
+        raise UserError(f"--global-batch must be even, for two processes to share it: got {batch}")
+    choices = {"model": options.model, "dataset": "synthetic", "max_steps": STEPS}
+    choices |= {"train_samples": STEPS * batch, "test_samples": 64}
+    batch_sizes = {PLAIN: batch, DATA_PARALLEL: batch, DDP: batch // 2}
+    TrainConfig(**choices, batch_size=batch)  # what cannot be is said before anything is started
+    on_cpu = torch.cuda.device_count() < 2
+    one, both = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
+    threads = max(2, usable_cores())
+    rates: dict[str, list[float]] = {PLAIN: [], DATA_PARALLEL: [], DDP: []}
+    with (
+        Crew(1, threads, one) as alone,
+        Crew(1, threads, both) as threaded,
+        Crew(2, threads // 2, both) as pair,
+    ):
+        crews = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
+        for name, crew in crews.items():  # what is imported at the first step is imported now
+            crew.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
+        for repeat in tqdm(range(options.repeats), desc="dataparallel", unit="repeat"):
+            for name in list(crews) if repeat % 2 else list(crews)[::-1]:
+                fields = {**choices, "batch_size": batch_sizes[name]}
+                answer = crews[name].run(name, fields, warm_up=WARM_UP)
+                images = answer["processes"] * batch_sizes[name]
+                rates[name].append(images / answer["seconds_per_step"])
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = medians[DDP] / medians[DATA_PARALLEL]
+    where = f"the CPU, {threads} threads in all" if on_cpu else "two GPUs"
+    title = f"Training {options.model}, {batch} images per step on {where}"
+    tables = [Table(title, "images/s", rates, DATA_PARALLEL, digits=0)]
+    finding = f"DDP with two processes reaches {ratio:.2f} times the speed of nn.DataParallel"
+    finding += ", which here only calls the module." if on_cpu else "."
+    facts = {"ddp_over_dataparallel": ratio, "processes": pair.processes}
+    return Report("dataparallel", tables, [finding], facts)

@@ -1,0 +1,68 @@
+"""Threads share the interpreter, processes do not."""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from accel_demo.anatomy.gil import (
+    WAYS,
+    WORK,
+    cores_busy,
+    has_gil,
+    main,
+    measure,
+    preprocess,
+    speedups,
+)
+from accel_demo.errors import one_line_errors
+
+
+def test_the_work_is_the_same_in_every_way_and_every_time():
+    assert preprocess(3) == preprocess(3) != preprocess(4)
+    for function, amount in WORK.values():
+        assert function(amount // 10) == function(amount // 10)
+
+
+def test_a_speedup_is_the_median_over_the_repeats():
+    seconds = {WAYS[0]: [4.0, 2.0, 3.0], WAYS[1]: [2.0, 2.0, 1.0], WAYS[2]: [4.0, 1.0, 2.0]}
+    found = {way: [(one, 1.0) for one in values] for way, values in seconds.items()}
+    assert speedups(found) == {WAYS[0]: 1, WAYS[1]: 2, WAYS[2]: 1.5}
+
+
+@pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
+@pytest.mark.parametrize("kind", WORK)
+def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
+    """With nobody asked to hand the lock over in turns, only who gives it away lets others run."""
+    function, amount = WORK[kind]
+    function(1)  # what is loaded at first use is loaded now
+
+    def work():
+        started_at = time.perf_counter()
+        function(amount)
+        return started_at, time.perf_counter()
+
+    interval = sys.getswitchinterval()
+    with ThreadPoolExecutor(2) as threads:
+        sys.setswitchinterval(60)  # seconds
+        try:
+            parts = [threads.submit(work) for _ in range(2)]
+            (_, first_ended), (second_started, _) = sorted(part.result() for part in parts)
+        finally:
+            sys.setswitchinterval(interval)
+    assert (second_started < first_ended) == (kind == "matrix products in torch")
+
+
+@pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
+def test_two_threads_never_keep_more_than_one_core_busy_with_python():
+    found = measure(repeats=1)
+    assert set(found) == set(WORK) and all(set(ways) == set(WAYS) for ways in found.values())
+    assert cores_busy(found["preprocessing in Python"]["two threads"]) < 1.15
+
+
+def test_the_command_refuses_what_it_cannot_do_in_one_line(capsys):
+    with pytest.raises(SystemExit) as stopped, one_line_errors():
+        main(["--plot", "nowhere/picture.png"])
+    said = "error: cannot write --plot nowhere/picture.png: No such file or directory\n"
+    assert (stopped.value.code, *capsys.readouterr()) == (2, "", said)
