@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import doctor, machine
+from accel_demo.lab import doctor
 from accel_demo.lab.launch import kill_tree
 from accel_demo.lab.launch_config import Promise, promise_of, read_config
 from accel_demo.lab.probe_launch import LaunchFailed, cause_in, launch_probe
@@ -214,13 +214,6 @@ def test_the_cause_of_a_failure_is_not_the_launchers_report_of_it():
     assert cause_in(stderr) == "ValueError: bad luck"
     assert cause_in("killed\n-----\n") == "killed"
     assert cause_in("") == ""
-
-
-def test_renumbered_gpus_are_named_by_their_physical_number():
-    assert machine.physical_names("4, 7", 2) == ["4", "7"]
-    assert machine.physical_names("GPU-1a2b,3", 2) == ["GPU-1a2b", "3"]
-    assert machine.physical_names("-1,-1", 0) == []
-    assert machine.physical_names(None, 2) == ["", ""]
 
 
 def test_the_machine_report_names_every_config_and_variable_and_fits_the_page(start):

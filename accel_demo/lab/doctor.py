@@ -25,9 +25,10 @@ def report_machine() -> int:
     """Print what this machine has, and which of the stored configs fit it."""
     import torch
 
+    from accel_demo.anatomy import devices
     from accel_demo.lab import machine
 
-    print_rows("This machine", machine.machine_rows())
+    print_rows("This machine", devices.machine_rows())
     print_rows("Versions", machine.version_rows())
     print_rows("Environment a launch reads", machine.environment_rows())
     files = sorted(CONFIGS.glob("*.yaml"))

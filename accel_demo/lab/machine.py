@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from accel_demo.anatomy.devices import gibibytes, usable_cores
+
 # What the launchers, torch and Accelerate read when a run starts.
 LAUNCH_VARIABLES = (
     "OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER RANK LOCAL_RANK "
@@ -15,30 +17,6 @@ LAUNCH_VARIABLES = (
     "OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE"
 ).split()
 LAUNCH_PREFIXES = ("ACCELERATE_", "NCCL_", "TORCH_NCCL_", "FSDP_", "PYTORCH_")
-
-
-def machine_rows() -> list[tuple[str, str]]:
-    """Cores, memory, and every accelerator that torch can see: name and value, to print."""
-    import torch
-
-    memory, visible = psutil.virtual_memory(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    rows = [
-        ("cores usable", str(usable_cores())),
-        ("memory", f"{gibibytes(memory.total)}, {gibibytes(memory.available)} of it available"),
-        ("CUDA_VISIBLE_DEVICES", "not set" if visible is None else visible or "empty"),
-    ]
-    physical = physical_names(visible, torch.cuda.device_count())
-    for index, name in enumerate(physical):
-        gpu = torch.cuda.get_device_properties(index)
-        rows.append((f"cuda:{index}", f"{gpu.name}, {gibibytes(gpu.total_memory)}"))
-        rows.append(("", f"uuid GPU-{gpu.uuid}"))
-        if name:
-            rows.append(("", f"cuda:{index} is physical GPU {name}"))
-    if not physical:
-        accelerator = torch.accelerator.current_accelerator()
-        count = torch.accelerator.device_count()
-        rows.append(("GPU", f"{count} x {accelerator.type}" if accelerator and count else "none"))
-    return rows
 
 
 def version_rows() -> list[tuple[str, str]]:
@@ -97,24 +75,3 @@ def _cpu_line(key: str) -> str:
             if name.strip() == key:
                 return value.strip()
     return ""
-
-
-def physical_names(visible: str | None, count: int) -> list[str]:
-    """For cuda:0, cuda:1 … the GPU's number or uuid before CUDA_VISIBLE_DEVICES renumbered it.
-
-    Empty names where the variable is not set: nothing is renumbered then.
-    """
-    if not visible:
-        return [""] * count
-    return [name.strip() for name in visible.split(",")][:count]
-
-
-def usable_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def gibibytes(number_of_bytes: int) -> str:
-    return f"{number_of_bytes / 2**30:.1f} GiB"

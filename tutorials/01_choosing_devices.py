@@ -1,0 +1,70 @@
+"""Which physical GPU is `cuda:1`? It depends on CUDA_VISIBLE_DEVICES. On a machine with 8 GPUs:
+
+python tutorials/01_choosing_devices.py
+CUDA_VISIBLE_DEVICES=0,4 python tutorials/01_choosing_devices.py --mine
+"""
+
+import os
+from pathlib import Path
+
+from accel_demo.anatomy import show
+from accel_demo.anatomy.devices import cuda_order, visible_devices
+from accel_demo.anatomy.devices_picture import draw_map
+from accel_demo.errors import Parser, one_line_errors
+from accel_demo.outputs import check_outputs
+
+BEGINNINGS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
+GPUS = [f"GPU-{beginning}-c3d2-4f60-a1b9-5e7d80924c11" for beginning in BEGINNINGS]
+EXAMPLES = {
+    None: "every GPU, where it is not set",
+    "": "none, where it is empty",
+    "0,4": "`cuda:N` counts the visible ones from 0, without gaps",
+    "4,0": "in the order written",
+    "0,9,4": "there is no GPU 9, and it hides what follows",
+    "0,-1,4": "nor a GPU -1",
+    "-1": "so this hides all",
+    "0,4,0": "none, where one comes twice",
+    "GPU-4f6e,GPU-3": "UUIDs, or their beginnings",
+    "GPU-4f6e,GPU-1a": "two begin with GPU-1a, so it is none of them",
+    "4,GPU-3": "the first is a number, so a UUID does not count",
+    "MIG-9d6c2e": "a part of a GPU (MIG), passed on as it is",
+}
+DRAWN = ["0,4", "0,9,4"]
+
+
+def main(plot: Path | None) -> None:
+    rows = []
+    for value, why in EXAMPLES.items():
+        devices = visible_devices(value, GPUS)
+        written = "not set" if value is None else f"`{value}`" if value else "empty"
+        first, second = devices.get("cuda:0", "none"), devices.get("cuda:1", "none")
+        rows.append([written, len(devices), first, second, why])
+    print(show.table(["CUDA_VISIBLE_DEVICES", "visible", "cuda:0", "cuda:1", "why"], rows))
+    print("\nWith GPU A, slow, on the first PCI bus, and GPU B, fast, on the second:\n")
+    rows = []
+    for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
+        numbered = cuda_order(["00000000:01:00.0", "00000000:41:00.0"], [1.0, 2.0], order)
+        rows.append([order, *("AB"[gpu] for gpu in numbered)])
+    print(show.table(["CUDA_DEVICE_ORDER", "CUDA's GPU 0", "CUDA's GPU 1"], rows))
+    cuda_1 = visible_devices("0,4", GPUS)["cuda:1"]
+    print(f"\nOf {len(GPUS)} GPUs, CUDA_VISIBLE_DEVICES=0,4 makes physical GPU {cuda_1} `cuda:1`.")
+    if plot:
+        draw_map(DRAWN, len(GPUS), plot)
+
+
+def mine() -> None:
+    """The device of this process, as the launcher's and CUDA's variables say."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    gpu = visible_devices(value, GPUS).get(device, "none")
+    print(f"CUDA_VISIBLE_DEVICES={value}: my device {device} is physical GPU {gpu}\n", end="")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        parser = Parser(__doc__)
+        parser.add_argument("--mine", action="store_true", help="only the device of this process")
+        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of them")
+        options = parser.parse_args()
+        check_outputs(options)
+        mine() if options.mine else main(options.plot)
