@@ -56,7 +56,7 @@ class Wire:
         a rank would exchange with itself is copied, and is no message.
         """
         if target == source == self.rank:
-            incoming.copy_(outgoing)
+            incoming.copy_(outgoing.detach())
             return
         self._note(outgoing, target, step, what)
         buffer = incoming if incoming.is_contiguous() else torch.empty_like(incoming).contiguous()
@@ -68,6 +68,42 @@ class Wire:
             work.wait()
         if buffer is not incoming:
             incoming.copy_(buffer)
+
+    def agree(self, name: str, gives: dict, gets: dict, mistake: str = "", **arguments) -> None:
+        """Raise the same `ValueError` on all ranks where what they are about to do cannot be.
+
+        Every rank says what it calls with which arguments, and its `mistake` where it has found
+        one. `gives` and `gets` are empty, or have what this rank sends or overwrites by the name of
+        its argument: one `tensor` for all, or else a list with a tensor for each rank. None of this
+        is noted. The price is an all_gather_object; torch.distributed compares at a like price
+        where TORCH_DISTRIBUTED_DEBUG is DETAIL.
+        Source: https://docs.pytorch.org/docs/stable/distributed.html#torch-distributed-debug
+        """
+        given = gotten = None
+        try:
+            for argument in {"source", "target"} & set(arguments):
+                if arguments[argument] not in range(self.world_size):
+                    ranks = f"a rank from 0 to {self.world_size - 1}"
+                    raise ValueError(f"{argument} must be {ranks}, got {arguments[argument]!r}")
+            given, gotten = self._described(gives), self._described(gets, is_overwritten=True)
+        except ValueError as error:
+            mistake = mistake or str(error)
+        listed = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+        everyone = [None] * self.world_size
+        dist.all_gather_object(everyone, (mistake, f"{name}({listed})", given, gotten))
+        for rank, (mistake, *_) in enumerate(everyone):
+            if mistake:
+                raise ValueError(f"{mistake} (on rank {rank})")
+        calls = [call for _, call, _, _ in everyone]
+        for rank, call in enumerate(calls):
+            if call != calls[0]:
+                raise ValueError(f"rank 0 calls {calls[0]}, but rank {rank} calls {call}")
+        for source, (_, _, given, _) in enumerate(everyone):
+            for target, (_, _, _, gotten) in enumerate(everyone):
+                if given and gotten and given[target][1] != gotten[source][1]:
+                    (theirs, what), (mine, room) = given[target], gotten[source]
+                    both = f"{what} of rank {source} for rank {target}, which has room for {room}"
+                    raise ValueError(f"{theirs} must match {mine}, got {both}")
 
     def messages(self) -> list[Message]:
         """What all ranks have sent so far, by step, then by sender. Every rank has to ask."""
@@ -83,3 +119,20 @@ class Wire:
     def _note(self, tensor: torch.Tensor, target: int, step: int, what: str) -> None:
         size = tensor.numel() * tensor.element_size()
         self.sent.append(Message(step, self.rank, target, size, what))
+
+    def _described(self, argument: dict, is_overwritten: bool = False) -> list[tuple] | None:
+        """For each rank: the argument's name, and dtype and shape of the tensor in it."""
+        for name, tensors in argument.items():
+            if name == "tensor":
+                tensors = [tensors] * self.world_size
+            if not isinstance(tensors, list) or len(tensors) != self.world_size:
+                got = len(tensors) if isinstance(tensors, list) else type(tensors).__name__
+                raise ValueError(f"{name} must be a list of {self.world_size} tensors, got {got}")
+            for tensor in tensors:
+                if not isinstance(tensor, torch.Tensor):
+                    raise ValueError(f"{name} takes torch.Tensor, got {type(tensor).__name__}")
+                if is_overwritten and tensor.requires_grad and torch.is_grad_enabled():
+                    why = "it is overwritten: use torch.no_grad()"
+                    raise ValueError(f"{name} must not require grad, because {why}")
+            return [(name, f"{tensor.dtype} of shape {list(tensor.shape)}") for tensor in tensors]
+        return None

@@ -1,0 +1,198 @@
+"""How many bytes each rank sends in an all-reduce: by formula, in a table, and as a picture.
+
+N is the number of ranks, and S the size of the tensor in bytes. ring.py has the all-reduces.
+"""
+
+from pathlib import Path
+
+from accel_demo.anatomy import show
+from accel_demo.anatomy.wire import Message
+
+COUNTS = range(2, 65)  # of ranks, for which the formulas are drawn
+
+
+def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
+    """The bytes of each rank's chunk, of a tensor with `length` elements, as `ring.split` cuts."""
+    shorter, longer = divmod(length, world_size)
+    return [(shorter + (rank < longer)) * element_size for rank in range(world_size)]
+
+
+def gather_broadcast_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
+    """How many bytes a rank sends and receives: (N−1)·S each on rank 0, S each on the others.
+
+    `sizes`, here and below, is what `chunk_sizes` gives. S is their sum, and N their number.
+    """
+    messages = len(sizes) - 1 if rank == 0 else 1
+    return messages * sum(sizes), messages * sum(sizes)
+
+
+def naive_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
+    """How many bytes a rank sends and receives: (N−1)·S each."""
+    return (len(sizes) - 1) * sum(sizes), (len(sizes) - 1) * sum(sizes)
+
+
+def chunked_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
+    """How many bytes a rank sends and receives: 2(N−1)/N·S each, where N divides the length.
+
+    In each of the two phases a rank sends all chunks but one, and receives all but one. Rank r
+    does not send chunk r in the first and chunk r + 1 in the second. It does not receive chunk
+    r − 1 and chunk r.
+    """
+    before, own, after = (sizes[(rank + offset) % len(sizes)] for offset in (-1, 0, 1))
+    return 2 * sum(sizes) - own - after, 2 * sum(sizes) - before - own
+
+
+FORMULAS = {  # by the names of `ring.ALGORITHMS`
+    "gather + broadcast": (gather_broadcast_bytes, "rank 0: (N−1)·S, others: S"),
+    "naive ring": (naive_ring_bytes, "(N−1)·S"),
+    "chunked ring": (chunked_ring_bytes, "2(N−1)/N·S"),
+}
+
+
+def step_table(log: list[Message], world_size: int) -> str:
+    """What each rank of the chunked ring sends in each step."""
+    head = [f"rank {rank} → {(rank + 1) % world_size}" for rank in range(world_size)]
+    rows = []
+    for step in range(1, 2 * world_size - 1):
+        phase = "reduce-scatter" if step < world_size else "all-gather"
+        rows.append([step, phase, *(message.what for message in log if message.step == step)])
+    return show.table(["step", "phase", *head], rows)
+
+
+def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
+    """The bytes of every rank in each all-reduce, counted in its messages, against the formulas."""
+    rows = []
+    for name, (bytes_of, formula) in FORMULAS.items():
+        steps = max((message.step for message in logs[name]), default=0)
+        by_rank = [(counted(logs[name], rank), bytes_of(rank, sizes)) for rank in range(len(sizes))]
+        for index, what in enumerate(("sends", "receives")):
+            found = [measured[index] for measured, _ in by_rank]
+            exact = found == [expected[index] for _, expected in by_rank]
+            says = "to the byte" if exact else "NO"
+            rows.append([name, steps, what, *found, sum(found), formula, says])
+    head = [*(f"rank {rank}" for rank in range(len(sizes))), "all ranks"]
+    return show.table(["all-reduce", "steps", "a rank", *head, "formula", "as counted"], rows)
+
+
+def counted(log: list[Message], rank: int) -> tuple[int, int]:
+    """How many bytes this rank has sent and received."""
+    sent = sum(message.size for message in log if message.source == rank)
+    return sent, sum(message.size for message in log if message.target == rank)
+
+
+def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
+    """The chunked ring step by step, and below it the bytes of a rank against their number."""
+    world_size = len(sizes)
+    states = holdings(logs["chunked ring"], world_size)
+    columns = min(4, len(states))
+    rows = -(-len(states) // columns)
+    side = max(1.7, 0.42 * world_size)  # of a grid, in inches
+    height = rows * (side + 0.85) + 0.8
+    figure = show.new_figure(4 * (side + 0.15) + 0.6, height + 3.4)
+    figure.get_layout_engine().set(h_pad=0.07)
+    upper, lower = figure.subfigures(2, 1, height_ratios=[height, 3.4], hspace=0.04)
+    upper.suptitle(
+        "The chunked ring: how many ranks' values each chunk holds before the step.\n"
+        "Outlined: what is sent in the step, to the next rank (from the last to the first).",
+        fontsize=10,
+    )
+    grids = upper.subplots(rows, columns, squeeze=False)
+    for number, axes in enumerate(grids.flat):
+        if number < len(states):
+            sent = [message for message in logs["chunked ring"] if message.step == number + 1]
+            _draw_grid(axes, states[number], sent)
+            phase = "reduce-scatter" if number + 1 < world_size else "all-gather"
+            axes.set_title(f"step {number + 1}\n{phase}" if sent else "in the end", fontsize=9)
+            axes.set_xlabel("chunk" if number + columns >= len(states) else "", fontsize=9)
+            axes.set_ylabel("rank" if number % columns == 0 else "", fontsize=9)
+        else:
+            axes.set_axis_off()
+    _draw_bytes(lower.subplots(), logs, sizes)
+    show.save(figure, path)
+
+
+def holdings(log: list[Message], world_size: int) -> list[list[list[set[int]]]]:
+    """Whose values each chunk of each rank holds, before each step of the chunked ring and after.
+
+    It follows the messages: `state[rank][chunk]` is a set of ranks.
+    """
+    states = [[[{rank} for _ in range(world_size)] for rank in range(world_size)]]
+    for step in range(1, 2 * world_size - 1):
+        before = states[-1]
+        after = [[set(held) for held in chunks] for chunks in before]
+        for message in log:
+            if message.step == step:
+                chunk = _chunk(message)
+                after[message.target][chunk] |= before[message.source][chunk]
+        states.append(after)
+    return states
+
+
+def _chunk(message: Message) -> int:
+    return int(message.what.removeprefix("chunk "))
+
+
+def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
+    """Ranks from top to bottom, chunks from left to right."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
+
+    shades = LinearSegmentedColormap.from_list("held", ["#e8f1f8", show.COLOURS[0]])
+    world_size = len(state)
+    for rank, chunks in enumerate(state):
+        for chunk, held in enumerate(chunks):
+            share = (len(held) - 1) / max(1, world_size - 1)
+            cell = Rectangle((chunk, rank), 1, 1, facecolor=shades(share), edgecolor="white")
+            axes.add_patch(cell)
+            colour = "white" if share > 0.5 else "black"
+            place = (chunk + 0.5, rank + 0.5)
+            axes.text(*place, len(held), ha="center", va="center", color=colour, fontsize=9)
+    orange = show.COLOURS[1]
+    for message in sent:
+        chunk, rank = _chunk(message), message.source
+        outline = Rectangle((chunk, rank), 1, 1, fill=False, edgecolor=orange, linewidth=2.5)
+        axes.add_patch(outline)
+        for start in {
+            rank + 0.75,
+            (rank + 1) % world_size - 0.25,
+        }:  # two where it starts anew on top
+            arrow = {"arrowstyle": "-|>", "color": orange, "linewidth": 2, "mutation_scale": 15}
+            arrow |= {"shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (chunk + 0.5, start + 0.55), (chunk + 0.5, start), arrowprops=arrow)
+    axes.set(xlim=(-0.1, world_size + 0.1), ylim=(world_size + 0.35, -0.35), aspect="equal")
+    middles = [index + 0.5 for index in range(world_size)]
+    axes.set_xticks(middles, range(world_size), fontsize=8)
+    axes.set_yticks(middles, range(world_size), fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
+    """How many times the tensor a rank sends, by formula for many numbers of ranks."""
+    orange, green, blue = show.COLOURS[1], show.COLOURS[2], show.COLOURS[0]
+    lines = [  # (all-reduce, rank, label, style)
+        ("gather + broadcast", 0, "gather + broadcast, rank 0", {"color": orange, "linewidth": 5}),
+        ("naive ring", 0, "naive ring, each rank", {"color": "black", "linestyle": "--"}),
+        ("chunked ring", 0, "chunked ring, each rank", {"color": blue, "linewidth": 2.5}),
+        ("gather + broadcast", 1, "gather + broadcast, the others", {"color": green}),
+    ]
+    for name, rank, label, style in lines:
+        bytes_of = FORMULAS[name][0]
+        sent = [bytes_of(rank, [1] * count)[0] / count for count in COUNTS]  # each chunk is 1 byte
+        axes.plot(COUNTS, sent, label=label, **style)
+        if len(sizes) > 1:
+            measured = counted(logs[name], rank)[0] / sum(sizes)
+            axes.plot(len(sizes), measured, "o", color="black", markerfacecolor="white", zorder=9)
+    if len(sizes) > 1:
+        axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    powers = [2**power for power in range(1, 7)]
+    axes.set_xticks(powers, powers)
+    axes.set_yticks([1, *powers], ["S", *(f"{power} S" for power in powers)])
+    axes.set_xlabel("N, the number of ranks")
+    axes.set_ylabel("bytes sent by one rank")
+    axes.set_title("What a rank sends, for a tensor of S bytes", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, loc="upper left")
