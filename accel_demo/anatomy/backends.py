@@ -1,0 +1,129 @@
+"""How processes find each other before the first message, and who then carries the messages.
+
+python -m accel_demo.anatomy.backends
+python -m accel_demo.anatomy.backends --build --plot backends.png
+
+It starts its own processes, two for each way to meet, on the CPU.
+"""
+
+import json
+import multiprocessing
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.anatomy import group, show
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes import free_port, is_launched, rank_environment, spawn
+
+# Source: https://docs.pytorch.org/docs/stable/distributed.html#backends
+CARRIES = {
+    "nccl": "between NVIDIA GPUs; AMD's too, where torch is built for ROCm",
+    "gloo": "between CPUs; tensors of GPUs go through the CPU's memory",
+    "xccl": "between Intel GPUs",
+    "ucc": "whatever your UCC carries; torch has to be built with it",
+    "mpi": "whatever your MPI carries; torch has to be built from source with it",
+}
+DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "xpu": "Intel GPU"}
+VARIABLES = "the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+PROCESSES = 2  # for each way to meet
+
+
+def is_built_in(backend: str) -> bool:
+    """Whether this build of torch has a backend: what `dist.is_nccl_available()` says, and so on.
+
+    Whether there is a device for it is another question.
+    """
+    return getattr(dist, f"is_{backend}_available")()
+
+
+def meet(init_method: str) -> list[dict[str, int]]:
+    """What two new processes find who meet this way, by rank: how many they are, and their sum.
+
+    To the sum each adds its rank + 1. Where they had not met, both would find 1 and 1.
+    """
+    method = "spawn"
+    if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
+        multiprocessing.set_forkserver_preload(group.PRELOADED)
+        method = "forkserver"
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_find, PROCESSES, init_method, folder, start_method=method)
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(PROCESSES)]
+
+
+def _find(init_method: str, folder: str) -> None:
+    rank, place = int(os.environ["RANK"]), {}
+    if init_method != "env://":  # then nothing may come from the environment
+        place = {"rank": rank, "world_size": PROCESSES}
+        for variable in rank_environment(0, 1, 0):
+            del os.environ[variable]
+    patience = timedelta(seconds=group.TIME_LIMIT)
+    dist.init_process_group("gloo", init_method=init_method, timeout=patience, **place)
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    found = {"processes": dist.get_world_size(), "sum": int(total)}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(options) -> None:
+    if is_launched():
+        raise UserError("this starts its own processes: start it with python, without a launcher")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        file, port = Path(folder, "meeting"), free_port()
+        for init_method, shown, told_by in (
+            ("env://", "env://", VARIABLES),
+            (file.as_uri(), "file:///a/folder/that/all/see/a-new-file", "the arguments"),
+            (f"tcp://127.0.0.1:{port}", "tcp://address-of-rank-0:port", "the arguments"),
+        ):
+            found = meet(init_method)
+            met, sums = (", ".join(str(its[key]) for its in found) for key in ("processes", "sum"))
+            rows.append([f"`{shown}`", told_by, met, sums])
+    head = ["`init_method`", "rank and world size come from", "world size on rank 0, 1"]
+    head.append("sum of rank + 1 on rank 0, 1")
+    print(show.table(head, rows))
+    if options.build:
+        rows = [
+            [name, "yes" if is_built_in(name) else "no", carries]
+            for name, carries in CARRIES.items()
+        ]
+        print()
+        print(show.table(["backend", f"in torch {torch.__version__}", "what it carries"], rows))
+    if options.plot:
+        draw(options.plot)
+
+
+def draw(path: Path) -> None:
+    """Which backend is for which device, as torch itself has it; and which this build has."""
+    figure = show.new_figure(6.4, 2.8)
+    axes = figure.subplots()
+    for top, backend in enumerate(CARRIES):
+        is_here = is_built_in(backend)
+        for left, device in enumerate(DEVICES):
+            carries = device in dist.Backend.backend_capability[backend]
+            colour = show.COLOURS[0] if is_here else "#bdbdbd"
+            axes.bar(left, 0.9, 0.95, top, color=colour if carries else "#f2f2f2", align="edge")
+            if carries:
+                ink = "white" if is_here else "black"
+                axes.text(left + 0.475, top + 0.45, backend, color=ink, ha="center", va="center")
+    axes.set_title(f"blue: in this build (torch {torch.__version__}); grey: not", fontsize=10)
+    axes.set_yticks([])
+    axes.set_xticks([left + 0.475 for left in range(len(DEVICES))], list(DEVICES.values()))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylim(len(CARRIES), 0)
+    show.save(figure, path)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        parser = group.command_line(__doc__)
+        help = "also show which backends this build of torch has"
+        parser.add_argument("--build", action="store_true", help=help)
+        main(group.read(parser))

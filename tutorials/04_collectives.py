@@ -1,0 +1,59 @@
+"""Add up a tensor over all processes in two ways, each made of two smaller collectives.
+
+python tutorials/04_collectives.py --processes 3
+"""
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.anatomy import group, show
+from accel_demo.anatomy.collectives import all_gather, broadcast, reduce, reduce_scatter
+from accel_demo.anatomy.wire import Message, Wire
+from accel_demo.errors import one_line_errors
+
+
+def through_rank_0(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
+    """`reduce`, then `broadcast`"""
+    reduce(tensor, 0, first)
+    broadcast(tensor, 0, second)
+
+
+def in_shares(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
+    """`reduce_scatter`, then `all_gather`"""
+    shares = list(tensor.tensor_split(first.world_size))  # views of the tensor, one for each rank
+    mine = shares[first.rank].clone()
+    reduce_scatter(mine, shares, first)
+    all_gather(shares, mine, second)
+
+
+def main(device: torch.device) -> None:
+    mine = torch.arange(60.0, device=device) + dist.get_rank()  # 240 bytes
+    expected, rows = mine.clone(), []
+    dist.all_reduce(expected)
+    for all_reduce in (through_rank_0, in_shares):
+        tensor, first, second = mine.clone(), Wire(), Wire()
+        all_reduce(tensor, first, second)
+        halves, is_same = [first.messages(), second.messages()], [None] * first.world_size
+        dist.all_gather_object(is_same, torch.equal(tensor, expected))
+        arrows = "; then ".join(
+            ", ".join(f"{m.source}→{m.target}" for m in half) for half in halves
+        )
+        same = "yes" if all(is_same) else "no"
+        rows.append([all_reduce.__doc__, arrows, *bytes_moved(sum(halves, [])), same])
+    if dist.get_rank() == 0:
+        head = ["an all-reduce from", "messages, from → to", "bytes in all"]
+        head += ["bytes at the busiest rank", "the sum of `dist.all_reduce`, on every rank"]
+        print(show.table(head, rows))
+
+
+def bytes_moved(messages: list[Message]) -> tuple[int, int]:
+    """In all, and in and out of the rank with the most."""
+    ranks = range(dist.get_world_size())
+    each = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
+    return sum(each) // 2, max(each)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        options = group.read(group.command_line(__doc__, processes=3))
+        group.run_in_group(main, options.processes)
