@@ -15,6 +15,7 @@ from accel_demo.lab.bench.report import Table, median_interval
 from accel_demo.models import make_model
 
 
+@pytest.mark.slow
 def test_our_images_come_far_faster_than_torchvisions(start, tmp_path):
     written, plot = tmp_path / "input.json", tmp_path / "input.svg"
     command = ["accel-demo", "bench", "input", "--repeats", 1, "--json", written, "--plot", plot]

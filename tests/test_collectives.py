@@ -333,6 +333,7 @@ def test_the_messages_are_those_of_the_algorithms(start, tmp_path):
         assert all(f"<!-- {name} -->" in drawn for name in ("all_to_all", "rank 0", "1" * n))
 
 
+@pytest.mark.slow
 def test_more_processes_than_the_picture_has_room_for_is_said_in_one_line(start):
     result = start(["python", "-m", "accel_demo.anatomy.collectives", "--processes", 7])
     assert result.returncode == 2

@@ -122,7 +122,12 @@ def test_what_the_parity_runs_have_switched_on_changes_the_weights(train_here):
 
 
 @pytest.mark.parametrize(
-    ("model", "precision"), [*((m, "no") for m in MODELS), (MODELS[0], "bf16")]
+    ("model", "precision"),
+    [
+        *((model, "no") for model in MODELS if model != "resnet101"),
+        pytest.param("resnet101", "no", marks=pytest.mark.slow),
+        (MODELS[0], "bf16"),
+    ],
 )
 def test_every_network_trains_to_the_same_bits_under_all_tellings(model, precision, train_here):
     choices = {"dataset": "synthetic", "train_samples": 21, "test_samples": 8, "batch_size": 4}
@@ -316,6 +321,7 @@ def test_every_telling_learns_on_gpus(file, precision, gpus, start, tmp_path):
     assert summary["test_accuracy"] > 0.6
 
 
+@pytest.mark.slow
 def test_a_compiled_model_learns_the_same(train):
     flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
     plain = weights(train("train.py", *flags, name="plain"))

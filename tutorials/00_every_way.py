@@ -17,6 +17,7 @@ WAYS = [
     (1, "python {program}"),
     (2, "python {program} --start spawn"),
     (2, "torchrun --standalone --nproc-per-node 2 {program}"),
+    (2, "python -m torch.distributed.launch --standalone --nproc_per_node 2 {program}"),
     (1, f"accelerate launch --config_file {CONFIGS}/cpu.yaml {{program}}"),
     (2, f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml {{program}}"),
     (2, "python {program} --start debug_launcher"),
@@ -43,7 +44,7 @@ def main(plot: str | None) -> None:
         row = (mark, f"`{typed}`", expected, world_size, len(processes), together)
         print(f"| {' | '.join(map(str, row))} |")
     if plot:
-        draw([(WAYS[index][1], all_started[index]) for index in (4, 8, 7)], plot)
+        draw([(WAYS[index][1], all_started[index]) for index in (5, 9, 8)], plot)
 
 
 def start(command: str) -> list[dict]:

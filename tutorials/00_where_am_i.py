@@ -41,6 +41,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true", help="build a plain Accelerator()")
     parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two of me")
+    parser.add_argument("--local-rank", help="torch.distributed.launch passes it: see LOCAL_RANK")
     options = parser.parse_args()
     if options.start == "spawn":
         spawn(where_am_i, 2, options.plain)  # torch.multiprocessing.spawn

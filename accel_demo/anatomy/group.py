@@ -13,7 +13,7 @@ from accel_demo.processes import connect, is_launched, spawn
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
 # Imported once, in the server from which the processes are forked, and not in each of them.
-PRELOADED = ["torch", "accel_demo.anatomy.group"]
+PRELOADED = ["torch", "torch._dynamo", "accel_demo.anatomy.group"]  # an optimizer takes _dynamo
 
 
 def command_line(description: str, processes: int | None = None) -> Parser:

@@ -18,7 +18,14 @@ QUIET = {
     "CUDA_VISIBLE_DEVICES": "-1",  # the same on a machine with GPUs as on one without
     "HF_HOME": os.devnull,  # so that `accelerate launch` finds no default config of the user
 }
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:

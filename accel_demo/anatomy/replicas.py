@@ -1,0 +1,68 @@
+"""What the replicas of a module need before a first step: to fit each other, and to be equal."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+def check_replicas(module: nn.Module) -> None:
+    """Raise the same `ValueError` on every rank where their modules cannot be trained together."""
+    parameters = list(module.named_parameters())
+    mine = {
+        "devices": sorted({str(parameter.device) for _, parameter in parameters}),
+        "trained": [name for name, parameter in parameters if parameter.requires_grad],
+        "tensors": [
+            f"{name} {str(tensor.dtype)[6:]}{list(tensor.shape)} with strides {tensor.stride()}"
+            for name, tensor in [*parameters, *module.named_buffers()]
+        ],
+    }
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for rank, other in enumerate(everyone):
+        if not other["trained"]:
+            raise ValueError(f"module has no parameter that requires a gradient on rank {rank}")
+        if len(other["devices"]) > 1:
+            devices = " and ".join(other["devices"])
+            raise ValueError(f"module must be on one device, it is on {devices} on rank {rank}")
+    for rank, other in enumerate(everyone):
+        for what in ("trained", "tensors"):
+            difference = _first_difference(everyone[0][what], other[what])
+            if difference:
+                here, there = difference
+                raise ValueError(
+                    f"module must be the same on all ranks, but rank 0 has {here} "
+                    f"where rank {rank} has {there}"
+                )
+
+
+def broadcast_from_rank_0(tensors) -> None:
+    """Every rank's tensors become those of rank 0, in place."""
+    for tensor in tensors:
+        message = tensor.detach().contiguous()
+        dist.broadcast(message, src=0)
+        # `.data`: a graph that is waiting for its backward must not call this tensor changed.
+        tensor.data.copy_(message)
+
+
+def parameters_behind(output) -> set[int]:
+    """The ids of the parameters to which the graph of these outputs leads, in whatever nesting."""
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen, found = set(nodes), set()
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):  # where the gradient of a leaf is added up
+            found.add(id(node.variable))
+        new = {following for following, _ in node.next_functions if following} - seen
+        seen |= new
+        nodes += new
+    return found
+
+
+def _first_difference(ours: list[str], theirs: list[str]) -> tuple[str, str] | None:
+    for position in range(max(len(ours), len(theirs))):
+        pair = [names[position] if position < len(names) else "none" for names in (ours, theirs)]
+        if pair[0] != pair[1]:
+            return pair[0], pair[1]
+    return None

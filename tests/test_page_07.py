@@ -1,0 +1,101 @@
+"""Page 07 says what was measured, and its exercise tells the usual mistakes apart."""
+
+import importlib.util
+
+import pytest
+from conftest import REPOSITORY
+
+EXERCISES = REPOSITORY / "tutorials" / "exercises"
+ANSWER = EXERCISES / "answers" / "07_accumulate.py"
+WRONG = [  # (what of the model answer, what instead, how the grader says it)
+    ("(loss / length)", "loss", "the gradient is 4 times too large"),
+    ("(loss / length)", "(loss / window)", "the short window is wrongly scaled (×0.5)"),
+    ("nullcontext() if is_last else model.no_sync()", "nullcontext()", "shared 4, 4, 2 times"),
+    ("nullcontext() if is_last else model.no_sync()", "model.no_sync()", "a gradient of its own"),
+    ("        if is_last:\n", "        if True:\n", "the optimizer steps too often: 10 times"),
+    ("            optimizer.zero_grad()\n", "", "the window before are still there"),
+    (
+        "        with nullcontext() if is_last else model.no_sync():\n"
+        "            loss = mse_loss(model(inputs), targets)\n",
+        "        loss = mse_loss(model(inputs), targets)\n"
+        "        with nullcontext() if is_last else model.no_sync():\n",
+        "shared 4, 4, 2 times",
+    ),
+    ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
+    ("for index", "return\n    for index", "the optimizer steps 0 times"),
+    ("(inputs)", "(inputs + 1)", "the gradients are not those of their windows: off by"),
+]
+
+
+def grade_all(answers: list[str]) -> list[str]:
+    """The grader's verdict on each, in a process of a group that is connected once for all."""
+    path = EXERCISES / "graders" / "07.py"
+    spec = importlib.util.spec_from_file_location("grader", path)
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    return [grader.watch(answer) for answer in answers]
+
+
+def test_the_usual_mistakes_are_told_apart(together, tmp_path):
+    answers, right = [ANSWER], ANSWER.read_text()
+    for number, (truth, lie, _) in enumerate(WRONG):
+        assert truth in right
+        answers.append(tmp_path / f"wrong {number}.py")
+        answers[-1].write_text(right.replace(truth, lie))
+    verdicts, others = together(grade_all, 2, answers=[str(answer) for answer in answers])
+    assert verdicts == others
+    assert verdicts[0] == ""
+    for (*_, said), verdict in zip(WRONG, verdicts[1:], strict=True):
+        assert said in verdict
+
+
+@pytest.mark.parametrize(
+    ("file", "returncode", "said"),
+    [
+        (ANSWER, 0, "right: "),
+        (EXERCISES / "07_accumulate.py", 1, "wrong: the last window, which is short, never"),
+    ],
+)
+def test_the_check_says_right_or_wrong(start, file, returncode, said):
+    result = start(["accel-demo", "check", "07", "--file", file])
+    assert (result.returncode, result.stderr) == (returncode, "")
+    assert result.stdout.startswith(said)
+
+
+def rows_of(columns: int) -> list[list[str]]:
+    """The cells of the page's tables with so many columns, without their headings and rules."""
+    lines = (REPOSITORY / "tutorials" / "07_accumulation.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line[:1] == "|"]
+    rules = [index for index, row in enumerate(rows) if set("".join(row)) <= set("-:")]
+    skipped = {index - offset for index in rules for offset in (0, 1)}
+    body = [row for index, row in enumerate(rows) if index not in skipped]
+    return [row for row in body if len(row) == columns]
+
+
+def test_the_page_shows_where_gradients_are_shared():
+    assert rows_of(5) == [
+        *[[str(number), "0", "0", "0", "another on each rank"] for number in (1, 2, 3)],
+        ["4", "0", "1", "1", "the same"],
+    ]
+
+
+def test_the_page_shows_which_ways_are_right():
+    ways = rows_of(6)
+    right = [row[1] for row in ways if row[-1] == "equal within 1e-6"]
+    assert len(ways) == 13
+    assert right == [
+        "one batch",
+        "DDP, `no_sync` before the last",
+        "DDP, without `no_sync`",
+        "`accumulate`",
+        "clip where `sync_gradients`",
+        "loss × 4 / true length",
+        "sum / tokens of all processes",
+    ]
+    assert [row[2:4] for row in ways if row[1] == "DDP, without `no_sync`"] == [["1", "4"]]
+
+
+def test_the_page_shows_that_the_global_batch_decides():
+    rows = rows_of(8)
+    assert [row[6] for row in rows[:6]] == ["2, 3", "1, 3", "1, 2", "none", "6", "5"]
+    assert {row[7] for row in rows if row[3] == "32"} == {"about the same"}

@@ -1,0 +1,95 @@
+"""The distance between all kernels of a layer, in several ways: are they equal, what do they keep?
+
+python tutorials/13_when_it_does_not_fit.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy.group import run_in_group
+from accel_demo.anatomy.kernel_distance import double_loop, over_ranks, vectorised
+from accel_demo.anatomy.kernel_distance_costs import WAYS, bytes_kept, bytes_to_keep
+from accel_demo.anatomy.show import table
+
+LARGE = (512, 512, 3, 3)  # a layer of ResNet-18: its weight has 9.4 MB
+
+
+def main(device: torch.device) -> None:
+    ranks, rows = dist.get_world_size(), []
+    weights = [torch.randn(n, 32, 3, 3, device=device, requires_grad=True) for n in (8, 16, 32)]
+    for weight in weights:
+        dist.broadcast(weight.data, src=0)
+    expected = number_and_gradient(double_loop, weights[1].double())
+    for name, way in WAYS.items():
+        found = number_and_gradient(way, weights[1].double())
+        kept = [f"{bytes_kept(way, weight) / weight.nbytes:.1f}" for weight in weights]
+        large = f"{bytes_to_keep(name, LARGE, ranks) / 1e6:,.0f} MB"
+        rows.append([name, "yes" if same(found, expected) else "no", *kept, large])
+    head = ["way", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
+    under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
+    kept = [None] * ranks
+    dist.all_gather_object(kept, f"{bytes_kept(vectorised, under_ddp) / under_ddp.nbytes:.1f}")
+    sums = compare_sums(weights[1].double(), expected)
+    if dist.get_rank() == 0:
+        print(table(head, rows))
+        print(f"\nvectorised, the layer under DDP, 16 kernels, by rank: {', '.join(kept)}\n")
+        print(sums)
+
+
+def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
+    """Each rank has the distances of its rows. Who adds them up, and keeps which gradient?"""
+    share, rows = number_and_gradient(rows_of_rank, weight)[1], []
+    for name, way in SUMS.items():
+        number, gradient = number_and_gradient(way, weight)
+        mean = gradient / dist.get_world_size()
+        dist.all_reduce(mean)
+        likes = {"the whole": expected[1], "its share": share, "2 × its share": 2 * share}
+        likes["half of the whole"] = expected[1] / 2
+        cells = [[like for like in likes if same(one, likes[like])] for one in (gradient, mean)]
+        rows.append([name, "yes" if same(number, expected[0]) else "no", *map(", ".join, cells)])
+    return table(["the shares, added up by", "number", "gradient on a rank", "its mean"], rows)
+
+
+def rows_of_rank(weight: torch.Tensor) -> torch.Tensor:
+    kernels = weight.flatten(1)
+    rows = kernels.tensor_split(dist.get_world_size())[dist.get_rank()]
+    return (rows[:, None] - kernels).abs().sum()
+
+
+def plain_all_reduce(weight: torch.Tensor) -> torch.Tensor:
+    share = rows_of_rank(weight)
+    dist.all_reduce(share)  # written in place, behind autograd's back
+    return share
+
+
+SUMS = {
+    "`dist.all_reduce`": plain_all_reduce,
+    "`_functional_collectives.all_reduce`": lambda weight: all_reduce(
+        rows_of_rank(weight), "sum", dist.group.WORLD
+    ),
+    "`over_ranks`": over_ranks,
+}
+
+
+def number_and_gradient(way, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = weight.detach().requires_grad_()
+    number = way(leaf)
+    number.backward()
+    return number.detach(), leaf.grad
+
+
+def same(found, expected) -> bool:
+    """Within 1e-9 of the largest, on every rank."""
+    pairs = (
+        [(found, expected)] if torch.is_tensor(found) else list(zip(found, expected, strict=True))
+    )
+    off = max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+    worst = [None] * dist.get_world_size()
+    dist.all_gather_object(worst, off)
+    return max(worst) <= 1e-9
+
+
+if __name__ == "__main__":
+    run_in_group(main, 2)

@@ -1,0 +1,31 @@
+"""A model answer to exercise 13."""
+
+import torch
+import torch.distributed as dist
+
+
+class GatherRows(torch.autograd.Function):
+    """The rows of all ranks; backward gives each rank the gradient of its own rows."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        ctx.count = len(rows)
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        # Every rank has computed the same number from all rows. Its gradient here is whole already.
+        return gradient.split(ctx.count)[dist.get_rank()]
+
+
+def gather_rows(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of all ranks, in the order of the ranks."""
+    return GatherRows.apply(rows)
+
+
+def total_distance(rows: torch.Tensor) -> torch.Tensor:
+    """The sum of absolute differences over all pairs of kernels, the same number on every rank."""
+    everything = gather_rows(rows)
+    return (everything[:, None] - everything).abs().sum()
