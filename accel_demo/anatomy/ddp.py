@@ -223,7 +223,7 @@ if __name__ == "__main__":
 
     with one_line_errors():
         options = group.read(group.command_line(__doc__))
-        group.PRELOADED.extend(ddp_ladder.SLOW_IMPORTS)
+        group.PRELOADED.append("accelerate")
         if options.plot:
             ddp_timeline.draw_timeline(options.plot)
         ddp_ladder.print_ladder()

@@ -23,8 +23,6 @@ from accel_demo.processes import is_launched, use_cpu
 
 STEPS, BATCH_SIZE, LEARNING_RATE = 4, 8, 0.3
 SMALL_BUCKET_MIB = 0.004
-# DDP imports the first; once where the processes are forked from is enough.
-SLOW_IMPORTS = ("torch._dynamo", "accelerate")
 REFERENCE, SMALL_REFERENCE = "DistributedDataParallel", "DistributedDataParallel, small buckets"
 SMALL_BY_HAND = "by hand, small buckets (compared with the row above)"
 

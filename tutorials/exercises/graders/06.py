@@ -62,7 +62,6 @@ def train_in_groups(answer: Path, folder: Path) -> None:
     """Train in groups of 2 and 3 processes, which all write down what they have found."""
     from accel_demo.anatomy import group
 
-    group.PRELOADED.append("torch._dynamo")  # DDP needs it: imported once for all
     for processes in PROCESSES:
         group.run_in_group(compare, processes, answer, folder)
 
