@@ -236,6 +236,8 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:
     os.environ.update(rank_environment(rank, world_size, port))
+    if world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # a fork server has the variables of when it was started
     with one_line_errors():
         main(*arguments)
 

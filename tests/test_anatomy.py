@@ -2,16 +2,20 @@
 
 import ast
 import importlib
+import itertools
 import re
 import subprocess
 import sys
 
 import pytest
 from conftest import REPOSITORY
+from matplotlib.text import Text
 
-from accel_demo.anatomy import show
+from accel_demo.anatomy import model_parallel, model_parallel_show, shards, show
 from accel_demo.anatomy.group import command_line, read
+from accel_demo.anatomy.shards import WAYS
 from accel_demo.errors import UserError
+from accel_demo.processes import rank_environment
 
 ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
 PAGE = (ANATOMY / "README.md").read_text()
@@ -72,6 +76,27 @@ def test_every_program_tells_its_options_without_starting_anything():
     assert shown.stdout.count("--plot FILE") >= len(set(COMMANDS))
 
 
+TWO_LAUNCHES = """
+import torch, torch.distributed as dist
+from accel_demo.anatomy.group import run_in_group
+def say(device):
+    print(dist.get_world_size(), "x", torch.get_num_threads(), "threads", flush=True)
+if __name__ == "__main__":
+    run_in_group(say, 1)
+    run_in_group(say, 2)
+"""
+
+
+def test_several_processes_take_a_thread_each_also_after_a_launch_of_one(start, tmp_path):
+    program = tmp_path / "two_launches.py"
+    program.write_text(TWO_LAUNCHES)
+    result = start(["python", program], OMP_NUM_THREADS=None)
+    assert result.returncode == 0, result.stderr
+    assert "1 connected process on cpu" in result.stdout
+    assert "2 connected processes on cpu" in result.stdout
+    assert result.stdout.count("2 x 1 threads") == 2
+
+
 def test_a_table_is_padded_markdown_with_numbers_to_the_right():
     text = show.table(["way", "bytes"], [["a", 1], ["longer", 1000]])
     assert text.splitlines() == [
@@ -108,3 +133,42 @@ def test_a_mistake_on_the_command_line_is_a_sentence(typed, launched, said, monk
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(UserError, match=re.escape(said)):
         read(command_line("", processes=3), typed.split())
+
+
+def test_the_processes_are_those_of_the_launch_or_what_was_asked_for(monkeypatch):
+    for name in rank_environment(0, 1, 0):
+        monkeypatch.delenv(name, raising=False)
+    assert read(command_line("", processes=3), []).processes == 3
+    assert read(command_line("", processes=3), ["--processes", "2"]).processes == 2
+    for name, value in rank_environment(1, 5, 29500).items():
+        monkeypatch.setenv(name, value)
+    assert read(command_line("", processes=3), []).processes == 5
+    assert not hasattr(read(command_line(""), []), "processes")
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(11, 2), (60, 2), (120, 4)])
+def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, ranks, monkeypatch):
+    figures = []
+    for module in (shards, model_parallel_show):
+        monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
+    batches = [list(range(start, min(start + 2, count))) for start in range(0, count, 2)]
+    shards.draw(dict.fromkeys(WAYS, [batches[rank::ranks] for rank in range(ranks)]), count, "")
+    pieces = min(count, 8 * ranks)
+    log = [(kind, piece) for kind in ("forward", "backward") for piece in range(pieces)]
+    model_parallel_show.draw(model_parallel.timetable([log] * ranks), "")
+    for figure in figures:
+        assert overlapping(figure) == []
+
+
+def overlapping(figure) -> list[tuple[str, str]]:
+    """The pairs of texts in a figure that are drawn over each other."""
+    figure.draw_without_rendering()
+    seen = {}  # a tick's label is at the same place in each layer of it
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text():
+            seen[text] = text.get_window_extent()
+    return [
+        (one.get_text(), other.get_text())
+        for (one, its), (other, others) in itertools.combinations(seen.items(), 2)
+        if its.overlaps(others)
+    ]

@@ -1,10 +1,15 @@
-"""Every collective gives what torch.distributed's gives; a mistake is an error on all ranks."""
+"""Every collective gives what torch.distributed's gives, but for the max and min of NaN.
+
+A mistake is an error on all ranks.
+"""
 
 import functools
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import GPUS, VISIBLE_GPUS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -168,21 +173,39 @@ def compare(case, device, seen) -> str:
 
 
 def test_every_collective_gives_what_the_library_gives(results):
-    for seen, _, _ in results:
+    for seen, *_ in results:
         assert seen["cases"] >= 20 and seen["reductions"] > 10
         if len(results) <= 2:
             assert seen["not bit-equal"] == 0
 
 
 def both(device):
-    """What the comparison saw; what was raised, and whether everything still worked then."""
-    return compare_with_the_library(device, 20), *ask_for_what_cannot_be(device)
+    """What the comparison saw; what was raised, and whether everything still worked then; NaN."""
+    seen = compare_with_the_library(device, 20)
+    return seen, *ask_for_what_cannot_be(device), with_nan(device)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def results(request, together):
     """What `both` gives, by rank, at each world size."""
     return together(both, request.param)
+
+
+def with_nan(device) -> dict[str, list[float]]:
+    """The max and min of rows in which rank r has NaN at place r, and 1 at the other places."""
+    found = {}
+    for operation in ("max", "min"):
+        row = torch.ones(dist.get_world_size() + 1, device=device)
+        row[dist.get_rank()] = float("nan")
+        collectives.all_reduce(row, Wire(), operation)
+        found[operation] = row.tolist()
+    return found
+
+
+def test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(results):
+    for *_, found in results:
+        for row in found.values():
+            assert [value != value for value in row] == [True] * len(results) + [False]
 
 
 def ask_for_what_cannot_be(device):
@@ -222,7 +245,36 @@ def ask_for_what_cannot_be(device):
         ),
         "no list": lambda: collectives.scatter(ones, None, 0, wire),
         "list of numbers": lambda: collectives.reduce_scatter(ones, [1.0] * world_size, wire),
+        "source that is no int": lambda: collectives.scatter(ones, parts(), 0.0, wire),
+        "operation that is no word": lambda: collectives.all_reduce(ones, wire, numpy.ones(3)),
+        "sum of float8": lambda: collectives.all_reduce(ones.to(torch.float8_e4m3fn), wire),
     }
+    odd = {  # what cannot be sent or overwritten, for one rank alone
+        "numpy": numpy.ones(3, dtype=numpy.float32),
+        "sparse": ones.to_sparse(),
+        "nested": torch.nested.nested_tensor([ones], layout=torch.strided),
+        "meta": torch.ones(3, device="meta"),
+        "conjugate": (ones * 1j).conj(),
+        "negative": (ones * 1j).conj().imag,
+        "expanded": ones[:1].expand(3),
+        "inference": torch.inference_mode()(ones.clone)(),
+    }
+    for name, its in odd.items():
+        for place, has_it in (("first", rank == 0), ("last", is_last)):
+            tensor = its if has_it else ones
+            mistakes |= {
+                f"{name} on {place}, all_reduce": lambda t=tensor: collectives.all_reduce(t, wire),
+                f"{name} on {place}, broadcast": lambda t=tensor: collectives.broadcast(t, 0, wire),
+                f"{name} on {place}, scatter": lambda t=tensor: collectives.scatter(
+                    t, parts(), 0, wire
+                ),
+                f"{name} on {place}, all_gather": lambda t=tensor: collectives.all_gather(
+                    parts(world_size - 1) + [t], ones, wire
+                ),
+            }
+    if device.type != "cpu":
+        on_cpu = ones.cpu() if is_last else ones
+        mistakes["one on the CPU"] = lambda: collectives.all_reduce(on_cpu, wire)
     if world_size > 1:
         mistakes |= {
             "shape of broadcast": lambda: collectives.broadcast(longer, 0, wire),
@@ -261,9 +313,23 @@ def ask_for_what_cannot_be(device):
     return raised, is_right and needs_grad.tolist() == [world_size] * 3
 
 
-def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(results):
+ODD = {  # what is said of each
+    "numpy": "takes torch.Tensor, got ndarray",
+    "sparse": "must be dense, got torch.sparse_coo",
+    "nested": "must be dense, got a nested tensor",
+    "meta": "must hold values",
+    "conjugate": "must be no view of a conjugate",
+    "negative": "must be no view of a conjugate",
+    "expanded": "must have memory for each element",
+    "inference": "must not be from torch.inference_mode()",
+}
+
+
+def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
+    results, device="cpu"
+):
     raised, processes = results[0][1], len(results)
-    assert all(its == raised and is_right for _, its, is_right in results)
+    assert all(its == raised and is_right for _, its, is_right, _ in results)
     last = processes - 1
     assert raised["source"].startswith(f"source must be a rank from 0 to {last}, got {processes}")
     assert raised["source of one"].endswith(f"got -1 (on rank {last})")
@@ -282,6 +348,15 @@ def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
     assert raised["list too long on one"].endswith(f"got {processes + 1} (on rank {last})")
     assert raised["no list"].endswith("tensors, got NoneType (on rank 0)")
     assert raised["list of numbers"] == "parts takes torch.Tensor, got float (on rank 0)"
+    assert raised["source that is no int"].endswith(f"from 0 to {last}, got 0.0 (on rank 0)")
+    assert raised["operation that is no word"].startswith("operation must be one of sum, mean")
+    assert raised["sum of float8"].startswith("operation sum is not defined for torch.float8")
+    for name, said in ODD.items():
+        sentences = {key: its for key, its in raised.items() if key.startswith(f"{name} on ")}
+        assert len(sentences) == 8
+        for key, sentence in sentences.items():
+            assert f" {said}" in sentence and sentence.startswith(("tensor ", "parts ")), key
+            assert sentence.endswith(f"(on rank {last if ' on last' in key else 0})"), key
     if processes == 1:
         return
     mismatched = {name for name in raised if name.startswith(("shape", "dtype"))}
@@ -289,8 +364,8 @@ def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
     for name in mismatched:
         assert " must match " in raised[name] and raised[name].startswith(("tensor ", "parts "))
     assert raised["dtype of broadcast"] == (
-        "tensor must match tensor, got torch.float32 of shape [3] of rank 0 for rank "
-        f"{last}, which has room for torch.float64 of shape [3]"
+        f"tensor must match tensor, got torch.float32 of shape [3] on {device} of rank 0 for rank "
+        f"{last}, which has room for torch.float64 of shape [3] on {device}"
     )
     assert raised["two sources"] == (
         f"rank 0 calls broadcast(source=0), but rank {last} calls broadcast(source=1)"
@@ -338,3 +413,14 @@ def test_more_processes_than_the_picture_has_room_for_is_said_in_one_line(start)
     result = start(["python", "-m", "accel_demo.anatomy.collectives", "--processes", 7])
     assert result.returncode == 2
     assert result.stderr == "error: the picture has room for 6 processes: ask for fewer\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_the_collectives_are_right_on_gpus(together):
+    """NCCL carries all the dtypes above. (It has no int16; a complex number goes as two.)"""
+    ran = together(both, 2, environment=VISIBLE_GPUS)
+    test_every_collective_gives_what_the_library_gives(ran)
+    test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(ran)
+    test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(ran, "cuda")
+    assert " must match " in ran[0][1]["one on the CPU"]

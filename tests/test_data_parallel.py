@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 from torch import nn
 
-from accel_demo.anatomy import data_parallel_show
+from accel_demo.anatomy import data_parallel_picture, data_parallel_show
 from accel_demo.anatomy.data_parallel import (
     DataParallel,
     data_parallel,
     parallel_apply,
     replicate,
-    scatter,
 )
-from accel_demo.anatomy.scatter_gather import chunk_sizes, gather, mean_over_samples
+from accel_demo.anatomy.data_parallel_show import largest_difference
+from accel_demo.anatomy.scatter_gather import chunk_sizes, gather, scatter
 from accel_demo.errors import UserError
+from accel_demo.models import VGG11
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "image label")
@@ -77,10 +78,6 @@ def test_the_gradient_is_that_of_the_whole_batch_for_any_replicas_and_batch_size
             assert largest_difference(gradients, right) < 1e-6, (batch_size, replicas)
             uneven += len(set(chunk_sizes(batch_size, replicas))) > 1
     assert uneven > 20
-
-
-def largest_difference(found, expected):
-    return max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -298,17 +295,28 @@ def test_threads_compute_in_the_mode_of_the_caller():
         assert (outputs.dtype, outputs.requires_grad) == (dtype, expected[0])
 
 
+def test_a_device_without_autocast_is_a_device_too():
+    outputs = data_parallel(nn.Linear(3, 2, device="meta"), torch.ones(5, 3, device="meta"), 2)
+    assert (outputs.device.type, outputs.shape) == ("meta", (5, 2))
+
+
 class Fails(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
     def forward(self, inputs):
         if 5 in inputs:
-            raise KeyError("no five")
+            raise self.error
         return inputs
 
 
-def test_an_exception_of_a_thread_comes_back_with_the_number_of_its_replica():
-    with pytest.raises(RuntimeError, match="^replica 2 on cpu: KeyError: 'no five'$") as raised:
-        data_parallel(Fails(), torch.arange(8), 4)
-    assert isinstance(raised.value.__cause__, KeyError)
+@pytest.mark.parametrize("error", [KeyError("no five"), SystemExit(3), KeyboardInterrupt("stop")])
+def test_an_exception_of_a_thread_comes_back_with_the_number_of_its_replica(error):
+    what = re.escape(f"{type(error).__name__}: {error}")
+    with pytest.raises(RuntimeError, match=f"^replica 2 on cpu: {what}$") as raised:
+        data_parallel(Fails(error), torch.arange(8), 4)
+    assert raised.value.__cause__ is error
 
 
 LINEAR = nn.Linear(3, 2)
@@ -320,6 +328,12 @@ LINEAR = nn.Linear(3, 2)
         (LINEAR, torch.ones(4, 3), 0, "replicas must be at least 1, got 0"),
         (LINEAR, torch.ones(4, 3), -2, "replicas must be at least 1, got -2"),
         (LINEAR, torch.ones(4, 3), [], "replicas must be a number or a list of devices"),
+        (
+            LINEAR,
+            torch.ones(4, 3),
+            True,
+            "replicas must be a number or a list of devices, got True",
+        ),
         (LINEAR, torch.ones(4, 3), 2.5, "replicas must be a number or a list of devices"),
         (LINEAR, torch.ones(4, 3), "cpu", "replicas must be a number or a list of devices"),
         (LINEAR, torch.ones(4, 3), ["cpu", "cuda:7"], "replicas: device cuda:7 is not available"),
@@ -327,9 +341,6 @@ LINEAR = nn.Linear(3, 2)
         (LINEAR, torch.ones(4, 3), ["cpu", "gpu"], "replicas: device gpu is not available"),
         (LINEAR, torch.ones(4, 3), ["meta", "cpu"], "module must be on meta, the first device"),
         (LINEAR, (torch.ones(4, 3), torch.ones(3)), 2, r"inputs must .* batch size .* \[3, 4\]"),
-        (LINEAR, {"a": torch.ones(4), "b": [torch.ones(1)]}, 2, r"inputs must .* got \[1, 4\]"),
-        (LINEAR, torch.tensor(3.0), 2, "inputs must hold tensors with the samples along"),
-        (LINEAR, (1, "text", None), 2, "inputs must hold tensors with the samples along"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
@@ -344,20 +355,6 @@ def test_what_cannot_be_done_is_one_valueerror_that_names_the_argument(
             DataParallel(module, replicas)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
-        ([1.5, 2.5], "outputs must be tensors to be gathered, got float"),
-        ([torch.ones(1), None], "outputs must have the same structure, got NoneType and Tensor"),
-        ([(torch.ones(1),), (torch.ones(1), None)], r"the same structure, got lengths \[1, 2\]"),
-        ([{"a": torch.ones(1)}, {"b": torch.ones(1)}], "the same structure, got dicts with other"),
-    ],
-)
-def test_outputs_that_cannot_be_joined_are_named(outputs, message):
-    with pytest.raises(ValueError, match=message):
-        gather(outputs, CPU)
-
-
 def test_an_empty_batch_few_samples_and_a_module_without_parameters_are_right():
     for batch_size in (0, 1, 3):
         inputs, record = torch.randn(batch_size, 3), []
@@ -368,14 +365,6 @@ def test_an_empty_batch_few_samples_and_a_module_without_parameters_are_right():
         assert torch.equal(data_parallel(nn.ReLU(), inputs, ["cpu"] * 2), inputs.relu())
     frozen = nn.Linear(3, 2).requires_grad_(False)
     assert not data_parallel(frozen, torch.ones(4, 3), 2).requires_grad
-
-
-def test_chunks_are_those_of_torch_and_may_be_fewer_than_replicas():
-    assert chunk_sizes(30, 8) == [4, 4, 4, 4, 4, 4, 4, 2]
-    assert chunk_sizes(30, 7) == [5] * 6 and chunk_sizes(9, 8) == [2, 2, 2, 2, 1]
-    assert chunk_sizes(3, 8) == [1, 1, 1] and chunk_sizes(0, 8) == [0]
-    parts = scatter(torch.arange(30), [CPU] * 8)
-    assert all(map(torch.equal, parts, torch.arange(30).chunk(8)))
 
 
 def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
@@ -390,9 +379,6 @@ def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
         assert errors[plain] > 1e-2 or errors[plain] < 1e-6
     weights = data_parallel_show.sample_weights(8)
     assert weights == pytest.approx([1 / 32] * 28 + [1 / 16] * 2)
-    values = torch.randn(30)
-    means = torch.stack([chunk.mean() for chunk in values.chunk(8)])
-    assert mean_over_samples(means, chunk_sizes(30, 8)) == pytest.approx(values.mean().item())
 
 
 def test_every_replica_computes_a_loss_only_where_the_loss_is_in_forward():
@@ -440,15 +426,31 @@ def test_code_on_weights_is_never_split_outside_forward_not_and_inside_it_is_don
     torch.testing.assert_close(inside.module.layer.weight.grad, outside.module.layer.weight.grad)
 
 
-def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradients(capsys):
-    data_parallel_show.show_parts(2)
+def test_a_gradient_that_is_nan_is_not_passed_over():
+    def nan_in_the_last_bias(net, batch, replicas):
+        loss = data_parallel_show.loss_after_gather(net, batch, replicas)
+        return loss + net[2].bias.sum() * float("nan")
+
+    error = data_parallel_show.gradient_error(nan_in_the_last_bias, 2)
+    assert data_parallel_show.in_digits(error) == "nan"
+    errors = (0.0, 9.9e-7, 1e-6, 4.5e-4, 0.02)
+    said = ["below 1e-6", "below 1e-6", "1e-06", "4e-04", "0.020"]
+    assert list(map(data_parallel_show.in_digits, errors)) == said
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradients(replicas, capsys):
+    data_parallel_show.show_parts(replicas)
     rows = [re.split(r" *\| *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
     whole, parts = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
     counts = ("replications", "gathers", "threads", "gradient off by")
-    assert [whole[name] for name in counts] == ["1", "1", "2", "below 1e-6"]
-    assert [parts[name] for name in counts] == ["2", "2", "4", "below 1e-6"]
+    assert [whole[name] for name in counts] == ["1", "1", str(replicas), "below 1e-6"]
+    assert [parts[name] for name in counts] == ["2", "2", str(2 * replicas), "below 1e-6"]
     assert parts["bytes replicated"] == whole["bytes replicated"]
-    between = 4 * 512 * 4  # half of the batch, its features gathered and scattered again
+    weights = sum(tensor.numel() for tensor in VGG11(channels=3, dropout=0.0).parameters())
+    assert int(whole["bytes replicated"]) == (replicas - 1) * weights * 4  # a float32 has 4
+    moved = 8 - 8 // replicas  # images that are not of replica 0
+    between = moved * 512 * 4  # their features, gathered and scattered again
     assert int(parts["scattered"]) - int(whole["scattered"]) == between
     assert int(parts["gathered"]) - int(whole["gathered"]) == between
 
@@ -471,10 +473,11 @@ def test_on_a_cpu_torchs_own_wrapper_only_calls_the_module_and_its_functions_rai
             function(*arguments)
 
 
-def test_a_list_as_output_device_is_ignored_by_torch():
-    from torch._utils import _get_device_index  # what nn.DataParallel and DDP ask
-
-    assert _get_device_index([torch.device("cuda:1")], True) == _get_device_index(None, True)
+def test_torch_takes_a_list_as_output_device_for_the_current_device(monkeypatch):
+    monkeypatch.setattr(torch._utils, "_get_current_device_index", lambda: 5)
+    asked = torch._utils._get_device_index  # by nn.DataParallel, and only with a device by default
+    assert asked([torch.device("cuda:1")], True) == asked(["anything"], True) == 5
+    assert asked(torch.device("cuda:1"), True) == 1
 
 
 def test_a_variable_is_a_tensor_and_resize_fails_on_a_short_last_batch():
@@ -541,6 +544,28 @@ def test_the_other_tables_are_drawn_too(what, row, words, monkeypatch, tmp_path,
     assert row in capsys.readouterr().out and words <= words_of(tmp_path / "it.svg")
 
 
+@pytest.mark.parametrize(
+    ("replicas", "title"),
+    [(1, "over 1 replica"), (8, "over 8 replicas"), (16, "over 16 replicas, 15 used")],
+)
+def test_the_picture_of_the_bias_says_how_many_replicas_and_no_number_is_over_another(
+    replicas, title
+):
+    errors = {name: [0.0, 0.047][replicas > 8 :] * replicas for name in data_parallel_show.LOSSES}
+    errors = {name: values[:replicas] for name, values in errors.items()}
+    weights, sizes = data_parallel_show.sample_weights(replicas), chunk_sizes(30, replicas)
+    figure = data_parallel_picture.draw_bias(weights, sizes, errors)
+    figure.draw_without_rendering()
+    left, right = figure.axes
+    assert left.get_title() == f"30 samples {title}"
+    boxes = [label.get_window_extent() for label in right.texts] + [
+        right.get_legend().get_window_extent()
+    ]
+    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # each error that is not below 1e-6
+    for index, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:index])
+
+
 def words_of(picture):
     return set(re.findall("<!-- (.*?) -->", picture.read_text()))
 
@@ -549,9 +574,15 @@ def test_a_mistake_at_the_command_line_is_one_line(start, monkeypatch):
     result = start([*PROGRAM, "--replicas", 0])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: --replicas must be at least 1, got 0\n"
-    for flags in (["bias", "--replicas", "-1"], ["--batch-size", "0"], ["other"]):
+    for flags, message in (
+        (["bias", "--replicas", "-1"], "--replicas must be at least 1, got -1"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["bias", "--batch-size", "7"], "--batch-size is for the step only, and not for bias"),
+        (["parts", "--batch-size", "10"], "--batch-size is for the step only, and not for parts"),
+        (["other"], "other"),
+    ):
         monkeypatch.setattr(sys, "argv", ["data_parallel", *flags])
-        with pytest.raises(UserError, match="^[^\n]*$"):
+        with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
             data_parallel_show.main("")
 
 

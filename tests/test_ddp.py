@@ -1,9 +1,14 @@
 """Our DDP computes what the real one does, to the last bit, and says what is wrong."""
 
+import json
 import re
+import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +20,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_demo.anatomy import ddp_ladder
 from accel_demo.anatomy.buckets import assign_buckets, lay_out
 from accel_demo.anatomy.ddp import HandmadeDDP
 from accel_demo.anatomy.ddp_wire import recorded
@@ -55,6 +61,11 @@ def test_a_bucket_keeps_the_memory_layout_of_its_parameters():
     assert bucket.flat.tolist() == [0] * 7 + [1] * 120
 
 
+@dataclass
+class Outputs:
+    layers: list[torch.Tensor]
+
+
 class Forked(nn.Module):
     """Parts of it are not used by every rank, in every step, or for the loss."""
 
@@ -71,7 +82,7 @@ class Forked(nn.Module):
             hidden = self.spare(hidden).tanh()
         if self.use == "output":  # the loss leaves the extra one out
             return {"outputs": self.last(hidden), "more": [self.extra(hidden)]}
-        return self.last(hidden)
+        return Outputs([self.last(hidden)]) if self.use == "dataclass" else self.last(hidden)
 
 
 class Tied(nn.Module):
@@ -82,6 +93,17 @@ class Tied(nn.Module):
 
     def forward(self, inputs):
         return self.last(self.b(self.a(inputs).tanh()).tanh())
+
+
+class NotDense(nn.Module):
+    """Its weight leaves out every second element of the memory it lies in."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.randn(64, 26).t()[::2]), nn.Linear(64, 3)
+
+    def forward(self, inputs):
+        return self.last((inputs @ self.weight).tanh())
 
 
 class TwoDtypes(nn.Module):
@@ -97,10 +119,10 @@ class TwoDtypes(nn.Module):
 
 def make_model(kind: str) -> nn.Module:
     torch.manual_seed(dist.get_rank())  # the ranks begin apart: wrapping has to mend that
-    if kind in ("unused", "sometimes", "output"):
+    if kind in FORKED:
         return Forked(kind)
-    if kind in ("tied", "two dtypes"):
-        return {"tied": Tied, "two dtypes": TwoDtypes}[kind]()
+    if kind in ("tied", "two dtypes", "not dense"):
+        return {"tied": Tied, "two dtypes": TwoDtypes, "not dense": NotDense}[kind]()
     if kind in ("batch norm", "channels last"):
         layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3)
         shape = nn.Unflatten(1, (1, 1, 13)), nn.ZeroPad2d(1)
@@ -113,8 +135,8 @@ def make_model(kind: str) -> nn.Module:
     return nn.Sequential(*layers).to(dtype)
 
 
-KINDS = ["plain", "batch norm", "channels last", "bf16", "fp16", "two dtypes", "tied"]
-FORKED = ["unused", "sometimes", "output"]  # only with find_unused_parameters=True
+KINDS = ["plain", "batch norm", "channels last", "not dense", "bf16", "fp16", "two dtypes", "tied"]
+FORKED = ["unused", "sometimes", "output", "dataclass"]  # only with find_unused_parameters=True
 
 
 def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
@@ -127,6 +149,7 @@ def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
             with nullcontext() if micro + 1 == accumulate else model.no_sync():
                 outputs = model(inputs.to(device, dtype))
                 outputs = outputs["outputs"] if isinstance(outputs, dict) else outputs
+                outputs = outputs.layers[0] if isinstance(outputs, Outputs) else outputs
                 (outputs.float().square().mean() / accumulate).backward()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -168,7 +191,10 @@ def compare_with_ddp(device):
 
 def find(device):
     """One launch for all that two processes can find out."""
-    findings = compare_with_ddp, what_happens, what_is_sent, buckets_seen, wrong_modules
+    findings = (
+        *(compare_with_ddp, what_happens, what_is_sent, sizes_of_messages, buckets_seen),
+        *(wrong_modules, marks_of_a_restless_ddp),
+    )
     return {finding.__name__: finding(device) for finding in findings}
 
 
@@ -213,7 +239,6 @@ def what_happens(device):
     for step in ("first events", "second events"):
         model(inputs).sum().backward()
         facts[step] = [(what, number) for what, number, _ in model.events]
-        facts["times are in order"] = model.events == sorted(model.events, key=lambda one: one[2])
     facts["gradient after"] = model.module[0].weight.grad.clone()
 
     spare = HandmadeDDP(Forked("unused"), find_unused_parameters=True)
@@ -245,6 +270,13 @@ def test_buckets_leave_during_the_second_backward_and_gradients_stay_home_in_no_
     assert not torch.equal(*alone) and torch.equal(*shared)
 
 
+ONE_RANK_ALONE = {
+    "zero on rank 1": {"bucket_mib": 0},
+    "small on rank 1": {"bucket_mib": 0.0002},
+    "find on rank 1": {"find_unused_parameters": True},
+}
+
+
 def wrong_modules(device):
     """What our DDP says to modules that cannot be trained together, on this rank."""
     rank, said = dist.get_rank(), {}
@@ -266,6 +298,11 @@ def wrong_modules(device):
             HandmadeDDP(make_model("plain"), bucket_mib)
         except ValueError as error:
             said[name] = str(error)
+    for name, option in ONE_RANK_ALONE.items():
+        try:
+            HandmadeDDP(make_model("plain"), **(option if rank == 1 else {}))
+        except ValueError as error:
+            said[name] = str(error)
     model = HandmadeDDP(Forked("unused"))
     try:
         model(torch.randn(6, 13)).sum().backward()
@@ -285,6 +322,11 @@ def test_a_module_that_cannot_be_trained_is_one_sentence_on_every_rank(found):
     assert "0.weight float32[67, 13]" in said["half"] and "bfloat16[67, 13]" in said["half"]
     for name, value in (("zero", "0"), ("negative", "-1"), ("no number", "nan")):
         assert said[name] == f"bucket_mib must be above 0, got {value}"
+    for name, option in ONE_RANK_ALONE.items():
+        ((argument, value),) = option.items()
+        usual = {"bucket_mib": None, "find_unused_parameters": False}[argument]
+        difference = f"rank 0 has {usual} where rank 1 has {value}"
+        assert said[name] == f"{argument} must be the same on all ranks, but {difference}"
     names = "spare.weight, spare.bias, extra.weight, extra.bias got no gradient in this backward"
     assert said["unused"].startswith(names)
 
@@ -332,17 +374,59 @@ def what_is_sent(device):
 
 
 def test_what_is_sent_is_what_ddp_sends_and_nothing_leaves_in_the_optimizers_step(found):
-    for facts in (everything["what_is_sent"] for everything in found):
-        assert facts["parameters"] > facts["buffers"] > 0
-        for name in ("ddp", "ours"):
-            wrapped, *moments = facts[name]
-            assert wrapped["broadcast"] >= facts["parameters"] + facts["buffers"]
-            assert [moment["broadcast"] for moment in moments[:3]] == [facts["buffers"], 0, 0]
-            gradients = [facts["parameters"], 0]
-            assert [moment["all_reduce"] for moment in moments] == [0, *gradients] * 2
-            # The second forward also says how the buckets are rebuilt.
-            assert moments[3]["broadcast"] > facts["buffers"]
-            assert [moment["broadcast"] for moment in moments[4:]] == [0, 0]
+    for facts in found:
+        check_messages(facts["what_is_sent"])
+
+
+def check_messages(facts):
+    assert facts["parameters"] > facts["buffers"] > 0
+    for name in ("ddp", "ours"):
+        wrapped, *moments = facts[name]
+        assert wrapped["broadcast"] >= facts["parameters"] + facts["buffers"]
+        assert [moment["broadcast"] for moment in moments[:3]] == [facts["buffers"], 0, 0]
+        gradients = [facts["parameters"], 0]
+        assert [moment["all_reduce"] for moment in moments] == [0, *gradients] * 2
+        # The second forward also says how the buckets are rebuilt.
+        assert moments[3]["broadcast"] > facts["buffers"]
+        assert [moment["broadcast"] for moment in moments[4:]] == [0, 0]
+
+
+def sizes_of_messages(device):
+    """The bytes of a broadcast of each dtype: as recorded, and as they are."""
+    facts, whole = {}, (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
+    for dtype in (*whole, torch.float16, *DTYPES, torch.complex64, torch.complex128):
+        message = torch.ones(3, dtype=dtype, device=device)
+        with recorded() as calls:
+            dist.broadcast(message, src=0)
+        facts[str(dtype)] = [call.size for call in calls], [3 * message.element_size()]
+    return facts
+
+
+def test_a_message_of_any_dtype_has_its_size_in_bytes(found):
+    for facts in found:
+        assert len(facts["sizes_of_messages"]) == 11
+        for dtype, (seen, size) in facts["sizes_of_messages"].items():
+            assert seen == size, dtype
+
+
+def marks_of_a_restless_ddp(device):
+    """What the ladder says of a DDP that never ends twice with the same weights."""
+    runs, tellings = count(), ddp_ladder.TELLINGS
+    restless = dict.fromkeys(
+        (ddp_ladder.REFERENCE, ddp_ladder.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))
+    )
+    ddp_ladder.TELLINGS = restless
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            ddp_ladder.ladder(device, Path(folder))
+            return [json.loads(file.read_text()) for file in Path(folder).iterdir()]
+    finally:
+        ddp_ladder.TELLINGS = tellings
+
+
+def test_the_ladder_would_say_so_if_ddp_did_not_repeat_itself(found):
+    (marks,) = found[0]["marks_of_a_restless_ddp"]
+    assert list(marks.values()) == [False, False]
 
 
 def buckets_seen(device):
@@ -412,14 +496,21 @@ def test_two_nodes_on_one_machine_are_one_group(start):
     assert second.stdout == ""  # rank 0 is on the first node
 
 
+ON_GPUS = [
+    pytest.param(gpus, marks=pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)"))
+    for gpus in (1, 2, 3, 4)
+]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "gpus",
-    [
-        pytest.param(gpus, marks=pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)"))
-        for gpus in (1, 2, 3, 4)
-    ],
-)
+@pytest.mark.parametrize("gpus", ON_GPUS)
 def test_ours_is_ddp_to_the_last_bit_on_gpus(together, gpus):
     for different, _, cases in together(compare_with_ddp, gpus, environment=VISIBLE_GPUS):
         assert different == [] and cases > 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpus", ON_GPUS[:2])
+def test_the_recorder_sees_what_nccl_sends(together, gpus):
+    for facts in together(what_is_sent, gpus, environment=VISIBLE_GPUS):
+        check_messages(facts)

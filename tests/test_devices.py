@@ -1,6 +1,8 @@
 """`cuda:N` is the GPU that CUDA_VISIBLE_DEVICES says; the report and early calls hide nothing."""
 
 import doctest
+import itertools
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,9 +15,10 @@ from conftest import GPUS, VISIBLE_GPUS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from accel_demo.anatomy import asynchronous, devices
+from accel_demo.anatomy import asynchronous, devices, devices_picture, show
 from accel_demo.anatomy.devices import cuda_order, visible_devices
 from accel_demo.errors import UserError
+from accel_demo.processes import free_port
 
 STARTS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95 80aa 9b07".split()  # two begin with 1a
 UUIDS = [f"GPU-{start}0000-4000-8000-000000000000" for start in STARTS]
@@ -242,6 +245,28 @@ def test_each_gpu_is_told_with_who_uses_it_and_what_pytorch_calls_it():
     assert devices.nvml_rows(FakeNvml(0), {}) == [("GPU", "NVML answers, and knows of none")]
 
 
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ("nvmlDeviceGetHandleByIndex", [("GPU 1", "does not answer: it may be lost")]),
+        ("nvmlDeviceGetName", [("GPU 1", "name not told, memory not told used")]),
+        ("nvmlDeviceGetUUID", [("", "UUID not told: not known which it is here")]),
+    ],
+)
+def test_a_lost_gpu_hides_no_other(monkeypatch, question, told):
+    answer = getattr(FakeNvml, question)
+
+    def only_for_the_first(self, gpu):
+        self.only_the_first(gpu)
+        return answer(self, gpu)
+
+    everything = devices.nvml_rows(FakeNvml(), {UUIDS[0]: "cuda:0"})
+    monkeypatch.setattr(FakeNvml, question, only_for_the_first)
+    rows = devices.nvml_rows(FakeNvml(), {UUIDS[0]: "cuda:0"})
+    assert rows[:5] == everything[:5]
+    assert [row for row in rows[5:] if row not in everything] == told
+
+
 def test_a_gpu_that_nobody_uses_is_told_so(monkeypatch):
     monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", lambda self, gpu: [])
     assert devices.nvml_rows(FakeNvml(1), {})[-1] == ("", "nobody uses it")
@@ -305,12 +330,18 @@ def test_one_process_alone_is_a_mistake(start):
     try:
         with pytest.raises(ValueError, match="needs at least two processes"):
             asynchronous.all_reduce_early(torch.device("cpu"))
+        with pytest.raises(UserError, match="at least 2 processes are needed"):
+            asynchronous.main(torch.device("cpu"), None)
     finally:
         dist.destroy_process_group()
-    command = ["python", "-m", "accel_demo.anatomy.asynchronous", "--processes", 1]
-    result = start(command)
-    said = "error: --processes must be at least 2, got 1\n"
+    program = ["python", "-m", "accel_demo.anatomy.asynchronous"]
+    said = "error: at least 2 processes are needed: one alone has nobody to wait for\n"
+    result = start([*program, "--processes", 1])
     assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
+    as_by_torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    result = start(program, **as_by_torchrun, **place)
+    assert (result.returncode, result.stderr) == (2, said)
 
 
 @pytest.mark.parametrize(
@@ -318,13 +349,18 @@ def test_one_process_alone_is_a_mistake(start):
     [
         ("--plot map.svg", "--plot draws what --visible asks for: name some ids, as in 0,4"),
         ("--visible 0 --physical 0", "--physical must be from 1 to 16, got 0"),
-        ("--visible GPU-1 --plot map.svg", "--plot draws numbers only"),
+        ("--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'"),
+        ("--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'"),
+        ("--visible '0, 0' --plot map.svg", "--plot draws numbers that come once"),
+        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws numbers that come once"),
+        ("--visible +0,0 --plot map.svg", "--plot draws numbers that come once"),
+        (f"--visible {','.join(map(str, range(17)))} --plot map.svg", "--plot draws up to 16 ids"),
     ],
 )
 def test_a_map_that_cannot_be_had_is_one_line(typed, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
-        devices.main(typed.split())
+        devices.main(shlex.split(typed))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -335,6 +371,46 @@ def test_the_map_is_printed_and_drawn(tmp_path, capsys):
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed]
     assert cells == [["0,4", "2", "cuda:0: 0, cuda:1: 4"], ["3,9", "1", "cuda:0: 3"]]
     assert "no GPU for 9" in drawn.read_text()
+
+
+def test_an_empty_value_is_drawn_as_one_that_leaves_nothing_visible(tmp_path):
+    for value in ("", " "):
+        drawn = tmp_path / "map.svg"
+        devices.main(["--visible", value, "--plot", str(drawn)])
+        assert "<!-- none visible -->" in drawn.read_text()
+        assert "no GPU for" not in drawn.read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "physical"),
+    [
+        (["0,4", "0,9,4"], 8),
+        (["0,15,99,3", ""], 16),
+        ([",".join(map(str, range(8))), "7,6,5,4,3,2,1,0", " 0, +4"], 8),
+        ([",".join(map(str, range(15, -1, -1)))], 16),
+        (["", "0", "1"], 1),
+    ],
+)
+def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figures = []
+    monkeypatch.setattr(show, "save", lambda figure, file: figures.append(figure))
+    devices_picture.draw_map(values, physical, "map.svg")
+    canvas = FigureCanvasAgg(figures[0])
+    canvas.draw()
+    for axes in figures[0].axes:
+        places = {text: text.get_window_extent(canvas.get_renderer()) for text in axes.texts}
+        for text, place in places.items():
+            if text.get_bbox_patch():
+                places[text] = place = text.get_bbox_patch().get_window_extent()
+            assert place.x0 >= 0 and place.x1 <= figures[0].bbox.x1, text
+        for one, other in itertools.combinations(places, 2):
+            assert not places[one].overlaps(places[other]), (one, other)
+        for line in axes.lines:  # from its GPU by its id to its device
+            path = line.get_path().transformed(line.get_transform())
+            crossed = [text for text in places if path.intersects_bbox(places[text], filled=False)]
+            assert len(crossed) == 3, crossed
 
 
 def test_only_a_gpu_has_calls_to_time():

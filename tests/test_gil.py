@@ -1,10 +1,12 @@
 """Threads share the interpreter, processes do not."""
 
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from accel_demo.anatomy.gil import (
     WAYS,
@@ -35,28 +37,40 @@ def test_a_speedup_is_the_median_over_the_repeats():
 @pytest.mark.parametrize("kind", WORK)
 def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
     """With nobody asked to hand the lock over in turns, only who gives it away lets others run."""
-    function, amount = WORK[kind]
+    function, _ = WORK[kind]
+    in_torch = kind == "matrix products in torch"
     function(1)  # what is loaded at first use is loaded now
+    both_are_there, started = threading.Barrier(2), []
 
-    def work():
-        started_at = time.perf_counter()
-        function(amount)
-        return started_at, time.perf_counter()
+    def work() -> bool:
+        """Works until the other thread has started too, or time is up; whether it has started."""
+        both_are_there.wait(timeout=60)  # who comes last goes on, and the other waits for the lock
+        started.append(1)
+        ends_at = time.perf_counter() + (60 if in_torch else 0.5)  # seconds
+        while function(1) and len(started) < 2 and time.perf_counter() < ends_at:
+            pass
+        return len(started) == 2
 
     interval = sys.getswitchinterval()
     with ThreadPoolExecutor(2) as threads:
-        sys.setswitchinterval(60)  # seconds
+        sys.setswitchinterval(600)  # seconds
         try:
             parts = [threads.submit(work) for _ in range(2)]
-            (_, first_ended), (second_started, _) = sorted(part.result() for part in parts)
+            has_seen_the_other = sorted(part.result() for part in parts)
         finally:
             sys.setswitchinterval(interval)
-    assert (second_started < first_ended) == (kind == "matrix products in torch")
+    assert has_seen_the_other == [in_torch, True]
 
 
 @pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
 def test_two_threads_never_keep_more_than_one_core_busy_with_python():
-    found = measure(repeats=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = measure(repeats=1)
+        assert torch.get_num_threads() == 3  # what it sets for itself it sets back
+    finally:
+        torch.set_num_threads(threads)
     assert set(found) == set(WORK) and all(set(ways) == set(WAYS) for ways in found.values())
     assert cores_busy(found["preprocessing in Python"]["two threads"]) < 1.15
 

@@ -103,6 +103,16 @@ def test_the_sum_counts_every_pair_twice_and_cdist_does_too():
             assert all(map(is_close, by_library, by_loop))
 
 
+@pytest.mark.parametrize("offset", [10, 100, 1000])
+def test_the_closed_form_keeps_its_digits_where_all_kernels_are_far_from_zero(offset):
+    noise = torch.randn(64, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    weight = offset + 0.01 * noise
+    value, gradient = reference(weight, 1)
+    number, mine = number_and_gradient(closed_form, weight, 1)
+    assert abs(number.item() / value - 1) < 2e-6
+    assert torch.equal(mine.double(), gradient)
+
+
 def test_signed_differences_cancel_and_are_refused():
     weight = torch.randint(-9, 9, (6, 2, 3, 3)).double().requires_grad_()
     kernels = weight.flatten(1)
@@ -121,13 +131,17 @@ BAD = [  # (keyword arguments, the beginning of what is said)
     ({"weight": torch.ones(0, 2, 3, 3)}, "weight must have one kernel or more"),
     ({"weight": torch.ones(2, 0, 3, 3)}, "weight must have one kernel or more"),
     ({"weight": torch.ones(5)}, "weight must have one kernel or more"),
+    ({"weight": torch.ones(3, 2).to_sparse()}, "weight must be dense, got torch.sparse_coo"),
     ({"p": 3}, "p must be 1 "),
     ({"p": 0}, "p must be 1 "),
     ({"p": "signed"}, "p must be 1 "),
     ({"p": float("inf")}, "p must be 1 "),
     ({"p": None}, "p must be 1 "),
+    ({"p": True}, "p must be 1 "),
 ]
-BAD_PARTS = [({"rows_at_once": wrong}, "rows_at_once must be a whole") for wrong in (0, -1, 1.5)]
+BAD_PARTS = [
+    ({"rows_at_once": wrong}, "rows_at_once must be a whole number") for wrong in (0, -1, 1.5, True)
+]
 BAD_DEVICES = [
     ({"devices": []}, "devices must be a list of one device or more"),
     ({"devices": "cpu"}, "devices must be a list of one device or more"),
@@ -310,6 +324,7 @@ def test_the_program_measures_every_way(start, tmp_path):
     assert [row[0] for row in rows] == [*WAYS, *[way for way in WAYS if way != "closed form"]]
     assert all(float(row[3]) < 1e-5 and float(row[1]) > 0 for row in rows)
     assert "peak memory in MB" in picture.read_text()
+    assert picture.read_text().count("there is none for p=2") == 1  # the closed form
 
 
 @pytest.mark.parametrize(
@@ -352,8 +367,11 @@ def test_two_gpus_share_the_rows(start):
 def test_all_ways_have_one_signature():
     import inspect
 
-    for way in (*IN_ONE_PROCESS, over_ranks):
+    ways = (*IN_ONE_PROCESS, over_ranks)
+    functions = {name for name, _ in inspect.getmembers(kernel_distance, inspect.isfunction)}
+    public = {name for name in functions if not name.startswith("_")}
+    assert public - {"checkpoint", "once_differentiable"} == {way.__name__ for way in ways}
+    for way in ways:
         parameters = list(inspect.signature(way).parameters.values())
         assert [one.name for one in parameters[:3]] == ["weight", "p", "signed"]
         assert all(one.default is not one.empty for one in parameters[1:])
-        assert getattr(kernel_distance, way.__name__) is way

@@ -1,12 +1,16 @@
 """What each strategy holds where, counted, is what it says it shares."""
 
 import re
+from argparse import Namespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import GPUS, VISIBLE_GPUS
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy import memory
+from accel_demo.anatomy import memory, memory_show
 from accel_demo.anatomy.memory_show import together as sum_of_kinds
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
@@ -29,7 +33,25 @@ def count(device, cases):
         with pytest.raises(ValueError) as error:
             memory.count_all(device, model, optimizer)
         errors.append(str(error.value))
-    return {case: memory.count_all(device, *case) for case in cases}, errors
+    found = {case: memory.count_all(device, *case) for case in cases}
+    return found, errors, [bucket_addresses(device, views) for views in (False, True)]
+
+
+def bucket_addresses(device, views: bool) -> list[set[int]]:
+    """Where DDP's buckets are in each of four steps. All are held, so that none is freed."""
+    network = memory.make_network("tiny_cnn", device)
+    wrapped, steps = DistributedDataParallel(network, gradient_as_bucket_view=views), []
+
+    def see_bucket(group, bucket):
+        steps[-1].append(bucket.buffer())
+        return allreduce_hook(group, bucket)
+
+    wrapped.register_comm_hook(None, see_bucket)
+    optimizer = torch.optim.SGD(network.parameters())
+    for _ in range(2):  # two steps each, and each step begins with zero_grad
+        batch = memory.batch(device)
+        memory.train(wrapped, optimizer, *batch, before_step=lambda: steps.append([]))
+    return [{buffer.untyped_storage().data_ptr() for buffer in step} for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +62,10 @@ def count(device, cases):
     ],
 )
 def test_each_strategy_holds_what_it_says_it_shares(processes, cases, together):
-    for results, errors in together(count, processes, cases=cases):
+    for results, errors, addresses in together(count, processes, cases=cases):
+        for first, *later in addresses:  # DDP keeps the buckets it has made after the first step
+            assert len(later) == 3 and later[0] == later[1] == later[2] and later[0]
+            assert first.isdisjoint(later[0])  # as it would be had DDP made them anew
         assert "model must be one of small_cnn, " in errors[0] and "got 'cnn'" in errors[0]
         assert errors[1] == "optimizer must be one of adamw, sgd, got 'lion'"
         assert list(results) == cases
@@ -131,10 +156,26 @@ def test_the_program_prints_and_draws(start, tmp_path):
     devices = [("nn.DataParallel", "device", str(index)) for index in range(2)]
     assert rows == [("one process", "rank", "0"), *devices, *expected]
     assert all(f"<!-- {kind} -->" in picture.read_text() for kind in memory.KINDS)
-    for flag, wrong in (("--model", "alexnet"), ("--optimizer", "lion")):
+    for flag, wrong in (("--model", "alexnet"), ("--optimizer", "lion"), ("--processes", "5")):
         refused = start([*command, flag, wrong])
-        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+        assert (refused.returncode, refused.stdout) == (2, "")  # before any process is started
+        assert len(refused.stderr.splitlines()) == 1
         assert flag in refused.stderr and wrong in refused.stderr
+
+
+def test_a_mistake_of_ours_is_not_said_to_be_the_users(monkeypatch):
+    monkeypatch.setattr(memory_show, "count_all", Mock(side_effect=ValueError("ours")))
+    with pytest.raises(ValueError, match="ours"):
+        memory_show.show(torch.device("cpu"), Namespace(model="tiny_cnn", optimizer="sgd"))
+
+
+def test_one_process_takes_the_gpus_of_its_own_machine_alone(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    for processes, expected in ((1, gpus[:1]), (2, gpus), (8, gpus)):
+        assert memory.devices_of_a_process(torch.device("cuda", 1), processes) == expected
+    cpu = torch.device("cpu")
+    assert memory.devices_of_a_process(cpu, 3) == [cpu] * 3
 
 
 @pytest.mark.gpu

@@ -1,8 +1,11 @@
 """However a model is split, one step gives what the unsplit model gives."""
 
 import inspect
+import math
+from argparse import Namespace
 from collections import Counter
 from fractions import Fraction
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from conftest import GPUS, VISIBLE_GPUS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_demo.anatomy import model_parallel as parallel
-from accel_demo.anatomy.model_parallel_show import verdict
+from accel_demo.anatomy.model_parallel_show import show, verdict
 
 WAYS = ["DDP", "`.to()`", "pipeline", "tensor parallel", "FSDP2"]
 KINDS = ["forward", "backward"]
@@ -123,6 +126,16 @@ def test_a_result_that_differs_is_seen():
         assert parallel.difference(wrong, right) == 0.5
         assert verdict(parallel.difference(wrong, right)) == "differs by 5e-01"
         tensor.data.copy_(kept)
+    for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last, after numbers
+        tensor.data.fill_(math.nan)
+    assert verdict(parallel.difference(wrong, right)) == "differs by nan"
+    assert math.isnan(parallel.largest([0.0, math.nan, 0.5]))  # of several ranks
+
+
+def test_a_mistake_of_ours_is_not_said_to_be_the_users(monkeypatch):
+    monkeypatch.setattr(parallel, "train_all", Mock(side_effect=ValueError("ours")))
+    with pytest.raises(ValueError, match="ours"):
+        show(torch.device("cpu"), Namespace(microbatches=4))
 
 
 def test_the_bubble_is_the_formulas_and_one_forward_one_backward_does_not_shrink_it():
@@ -174,7 +187,7 @@ def test_the_program_prints_and_draws(start, tmp_path):
     assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in shown.stdout
     assert "<!-- rank 3 -->" in picture.read_text()
     wrong = start([*command, "--microbatches", 5])
-    assert wrong.returncode == 2
+    assert (wrong.returncode, wrong.stdout) == (2, "")  # before any process is started
     expected = "error: --microbatches must be a divisor of the batch of 16 rows, got 5\n"
     assert wrong.stderr == expected
 

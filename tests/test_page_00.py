@@ -1,6 +1,10 @@
 """What page 00 says about launchers: what each sets, what it passes, and what it leaves to you."""
 
+import importlib.util
+import tempfile
+
 import pytest
+from conftest import REPOSITORY
 from test_tutorials import table_rows
 
 SPAWN_MISTAKES = """
@@ -62,3 +66,18 @@ def test_mp_spawn_puts_the_rank_first_sets_nothing_and_takes_no_lambda(start, tm
     )
     assert "environment variable RANK expected, but not set" in without_variables
     assert "pickle" in of_lambda
+
+
+@pytest.mark.parametrize("number", ["00", "02"])
+def test_a_check_takes_a_folder_for_temporary_files_with_a_blank(monkeypatch, tmp_path, number):
+    exercises = REPOSITORY / "tutorials" / "exercises"
+    path = exercises / "graders" / f"{number}.py"
+    spec = importlib.util.spec_from_file_location("grader", path)
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    blank = tmp_path / "with a blank"
+    blank.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(blank))
+    [answer] = (exercises / "answers").glob(f"{number}_*.py")
+    launch = grader.CASES[0] if number == "00" else 1  # Python alone; on one process
+    assert grader.grade(answer, launch) == ""

@@ -1,13 +1,16 @@
 """Page 03 says what DataParallel does, and its exercise tells right from wrong."""
 
 import importlib.util
+from collections import namedtuple
 
 import pytest
-from conftest import REPOSITORY
+import torch
+from conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 
 TUTORIALS = REPOSITORY / "tutorials"
 ANSWER = TUTORIALS / "exercises" / "answers" / "03_scatter_and_gather.py"
 FINE = "below 1e-6"
+Pair = namedtuple("Pair", "one other")
 
 
 def tables():
@@ -57,6 +60,15 @@ def test_a_copy_is_made_in_every_forward_and_code_outside_it_runs_once_in_the_ma
     assert "\nReplications in 2 steps: 2\n" in page and "\ndevice_ids: []\n" in page
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+def test_the_program_of_the_page_prints_the_same_where_there_are_gpus(start):
+    program = ["python", "tutorials/03_data_parallel.py"]
+    result = start(program, **VISIBLE_GPUS)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == start(program).stdout
+
+
 def test_only_a_plain_mean_of_uneven_chunks_is_off():
     rows = tables()["replicas"][1:]
     assert [row[0] for row in rows] == list("12345678")
@@ -102,20 +114,50 @@ def grade():
     return module.grade
 
 
+CHUNKS = "batch.chunk(len(devices))"
+IN_DICT = "{key: part_of(value, i, devices) for key, value in batch.items()}"
+IN_TUPLE = "part_of(value, i, devices) for value in batch]"
+JOINED = "gather(list(values), device) for"
+DETACHED = "(lambda one: one.detach() if isinstance(one, torch.Tensor) else one)"
+FIRST = "    counts = ["  # in scatter
+ZIPPED = """    if isinstance(batch, dict):
+        parts = zip(*(scatter(value, devices) for value in batch.values()), strict=STRICT)
+        return [dict(zip(batch, values)) for values in parts]
+"""
+ZIPPED_LISTS = """    if isinstance(batch, list | tuple):
+        parts = zip(*(scatter(value, devices) for value in batch))
+        return [type(batch)(values) for values in parts]
+"""
 MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
     (
-        "chunks = batch.chunk(len(devices))",
-        "n = len(batch) // len(devices) or 1; chunks = batch[: n * len(devices)].split(n)",
+        CHUNKS,
+        "batch[: (n := len(batch) // len(devices) or 1) * len(devices)].split(n)",
         "scatter of 10 samples over 4 replicas loses samples: the parts have [2, 2, 2, 2]",
     ),
-    ("batch.chunk(len(devices))", "batch.chunk(len(devices), 1)", "another dimension than 0"),
-    ("batch.chunk(len(devices))", "batch.tensor_split(len(devices))", "gives empty parts: [1, 1,"),
-    ("batch.chunk(len(devices))", "batch.detach().chunk(len(devices))", "scatter of 12 samples ov"),
-    ("batch.chunk(len(devices))", "batch.flip(0).chunk(len(devices))", "every sample once, in ord"),
-    ("[chunk.to(device)", "[chunk", "scatter should put part i on devices[i]: meta"),
-    ("dict(zip(batch, values, strict=True))", "values", "should give a dict for each replica"),
-    ("type(batch)(values)", "list(values)", "scatter of a tuple with a list should give"),
-    ("return [batch for _ in devices]", "return [None for _ in devices]", "is no tensor to every"),
+    (CHUNKS, "batch.chunk(len(devices), 1)", "another dimension than 0"),
+    (".chunk(", ".tensor_split(", "gives empty parts: [1, 1,"),
+    (CHUNKS, f"batch.detach(){CHUNKS[5:]}", "scatter of 12 samples over 4 replicas cuts the graph"),
+    (CHUNKS, f"batch.flip(0){CHUNKS[5:]}", "every sample once, in order"),
+    (".to(devices[i])", "", "scatter should put part i on devices[i]: meta"),
+    (
+        FIRST,
+        f"    if isinstance(batch, dict):\n        return [batch]\n{FIRST}",
+        "gives 1 parts, an",
+    ),
+    (IN_DICT, IN_DICT.replace("{key: ", "[").replace("}", "]"), "should give a dict for each"),
+    (
+        IN_DICT,
+        "{'data': part_of(batch['data'], i, devices)}",
+        "loses keys: there were ['data', 'na",
+    ),
+    (IN_DICT, "batch", "4 replicas should split the first tensor of a tuple in it as it does a"),
+    (IN_DICT, IN_DICT.replace("devices", "devices[:1] * len(devices)"), "in a dict, tuple or list"),
+    (IN_TUPLE, IN_TUPLE.replace("value,", f"{DETACHED}(value),"), "scatter cuts the graph of a te"),
+    (IN_TUPLE, IN_TUPLE.replace("batch]", "batch[::-1]]"), "should give such a tuple to each"),
+    (FIRST, ZIPPED.replace("STRICT", "True") + FIRST, "it stopped with ValueError"),
+    (FIRST, ZIPPED.replace("STRICT", "False") + ZIPPED_LISTS + FIRST, "gives 0 parts, and of a"),
+    ("like(batch, [part", "list([part", "scatter of a tuple with a list should give such a tuple"),
+    ("    return batch\n", "    return None\n", "what holds no tensor to every replica as it is"),
     (
         "dim=0)",
         "dim=-1)",
@@ -123,19 +165,34 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
     ),
     ("torch.cat([", "torch.stack([", "gather should join dimension 0"),
     ("for row in rows]", "for row in rows[::-1]]", "does not give all rows in the order"),
-    ("torch.cat([row.to(device)", "torch.cat([row.detach()", "gather cuts the graph"),
+    ("torch.cat([row.to(device)", "torch.cat([row.detach()", "gather cuts the graph: no gradient"),
     ("row.to(device)", "row", "gather should give its result on meta, not on"),
     ("output.unsqueeze(0)", "output", "In gather, with tensors, it stopped with RuntimeError"),
+    (JOINED, f"{DETACHED}({JOINED[:-4]}) for", "gather cuts the graph of tensors in a tuple or"),
+    (JOINED, "gather(list(values), torch.device('cpu')) for", "tensors in a tuple or list on meta"),
     ("def scatter(", "def scater(", "the file cannot be used: AttributeError"),
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES)
+@pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES, ids=[said for *_, said in MISTAKES])
 def test_a_typical_mistake_is_told_apart(grade, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
     assert said in grade(tmp_path / "wrong.py")
+
+
+def test_the_model_answer_keeps_empty_containers_and_named_tuples():
+    spec = importlib.util.spec_from_file_location("answer_03", ANSWER)
+    answer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(answer)
+    batch, cpu = {"pair": Pair(torch.arange(3), []), "empty": {}}, torch.device("cpu")
+    parts = answer.scatter(batch, [cpu] * 2)
+    assert [part["pair"].one.tolist() for part in parts] == [[0, 1], [2]]
+    assert all(part["pair"].other == [] and part["empty"] == {} for part in parts)
+    found = answer.gather(parts, cpu)
+    assert isinstance(found["pair"], Pair) and found["pair"].one.tolist() == [0, 1, 2]
+    assert (found["pair"].other, found["empty"]) == ([], {})
 
 
 def test_an_answer_that_ends_the_program_is_wrong_too(start, tmp_path):

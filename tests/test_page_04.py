@@ -1,5 +1,8 @@
 """What page 04 says of eight collectives, and what the check of exercise 04 tells apart."""
 
+import importlib.util
+import tempfile
+
 import pytest
 from conftest import REPOSITORY
 
@@ -52,12 +55,14 @@ def test_the_page_shows_that_each_way_to_meet_connects_two_processes():
     assert all(row[2:] == ["2, 2", "3, 3"] for row in ways)
 
 
-def check(start, file=None):
-    return start(["accel-demo", "check", "04", *(["--file", file] if file else [])])
+def check(start, file=None, **environment):
+    return start(["accel-demo", "check", "04", *(["--file", file] if file else [])], **environment)
 
 
 def test_the_model_answer_is_right(start):
-    result = check(start, EXERCISES / "answers" / "04_all_reduce.py")
+    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, EXERCISES / "answers" / "04_all_reduce.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: with 1, 2, 3 and 4 processes")
 
@@ -98,6 +103,11 @@ MISTAKES = [  # (the body of all_reduce, what the grader says of it)
     ),
     pytest.param("\n    dist.all_reduce(tensor)\n", "torch.distributed's all_reduce", marks=SLOW),
     pytest.param(
+        "\n    dist.group.WORLD.allreduce([tensor]).wait()\n",
+        "torch.distributed's allreduce",
+        marks=SLOW,
+    ),
+    pytest.param(
         BODY.replace(
             "range(1, dist.get_world_size())", "[1] * (dist.get_world_size() > 1)"
         ).replace("    if rank > 0:", "    if rank > 1:\n        return\n    if rank > 0:"),
@@ -128,6 +138,19 @@ def test_a_typical_mistake_is_told_by_name(start, tmp_path, body, said):
     assert wrong != ANSWER
     answer = tmp_path / "a wrong one.py"
     answer.write_text(wrong)
-    result = check(start, answer)
+    # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
+    hurry = {"ACCEL_DEMO_PATIENCE": "3"} if said == "still waits after" else {}
+    result = check(start, answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")
     assert said in result.stdout, result.stdout
+
+
+def test_of_two_ranks_that_fail_the_first_is_the_mistake():
+    file = EXERCISES / "graders" / "04.py"
+    spec = importlib.util.spec_from_file_location("grader_04", file)
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    waits, breaks = {"end": "rank 0 still waits"}, {"end": "it cannot be used"}
+    assert grader.judge([waits | {"at": 1}, breaks | {"at": 2}], 2) == waits["end"]
+    assert grader.judge([waits | {"at": 2}, breaks | {"at": 1}], 2) == breaks["end"]
+    assert grader.judge([breaks | {"at": 2}, waits | {"at": 1}], 2) == waits["end"]

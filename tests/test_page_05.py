@@ -1,6 +1,7 @@
 """Page 05 says what the messages show, and its exercise tells right from wrong."""
 
 import re
+import tempfile
 
 import pytest
 from conftest import REPOSITORY
@@ -52,12 +53,26 @@ def test_in_each_step_the_four_ranks_send_four_chunks():
         assert sorted(row[2:]) == [f"chunk {number}" for number in range(4)]
 
 
-def check(start, file):
-    return start(["accel-demo", "check", "05", "--file", file])
+def test_the_program_is_not_for_a_launcher_and_says_so_in_one_line(start):
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    result = start(["python", TUTORIALS / "05_ring.py"], **launched)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: this starts its own processes")
+    assert len(result.stderr.splitlines()) == 1
+    helped = start(["python", TUTORIALS / "05_ring.py", "--help"])
+    assert helped.returncode == 0 and "usage:" in helped.stdout
+    assert "busiest sends" not in helped.stdout  # it has not run
+
+
+def check(start, file, **environment):
+    return start(["accel-demo", "check", "05", "--file", file], **environment)
 
 
 def test_the_model_answer_is_right(start):
-    result = check(start, ANSWER)
+    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: on 2, 3 and 4 ranks")
 
@@ -95,7 +110,9 @@ def test_wrong_order_too_many_bytes_and_waiting_are_told_apart(start, tmp_path, 
     assert right in text
     answer = tmp_path / "it is wrong.py"
     answer.write_text(text.replace(right, wrong))
-    result = check(start, answer)
+    # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
+    hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "still waits" in said else {}
+    result = check(start, answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")
     assert re.match(f"wrong: .*({said})", result.stdout), result.stdout
     assert len(result.stdout.splitlines()) == 1

@@ -56,10 +56,24 @@ def test_the_usual_mistakes_are_told_apart(together, tmp_path):
         (EXERCISES / "07_accumulate.py", 1, "wrong: the last window, which is short, never"),
     ],
 )
-def test_the_check_says_right_or_wrong(start, file, returncode, said):
-    result = start(["accel-demo", "check", "07", "--file", file])
+def test_the_check_says_right_or_wrong(start, tmp_path, file, returncode, said):
+    temporary = tmp_path / "with a blank"
+    temporary.mkdir()
+    result = start(["accel-demo", "check", "07", "--file", file], TMPDIR=str(temporary))
     assert (result.returncode, result.stderr) == (returncode, "")
     assert result.stdout.startswith(said)
+
+
+@pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])
+def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, tmp_path, mistake):
+    here = "    for index"
+    on_rank_1 = f"    import torch\n    if torch.distributed.get_rank() == 1:\n        {mistake}\n"
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
+    result = start(["accel-demo", "check", "07", "--file", answer])
+    named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
+    assert result.stdout.startswith(f"wrong: the file cannot be used: {named}"), result.stdout
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 def rows_of(columns: int) -> list[list[str]]:

@@ -3,6 +3,7 @@
 import random
 import re
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,6 +97,11 @@ def errors(device) -> list[str]:
         ((ones, False), (ones.cfloat(), False)),
         ((ones, False), (ones.to_sparse(), False)),
         ((ones, False), (ones[:1].expand(3), False)),
+        ((ones, False), (torch.ones(3, device="meta"), False)),
+        ((ones, False), ((1j * ones).conj().imag, False)),
+        ((ones, False), (torch.inference_mode()(ones.clone)(), False)),
+        ((ones, False), (torch.nested.nested_tensor([ones], layout=torch.strided), False)),
+        ((ones, False), (numpy.ones(3), False)),
         ((ones, False), ([1.0], False)),
         ((ones, False), (torch.ones(4, device=device), False)),
         ((ones, False), (ones.double(), False)),
@@ -243,8 +249,11 @@ def test_every_chunk_grows_by_one_rank_a_step_and_is_then_copied(ran):
 def test_wrong_input_is_one_value_error_on_all_ranks_before_any_message(ran):
     said = [said for _, said, _ in ran]
     assert all(one == said[0] for one in said)
-    named = ["tensor must not require grad", "mean must be False", *["tensor must be dense"] * 3]
-    named += ["tensor must have memory for each element", "tensor takes torch.Tensor"]
+    named = ["tensor must not require grad", "mean must be False"]
+    named += [*["tensor must hold real numbers"] * 2, "tensor must be dense"]
+    named += ["tensor must have memory for each element", "tensor must hold values"]
+    named += ["tensor must be no view of a conjugate", "tensor must not be from torch.inference"]
+    named += ["tensor must be dense", *["tensor takes torch.Tensor"] * 2]
     alone = ["", "", ""]  # a rank that is alone agrees with itself
     unlike = ["tensor must match tensor", "tensor must match tensor", "rank 0 calls"]
     expected = [*named, *(alone if len(ran) == 1 else unlike)] * 3

@@ -5,7 +5,9 @@ import pytest
 from accel_demo.anatomy import shards
 from accel_demo.anatomy.shards import WAYS, in_words, who_reads_what
 from accel_demo.errors import one_line_errors
+from accel_demo.processes import rank_environment
 
+AT_LEAST = "--samples must be at least {}, a batch of 2 for each process ({})"
 SIZES = [(samples, batch_size) for samples in (6, 7, 11, 12, 16, 29) for batch_size in (1, 2)]
 
 
@@ -78,7 +80,7 @@ def test_it_is_said_in_words_what_was_read():
     ("flags", "said"),
     [
         ("--batch-size 0", "--batch-size must be at least 1, got 0"),
-        ("--samples 3", "2 processes with batches of 2 need --samples 4 or more, got 3"),
+        ("--samples 3", f"{AT_LEAST.format(4, 2)}, got 3"),
         ("--processes -1", "--processes must be at least 1, got -1"),
     ],
 )
@@ -86,3 +88,16 @@ def test_what_cannot_be_dealt_gets_one_line(capsys, flags, said):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         shards.main(flags.split())
     assert (stopped.value.code, *capsys.readouterr()) == (2, "", f"error: {said}\n")
+
+
+def test_in_a_launch_its_own_processes_count(start, capsys, monkeypatch):
+    module = ["-m", "accel_demo.anatomy.shards", "--samples", "3"]
+    shown = start(["torchrun", "--standalone", "--nproc-per-node", 1, *module])
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("1 connected process on cpu (gloo)\n")
+    for name, value in rank_environment(0, 4, 29500).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stopped, one_line_errors():
+        shards.main(["--samples", "5"])
+    said = f"error: {AT_LEAST.format(8, 4)}, got 5\n"
+    assert (stopped.value.code, *capsys.readouterr()) == (2, "", said)

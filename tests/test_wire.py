@@ -1,6 +1,8 @@
 """What one rank sends another receives, and every message is noted once, by its sender."""
 
+import pytest
 import torch
+from conftest import GPUS, VISIBLE_GPUS
 
 from accel_demo.anatomy.wire import Wire
 
@@ -34,16 +36,25 @@ def pass_on(device):
 
 def test_what_is_sent_arrives_and_is_noted_once(together):
     for processes in (1, 3):
-        results = together(pass_on, processes)
-        assert [wrong for wrong, _, _ in results] == [[]] * processes
-        messages = results[0][1]
-        assert all(other == messages for _, other, _ in results)
-        elements = 0 + 1 + 3 + 6 + 6
-        expected = [step for step in range(len(DTYPES)) for _ in range(5 * processes)]
-        if processes == 1:
-            assert messages == []
-            continue
-        assert [message.step for message in messages] == [*expected, 99]
-        assert all(message.target == (message.source + 1) % 3 for message in messages)
-        sent = sum(elements * dtype.itemsize for dtype in DTYPES)
-        assert [size for _, _, size in results] == [sent + 8, sent, sent]
+        check(together(pass_on, processes))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_what_is_sent_between_gpus_arrives_and_is_noted_once(together):
+    check(together(pass_on, 2, environment=VISIBLE_GPUS))
+
+
+def check(results):
+    processes, elements = len(results), 0 + 1 + 3 + 6 + 6
+    assert [wrong for wrong, _, _ in results] == [[]] * processes
+    messages = results[0][1]
+    assert all(other == messages for _, other, _ in results)
+    if processes == 1:
+        assert messages == []
+        return
+    expected = [step for step in range(len(DTYPES)) for _ in range(5 * processes)]
+    assert [message.step for message in messages] == [*expected, 99]
+    assert all(message.target == (message.source + 1) % processes for message in messages)
+    sent = sum(elements * dtype.itemsize for dtype in DTYPES)
+    assert [size for _, _, size in results] == [sent + 8, *[sent] * (processes - 1)]

@@ -37,6 +37,7 @@ def note(what: str) -> None:
 
 
 def main() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are hidden: this shows the wrapper on a CPU
     torch.manual_seed(0)
     net, record, rows = Net(), [], []
     inputs, labels = torch.randn(12, 6), torch.randn(12, 3)

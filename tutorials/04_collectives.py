@@ -7,8 +7,14 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import group, show
-from accel_demo.anatomy.collectives import all_gather, broadcast, reduce, reduce_scatter
-from accel_demo.anatomy.wire import Message, Wire
+from accel_demo.anatomy.collectives import (
+    all_gather,
+    broadcast,
+    bytes_moved,
+    reduce,
+    reduce_scatter,
+)
+from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import one_line_errors
 
 
@@ -44,13 +50,6 @@ def main(device: torch.device) -> None:
         head = ["an all-reduce from", "messages, from → to", "bytes in all"]
         head += ["bytes at the busiest rank", "the sum of `dist.all_reduce`, on every rank"]
         print(show.table(head, rows))
-
-
-def bytes_moved(messages: list[Message]) -> tuple[int, int]:
-    """In all, and in and out of the rank with the most."""
-    ranks = range(dist.get_world_size())
-    each = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
-    return sum(each) // 2, max(each)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from accel_demo.anatomy.group import run_in_group
 from accel_demo.anatomy.ring import ALGORITHMS
 from accel_demo.anatomy.show import table
 from accel_demo.anatomy.wire import Wire
+from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.processes import is_launched
 
 RANKS = (2, 4, 8)
 ELEMENTS = 960  # float32 numbers, S bytes
@@ -21,6 +23,8 @@ FIRST = [1e8, 1.0, -1e8]  # what the first ranks have in each element; the other
 
 
 def main() -> None:
+    if is_launched():
+        raise UserError("this starts its own processes: start it with python, without a launcher")
     with tempfile.TemporaryDirectory() as folder:
         for ranks in RANKS:
             run_in_group(measure, ranks, Path(folder, f"{ranks}.json"))
@@ -49,4 +53,6 @@ def measure(device: torch.device, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        Parser(__doc__).parse_args()
+        main()

@@ -40,13 +40,17 @@ def main(device: torch.device) -> None:
 
 def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
     """Each rank has the distances of its rows. Who adds them up, and keeps which gradient?"""
-    share, rows = number_and_gradient(rows_of_rank, weight)[1], []
+    ranks, rows = dist.get_world_size(), []
+    share = number_and_gradient(rows_of_rank, weight)[1]
     for name, way in SUMS.items():
         number, gradient = number_and_gradient(way, weight)
-        mean = gradient / dist.get_world_size()
+        mean = gradient / ranks
         dist.all_reduce(mean)
-        likes = {"the whole": expected[1], "its share": share, "2 × its share": 2 * share}
-        likes["half of the whole"] = expected[1] / 2
+        likes = {"the whole": expected[1], "its share": share}
+        likes |= {
+            f"the whole / {ranks}": expected[1] / ranks,
+            f"{ranks} × its share": ranks * share,
+        }
         cells = [[like for like in likes if same(one, likes[like])] for one in (gradient, mean)]
         rows.append([name, "yes" if same(number, expected[0]) else "no", *map(", ".join, cells)])
     return table(["the shares, added up by", "number", "gradient on a rank", "its mean"], rows)

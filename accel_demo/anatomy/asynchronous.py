@@ -13,6 +13,8 @@ from accel_demo.anatomy import show
 from accel_demo.anatomy.group import command_line, read, run_in_group
 from accel_demo.errors import UserError, one_line_errors
 
+ALONE = "at least 2 processes are needed: one alone has nobody to wait for"
+
 
 def time_enqueued(
     device: torch.device, size: int = 8192, products: int = 10
@@ -39,8 +41,8 @@ def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
     """Rank 0 starts an all-reduce; the others join when they are told that its call has returned.
 
     They are told over a second group. Every rank brings its number + 1. Gives whether the work was
-    completed then, whether it is after `wait()`, and the sum. Raises
-    `ValueError` where there is no other rank.
+    completed then, whether it is after `wait()`, and the sum. Raises `ValueError` where there is no
+    other rank.
     """
     if dist.get_world_size() < 2:
         raise ValueError("all_reduce_early needs at least two processes")
@@ -87,6 +89,8 @@ def draw(file: Path) -> None:
 
 
 def main(device: torch.device, options) -> None:
+    if dist.get_world_size() < 2:  # a launcher has decided how many
+        raise UserError(ALONE)
     was_completed, is_completed, total = all_reduce_early(device)
     if dist.get_rank() > 0:
         return
@@ -105,5 +109,5 @@ if __name__ == "__main__":
     with one_line_errors():
         options = read(command_line(__doc__, processes=2))
         if options.processes < 2:
-            raise UserError(f"--processes must be at least 2, got {options.processes}")
+            raise UserError(ALONE)
         run_in_group(main, options.processes, options)

@@ -77,6 +77,8 @@ def lay_out(parameters: Sequence[torch.Tensor], indices: list[int]) -> Bucket:
         # Autograd lays a gradient out in memory as its parameter is (channels last, say), and so
         # does DDP in the bucket: elements that moved would be added in another order.
         strides = torch.empty_like(parameter, device="meta").stride()
+        if strides != parameter.stride():  # it has gaps: then both take the plain layout
+            strides = torch.empty(parameter.shape, device="meta").stride()
         views.append(flat.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()
     return Bucket(list(indices), flat, views)

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import group, show
-from accel_demo.anatomy.wire import Wire
+from accel_demo.anatomy.collectives_picture import draw
+from accel_demo.anatomy.wire import SUMMABLE, Message, Wire
 from accel_demo.errors import UserError, one_line_errors
 
 OPERATIONS = {
@@ -25,6 +26,8 @@ OPERATIONS = {
     "max": torch.maximum,
     "min": torch.minimum,
 }
+Parts = list[torch.Tensor]  # one for each rank, in order
+REDUCIBLE = SUMMABLE | {torch.bool, torch.complex64, torch.complex128}
 MOST_PROCESSES = 6  # that the picture has room for
 
 
@@ -38,7 +41,7 @@ def broadcast(tensor: torch.Tensor, source: int, wire: Wire) -> None:
     _pass_down_a_tree(tensor, source, wire)
 
 
-def scatter(tensor: torch.Tensor, parts: list | None, source: int, wire: Wire) -> None:
+def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) -> None:
     """Rank r gets `parts[r]` of rank `source`, which sends one after the other.
 
     The parts may differ in shape. On the other ranks `parts` is not looked at.
@@ -54,20 +57,20 @@ def scatter(tensor: torch.Tensor, parts: list | None, source: int, wire: Wire) -
     tensor.copy_(parts[source].detach())
 
 
-def gather(tensor: torch.Tensor, parts: list | None, target: int, wire: Wire) -> None:
+def gather(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire) -> None:
     """Rank `target` gets the tensor of rank r in `parts[r]`: `scatter` the other way around."""
     gotten = {"parts": parts} if wire.rank == target else {}
     wire.agree("gather", {"tensor": tensor}, gotten, target=target)
     _collect(tensor, parts, target, wire)
 
 
-def all_gather(parts: list, tensor: torch.Tensor, wire: Wire) -> None:
+def all_gather(parts: Parts, tensor: torch.Tensor, wire: Wire) -> None:
     """Everyone gets the tensor of rank r in `parts[r]`: every two ranks exchange theirs."""
     wire.agree("all_gather", {"tensor": tensor}, {"parts": parts})
     _exchange_in_pairs(parts, [tensor] * wire.world_size, wire)
 
 
-def all_to_all(received: list, parts: list, wire: Wire) -> None:
+def all_to_all(received: Parts, parts: Parts, wire: Wire) -> None:
     """Rank r gets `parts[r]` of everyone, in `received`: every two ranks exchange."""
     wire.agree("all_to_all", {"parts": parts}, {"received": received})
     _exchange_in_pairs(received, parts, wire)
@@ -76,7 +79,8 @@ def all_to_all(received: list, parts: list, wire: Wire) -> None:
 def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum") -> None:
     """Rank `target` gets the sum, mean, product, max or min over all ranks: gather, then combine.
 
-    Nobody else's tensor changes. (PyTorch does not promise that.)
+    Nobody else's tensor changes. (PyTorch does not promise that.) The max or min of a NaN and a
+    number is NaN, as of `torch.maximum`; gloo gives one or the other, by which comes first.
     """
     gotten = {"tensor": tensor} if wire.rank == target else {}
     mistake = _not_defined(operation, tensor)
@@ -84,7 +88,7 @@ def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum"
     _collect_and_combine(tensor, target, wire, operation)
 
 
-def reduce_scatter(tensor: torch.Tensor, parts: list, wire: Wire, operation: str = "sum") -> None:
+def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: str = "sum") -> None:
     """Rank r gets the sum, mean … of everyone's `parts[r]`: all_to_all, then combine."""
     mistake = _not_defined(operation, tensor)
     wire.agree("reduce_scatter", {"parts": parts}, {"tensor": tensor}, mistake, operation=operation)
@@ -116,7 +120,7 @@ def _pass_down_a_tree(tensor: torch.Tensor, source: int, wire: Wire, first_step:
         have_it, step = 2 * have_it, step + 1
 
 
-def _collect(tensor: torch.Tensor, parts: list | None, target: int, wire: Wire) -> None:
+def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire) -> None:
     if wire.rank != target:
         wire.send(tensor, target, step=(wire.rank - target) % wire.world_size - 1)
         return
@@ -126,7 +130,7 @@ def _collect(tensor: torch.Tensor, parts: list | None, target: int, wire: Wire) 
     parts[target].copy_(tensor.detach())
 
 
-def _exchange_in_pairs(received: list, parts: list, wire: Wire) -> None:
+def _exchange_in_pairs(received: Parts, parts: Parts, wire: Wire) -> None:
     """In each round, give to the rank so many places on, and take from the one as many back."""
     for distance in range(wire.world_size):  # 0: what a rank keeps for itself, no message
         target = (wire.rank + distance) % wire.world_size
@@ -141,19 +145,22 @@ def _collect_and_combine(tensor: torch.Tensor, target: int, wire: Wire, operatio
         tensor.copy_(_combine(parts, operation))
 
 
-def _combine(parts: list[torch.Tensor], operation: str) -> torch.Tensor:
+def _combine(parts: Parts, operation: str) -> torch.Tensor:
     """In the order of the ranks, whoever does it: floating-point sums depend on the order."""
     total = functools.reduce(OPERATIONS[operation], parts)
     return total / len(parts) if operation == "mean" else total
 
 
 def _not_defined(operation: str, tensor: torch.Tensor) -> str:
-    if operation not in list(OPERATIONS):
+    if not isinstance(operation, str) or operation not in OPERATIONS:
         return f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}"
-    dtype = getattr(tensor, "dtype", torch.float32)  # what is no tensor, the ranks find together
+    if not isinstance(tensor, torch.Tensor):
+        return ""  # `agree` says so
+    dtype = tensor.dtype
     is_whole = not (dtype.is_floating_point or dtype.is_complex)
     is_ordered = operation in ("max", "min")
-    if (operation == "mean" and is_whole) or (is_ordered and dtype.is_complex):
+    is_missing = (operation == "mean" and is_whole) or (is_ordered and dtype.is_complex)
+    if is_missing or dtype not in REDUCIBLE:
         return f"operation {operation} is not defined for {dtype}"
     return ""
 
@@ -163,13 +170,12 @@ def main(device: torch.device, options) -> None:
         raise UserError(f"the picture has room for {MOST_PROCESSES} processes: ask for fewer")
     examples, counts = [], []
     for name, before, after, wire in _examples(device):
-        messages, ranks = wire.messages(), range(wire.world_size)
+        messages = wire.messages()
         shown = [None] * wire.world_size
         dist.all_gather_object(shown, (before.tolist(), after.tolist()))
         examples.append((name, shown))
         rounds = len({message.step for message in messages})
-        moved = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
-        counts.append([name, len(messages), rounds, sum(moved) // 2, max(moved)])
+        counts.append([name, len(messages), rounds, *bytes_moved(messages)])
     if dist.get_rank() == 0:
         rows = [
             [name, rank, *(" ".join(map(str, row)) or "·" for row in pair)]
@@ -183,10 +189,18 @@ def main(device: torch.device, options) -> None:
             draw(examples, options.plot)
 
 
-def _examples(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, Wire]]:
-    """Each collective's name, and what this rank has before and after it.
+def bytes_moved(messages: list[Message]) -> tuple[int, int]:
+    """In all, and in and out of the rank with the most."""
+    ranks = range(dist.get_world_size())
+    each = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
+    return sum(each) // 2, max(each)
 
-    Rank r starts with 10**r times 1, 2, 3 …, so that every number shows whose it is.
+
+def _examples(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, Wire]]:
+    """Each collective's name, what this rank has before and after it, and the wire it used.
+
+    Of N ranks, each has a row of N, 1 or 0 numbers. Rank r starts with 10**r times 1, 2, 3 …, so
+    that every number shows whose it is.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     row = torch.arange(1, world_size + 1, device=device) * 10**rank
@@ -213,35 +227,6 @@ def _examples(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.T
     yield example(all_reduce, row, out, out)
     out = torch.zeros_like(row)
     yield example(all_to_all, row, out, list(out.split(1)), parts)
-
-
-def draw(examples: list[tuple[str, list]], path) -> None:
-    """Before and after of each collective: a line for each rank, colours for whose it was."""
-    world_size = len(examples[0][1])
-    cell = max(0.42, 0.15 + 0.09 * world_size)  # in inches: more ranks have longer numbers
-    width, height = 2 * world_size + 2.6, world_size + 0.4 / cell
-    figure = show.new_figure(2 * width * cell, 4 * height * cell)
-    for axes, (name, shown) in zip(figure.subplots(4, 2).flat, examples, strict=True):
-        for rank, pair in enumerate(shown):
-            axes.text(-0.2, rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize=9)
-            for left, numbers in zip((0, world_size + 1), pair, strict=True):
-                for column, number in enumerate(numbers):
-                    _draw_cell(axes, left + column, rank, number)
-        axes.text(world_size + 0.5, world_size / 2, "→", ha="center", va="center", fontsize=16)
-        axes.set_title(name, fontsize=12, loc="left")
-        axes.set(xlim=(-1.6, 2 * world_size + 1), ylim=(world_size, 0), aspect="equal")
-        axes.axis("off")
-    show.save(figure, path)
-
-
-def _draw_cell(axes, left: int, top: int, number: int) -> None:
-    """A square with a number in it, and a stripe for each rank that had a part in it."""
-    parts = [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
-    for index, rank in enumerate(parts):
-        width, colour = 1 / len(parts), show.COLOURS[rank]
-        axes.bar(left + index * width, 1, width, top, align="edge", color=colour, alpha=0.5)
-    axes.bar(left, 1, 1, top, align="edge", fill=False, edgecolor="white", linewidth=2)
-    axes.text(left + 0.5, top + 0.5, str(number), ha="center", va="center", fontsize=9)
 
 
 if __name__ == "__main__":

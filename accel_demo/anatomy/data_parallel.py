@@ -29,6 +29,7 @@ def data_parallel(
     `replicas` is how many, all on the module's own device, or a device for each, of which the
     first is the module's own. A tuple of inputs holds the positional arguments; anything else is
     the only one. Tensors are split, in tuples, lists and dicts too; all else goes to every replica.
+    One replica goes through all phases as well, where torch would call the module itself.
     Raises ValueError where that cannot be done. Source: torch/nn/parallel/data_parallel.py
     """
     arguments = inputs if type(inputs) is tuple else (inputs,)
@@ -99,7 +100,7 @@ def parallel_apply(
                     stack.enter_context(enter())
                 outputs[replica] = replicas[replica](*inputs[replica], **kwargs[replica])
             note(record, "parallel_apply", replica, devices[replica], outputs[replica], False)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too, which would only end the thread
             errors[replica] = error
 
     names = [f"replica {replica}" for replica in range(len(replicas))]
@@ -118,7 +119,7 @@ def parallel_apply(
 def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> list[torch.device]:
     """The device of each replica. Raises ValueError where one cannot be had."""
     tensors = [*module.parameters(), *module.buffers()]
-    if isinstance(replicas, int):
+    if isinstance(replicas, int) and not isinstance(replicas, bool):
         if replicas < 1:
             raise ValueError(f"replicas must be at least 1, got {replicas}")
         homes = [tensor.device for tensor in (*tensors, *tensors_in(inputs))]
@@ -169,13 +170,10 @@ def _modes(device: torch.device) -> list[Callable]:
     modes = [
         partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
-        partial(
-            torch.autocast,
-            kind,
-            dtype=torch.get_autocast_dtype(kind),
-            enabled=torch.is_autocast_enabled(kind),
-        ),
     ]
+    if torch.amp.is_autocast_available(kind):  # not for meta
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        modes.append(partial(torch.autocast, kind, dtype=dtype, enabled=enabled))
     if kind == "cuda":
         stream = torch.cuda.current_stream(device)
         modes += [partial(torch.cuda.device, device), partial(torch.cuda.stream, stream)]

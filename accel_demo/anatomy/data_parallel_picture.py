@@ -97,10 +97,15 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
             colour = ORANGE if is_odd else BLUE
             left.bar(place, weights[place], color=colour, alpha=shade, label=name)
     left.axhline(1 / len(weights), color="black", linestyle="--", label=f"right: 1/{len(weights)}")
-    left.set(xlabel="sample", ylabel="its weight in the loss", ylim=(0, 1.55 * max(weights)))
-    left.set_title(f"{len(weights)} samples, {len(sizes)} replicas: a plain mean of means")
+    left.set(
+        xlabel="sample", ylabel="its weight in a plain mean of means", ylim=(0, 1.55 * max(weights))
+    )
+    asked = len(next(iter(errors.values())))
+    used = f", {len(sizes)} used" if len(sizes) < asked else ""
+    over = f"{asked} replica{'s' if asked > 1 else ''}{used}"
+    left.set_title(f"{len(weights)} samples over {over}")
     left.legend(loc="upper left", frameon=False)
-    replicas = range(1, len(next(iter(errors.values()))) + 1)
+    replicas = range(1, asked + 1)
     marks = zip(errors.items(), ("s", "o", "x"), (GREEN, ORANGE, BLUE), strict=True)
     for (name, values), mark, colour in marks:
         filled = {"markerfacecolor": "none"} if mark == "s" else {}
@@ -111,13 +116,14 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
             right.annotate(
                 f"{value:.3f}",
                 (place, value),
-                (-9, 0),
-                ha="right",
-                va="center",
+                (0, 7),
+                ha="center",
+                va="bottom",
+                rotation=90,  # or those of two replicas beside each other overlap
                 textcoords="offset points",
             )
     right.axhline(1e-6, color="black", linestyle="--", linewidth=1)
-    right.set(yscale="log", ylim=(3e-10, 2e4), xlabel="replicas", xticks=list(replicas))
+    right.set(yscale="log", ylim=(3e-10, 1e7), xlabel="replicas", xticks=list(replicas))
     right.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "1e-6", "1e-3"])
     right.minorticks_off()
     right.set_title(f"gradient of {len(weights)} samples: largest error")

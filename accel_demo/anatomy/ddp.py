@@ -58,7 +58,8 @@ class HandmadeDDP(nn.Module):
     `bucket_mib` is DDP's `bucket_cap_mb`. `buckets` are those in use now. `events` tells what
     happened in the last shared backward: ("gradient", parameter), ("start", bucket) or ("end",
     bucket), and the time in seconds by `time.perf_counter`. Gradients have to be dense.
-    Raises `ValueError` on every rank where the replicas cannot be trained together.
+    Raises `ValueError` on every rank where the replicas cannot be trained together, or are not
+    given the same options. (DDP takes rank 0's size of buckets.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
     """
 
@@ -69,8 +70,9 @@ class HandmadeDDP(nn.Module):
         find_unused_parameters: bool = False,
     ):
         super().__init__()
+        options = {"bucket_mib": bucket_mib, "find_unused_parameters": find_unused_parameters}
+        check_replicas(module, **options)
         self.limits = size_limits(bucket_mib)
-        check_replicas(module)
         self.module = module
         self.find_unused_parameters = find_unused_parameters
         trained = {name: one for name, one in module.named_parameters() if one.requires_grad}

@@ -6,8 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
-BYTES = {"Double": 8, "Float": 4, "BFloat16": 2, "Half": 2, "Long": 8, "Int": 4, "Byte": 1}
+BYTES = {  # of one element, by the names the recorder has for dtypes
+    **{"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8},
+    **{"Float8_e4m3fn": 1, "Float8_e5m2": 1, "BFloat16": 2, "Half": 2, "Float": 4, "Double": 8},
+    **{"ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16},
+}
 
 
 @dataclass(frozen=True)
@@ -38,5 +43,7 @@ def recorded() -> Iterator[list[Collective]]:
 
 def _entries() -> list[dict]:
     """What the recorder still has; older entries make room for new ones."""
-    dumped = torch._C._distributed_c10d._dump_fr_trace(True, False, False)
-    return pickle.loads(dumped).get("entries", [])
+    c10d = torch._C._distributed_c10d
+    # NCCL notes its calls in a recorder of its own.
+    dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
+    return pickle.loads(dump(True, False, False)).get("entries", [])

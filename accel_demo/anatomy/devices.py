@@ -135,12 +135,17 @@ def nvml_rows(nvml, ids: dict[str, str]) -> list[tuple[str, str]]:
     nvml.nvmlInit()
     try:
         for number in range(nvml.nvmlDeviceGetCount()):
-            gpu = nvml.nvmlDeviceGetHandleByIndex(number)
-            uuid, memory = nvml.nvmlDeviceGetUUID(gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
+            gpu = ask("nvmlDeviceGetHandleByIndex", number)
+            if gpu is None:
+                rows.append((f"GPU {number}", "does not answer: it may be lost"))
+                continue
+            name = ask("nvmlDeviceGetName", gpu) or "name not told"
+            uuid, memory = ask("nvmlDeviceGetUUID", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
             total = f" of {gibibytes(memory.total)}" if memory else ""
             used = gibibytes(memory and memory.used)
-            rows.append((f"GPU {number}", f"{nvml.nvmlDeviceGetName(gpu)}, {used}{total} used"))
-            rows.append(("", f"{ids.get(uuid, 'hidden')} here, {uuid}"))
+            rows.append((f"GPU {number}", f"{name}, {used}{total} used"))
+            here = f"{ids.get(uuid, 'hidden')} here, {uuid}"
+            rows.append(("", here if uuid else "UUID not told: not known which it is here"))
             users = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
             for user in users or []:
                 name = ask("nvmlSystemGetProcessName", user.pid) or "name not told"
@@ -201,11 +206,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if options.physical not in range(1, 17):
         raise UserError(f"--physical must be from 1 to 16, got {options.physical}")
-    written = [value.split(",") for value in options.visible]
-    if options.plot and any(re.search("[^-0-9, ]", "".join(ids)) for ids in written):
-        raise UserError("--plot draws numbers only: leave UUIDs out")
-    if options.plot and any(len(set(ids)) < len(ids) for ids in written):
-        raise UserError("--plot draws numbers that come once: leave out what comes twice")
+    for value in options.visible if options.plot else []:
+        devices_picture.check_drawable(value)
     print_map(options.visible, options.physical)
     if options.plot:
         devices_picture.draw_map(options.visible, options.physical, options.plot)

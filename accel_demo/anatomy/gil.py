@@ -13,8 +13,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from tqdm import tqdm
@@ -64,6 +65,7 @@ def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[tuple[float, flo
     context = multiprocessing.get_context("spawn")
     found = {kind: {way: [] for way in WAYS} for kind in WORK}
     with (
+        one_torch_thread(),
         ThreadPoolExecutor(PARTS, initializer=torch.set_num_threads, initargs=(1,)) as threads,
         ProcessPoolExecutor(
             PARTS, context, initializer=torch.set_num_threads, initargs=(1,)
@@ -73,7 +75,6 @@ def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[tuple[float, flo
         for workers in (threads, processes):
             for function, _ in WORK.values():
                 in_parts(workers, function, 1)
-        torch.set_num_threads(1)
         for _ in tqdm(range(repeats), desc="gil", unit="repeat", disable=repeats == 1):
             for kind, (function, amount) in WORK.items():
                 results = []
@@ -86,6 +87,17 @@ def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[tuple[float, flo
                 if results[1:] != results[:-1]:
                     raise RuntimeError(f"{kind}: the ways do not agree: {results}")
     return found
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """One thread for torch inside, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_parts(workers: Executor | None, function: Callable, amount: int) -> list[tuple]:
@@ -130,7 +142,8 @@ def draw(found: dict[str, dict[str, float]], path) -> None:
         bars = axis.bar(places, [one[way] for one in found.values()], 0.24, label=way)
         for bar in bars:
             bar.set_color(COLOURS[index])
-        axis.bar_label(bars, fmt="%.2f", fontsize=9)
+        for label in axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2):
+            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over the line
     axis.axhline(PARTS, color="0.6", linewidth=0.8, linestyle="--")
     axis.set_xticks(range(len(found)), list(found))
     axis.set_ylabel("times as fast as\none after the other")

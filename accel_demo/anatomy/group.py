@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from accel_demo.errors import Parser, UserError
 from accel_demo.outputs import check_outputs
-from accel_demo.processes import connect, is_launched, spawn
+from accel_demo.processes import connect, is_launched, number_in, spawn
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
 # Imported once, in the server from which the processes are forked, and not in each of them.
@@ -32,13 +32,18 @@ def command_line(description: str, processes: int | None = None) -> Parser:
 
 
 def read(parser: Parser, arguments: list[str] | None = None):
-    """The options. Raises `UserError` where there is a mistake in them."""
+    """The options; `processes` is how many there will be, or are where a launcher has started them.
+
+    Raises `UserError` where there is a mistake in them.
+    """
     options = parser.parse_args(arguments)
     check_outputs(options)
     if hasattr(options, "processes"):
         if is_launched() and options.processes is not None:
             raise UserError("--processes is for starting without a launcher: leave it out")
-        if options.processes is None:
+        if is_launched():
+            options.processes = number_in("WORLD_SIZE", 1)
+        elif options.processes is None:
             options.processes = options.default_processes
         if options.processes < 1:
             raise UserError(f"--processes must be at least 1, got {options.processes}")

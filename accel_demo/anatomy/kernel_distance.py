@@ -8,11 +8,12 @@ absolute differences (p=1), or their Euclidean length (p=2). A training loop may
 its loss, to push kernels apart or together. So its gradient has to reach the weight, and it is a
 computation outside `forward`: DataParallel and DistributedDataParallel do not split it.
 
-All ways take (weight, p, signed) and give a 0-dimensional tensor. The weight has the kernels in its
-first dimension, as Conv2d, Conv1d and Linear have them. It may also be one that needs no gradient.
-float16 and bfloat16 are computed in float32, for sums of so many terms leave their range. Where two
-kernels are the same the gradient is 0, as autograd has it for |0| and ‖0‖. Whatever else is asked
-for raises ValueError.
+All six functions take (weight, p, signed) and give a 0-dimensional tensor. The weight has the
+kernels in its first dimension, as Conv2d, Conv1d and Linear have them. It may also be one that
+needs no gradient. float16 and bfloat16 are computed in float32, for sums of so many terms leave
+their range. Where two kernels are the same the gradient is 0, as autograd has it for |0| and ‖0‖.
+Whatever else is asked for raises ValueError. The values are not looked at: where NaN or infinity is
+among them the functions may differ.
 """
 
 import torch
@@ -98,6 +99,10 @@ def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
     that is 2·(2k − n + 1) for the k-th smallest, k from 0. All those derivatives are constant
     between two crossings of values, so the sum itself is Σₖ derivativeₖ · wₖ (Euler's theorem on
     homogeneous functions). Sorting counts the smaller values.
+
+    The derivatives add up to 0, so the same may be subtracted from all values: neither the sum nor
+    its gradient changes. It is their median here, for otherwise large numbers would cancel where
+    the kernels lie close together and far from 0, and float32 would lose the digits that count.
     """
     kernels = _kernels(weight, p, signed)
     if p != 1:
@@ -107,8 +112,9 @@ def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
         ordered = columns.sort(dim=1).values
         smaller = torch.searchsorted(ordered, columns, out_int32=True)
         larger = len(kernels) - torch.searchsorted(ordered, columns, right=True, out_int32=True)
-        derivative = 2 * (smaller - larger).t()
-    return (derivative * kernels).sum()
+        derivative = smaller.sub_(larger).mul_(2).t()  # in place, to need less memory
+        median = ordered[:, len(kernels) // 2]
+    return (derivative * (kernels - median)).sum()
 
 
 def _distance(rows: torch.Tensor, kernels: torch.Tensor, p: int) -> torch.Tensor:
@@ -173,6 +179,8 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
     """What is wrong with the arguments, in a sentence, or nothing."""
     if not isinstance(weight, torch.Tensor):
         return f"weight must be a tensor, got {type(weight).__name__}; of a layer take layer.weight"
+    if weight.layout != torch.strided or weight.is_nested:
+        return f"weight must be dense, got {'nested' if weight.is_nested else weight.layout}"
     if weight.dtype not in DTYPES:
         return f"weight must be of a floating-point dtype, got {weight.dtype}"
     if weight.dim() < 2 or weight.numel() == 0:
@@ -183,9 +191,10 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
             "signed must be False: for every wᵢ − wⱼ there is a wⱼ − wᵢ, so signed differences "
             "cancel, and the sum and its gradient are 0 for any weight"
         )
-    if not isinstance(p, int | float) or p not in (1, 2):
+    if isinstance(p, bool) or not isinstance(p, int | float) or p not in (1, 2):
         return f"p must be 1 (absolute differences) or 2 (Euclidean distance), got {p!r}"
-    if rows_at_once is not None and not (isinstance(rows_at_once, int) and rows_at_once >= 1):
+    is_whole = isinstance(rows_at_once, int) and not isinstance(rows_at_once, bool)
+    if rows_at_once is not None and not (is_whole and rows_at_once >= 1):
         return f"rows_at_once must be a whole number, at least 1, got {rows_at_once!r}"
     return ""
 

@@ -28,6 +28,8 @@ def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
     return kernel_distance.over_devices(weight, p, devices=devices)
 
 
+# Functions of (weight, p). `library` and `two_devices` are here to be measured: they take no
+# `signed`, and `library` checks nothing.
 WAYS = {
     "double loop": kernel_distance.double_loop,
     "vectorised": kernel_distance.vectorised,

@@ -75,6 +75,9 @@ def draw(results: dict) -> object:
             colour, hatch = (show.COLOURS[0], None) if len(row) == 3 else ("white", "////")
             size = max(row[-2] if len(row) == 3 else row[0], 1e5) / 1e6
             panel.barh(ways.index(way), size, color=colour, hatch=hatch, edgecolor="#555555")
+        for way in (way for way in ways if way not in rows):  # empty, it would look like no memory
+            place = {"va": "center", "transform": panel.get_yaxis_transform()}  # x from 0 to 1
+            panel.text(0.02, ways.index(way), f"there is none for p={p}", fontsize=9, **place)
         panel.set_title(f"{' × '.join(map(str, shape))}, p={p}", fontsize=10)
         panel.set_xscale("log")
         panel.set_yticks(range(len(ways)), ways, fontsize=9)

@@ -43,9 +43,7 @@ def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, lis
     check(model, optimizer, world_size)
     setup, found = (model, OPTIMIZERS[optimizer]), {}
     if rank == 0:  # which need no other process
-        devices = [device] * world_size
-        if device.type != "cpu":
-            devices = [torch.device(device.type, index) for index in range(world_size)]
+        devices = devices_of_a_process(device, world_size)
         found["one process"] = measured(one_process, [device], *setup)
         found["nn.DataParallel"] = measured(data_parallel, devices, *setup)
     dist.barrier()
@@ -56,6 +54,14 @@ def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, lis
     everyone = [None] * world_size
     dist.all_gather_object(everyone, found)
     return {way: [one for found in everyone for one in found.get(way, [])] for way in everyone[0]}
+
+
+def devices_of_a_process(device: torch.device, processes: int) -> list[torch.device]:
+    """As many as there are processes; of GPUs no more than this machine has."""
+    if device.type == "cpu":
+        return [device] * processes
+    count = min(processes, torch.accelerator.device_count())
+    return [torch.device(device.type, index) for index in range(count)]
 
 
 def one_process(devices: list, model: str, make_optimizer: Callable) -> list[Bytes]:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy.group import command_line, read, run_in_group
-from accel_demo.anatomy.memory import KINDS, OPTIMIZERS, Bytes, count_all
+from accel_demo.anatomy.memory import KINDS, OPTIMIZERS, Bytes, check, count_all
 from accel_demo.anatomy.show import COLOURS, new_figure, save, table
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
@@ -18,15 +18,16 @@ def main(description: str) -> None:
     parser.add_argument("--model", choices=MODELS, default="small_cnn", help="default: small_cnn")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="default: adamw")
     options = read(parser)
+    try:
+        check(options.model, options.optimizer, options.processes)
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
     run_in_group(show, options.processes, options)
 
 
 def show(device: torch.device, options) -> None:
     """Count everything; rank 0 prints and draws."""
-    try:
-        found = count_all(device, options.model, options.optimizer)
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
+    found = count_all(device, options.model, options.optimizer)
     if dist.get_rank() > 0:
         return
     print(f"Bytes held in a step, {options.model} with {options.optimizer}:\n")

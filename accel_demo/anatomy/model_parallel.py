@@ -3,6 +3,7 @@
 python -m accel_demo.anatomy.model_parallel --processes 2
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -50,7 +51,7 @@ def train_all(device: torch.device, microbatches: int) -> tuple[dict, dict, list
     ways = {}
     for way in found:
         seen = [results[way] for results, _, _ in everyone if way in results]
-        ways[way] = (sum((held for held, _ in seen), []), max(apart for _, apart in seen))
+        ways[way] = (sum((held for held, _ in seen), []), largest(apart for _, apart in seen))
     moments = {moment: [held[moment] for _, held, _ in everyone] for moment in held}
     return ways, moments, [events for _, _, events in everyone]
 
@@ -150,7 +151,12 @@ def difference(trained: Trained, reference: Trained) -> float:
     for name, parameter in trained.model.named_parameters():
         pairs += [(parameter, expected[name]), (parameter.grad, expected[name].grad)]
     whole = [(a.full_tensor() if isinstance(a, DTensor) else a, b) for a, b in pairs]
-    return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in whole)
+    return largest((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in whole)
+
+
+def largest(differences: Iterable[float]) -> float:
+    """NaN where one of them is. Python's `max` would pass over it."""
+    return torch.tensor([*differences], dtype=torch.float64).max().item()
 
 
 def make_model() -> nn.Sequential:

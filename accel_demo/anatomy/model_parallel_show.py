@@ -28,15 +28,16 @@ def main(description: str) -> None:
     help = "into how many pieces the pipeline cuts the batch (default: 4)"
     parser.add_argument("--microbatches", type=int, default=4, metavar="M", help=help)
     options = read(parser)
+    try:
+        parallel.check(options.processes, options.microbatches)
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
     run_in_group(show, options.processes, options)
 
 
 def show(device: torch.device, options) -> None:
     """Train in all ways; rank 0 prints and draws."""
-    try:
-        ways, moments, logs = parallel.train_all(device, options.microbatches)
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
+    ways, moments, logs = parallel.train_all(device, options.microbatches)
     if dist.get_rank() > 0:
         return
     grid = parallel.timetable(logs)
@@ -99,7 +100,9 @@ def _short(event: tuple[str, int]) -> str:
 
 def draw(grid: list[dict], path: Path) -> None:
     """Who holds what in data and in model parallelism, and below it the pipeline's timetable."""
-    figure = new_figure(10, 6.5)
+    length = 1 + max(time for row in grid for time in row)
+    width = min(16, max(10, 1 + 0.29 * length))  # inches
+    figure = new_figure(width, 6.5)
     upper, lower = figure.subfigures(2, 1, height_ratios=[3.4, 0.7 + 0.45 * len(grid)])
     left, right = upper.subplots(1, 2)
     ranks = len(grid)
@@ -113,7 +116,7 @@ def draw(grid: list[dict], path: Path) -> None:
     left.set_title("Data parallelism: whole model, part of the batch", fontsize=11)
     _draw_holders(right, model, stages, splits_batch=False)
     right.set_title("Model parallelism: part of the model, whole batch", fontsize=11)
-    _draw_timetable(lower.subplots(), grid)
+    _draw_timetable(lower.subplots(), grid, room=72 * (width - 1) / length)
     save(figure, path)
 
 
@@ -161,7 +164,8 @@ def _box(axes, corner, size, colour, filled: bool) -> None:
     axes.add_patch(Rectangle(corner, *size, zorder=2 if filled else 1, **style))
 
 
-def _draw_timetable(axes, grid: list[dict]) -> None:
+def _draw_timetable(axes, grid: list[dict], room: float) -> None:
+    """A box for each unit of time, `room` points wide: a narrow one has its first letter alone."""
     length = 1 + max(time for row in grid for time in row)
     for rank, row in enumerate(grid):
         for time in range(length):
@@ -169,14 +173,14 @@ def _draw_timetable(axes, grid: list[dict]) -> None:
             colour = {"forward": FORWARD, "backward": BACKWARD}.get(kind, EMPTY)
             _box(axes, (time, rank), (1, 1), colour, True)
             if time in row:
-                text = _short(row[time])
+                text = _short(row[time])[: None if room >= 20 else 1]
                 axes.text(time + 0.5, rank + 0.5, text, ha="center", va="center", fontsize=9)
     axes.set_xlim(0, length)
     axes.set_ylim(len(grid), 0)
     axes.set_yticks(
         [rank + 0.5 for rank in range(len(grid))], [f"rank {r}" for r in range(len(grid))]
     )
-    axes.set_xticks(range(length + 1))
+    axes.set_xticks(range(0, length + 1, 1 if room >= 20 else 5))
     axes.set_xlabel("time, in units of one forward or one backward of a micro-batch")
     axes.tick_params(left=False)
     axes.set_title(

@@ -1,15 +1,20 @@
 """What the replicas of a module need before a first step: to fit each other, and to be equal."""
 
+from dataclasses import fields, is_dataclass
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 
 
-def check_replicas(module: nn.Module) -> None:
-    """Raise the same `ValueError` on every rank where their modules cannot be trained together."""
+def check_replicas(module: nn.Module, **options) -> None:
+    """Raise the same `ValueError` on every rank where their modules cannot be trained together.
+
+    The options have to be the same on all ranks too.
+    """
     parameters = list(module.named_parameters())
     mine = {
+        "options": {name: repr(value) for name, value in options.items()},
         "devices": sorted({str(parameter.device) for _, parameter in parameters}),
         "trained": [name for name, parameter in parameters if parameter.requires_grad],
         "tensors": [
@@ -20,6 +25,13 @@ def check_replicas(module: nn.Module) -> None:
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     for rank, other in enumerate(everyone):
+        for name, here in everyone[0]["options"].items():
+            there = other["options"][name]
+            if here != there:
+                raise ValueError(
+                    f"{name} must be the same on all ranks, but rank 0 has {here} "
+                    f"where rank {rank} has {there}"
+                )
         if not other["trained"]:
             raise ValueError(f"module has no parameter that requires a gradient on rank {rank}")
         if len(other["devices"]) > 1:
@@ -46,9 +58,8 @@ def broadcast_from_rank_0(tensors) -> None:
 
 
 def parameters_behind(output) -> set[int]:
-    """The ids of the parameters to which the graph of these outputs leads, in whatever nesting."""
-    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    """The ids of the parameters to which the graph of these outputs leads."""
+    nodes = [tensor.grad_fn for tensor in _tensors_in(output) if tensor.grad_fn is not None]
     seen, found = set(nodes), set()
     while nodes:
         node = nodes.pop()
@@ -58,6 +69,22 @@ def parameters_behind(output) -> set[int]:
         seen |= new
         nodes += new
     return found
+
+
+def _tensors_in(value) -> list[torch.Tensor]:
+    """All tensors in lists, tuples, dicts and dataclasses, in whatever nesting.
+
+    Source: `_find_tensors` in torch/nn/parallel/distributed.py
+    """
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif is_dataclass(value):
+        parts = [getattr(value, one.name) for one in fields(value)]
+    else:
+        parts = value if isinstance(value, (list, tuple)) else []
+    return [tensor for part in parts for tensor in _tensors_in(part)]
 
 
 def _first_difference(ours: list[str], theirs: list[str]) -> tuple[str, str] | None:

@@ -11,14 +11,10 @@ import torch.distributed as dist
 
 from accel_demo.anatomy import traffic
 from accel_demo.anatomy.group import command_line, read, run_in_group
-from accel_demo.anatomy.wire import Wire
+from accel_demo.anatomy.wire import SUMMABLE, Wire
 from accel_demo.errors import one_line_errors
 
 ELEMENTS = 1000  # float32 numbers in the tensor of the program
-SUMMABLE = {
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
-}
 
 
 def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
@@ -132,12 +128,8 @@ def _mistake(tensor: torch.Tensor, mean: bool) -> str:
     """What is wrong with this rank's tensor, or nothing."""
     if not isinstance(tensor, torch.Tensor):
         return ""  # `agree` says so
-    if tensor.layout != torch.strided or tensor.dtype not in SUMMABLE:
-        kind = f"{tensor.dtype}, {tensor.layout}"
-        return f"tensor must be dense and hold real numbers that can be added up, got {kind}"
-    steps = zip(tensor.stride(), tensor.shape, strict=True)
-    if any(stride == 0 and size > 1 for stride, size in steps):
-        return "tensor must have memory for each element, as it is overwritten: clone it"
+    if tensor.dtype not in SUMMABLE:
+        return f"tensor must hold real numbers that can be added up, got {tensor.dtype}"
     if mean and not tensor.is_floating_point():
         return f"mean must be False where the tensor holds whole numbers, got {tensor.dtype}"
     return ""

@@ -89,8 +89,13 @@ def chunk_sizes(batch_size: int, replicas: int) -> list[int]:
 def mean_over_samples(means: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """The mean over all samples from one mean for each chunk, whatever the sizes of the chunks.
 
-    `means.mean()` is that only where all chunks have one size.
+    `means.mean()` is that only where all chunks have one size. Raises ValueError unless there is
+    a size for each mean.
     """
+    if means.shape != (len(sizes),):
+        raise ValueError(
+            f"sizes must have one for each of means: got {len(sizes)} for {tuple(means.shape)}"
+        )
     weights = torch.tensor(sizes, dtype=means.dtype, device=means.device) / sum(sizes)
     return (means * weights).sum()
 

@@ -7,6 +7,7 @@ deals differently. In every way each sample is read once an epoch, but for those
 twice, or left out, so that all ranks have the same number of batches.
 """
 
+import math
 from collections import Counter
 
 import torch
@@ -75,22 +76,29 @@ def in_words(ranks: list[list[list[int]]], samples: int) -> str:
 def draw(found: dict[str, list[list[list[int]]]], samples: int, path) -> None:
     """One panel for each way: sample ids to the right, a mark in the row of the rank that reads it.
 
-    The number in the mark is the batch of that rank it comes in.
+    The number in the mark, where it has room, is the batch of that rank it comes in.
     """
-    figure = new_figure(9, 0.9 + 1.25 * len(found))
+    ranks = max(map(len, found.values()))
+    width = min(18, max(9, 1.5 + 0.25 * samples))  # inches; a smaller mark has no room for a number
+    room = 72 * (width - 1.5) / samples  # points
+    figure = new_figure(width, 0.9 + (0.55 + 0.35 * ranks) * len(found))
     panels = figure.subplots(len(found), 1, sharex=True)
     for axis, (way, ranks) in zip(panels, found.items(), strict=True):
         for rank, batches in enumerate(ranks):
             for number, batch in enumerate(batches):
                 for sample in batch:
-                    axis.plot(sample, rank, "s", markersize=15, color=COLOURS[rank % 6])
-                    axis.text(sample, rank, number, ha="center", va="center", color="white")
+                    size = min(15, 0.8 * room)
+                    axis.plot(sample, rank, "s", markersize=size, color=COLOURS[rank % 6])
+                    if room >= 18:
+                        axis.text(sample, rank, number, ha="center", va="center", color="white")
         axis.set_title(f"{way}: {in_words(ranks, samples)}", loc="left", fontsize=10)
         axis.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
         axis.set_ylim(len(ranks) - 0.4, -0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xticks(range(samples))
-    panels[-1].set_xlabel("sample (the number in a square: in which batch of its rank)")
+    step = 1 if room >= 18 else 10 * math.ceil(0.9 * len(str(samples)) / room)
+    panels[-1].set_xticks(range(0, samples, step))
+    in_marks = " (the number in a square: in which batch of its rank)" if room >= 18 else ""
+    panels[-1].set_xlabel(f"sample{in_marks}")
     save(figure, path)
 
 
@@ -123,8 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise UserError(f"--batch-size must be at least 1, got {options.batch_size}")
     if options.samples < options.processes * options.batch_size:
         raise UserError(
-            f"{options.processes} processes with batches of {options.batch_size} need "
-            f"--samples {options.processes * options.batch_size} or more, got {options.samples}"
+            f"--samples must be at least {options.processes * options.batch_size}, a batch of "
+            f"{options.batch_size} for each process ({options.processes}), got {options.samples}"
         )
     run_in_group(show, options.processes, options)
 

@@ -11,10 +11,11 @@ def table(head: list[str], rows: list[list]) -> str:
 
     A column whose cells are all numbers is set to the right; floats come as they print.
     """
-    cells = [head, *([str(cell) for cell in row] for row in rows)]
+    # A bare "|" would end the cell, in code too: https://github.github.com/gfm/#example-200
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
     columns = range(len(head))
     widths = [max(3, *(len(row[column]) for row in cells)) for column in columns]
-    right = [all(isinstance(row[column], int | float) for row in rows) for column in columns]
+    right = [all(_is_number(row[column]) for row in rows) for column in columns]
     lines = []
     for row in cells:
         padded = [
@@ -27,6 +28,10 @@ def table(head: list[str], rows: list[list]) -> str:
     rule = ["-" * (widths[column] - 1) + (":" if right[column] else "-") for column in columns]
     lines.insert(1, f"| {' | '.join(rule)} |")
     return "\n".join(lines)
+
+
+def _is_number(cell) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)  # True is an int
 
 
 def new_figure(width: float, height: float):

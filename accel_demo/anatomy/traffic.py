@@ -152,10 +152,10 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
         chunk, rank = _chunk(message), message.source
         outline = Rectangle((chunk, rank), 1, 1, fill=False, edgecolor=orange, linewidth=2.5)
         axes.add_patch(outline)
-        for start in {
-            rank + 0.75,
-            (rank + 1) % world_size - 0.25,
-        }:  # two where it starts anew on top
+        starts = [rank + 0.75]
+        if rank == world_size - 1:
+            starts.append(-0.25)  # it leaves at the bottom, and comes in again on top
+        for start in starts:
             arrow = {"arrowstyle": "-|>", "color": orange, "linewidth": 2, "mutation_scale": 15}
             arrow |= {"shrinkA": 0, "shrinkB": 0}
             axes.annotate("", (chunk + 0.5, start + 0.55), (chunk + 0.5, start), arrowprops=arrow)

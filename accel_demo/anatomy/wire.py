@@ -5,6 +5,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+# Real numbers that torch adds, multiplies and compares. (Not float8, nor the wider unsigned ones.)
+SUMMABLE = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+}
+
 
 @dataclass(frozen=True)
 class Message:
@@ -21,8 +27,9 @@ class Wire:
     """`send` and `receive` between the ranks of the default process group.
 
     `sent` holds what this rank has sent, in order; a message is noted by its sender alone. The
-    tensors may lie in memory in any way; a received one is written in place. Both sides have to
-    agree on shape and dtype, as torch.distributed's own send and recv ask.
+    tensors are dense and may have any strides; a received one is written in place. Both sides have
+    to agree on shape and dtype, as torch.distributed's own send and recv ask. `send`, `receive` and
+    `exchange` do not look: that is what `agree` is for.
     """
 
     def __init__(self):
@@ -82,9 +89,10 @@ class Wire:
         given = gotten = None
         try:
             for argument in {"source", "target"} & set(arguments):
-                if arguments[argument] not in range(self.world_size):
+                rank = arguments[argument]
+                if type(rank) is not int or rank not in range(self.world_size):
                     ranks = f"a rank from 0 to {self.world_size - 1}"
-                    raise ValueError(f"{argument} must be {ranks}, got {arguments[argument]!r}")
+                    raise ValueError(f"{argument} must be {ranks}, got {rank!r}")
             given, gotten = self._described(gives), self._described(gets, is_overwritten=True)
         except ValueError as error:
             mistake = mistake or str(error)
@@ -121,7 +129,7 @@ class Wire:
         self.sent.append(Message(step, self.rank, target, size, what))
 
     def _described(self, argument: dict, is_overwritten: bool = False) -> list[tuple] | None:
-        """For each rank: the argument's name, and dtype and shape of the tensor in it."""
+        """For each rank: the argument's name, and dtype, shape and device of the tensor in it."""
         for name, tensors in argument.items():
             if name == "tensor":
                 tensors = [tensors] * self.world_size
@@ -129,10 +137,35 @@ class Wire:
                 got = len(tensors) if isinstance(tensors, list) else type(tensors).__name__
                 raise ValueError(f"{name} must be a list of {self.world_size} tensors, got {got}")
             for tensor in tensors:
-                if not isinstance(tensor, torch.Tensor):
-                    raise ValueError(f"{name} takes torch.Tensor, got {type(tensor).__name__}")
-                if is_overwritten and tensor.requires_grad and torch.is_grad_enabled():
-                    why = "it is overwritten: use torch.no_grad()"
-                    raise ValueError(f"{name} must not require grad, because {why}")
-            return [(name, f"{tensor.dtype} of shape {list(tensor.shape)}") for tensor in tensors]
+                _check(name, tensor, is_overwritten)
+            return [
+                (name, f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device.type}")
+                for tensor in tensors
+            ]
         return None
+
+
+def _check(name: str, tensor: torch.Tensor, is_overwritten: bool) -> None:
+    """Raise `ValueError` where the values of this tensor cannot be sent or written as bytes."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} takes torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "a nested tensor" if tensor.is_nested else tensor.layout
+        raise ValueError(f"{name} must be dense, got {layout}")
+    if tensor.is_meta:
+        raise ValueError(f"{name} must hold values, got a tensor on the device meta")
+    if tensor.is_conj() or tensor.is_neg():  # views that change the sign only when they are read
+        why = "its memory holds other signs: use resolve_conj() and resolve_neg()"
+        raise ValueError(f"{name} must be no view of a conjugate, because {why}")
+    if not is_overwritten:
+        return
+    if tensor.requires_grad and torch.is_grad_enabled():
+        why = "it is overwritten: use torch.no_grad()"
+        raise ValueError(f"{name} must not require grad, because {why}")
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        why = "it is overwritten: clone it"
+        raise ValueError(f"{name} must not be from torch.inference_mode(), because {why}")
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    if any(stride == 0 and size > 1 for stride, size in steps):
+        why = "it is overwritten: clone it"
+        raise ValueError(f"{name} must have memory for each element, because {why}")

@@ -41,7 +41,7 @@ def measure(options) -> Report:
     TrainConfig(**choices, batch_size=batch)  # what cannot be is said before anything is started
     on_cpu = torch.cuda.device_count() < 2
     one, both = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
-    threads = max(2, usable_cores())
+    threads = max(2, usable_cores() // 2 * 2)  # even, so that the pair has as many
     rates: dict[str, list[float]] = {PLAIN: [], DATA_PARALLEL: [], DDP: []}
     with (
         Crew(1, threads, one) as alone,

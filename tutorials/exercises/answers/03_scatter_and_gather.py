@@ -4,16 +4,32 @@ import torch
 
 
 def scatter(batch, devices: list[torch.device]) -> list:
+    counts = [len(tensor.chunk(len(devices))) for tensor in tensors_in(batch)]
+    return [part_of(batch, i, devices) for i in range(min(counts, default=len(devices)))]
+
+
+def tensors_in(batch) -> list[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
-        chunks = batch.chunk(len(devices))
-        return [chunk.to(device) for chunk, device in zip(chunks, devices, strict=False)]
+        return [batch]
+    if isinstance(batch, dict | list | tuple):
+        values = batch.values() if isinstance(batch, dict) else batch
+        return [tensor for value in values for tensor in tensors_in(value)]
+    return []
+
+
+def part_of(batch, i: int, devices: list[torch.device]):
+    if isinstance(batch, torch.Tensor):
+        return batch.chunk(len(devices))[i].to(devices[i])
     if isinstance(batch, dict):
-        parts = zip(*(scatter(value, devices) for value in batch.values()), strict=False)
-        return [dict(zip(batch, values, strict=True)) for values in parts]
+        return {key: part_of(value, i, devices) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        parts = zip(*(scatter(value, devices) for value in batch), strict=False)
-        return [type(batch)(values) for values in parts]
-    return [batch for _ in devices]
+        return like(batch, [part_of(value, i, devices) for value in batch])
+    return batch
+
+
+def like(first: list | tuple, values: list):
+    """A named tuple takes its values one by one."""
+    return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
 
 
 def gather(outputs: list, device: torch.device):
@@ -23,4 +39,4 @@ def gather(outputs: list, device: torch.device):
         return torch.cat([row.to(device) for row in rows], dim=0)
     if isinstance(first, dict):
         return {key: gather([output[key] for output in outputs], device) for key in first}
-    return type(first)(gather(list(values), device) for values in zip(*outputs, strict=True))
+    return like(first, [gather(list(values), device) for values in zip(*outputs, strict=True)])

@@ -61,8 +61,9 @@ def grade(answer: Path, case: tuple) -> str:
     """Start one case; the sentence that says what is wrong with the answer there, or nothing."""
     name, command, flags, started, connected, asked = case
     with tempfile.TemporaryDirectory() as folder:
-        program = f"tutorials/exercises/graders/00.py {shlex.quote(str(answer))}"
-        result = run_to_end(f"{command} {program} --report {folder} {flags}", TIME_LIMIT)
+        files = f"{shlex.quote(str(answer))} --report {shlex.quote(folder)}"
+        program = f"tutorials/exercises/graders/00.py {files} {flags}"
+        result = run_to_end(f"{command} {program}", TIME_LIMIT)
         reports = [json.loads(file.read_text()) for file in Path(folder).iterdir()]
     if result.returncode is None:
         return f"wrong: under {name} it did not end within {TIME_LIMIT} s: is every rank asked?"

@@ -53,8 +53,9 @@ def main(answer: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "cases.json")
         file.write_text(json.dumps([(value, uuids) for _, value, uuids in cases]))
-        program = f"tutorials/exercises/graders/01.py {shlex.quote(str(answer))}"
-        result = run_to_end(f"python {program} --cases {file}", TIME_LIMIT)
+        program = "tutorials/exercises/graders/01.py"
+        command = shlex.join(["python", program, str(answer), "--cases", str(file)])
+        result = run_to_end(command, TIME_LIMIT)
         report = json.loads(file.read_text())
     if result.returncode is None:
         print(f"wrong: no answer within {TIME_LIMIT} s: is there a loop without an end?")

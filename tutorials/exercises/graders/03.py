@@ -46,15 +46,8 @@ def grade(answer: Path) -> str:
         scatter, gather = module.scatter, module.gather
     except (Exception, SystemExit) as error:
         return f"the file cannot be used: {type(error).__name__}: {error}"
-    checks = (
-        check_scatter,
-        check_structures,
-        check_gather,
-        check_gathered_structures,
-        check_devices,
-        check_gradients,
-    )
-    for check in checks:
+    checks = [check_scatter, check_structures, check_gather, check_gathered_structures]
+    for check in [*checks, check_devices, check_gradients]:
         try:
             mistake = check(scatter, gather)
         except (Exception, SystemExit) as error:
@@ -91,10 +84,7 @@ def check_scatter(scatter, gather) -> str:
             return f"{what} does not keep every sample once, in order: the parts have {sizes}"
         if len(parts) == 1 and min(samples, replicas) > 1:
             return f"{what} gives everything to the first replica"
-        if not all(part.requires_grad for part in parts):
-            return f"{what} cuts the graph: no gradient finds its way back to the batch"
-        torch.cat([part * 2 for part in parts]).sum().backward()
-        if batch.grad is None or not torch.equal(batch.grad, torch.full_like(batch, 2)):
+        if not leads_back(torch.cat(list(parts)), [batch]):
             return f"{what} cuts the graph: no gradient finds its way back to the batch"
     return ""
 
@@ -103,27 +93,35 @@ def check_structures(scatter, gather) -> str:
     """In scatter, with dicts, lists and tuples,"""
     import torch
 
-    images, labels = torch.randn(10, 4), torch.arange(10)
-    batch = {"data": (images, [labels]), "name": "a batch", "scale": 0.5}
-    parts = scatter(batch, [torch.device("cpu")] * 4)
-    if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) for part in parts):
-        return "scatter of a dict should give a dict for each replica"
-    if any(part.keys() != batch.keys() for part in parts):
-        return (
-            f"scatter of a dict loses keys: there were {list(batch)}, a part has {list(parts[0])}"
-        )
-    if any(part["name"] != "a batch" or part["scale"] != 0.5 for part in parts):
-        return "scatter should give what is no tensor to every replica as it is"
-    for part in parts:
-        data = part["data"]
-        if type(data) is not tuple or len(data) != 2 or type(data[1]) is not list:
-            return "scatter of a tuple with a list should give a tuple with a list to each replica"
-    for name, whole, found in (
-        ("first", images, [part["data"][0] for part in parts]),
-        ("second", labels, [part["data"][1][0] for part in parts]),
-    ):
-        if not torch.equal(torch.cat(found), whole):
-            return f"scatter loses or mixes samples of the {name} tensor of a tuple in a dict"
+    for samples, replicas in ((10, 4), (3, 8)):
+        what = f"scatter of a dict with {samples} samples over {replicas} replicas"
+        devices = [torch.device("cpu")] * replicas
+        images, labels = torch.randn(samples, 4, requires_grad=True), torch.arange(samples)
+        batch = {"data": (images, [labels]), "name": "a batch", "scale": 0.5, "empty": []}
+        sizes = [len(part) for part in scatter(images, devices)]
+        parts = scatter(batch, devices)
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) for part in parts):
+            return "scatter of a dict should give a dict for each replica"
+        if len(parts) != len(sizes):
+            return f"{what} gives {len(parts)} parts, and of a tensor {len(sizes)}"
+        if any(part.keys() != batch.keys() for part in parts):
+            return f"{what} loses keys: there were {list(batch)}, a part has {list(parts[0])}"
+        if any(part[name] != batch[name] for part in parts for name in ("name", "scale", "empty")):
+            return "scatter should give what holds no tensor to every replica as it is"
+        for part in parts:
+            data = part["data"]
+            if type(data) is not tuple or len(data) != 2 or type(data[1]) is not list:
+                return "scatter of a tuple with a list should give such a tuple to each replica"
+        for name, whole, found in (
+            ("first", images, [part["data"][0] for part in parts]),
+            ("second", labels, [part["data"][1][0] for part in parts]),
+        ):
+            if [len(part) for part in found] != sizes:
+                return f"{what} should split the {name} tensor of a tuple in it as it does a tensor"
+            if not torch.equal(torch.cat(found), whole):
+                return f"scatter loses or mixes samples of the {name} tensor of a tuple in a dict"
+        if not leads_back(torch.cat([part["data"][0] for part in parts]), [images]):
+            return "scatter cuts the graph of a tensor in a tuple in a dict"
     return ""
 
 
@@ -143,10 +141,7 @@ def check_gather(scatter, gather) -> str:
         return f"gather of 4×3, 4×3 and 2×3 should give 10×3, not {shape}"
     if not torch.equal(found, torch.cat(parts)):
         return "gather of tensors does not give all rows in the order of the replicas"
-    if not found.requires_grad:
-        return "gather cuts the graph: no gradient finds its way back to the replicas"
-    found.sum().backward()
-    if any(part.grad is None or not bool((part.grad == 1).all()) for part in parts):
+    if not leads_back(found, parts):
         return "gather cuts the graph: no gradient finds its way back to the replicas"
     numbers = gather([torch.tensor(1.0), torch.tensor(2.0)], device)
     if not torch.equal(torch.as_tensor(numbers), torch.tensor([1.0, 2.0])):
@@ -159,17 +154,21 @@ def check_gathered_structures(scatter, gather) -> str:
     import torch
 
     sizes = (4, 4, 2)
-    outputs = [{"both": (torch.full((n, 2), n), [torch.ones(n)])} for n in sizes]
+    pairs = [torch.full((n, 2), float(n), requires_grad=True) for n in sizes]
+    ones = [torch.ones(n, requires_grad=True) for n in sizes]
+    outputs = [{"both": (pair, [one])} for pair, one in zip(pairs, ones, strict=True)]
     found = gather(outputs, torch.device("cpu"))
     if not isinstance(found, dict) or list(found) != ["both"]:
         return "gather of dicts should give a dict with their keys"
     both = found["both"]
     if type(both) is not tuple or len(both) != 2 or type(both[1]) is not list:
         return "gather of tuples with a list should give a tuple with a list"
-    if not torch.equal(both[0], torch.cat([torch.full((n, 2), n) for n in sizes])):
+    if not torch.equal(both[0], torch.cat(pairs)):
         return "gather loses or mixes rows of tensors in a tuple in a dict"
     if len(both[1]) != 1 or not torch.equal(both[1][0], torch.ones(10)):
         return "gather loses or mixes rows of tensors in a list in a tuple"
+    if not leads_back(both[0], pairs) or not leads_back(both[1][0], ones):
+        return "gather cuts the graph of tensors in a tuple or a list"
     return ""
 
 
@@ -186,6 +185,14 @@ def check_devices(scatter, gather) -> str:
     joined = gather([torch.ones(2, 2), torch.ones(2, 2)], devices[1])
     if joined.device != devices[1]:
         return f"gather should give its result on {devices[1]}, not on {joined.device}"
+    batch = {"data": (torch.ones(4, 2), [torch.ones(4)])}
+    for part, device in zip(scatter(batch, devices), devices, strict=True):
+        pair, (one,) = part["data"]
+        if {pair.device, one.device} != {device}:
+            return "scatter should put tensors in a dict, tuple or list of part i on devices[i] too"
+    pair, (one,) = gather([batch, batch], devices[1])["data"]
+    if {pair.device, one.device} != {devices[1]}:
+        return f"gather should give tensors in a tuple or list on {devices[1]} too"
     return ""
 
 
@@ -195,6 +202,7 @@ def check_gradients(scatter, gather) -> str:
     from torch.nn.functional import mse_loss
 
     from accel_demo.anatomy.data_parallel import parallel_apply, replicate
+    from accel_demo.anatomy.data_parallel_show import largest_difference
 
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
@@ -210,13 +218,23 @@ def check_gradients(scatter, gather) -> str:
             outputs = parallel_apply(replicas, calls, [{}] * len(parts), devices)
             loss = mse_loss(gather(outputs, devices[0]), labels)
             found = torch.autograd.grad(loss, parameters)
-            error = max((a - b).abs().max().item() for a, b in zip(found, right, strict=True))
+            error = largest_difference(found, right)
             if not error <= TOLERANCE:
                 return (
                     f"with {samples} samples over {count} replicas the gradients are off by "
                     f"{error:.1e}, and {TOLERANCE:.0e} is allowed"
                 )
     return ""
+
+
+def leads_back(found, leaves) -> bool:
+    """Whether a gradient finds its way from there to everything in the leaves."""
+    import torch
+
+    if not found.requires_grad:
+        return False
+    gradients = torch.autograd.grad(found.sum(), leaves, allow_unused=True)
+    return all(one is not None and bool((one == 1).all()) for one in gradients)
 
 
 if __name__ == "__main__":

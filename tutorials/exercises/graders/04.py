@@ -11,19 +11,27 @@ import shlex
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from accel_demo.lab.launch import run_to_end
 
 WORLD_SIZES = (1, 2, 3, 4)
 SHAPES = [(5,), (300, 1000)]  # of the tensors, one call after the other
-PATIENCE = 8  # seconds for the calls, once the processes have met; they take a tenth of one
+# Seconds for the calls, once the processes have met, on a machine however busy: they take a tenth
+# of one.
+PATIENCE = float(os.environ.get("ACCEL_DEMO_PATIENCE", 30))
 TIME_LIMIT = 120  # seconds for everything, on a machine however busy
 COLLECTIVES = (
     *("all_reduce", "reduce", "broadcast", "scatter", "gather", "all_gather", "all_to_all"),
     *("reduce_scatter", "all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor"),
     *("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list"),
     *("all_reduce_coalesced", "all_gather_coalesced", "reduce_scatter_coalesced"),
+    # and under the names they have as methods of a group, such as dist.group.WORLD
+    *("allreduce", "allgather", "alltoall", "alltoall_base", "_allgather_base"),
+    *("_reduce_scatter_base", "all_gather_single", "reduce_scatter_single", "gather_single"),
+    *("allreduce_coalesced", "allgather_coalesced", "gather_into_tensor"),
+    *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
 )
 
 
@@ -50,10 +58,9 @@ def main(answer: Path) -> int:
 
 def judge(reports: list[dict], world_size: int) -> str | None:
     """What the ranks of one launch have reported says of the function; None if it says nothing."""
-    for key in ("broken", "collective", "hung"):  # who hangs may do so because another broke off
-        said = [report[key] for report in reports if report[key]]
-        if said:
-            return said[0]
+    ended = [report for report in reports if report["end"]]
+    if ended:  # what went wrong first is the mistake: the other ranks then miss somebody
+        return min(ended, key=lambda report: report["at"])["end"]
     if len(reports) != world_size:
         return None
     if all(report["returned_sum"] for report in reports) and not reports[0]["is_sum"]:
@@ -85,18 +92,18 @@ def report(device, answer: Path, folder: Path) -> None:
     import torch.distributed as dist
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    found = dict.fromkeys(("broken", "collective", "hung", "has"), "")
+    found = {"end": "", "collective": "", "has": ""}
     found |= {"is_sum": True, "is_mean": True, "returned_sum": True}
 
-    def write() -> None:
+    def write(end: str = "") -> None:
+        found.update(end=end, at=time.time())
         file = folder / f"{world_size}-{rank}"
         file.write_text(json.dumps(found))
         file.rename(file.with_suffix(".json"))
 
     def give_up() -> None:
-        waits = f"rank {rank} still waits after {PATIENCE} s"
-        found["hung"] = f"{waits}: which rank sends while which receives?"
-        write()
+        waits = f"rank {rank} still waits after {PATIENCE:g} s"
+        write(f"{waits}: which rank sends while which receives?")
         os._exit(1)
 
     watch = threading.Timer(PATIENCE, give_up)
@@ -113,10 +120,7 @@ def report(device, answer: Path, folder: Path) -> None:
     except BaseException as error:  # SystemExit too
         watch.cancel()
         what = f"{type(error).__name__}: {error}".rstrip(": ")
-        found["broken"] = f"it cannot be used: {what}"
-        if found["collective"]:
-            found["broken"] = ""
-        write()
+        write(found["collective"] or f"it cannot be used: {what}")
         os._exit(1)
     watch.cancel()
     write()
@@ -134,9 +138,9 @@ def forbid_collectives(found: dict) -> None:
         return fail
 
     for name in COLLECTIVES:
-        for module in (dist, dist.distributed_c10d):
-            if hasattr(module, name):
-                setattr(module, name, forbidden(name))
+        for place in (dist, dist.distributed_c10d, dist.ProcessGroup):
+            if hasattr(place, name):
+                setattr(place, name, forbidden(name))
 
 
 def examine(all_reduce, shape: tuple, device, found: dict) -> None:

@@ -22,8 +22,8 @@ PROCESSES = (2, 3)
 def main(answer: Path) -> int:
     """Say on which rung the answer stands; 0 where it is DDP's."""
     with tempfile.TemporaryDirectory() as folder:
-        program = f"tutorials/exercises/graders/06.py {shlex.quote(str(answer))} --report {folder}"
-        result = run_to_end(f"python {program}", TIME_LIMIT)
+        program = ["python", "tutorials/exercises/graders/06.py", str(answer), "--report", folder]
+        result = run_to_end(shlex.join(program), TIME_LIMIT)
         reports = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
     mistake = judge(reports, result)
     if mistake:

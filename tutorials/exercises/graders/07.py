@@ -5,9 +5,12 @@ python tutorials/exercises/graders/07.py FILE
 
 import argparse
 import importlib.util
+import json
+import os
 import shlex
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from accel_demo.lab.launch import run_to_end
@@ -20,21 +23,26 @@ WINDOWS = 3  # the last has two micro-batches
 def main(answer: Path) -> int:
     """Say what is wrong with the answer; 0 where nothing is."""
     with tempfile.TemporaryDirectory() as folder:
-        verdict = Path(folder, "verdict")
-        program = f"tutorials/exercises/graders/07.py {shlex.quote(str(answer))}"
-        result = run_to_end(f"python {program} --verdict {verdict}", TIME_LIMIT)
-        if result.returncode is None:
-            print(f"wrong: the training did not end within {TIME_LIMIT} s: do all ranks share?")
-            return 1
-        if result.returncode != 0 or not verdict.exists():
-            print(f"wrong: the training broke off\n{result.stderr}")
-            return 1
-        mistake = verdict.read_text()
-    if mistake:
+        files = f"{shlex.quote(str(answer))} --report {shlex.quote(folder)}"
+        result = run_to_end(f"python tutorials/exercises/graders/07.py {files}", TIME_LIMIT)
+        reports = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
+    if mistake := judge(reports, result):
         print(f"wrong: {mistake}")
         return 1
     print("right: every step uses the gradient of its window, shared in one all-reduce")
     return 0
+
+
+def judge(reports: list[dict], result) -> str:
+    """What is wrong, in a sentence, or nothing."""
+    for report in sorted(reports, key=lambda report: report["at"]):
+        if report["mistake"]:  # the first: others may only have lost their partner
+            return report["mistake"]
+    if result.returncode is None:
+        return f"the training did not end within {TIME_LIMIT} s: do all ranks share?"
+    if result.returncode != 0 or len(reports) != PROCESSES:
+        return f"the training broke off\n{result.stderr}"
+    return ""
 
 
 def watch(answer: Path) -> str:
@@ -50,8 +58,8 @@ def watch(answer: Path) -> str:
     layers = torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # all gradients of the same weights
-    inputs, targets = torch.randn(PROCESSES, BATCHES, BATCH, 5), torch.randn(PROCESSES, BATCHES, 3)
-    targets = targets.unsqueeze(-1)
+    inputs = torch.randn(PROCESSES, BATCHES, BATCH, 5)
+    targets = torch.randn(PROCESSES, BATCHES, BATCH, 1)
     all_reduces, used = [], []
 
     def share(group, bucket):
@@ -72,7 +80,7 @@ def watch(answer: Path) -> str:
         spec.loader.exec_module(module)
         batches = list(zip(inputs[rank], targets[rank], strict=True))
         module.train(model, optimizer, batches, WINDOW)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"the file cannot be used: {type(error).__name__}: {error}"
     if mistake := judge_steps(len(used)):
         return mistake
@@ -134,22 +142,24 @@ def judge_sharing(all_reduces: list[int]) -> str:
     )
 
 
-def one_process(device, answer: Path, verdict: Path) -> None:
+def one_process(device, answer: Path, folder: Path) -> None:
+    """One process of the group: write down what it has seen."""
     import torch.distributed as dist
 
-    mistake = watch(answer)
-    if dist.get_rank() == 0:
-        verdict.write_text(mistake)
+    report = {"mistake": watch(answer), "at": time.time()}
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(report))
+    if report["mistake"]:
+        os._exit(1)  # the other may be waiting: let it know
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("answer", type=Path, metavar="FILE")
-    parser.add_argument("--verdict", type=Path, help="do the training, and write the verdict here")
+    parser.add_argument("--report", type=Path, help="train, and write what was seen here")
     options = parser.parse_args()
-    if options.verdict:
+    if options.report:
         from accel_demo.anatomy.group import run_in_group
 
-        run_in_group(one_process, PROCESSES, options.answer, options.verdict)
+        run_in_group(one_process, PROCESSES, options.answer, options.report)
     else:
         sys.exit(main(options.answer.resolve()))

@@ -209,7 +209,7 @@ def be_rank(
         digest = hashlib.sha256()
         for weight in model.state_dict().values():
             digest.update(weight.numpy().tobytes())
-    except Exception:
+    except (Exception, SystemExit):
         (run / f"rank-{rank}.broken").write_text(traceback.format_exc(limit=-2))
         os._exit(1)
     state = PartialState()

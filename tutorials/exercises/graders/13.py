@@ -34,8 +34,9 @@ def grade(answer: Path, processes: int) -> str:
     """The sentence that says what is wrong in this many processes, or nothing."""
     where = f"on {processes} processes"
     with tempfile.TemporaryDirectory() as folder:
-        arguments = f"{shlex.quote(str(answer))} --processes {processes} --report {folder}"
-        result = run_to_end(f"python tutorials/exercises/graders/13.py {arguments}", TIME_LIMIT)
+        files = f"{shlex.quote(str(answer))} --report {shlex.quote(folder)}"
+        program = f"tutorials/exercises/graders/13.py {files} --processes {processes}"
+        result = run_to_end(f"python {program}", TIME_LIMIT)
         reports = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json"))]
     if result.returncode is None:
         return f"{where} it did not end within {TIME_LIMIT} s; do all ranks call the same?"
