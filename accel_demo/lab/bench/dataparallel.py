@@ -57,12 +57,11 @@ def measure(options) -> Report:
                 answer = crews[name].run(name, fields, warm_up=WARM_UP)
                 images = answer["processes"] * batch_sizes[name]
                 rates[name].append(images / answer["seconds_per_step"])
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratio = medians[DDP] / medians[DATA_PARALLEL]
     where = f"the CPU, {threads} threads in all" if on_cpu else "two GPUs"
     title = f"Training {options.model}, {batch} images per step on {where}"
-    tables = [Table(title, "images/s", rates, DATA_PARALLEL, digits=0)]
+    table = Table(title, "images/s", rates, DATA_PARALLEL, digits=0)
+    ratio = statistics.median(table.ratios(DDP))
     finding = f"DDP with two processes reaches {ratio:.2f} times the speed of nn.DataParallel"
     finding += ", which here only calls the module." if on_cpu else "."
     facts = {"ddp_over_dataparallel": ratio, "processes": pair.processes}
-    return Report("dataparallel", tables, [finding], facts)
+    return Report("dataparallel", [table], [finding], facts)
