@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 from conftest import REPOSITORY
-from test_tutorials import table_rows
+from pages import table_rows
 
 SPAWN_MISTAKES = """
 import torch.distributed as dist

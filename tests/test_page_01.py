@@ -3,28 +3,16 @@
 import runpy
 
 import pytest
-from conftest import REPOSITORY
+from pages import TUTORIALS, check, table_rows
 
 from accel_demo.anatomy.devices import visible_devices
 
-TUTORIALS = REPOSITORY / "tutorials"
 ANSWER = TUTORIALS / "exercises" / "answers" / "01_visible_devices.py"
-PAGE = (TUTORIALS / "01_choosing_devices.md").read_text()
-
-
-def rows_with(cells: int) -> list[list[str]]:
-    """The rows of the page's tables that have so many cells, without headings and rules."""
-    rows = [line[1:-1].split("|") for line in PAGE.splitlines() if line.startswith("|")]
-    rules = {index for index, row in enumerate(rows) if set("".join(row)) <= set("-: ")}
-    return [
-        [cell.strip() for cell in row]
-        for index, row in enumerate(rows)
-        if len(row) == cells and not {index, index + 1} & rules
-    ]
+PAGE = "01_choosing_devices.md"
 
 
 def test_the_table_says_what_cuda_reads():
-    seen = {row[0].strip("`"): row[1:4] for row in rows_with(5)}
+    seen = {row[0].strip("`"): row[1:4] for row in table_rows(PAGE, cells=5)}
     assert seen["0,4"] == ["2", "0", "4"]
     assert seen["0,9,4"] == seen["0,-1,4"] == ["1", "0", "none"]
     assert seen["4,0"] == ["2", "4", "0"]
@@ -42,29 +30,25 @@ def test_the_table_says_what_cuda_reads():
 def test_the_launcher_gives_every_process_the_ids_and_a_device_of_its_own():
     for rank, gpu in enumerate([0, 4]):
         line = f"CUDA_VISIBLE_DEVICES=0,4: my device cuda:{rank} is physical GPU {gpu}"
-        assert line in PAGE.splitlines()
+        assert line in (TUTORIALS / PAGE).read_text().splitlines()
 
 
 def test_a_call_returned_before_the_others_had_joined():
-    states = {row[0]: row[1:3] for row in rows_with(4)}
+    states = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
     assert states["the call has returned"] == ["have not called it", "False"]
     assert states["`wait()` has returned"] == ["have joined", "True"]
-
-
-def check(start, file=None, **environment):
-    return start(["accel-demo", "check", "01", *(["--file", file] if file else [])], **environment)
 
 
 @pytest.mark.parametrize("folder", ["plain", "with a blank"])
 def test_the_model_answer_is_right(start, tmp_path, folder):
     (tmp_path / folder).mkdir()
-    result = check(start, ANSWER, TMPDIR=str(tmp_path / folder))
+    result = check(start, "01", ANSWER, TMPDIR=str(tmp_path / folder))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
 
 
 def test_the_unsolved_exercise_is_wrong(start):
-    result = check(start)
+    result = check(start, "01")
     assert result.returncode == 1
     assert "wrong: an empty value hides all GPUs" in result.stdout
 
@@ -85,7 +69,7 @@ def test_a_rule_that_is_broken_is_named(start, tmp_path, said):
     text = ANSWER.read_text()
     assert right in text
     (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
-    result = check(start, tmp_path / "wrong.py")
+    result = check(start, "01", tmp_path / "wrong.py")
     assert result.returncode == 1
     assert result.stdout.startswith(f"wrong: {said}"), result.stdout
 
@@ -93,6 +77,6 @@ def test_a_rule_that_is_broken_is_named(start, tmp_path, said):
 @pytest.mark.parametrize("text", ["import nothing_of_this_name\n", "import os\nos._exit(0)\n"])
 def test_a_file_that_cannot_be_used_is_said_so(start, tmp_path, text):
     (tmp_path / "wrong.py").write_text(text)
-    result = check(start, tmp_path / "wrong.py")
+    result = check(start, "01", tmp_path / "wrong.py")
     assert result.returncode == 1
     assert result.stdout.startswith("wrong: the file cannot be used: ")

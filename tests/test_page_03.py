@@ -5,9 +5,9 @@ from collections import namedtuple
 
 import pytest
 import torch
-from conftest import GPUS, REPOSITORY, VISIBLE_GPUS
+from conftest import GPUS, VISIBLE_GPUS
+from pages import TUTORIALS, check
 
-TUTORIALS = REPOSITORY / "tutorials"
 ANSWER = TUTORIALS / "exercises" / "answers" / "03_scatter_and_gather.py"
 FINE = "below 1e-6"
 Pair = namedtuple("Pair", "one other")
@@ -91,15 +91,11 @@ def test_sum_and_average_agree_for_a_mean_and_not_for_a_sum():
     assert mean[1:] == ["1.00 times", "1.00 times"] and total[1:] == ["1.00 times", "0.25 times"]
 
 
-def check(start, answer=None):
-    return start(["accel-demo", "check", "03", *(["--file", answer] if answer else [])])
-
-
 def test_the_model_answer_is_right_and_the_unsolved_file_is_not(start):
-    result = check(start, ANSWER)
+    result = check(start, "03", ANSWER)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
-    result = check(start)
+    result = check(start, "03")
     assert result.returncode == 1
     assert result.stdout.startswith("wrong: In scatter, with a tensor, it stopped with NotImplem")
 
@@ -197,6 +193,6 @@ def test_the_model_answer_keeps_empty_containers_and_named_tuples():
 
 def test_an_answer_that_ends_the_program_is_wrong_too(start, tmp_path):
     (tmp_path / "ends.py").write_text("import os\n\nos._exit(3)\n")
-    result = check(start, tmp_path / "ends.py")
+    result = check(start, "03", tmp_path / "ends.py")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout == "wrong: the program broke off with exit code 3\n"

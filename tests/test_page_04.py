@@ -4,24 +4,17 @@ import importlib.util
 import tempfile
 
 import pytest
-from conftest import REPOSITORY
+from pages import TUTORIALS, check, table_rows
 
-PAGE = REPOSITORY / "tutorials" / "04_collectives.md"
-EXERCISES = REPOSITORY / "tutorials" / "exercises"
+PAGE = "04_collectives.md"
+EXERCISES = TUTORIALS / "exercises"
 ANSWER = (EXERCISES / "answers" / "04_all_reduce.py").read_text()
 BODY = ANSWER[ANSWER.index("    rank, others") :]
 
 
-def rows_with(cells: int) -> list[list[str]]:
-    """The rows of the page's tables that have so many cells, headings too."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in rows if len(row) == cells]
-
-
 def test_the_page_shows_what_each_collective_moves():
     after = {}
-    for name, rank, _, numbers in rows_with(4):
+    for name, rank, _, numbers in table_rows(PAGE, cells=4):
         if rank in ("0", "1", "2"):
             after.setdefault(name, []).append(numbers)
     sums = "111 222 333"
@@ -38,7 +31,7 @@ def test_the_page_shows_what_each_collective_moves():
 
 
 def test_the_page_counts_messages_and_bytes():
-    counts = {row[0]: row[1:] for row in rows_with(5)}
+    counts = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
     assert counts["broadcast"] == counts["reduce"] == ["2", "2", "48", "48"]
     assert counts["scatter"] == counts["gather"] == ["2", "2", "16", "16"]
     assert counts["all_reduce"] == ["4", "4", "96", "96"]
@@ -50,25 +43,21 @@ def test_the_page_counts_messages_and_bytes():
 
 
 def test_the_page_shows_that_each_way_to_meet_connects_two_processes():
-    ways = [row for row in rows_with(4) if "://" in row[0]]
+    ways = [row for row in table_rows(PAGE, cells=4) if "://" in row[0]]
     assert len(ways) == 3
     assert all(row[2:] == ["2, 2", "3, 3"] for row in ways)
-
-
-def check(start, file=None, **environment):
-    return start(["accel-demo", "check", "04", *(["--file", file] if file else [])], **environment)
 
 
 def test_the_model_answer_is_right(start):
     # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        result = check(start, EXERCISES / "answers" / "04_all_reduce.py", TMPDIR=folder)
+        result = check(start, "04", EXERCISES / "answers" / "04_all_reduce.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: with 1, 2, 3 and 4 processes")
 
 
 def test_what_nobody_has_done_is_wrong(start):
-    result = check(start)
+    result = check(start, "04")
     assert result.returncode == 1
     assert result.stdout == ("wrong: with 1 process it cannot be used: NotImplementedError\n")
 
@@ -140,7 +129,7 @@ def test_a_typical_mistake_is_told_by_name(start, tmp_path, body, said):
     answer.write_text(wrong)
     # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if said == "still waits after" else {}
-    result = check(start, answer, **hurry)
+    result = check(start, "04", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")
     assert said in result.stdout, result.stdout
 

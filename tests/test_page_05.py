@@ -4,19 +4,17 @@ import re
 import tempfile
 
 import pytest
-from conftest import REPOSITORY
+from pages import TUTORIALS, check, table_rows
 
-TUTORIALS = REPOSITORY / "tutorials"
-PAGE = TUTORIALS / "05_ring.md"
+PAGE = "05_ring.md"
 EXERCISE = TUTORIALS / "exercises" / "05_all_gather.py"
 ANSWER = TUTORIALS / "exercises" / "answers" / "05_all_gather.py"
 NAMES = ("gather + broadcast", "naive ring", "chunked ring")
 
 
 def rows(first: str) -> list[list[str]]:
-    """The cells of the page's table rows that begin with this name."""
-    lines = [line[1:-1].split("|") for line in PAGE.read_text().splitlines() if line[:1] == "|"]
-    return [[cell.strip() for cell in row] for row in lines if row[0].strip() == first]
+    """The page's table rows that begin with this name."""
+    return [row for row in table_rows(PAGE) if row[0] == first]
 
 
 def test_what_the_busiest_rank_sends_grows_but_in_the_chunked_ring():
@@ -42,7 +40,7 @@ def test_the_bytes_of_the_three_are_those_of_the_formulas():
         *(["sends", *[busy] * 4, "48000"], ["receives", *[busy] * 4, "48000"]),
         *(["sends", *["6000"] * 4, "24000"], ["receives", *["6000"] * 4, "24000"]),
     ]
-    text = PAGE.read_text()
+    text = (TUTORIALS / PAGE).read_text()
     assert text.count("to the byte |") == 6
     assert "3 of 3 give what dist.all_reduce gives." in text
 
@@ -65,14 +63,10 @@ def test_the_program_is_not_for_a_launcher_and_says_so_in_one_line(start):
     assert "busiest sends" not in helped.stdout  # it has not run
 
 
-def check(start, file, **environment):
-    return start(["accel-demo", "check", "05", "--file", file], **environment)
-
-
 def test_the_model_answer_is_right(start):
     # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        result = check(start, ANSWER, TMPDIR=folder)
+        result = check(start, "05", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: on 2, 3 and 4 ranks")
 
@@ -112,7 +106,7 @@ def test_wrong_order_too_many_bytes_and_waiting_are_told_apart(start, tmp_path, 
     answer.write_text(text.replace(right, wrong))
     # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "still waits" in said else {}
-    result = check(start, answer, **hurry)
+    result = check(start, "05", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")
     assert re.match(f"wrong: .*({said})", result.stdout), result.stdout
     assert len(result.stdout.splitlines()) == 1
@@ -146,12 +140,12 @@ PAST = "import torch.distributed as dist\n\n\ndef all_gather(chunks, wire):\n"
 def test_no_answer_passes_or_breaks_the_grader(start, tmp_path, answer, said):
     file = tmp_path / "answer.py"
     file.write_text(answer)
-    result = check(start, file)
+    result = check(start, "05", file)
     assert (result.returncode, result.stderr) == (1, "")
     assert re.match(f"wrong: .*{said}", result.stdout), result.stdout
 
 
 def test_the_exercise_nobody_has_done_is_wrong(start):
-    result = check(start, EXERCISE)
+    result = check(start, "05", EXERCISE)
     assert result.returncode == 1
     assert "cannot go on: NotImplementedError" in result.stdout

@@ -4,7 +4,7 @@ import tempfile
 
 import pytest
 from conftest import REPOSITORY
-from test_tutorials import check, table_rows
+from pages import check, table_rows
 
 PAGE = "06_ddp.md"
 ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "06_equal_ddp.py"

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 from conftest import REPOSITORY
+from pages import table_rows
 
 EXERCISES = REPOSITORY / "tutorials" / "exercises"
 ANSWER = EXERCISES / "answers" / "07_accumulate.py"
@@ -76,25 +77,15 @@ def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, 
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def rows_of(columns: int) -> list[list[str]]:
-    """The cells of the page's tables with so many columns, without their headings and rules."""
-    lines = (REPOSITORY / "tutorials" / "07_accumulation.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line[:1] == "|"]
-    rules = [index for index, row in enumerate(rows) if set("".join(row)) <= set("-:")]
-    skipped = {index - offset for index in rules for offset in (0, 1)}
-    body = [row for index, row in enumerate(rows) if index not in skipped]
-    return [row for row in body if len(row) == columns]
-
-
 def test_the_page_shows_where_gradients_are_shared():
-    assert rows_of(5) == [
+    assert table_rows("07_accumulation.md", cells=5) == [
         *[[str(number), "0", "0", "0", "another on each rank"] for number in (1, 2, 3)],
         ["4", "0", "1", "1", "the same"],
     ]
 
 
 def test_the_page_shows_which_ways_are_right():
-    ways = rows_of(6)
+    ways = table_rows("07_accumulation.md", cells=6)
     right = [row[1] for row in ways if row[-1] == "equal within 1e-6"]
     assert len(ways) == 13
     assert right == [
@@ -110,6 +101,6 @@ def test_the_page_shows_which_ways_are_right():
 
 
 def test_the_page_shows_that_the_global_batch_decides():
-    rows = rows_of(8)
+    rows = table_rows("07_accumulation.md", cells=8)
     assert [row[6] for row in rows[:6]] == ["2, 3", "1, 3", "1, 2", "none", "6", "5"]
     assert {row[7] for row in rows if row[3] == "32"} == {"about the same"}

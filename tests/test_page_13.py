@@ -3,17 +3,15 @@
 import re
 
 import pytest
-from conftest import REPOSITORY
+from pages import TUTORIALS, check, table_rows
 
-TUTORIALS = REPOSITORY / "tutorials"
 PAGE = TUTORIALS / "13_when_it_does_not_fit.md"
 ANSWER = TUTORIALS / "exercises" / "answers" / "13_gather_with_gradient.py"
 
 
 def cells(first: str) -> list[str]:
     """Of the one row of a table of the page that begins so and says yes or no."""
-    rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines()]
-    rows = [[cell.strip() for cell in row] for row in rows if len(row) > 3]
+    rows = [row for row in table_rows(PAGE.name) if len(row) > 1]
     [found] = [row[1:] for row in rows if row[0] == first and row[1] in ("yes", "no")]
     return found
 
@@ -63,18 +61,13 @@ def test_the_recorded_table_is_of_the_command_and_shows_what_the_page_says():
     assert peaks == sorted(peaks, reverse=True)
 
 
-def check(start, file=None, **environment):
-    file = ["--file", file] if file else []
-    return start(["accel-demo", "check", "13", *file], timeout=230, **environment)
-
-
 def test_the_model_answer_is_right_and_the_unsolved_file_is_not(start, tmp_path):
     temporary = tmp_path / "with a blank"
     temporary.mkdir()
-    result = check(start, ANSWER, TMPDIR=str(temporary))
+    result = check(start, "13", ANSWER, TMPDIR=str(temporary))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: on two and on three processes")
-    result = check(start)
+    result = check(start, "13")
     assert result.returncode == 1
     assert "on 2 processes the number is right, but its gradient is missing" in result.stdout
 
@@ -116,6 +109,6 @@ def assert_told(start, tmp_path, right, wrong, said):
     assert right in text
     answer = tmp_path / "a wrong answer.py"
     answer.write_text(text.replace(right, wrong))
-    result = check(start, answer)
+    result = check(start, "13", answer)
     assert result.returncode == 1
     assert said in result.stdout, result.stdout

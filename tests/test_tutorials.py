@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from conftest import REPOSITORY, run_to_end
+from conftest import run_to_end
+from pages import TUTORIALS, check, table_rows
 
-TUTORIALS = REPOSITORY / "tutorials"
 EXERCISES = TUTORIALS / "exercises"
 PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
@@ -112,7 +112,7 @@ OLD_LAUNCHER = "python -m torch.distributed.launch"
 
 def test_every_way_of_page_00_starts_what_the_page_says(checked):
     assert not is_stale(checked, TUTORIALS / "00_where_am_i.md")  # it is a real run's table
-    assert [row for row in table_rows("00_where_am_i.md") if len(row) == 6] == [
+    assert table_rows("00_where_am_i.md", cells=6) == [
         ["", "`python …`", "1", "unset", "1", "alone"],
         ["", "`python … --start spawn`", "2", "2", "2", "yes"],
         ["", "`torchrun --standalone --nproc-per-node 2 …`", "2", "2", "2", "yes"],
@@ -132,7 +132,7 @@ def launched(config: str) -> str:
 
 def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two(checked):
     assert not is_stale(checked, TUTORIALS / "02_one_loop_four_tellings.md")
-    rows = [row for row in table_rows("02_one_loop_four_tellings.md") if len(row) == 4]
+    rows = table_rows("02_one_loop_four_tellings.md", cells=4)
     assert [(processes, twins) for _, _, processes, twins in rows] == [
         ("1", "2, 3, 4"),
         ("1", "1, 3, 4"),
@@ -172,17 +172,6 @@ def test_every_rung_of_page_11_is_needed_with_three_processes(checked):
     assert weights == [*["differ"] * 5, *["**equal**"] * 2, *["differ"] * 7]
 
 
-def table_rows(page: str) -> list[list[str]]:
-    """The cells of the page's tables, without their headings."""
-    lines = (TUTORIALS / page).read_text().splitlines()
-    rows = [line[1:-1].split("|") for line in lines if line.startswith("|")]
-    body = [index + 1 for index, row in enumerate(rows) if set("".join(row)) <= set("-: ")]
-    headings = {index - offset for index in body for offset in (1, 2)}
-    return [
-        [cell.strip() for cell in row] for index, row in enumerate(rows) if index not in headings
-    ]
-
-
 def test_every_link_leads_to_a_file_or_a_heading():
     links = 0
     for page in PAGES:
@@ -197,10 +186,6 @@ def test_every_link_leads_to_a_file_or_a_heading():
             assert not heading or heading in map(str.lower, titles), f"{page.name}: {target}"
             links += 1
     assert links > 10
-
-
-def check(start, number: str, file=None):
-    return start(["accel-demo", "check", number, *(["--file", file] if file else [])])
 
 
 @pytest.mark.parametrize(

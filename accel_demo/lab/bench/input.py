@@ -18,14 +18,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from accel_demo.anatomy.gil import one_torch_thread
 from accel_demo.batches import loader_options
 from accel_demo.config import TrainConfig
 from accel_demo.data import ASSETS, STATISTICS, load_datasets
@@ -48,7 +48,7 @@ def add_options(parser) -> None:
 def measure(options) -> Report:
     """Images per second of every way to read them, then the data wait of the default run."""
     with tempfile.TemporaryDirectory() as folder:
-        with one_thread():
+        with one_torch_thread():
             loaders = make_loaders()
             compared = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
             rates = measure_rates(loaders, options.repeats)
@@ -175,17 +175,6 @@ def data_wait(run_dir: str) -> float:
     if len(ends) != STEPS or len(within) != STEPS - FIRST_STEPS:
         raise RuntimeError(f"{len(ends)} steps and {len(within)} batches, not {STEPS}")
     return 100 * sum(within) / (end - start)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in a single thread inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 if __name__ == "__main__":
