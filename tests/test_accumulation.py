@@ -65,7 +65,7 @@ def any_window() -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_each_way_shares_steps_and_errs_as_it_should(together, processes):
     results = together(observe_all, processes)
     seen = results[0][0]

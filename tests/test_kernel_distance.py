@@ -299,7 +299,7 @@ def all_of_it():
     return in_ranks(), other_sums(), mistakes()
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_over_ranks_every_rank_has_the_whole_gradient_and_no_mistake_hangs(together, processes):
     results = together(all_of_it, processes)
     for wrong, sums, told in results:

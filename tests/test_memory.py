@@ -58,7 +58,7 @@ def bucket_addresses(device, views: bool) -> list[set[int]]:
     ("processes", "cases"),
     [
         (2, [("small_cnn", "adamw"), ("tiny_cnn", "sgd")]),
-        (3, [("tiny_cnn", "adamw")]),
+        pytest.param(3, [("tiny_cnn", "adamw")], marks=pytest.mark.slow),
     ],
 )
 def test_each_strategy_holds_what_it_says_it_shares(processes, cases, together):

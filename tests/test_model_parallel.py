@@ -56,7 +56,7 @@ def traffic(device):
     return counts
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_way_gives_what_the_unsplit_model_gives_and_shares_it_out(processes, together):
     results = together(all_ways, processes)
     elements = parallel.elements(parallel.make_model())

@@ -68,7 +68,7 @@ def test_mp_spawn_puts_the_rank_first_sets_nothing_and_takes_no_lambda(start, tm
     assert "pickle" in of_lambda
 
 
-@pytest.mark.parametrize("number", ["00", "02"])
+@pytest.mark.parametrize("number", ["00", pytest.param("02", marks=pytest.mark.slow)])
 def test_a_check_takes_a_folder_for_temporary_files_with_a_blank(monkeypatch, tmp_path, number):
     exercises = REPOSITORY / "tutorials" / "exercises"
     path = exercises / "graders" / f"{number}.py"

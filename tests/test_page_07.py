@@ -65,7 +65,13 @@ def test_the_check_says_right_or_wrong(start, tmp_path, file, returncode, said):
     assert result.stdout.startswith(said)
 
 
-@pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        'raise ValueError("of one rank")',
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
+    ],
+)
 def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, tmp_path, mistake):
     here = "    for index"
     on_rank_1 = f"    import torch\n    if torch.distributed.get_rank() == 1:\n        {mistake}\n"

@@ -235,6 +235,7 @@ def test_starting_a_run_again_starts_it_over(train_here):
     assert len(list((first / "tensorboard").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_loader_workers_do_not_change_the_weights(train):
     alone = train("train.py", *STEPS, "--num-workers", 0, name="alone")
     helped = train("train.py", *STEPS, "--num-workers", 2, name="helped")
