@@ -80,7 +80,8 @@ TWO_LAUNCHES = """
 import torch, torch.distributed as dist
 from accel_demo.anatomy.group import run_in_group
 def say(device):
-    print(dist.get_world_size(), "x", torch.get_num_threads(), "threads", flush=True)
+    line = f"{dist.get_world_size()} x {torch.get_num_threads()} threads\\n"
+    print(line, end="", flush=True)  # one write: two processes cannot take turns
 if __name__ == "__main__":
     run_in_group(say, 1)
     run_in_group(say, 2)
