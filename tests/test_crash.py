@@ -41,7 +41,8 @@ def crash_and_check(start, tmp_path, kills: int, processes: int, *flags, timeout
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_three_kills_do_not_change_a_bit(processes, start, tmp_path):
     crash_and_check(start, tmp_path, 3, processes, "--seed", 3)
 

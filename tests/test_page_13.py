@@ -93,6 +93,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("right", "wrong", "said"), WRONG[:1])
 def test_a_gradient_counted_too_often_or_in_part_is_told_apart(start, tmp_path, right, wrong, said):
     assert_told(start, tmp_path, right, wrong, said)

@@ -47,7 +47,7 @@ def checkpoint(run: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("telling", "processes", "points"),
     [
-        ("train", 1, 1),
+        pytest.param("train", 1, 1, marks=pytest.mark.slow),
         ("train", 2, 1),
         ("train_ddp", 3, 1),
         pytest.param("train_plain", 1, 2, marks=pytest.mark.slow),
