@@ -385,6 +385,7 @@ def test_the_messages_are_those_of_the_algorithms(start, tmp_path):
         command = ["python", "-m", "accel_demo.anatomy.collectives", "--processes", n]
         result = start([*command, "--plot", picture])
         assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.startswith(f"{n} connected process{'es' if n > 1 else ''} on cpu")
         _, counts = result.stdout.split("| collective     | messages", 1)
         row = 8 * n  # bytes: n numbers of 8
         others, rounds_of_the_tree = n - 1, (n - 1).bit_length()

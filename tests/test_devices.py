@@ -319,6 +319,7 @@ def test_a_call_returns_before_the_other_ranks_have_joined(together):
 def test_the_program_shows_that_the_call_returned_early(start):
     result = start(["python", "-m", "accel_demo.anatomy.asynchronous"])
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("2 connected processes on cpu (gloo)")
     rows = [[cell.strip() for cell in line.split("|")] for line in result.stdout.splitlines()]
     states = {row[1]: row[2:4] for row in rows if len(row) > 4}
     assert states["the call has returned"] == ["have not called it", "False"]

@@ -294,6 +294,7 @@ def test_the_program_shows_steps_and_bytes_and_draws_them(start, tmp_path):
     command = ["python", "-m", "accel_demo.anatomy.ring", "--processes", "3", "--plot", picture]
     result = start(command)
     assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("3 connected processes on cpu (gloo)")
     rows = [[cell.strip() for cell in row.split("|")] for row in result.stdout.splitlines()]
     steps = [row[1:-1] for row in rows if len(row) > 1 and row[1].isdigit()]
     assert steps == [

@@ -4,8 +4,16 @@ from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from accel_demo.anatomy.scatter_gather import chunk_sizes, gather, mean_over_samples, scatter
+from accel_demo.anatomy.scatter_gather import (
+    chunk_sizes,
+    gather,
+    mean_over_samples,
+    scatter,
+    tensors_in,
+)
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 Pair = namedtuple("Pair", "image label")
@@ -80,3 +88,51 @@ def test_means_of_chunks_give_the_mean_over_all_samples_with_a_size_for_each():
     for means, sizes in ((torch.ones(2), [4]), (torch.ones(1), [1, 2]), (torch.tensor(1.0), [4])):
         with pytest.raises(ValueError, match="^sizes must have one for each of means: got"):
             mean_over_samples(means, sizes)
+
+
+@st.composite
+def batches(draw):
+    """Tensors of one batch size, of several dtypes and shapes, in tuples, lists and dicts."""
+    batch_size = draw(st.integers(1, 20))
+    shapes = st.lists(st.integers(0, 3), max_size=2)
+    dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64])
+
+    def tensor(shape, dtype, seed):
+        drawn = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(seed))
+        return (10 * drawn).to(dtype)
+
+    tensors = st.builds(tensor, shapes, dtypes, st.integers(0, 2**31))
+    inside = st.recursive(
+        tensors,
+        lambda some: st.one_of(
+            st.lists(some, min_size=1, max_size=3),
+            st.tuples(some, some),
+            st.dictionaries(st.text(max_size=2), some, min_size=1, max_size=3),
+        ),
+        max_leaves=4,
+    )
+    return batch_size, draw(inside)
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 9))
+def test_what_is_scattered_and_gathered_is_what_it_was(batch, replicas):
+    batch_size, inputs = batch
+    parts = scatter(inputs, [CPU] * replicas)
+    assert len(parts) == len(chunk_sizes(batch_size, replicas)) <= replicas
+    for part, size in zip(parts, chunk_sizes(batch_size, replicas), strict=True):
+        assert {len(tensor) for tensor in tensors_in(part)} == {size}
+    joined = gather(parts, CPU)
+    before, after = tensors_in(inputs), tensors_in(joined)
+    assert len(before) == len(after)
+    for one, other in zip(before, after, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    assert structure_of(joined) == structure_of(inputs)
+
+
+def structure_of(value):
+    if isinstance(value, dict):
+        return {key: structure_of(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(structure_of(one) for one in value)
+    return type(value)

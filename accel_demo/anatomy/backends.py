@@ -7,7 +7,6 @@ It starts its own processes, two for each way to meet, on the CPU.
 """
 
 import json
-import multiprocessing
 import os
 import tempfile
 from datetime import timedelta
@@ -46,12 +45,8 @@ def meet(init_method: str) -> list[dict[str, int]]:
 
     To the sum each adds its rank + 1. Where they had not met, both would find 1 and 1.
     """
-    method = "spawn"
-    if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
-        multiprocessing.set_forkserver_preload(group.PRELOADED)
-        method = "forkserver"
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_find, PROCESSES, init_method, folder, start_method=method)
+        spawn(_find, PROCESSES, init_method, folder, start_method=group.start_method())
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 

@@ -60,11 +60,15 @@ def run_in_group(main: Callable, processes: int, *arguments) -> None:
     if is_launched():
         _join(main, *arguments)
         return
-    method = "spawn"
-    if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
-        multiprocessing.set_forkserver_preload(PRELOADED)
-        method = "forkserver"
-    spawn(_join, processes, main, *arguments, start_method=method)
+    spawn(_join, processes, main, *arguments, start_method=start_method())
+
+
+def start_method() -> str:
+    """The quickest way to start several processes that need torch: for `spawn`."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
+        return "spawn"
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    return "forkserver"
 
 
 def _join(main: Callable, *arguments) -> None:
