@@ -172,7 +172,7 @@ class Run:
     def _rewind(self) -> None:
         """Drop what the folder holds of later than the start, and say what is resumed."""
         start, metrics = self.start, self.folder / "metrics.jsonl"
-        for name in ("summary.json", "model.safetensors"):
+        for name in ("summary.json", "model.safetensors", "predictions.json"):
             (self.folder / name).unlink(missing_ok=True)
         reached = position(start.folder) if start.folder else (-1.0, 0.0)
         for path in checkpoints_of(self.folder):

@@ -230,4 +230,4 @@ def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels = torch.randint(0, 10, (samples,), generator=generator)
     rows = torch.arange(28).view(1, 1, 28, 1) // 14 == (labels % 2).view(-1, 1, 1, 1)
     columns = torch.arange(28).view(1, 1, 1, 28) // 6 == (labels // 2).view(-1, 1, 1, 1)
-    return images + 120 * (rows & columns), labels
+    return images + 120 * (rows & columns).byte(), labels

@@ -21,7 +21,7 @@ from accel_demo.metrics import TrainLog, batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes import check_processes, connect, describe_run, keep_freed_memory, use_cpu
-from accel_demo.run_folder import save_model
+from accel_demo.results import save_results
 from accel_demo.stopping import StopSignals, resume_command
 
 
@@ -139,7 +139,7 @@ def main(config: TrainConfig) -> None:
     if is_stopping:
         log.stopped(step, resume_command(run.folder))
     elif accelerator.is_main_process:
-        save_model(run.folder, state_dict)
+        save_results(run.folder, state_dict, config, test_set, device)
         log.finish(world_size, device)
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -36,7 +36,7 @@ from accel_demo.processes import (
     keep_freed_memory,
     spawn,
 )
-from accel_demo.run_folder import save_model
+from accel_demo.results import save_results
 from accel_demo.state import TrainingState
 from accel_demo.stopping import StopSignals, resume_command
 
@@ -157,7 +157,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     if is_stopping:
         log.stopped(step, resume_command(run.folder))
     elif rank == 0:
-        save_model(run.folder, model.module.state_dict())
+        save_results(run.folder, model.module.state_dict(), config, test_set, device)
         log.finish(world_size, device)
     dist.barrier()
     dist.destroy_process_group()

@@ -24,7 +24,7 @@ from accel_demo.processes import (
     keep_freed_memory,
     own_device,
 )
-from accel_demo.run_folder import save_model
+from accel_demo.results import save_results
 from accel_demo.state import TrainingState
 from accel_demo.stopping import StopSignals, resume_command
 
@@ -134,7 +134,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     if is_stopping:
         log.stopped(step, resume_command(run.folder))
     else:
-        save_model(run.folder, model.state_dict())
+        save_results(run.folder, model.state_dict(), config, test_set, device)
         log.finish(1, device)
 
 

@@ -1,0 +1,90 @@
+"""What a finished run leaves: its model, and what that model says of every test image."""
+
+import base64
+import io
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from accel_demo.config import TrainConfig
+from accel_demo.data import ImageSet
+from accel_demo.models import make_model
+from accel_demo.processes import autocast_for
+from accel_demo.run_folder import read_json, save_model, write_json
+
+MOST_MISTAKES = 24  # kept with their images
+
+
+def save_results(
+    folder: Path,
+    state_dict: dict[str, torch.Tensor],
+    config: TrainConfig,
+    test_set: ImageSet,
+    device: torch.device,
+) -> None:
+    """Write model.safetensors and predictions.json. One process calls it, on its `device`."""
+    save_model(folder, state_dict)
+    precision = read_json(folder / "environment.json")["mixed_precision"]
+    model = make_model(config).to(device)
+    model.load_state_dict(state_dict)
+    logits = logits_of(model, test_set, config.eval_batch_size, precision, device)
+    write_json(folder / "predictions.json", predictions_of(logits, test_set))
+
+
+@torch.no_grad()
+def logits_of(
+    model: torch.nn.Module,
+    test_set: ImageSet,
+    batch_size: int,
+    precision: str,
+    device: torch.device,
+) -> torch.Tensor:
+    """Float32 [N, classes] on the CPU, for all test images in their order.
+
+    `precision` is "no", "bf16" or "fp16", as in the training.
+    """
+    model.eval()
+    logits = []
+    with autocast_for(device, precision):
+        for indices in torch.arange(len(test_set)).split(batch_size):
+            images, _ = test_set.__getitems__(indices.tolist())
+            logits.append(model(images.to(device)).float().cpu())
+    return torch.cat(logits)
+
+
+def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
+    """The confusion matrix, and the wrong answers the model was surest of, with their images.
+
+    Row i of `confusion` counts the images of class i by predicted class. `mistakes` come with the
+    highest probability first; `png` is the image, base64. `logits` is float32 [N, classes].
+    """
+    labels = test_set.labels
+    probabilities, predicted = logits.softmax(dim=1).max(dim=1)
+    classes = len(test_set.class_names)
+    pairs = torch.bincount(labels * classes + predicted, minlength=classes**2)
+    wrong = (predicted != labels).nonzero().flatten()
+    surest = wrong[probabilities[wrong].argsort(descending=True, stable=True)][:MOST_MISTAKES]
+    mistakes = []
+    for index in surest.tolist():
+        mistakes.append(
+            {
+                "index": index,
+                "label": labels[index].item(),
+                "predicted": predicted[index].item(),
+                "probability": probabilities[index].item(),
+                "png": _png(test_set.pixels[index]),
+            }
+        )
+    return {
+        "classes": list(test_set.class_names),
+        "confusion": pairs.reshape(classes, classes).tolist(),
+        "mistakes": mistakes,
+    }
+
+
+def _png(pixels: torch.Tensor) -> str:
+    """uint8 [H, W, C], of 1 or 3 channels, as the base64 of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels.squeeze(-1).numpy()).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
