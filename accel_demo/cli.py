@@ -8,6 +8,13 @@ from accel_demo.errors import Parser, one_line_errors
 VERBS = {
     "doctor": "what this machine has, and whether a launch config starts what it says",
     "predict": "show what a trained model says of some test images",
+    "parity": "train a few steps in every telling and compare the weights",
+    "shards": "show which process reads which sample in each epoch",
+    "timeline": "show where the time of a training step goes, on every process",
+    "scaling": "measure what more processes gain, and why not more",
+    "lr": "show what becomes of a schedule on one process and on two",
+    "memory": "show where a training's memory goes, by formula and measured",
+    "report": "make one page of one or more runs: curves, final figures, mistakes",
     "bench": "measure on this machine what the course says about speed",
     "crash": "kill a training again and again, and see whether it ends with the same weights",
     "check": "check an exercise of the tutorials",

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -123,6 +124,56 @@ def together(tmp_path_factory):
         return [torch.load(file, weights_only=False) for file in files]
 
     return together
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    """A running Chromium, the one of the system, with a new and empty profile."""
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert program, "the browser tests need Chromium: apt-get install chromium"
+    quiet = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    quiet += "--disable-background-networking --disable-component-update --disable-sync"
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("profile"), executable_path=program, args=quiet.split()
+        )
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def open_page(chromium):
+    """`open_page(file, width=1280)` opens an HTML file, and gives playwright's page.
+
+    Afterwards the test fails where anything was asked for that is not in the file, or where the
+    page has written to the browser's console, or raised an error.
+    """
+    pages, said = [], []
+
+    def open_page(file: Path, width: int = 1280, height: int = 900):
+        page, own = chromium.new_page(), Path(file).resolve().as_uri()
+        pages.append(page)
+
+        def only_own(route):
+            if route.request.url == own:
+                route.continue_()
+            else:
+                said.append(f"asked for {route.request.url}")
+                route.abort()
+
+        page.route("**/*", only_own)
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto(own)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert said == []
 
 
 def launcher(file: str, processes: int) -> list[str]:

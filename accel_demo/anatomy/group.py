@@ -71,17 +71,22 @@ def start_method() -> str:
     return "forkserver"
 
 
-def _join(main: Callable, *arguments) -> None:
-    device = connect(TIME_LIMIT)
+def check_all_have_met(device: torch.device) -> None:
+    """Raise `RuntimeError` unless each rank of the world can be heard by this one, once."""
     met = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(met, torch.tensor([dist.get_rank()], device=device))
     ranks = [int(rank) for rank in met]
     if ranks != list(range(dist.get_world_size())):
         raise RuntimeError(f"the ranks that have met are {ranks}")
+
+
+def _join(main: Callable, *arguments) -> None:
+    device = connect(TIME_LIMIT)
+    check_all_have_met(device)
     if dist.get_rank() == 0:
-        plural = "es" if len(ranks) > 1 else ""
+        plural = "es" if dist.get_world_size() > 1 else ""
         where = f"{device.type} ({dist.get_backend()})"
-        print(f"{len(ranks)} connected process{plural} on {where}\n", flush=True)
+        print(f"{dist.get_world_size()} connected process{plural} on {where}\n", flush=True)
     main(device, *arguments)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,0 +1,45 @@
+"""A page of ours needs nothing but itself, and runs nothing but its own script."""
+
+import json
+
+import pytest
+
+from accel_demo.lab.web_page import escape, write_page
+
+PLANTED = "</script><script>document.title = 'planted'</script><img src=x onerror=alert(1)>"
+SCRIPT = """
+const data = JSON.parse(document.getElementById("data").textContent);
+document.getElementById("here").textContent = data.text;
+"""
+
+
+def test_what_is_planted_in_title_or_data_stays_text(tmp_path):
+    file = tmp_path / "page.html"
+    write_page(file, PLANTED, f"<p>{escape(PLANTED)}</p>", script=SCRIPT, data={"text": PLANTED})
+    written = file.read_text()
+    assert PLANTED not in written and "<img" not in written
+    inert = written.split('id="data">')[1].split("</script>")[0]
+    assert json.loads(inert) == {"text": PLANTED}
+
+
+@pytest.mark.browser
+def test_a_page_runs_its_script_alone_and_asks_for_nothing(open_page, tmp_path):
+    file = tmp_path / "page.html"
+    body = f'<p id="here"></p><p>{escape(PLANTED)}</p>'
+    write_page(file, "Title", body, script=SCRIPT, data={"text": PLANTED})
+    page = open_page(file)
+    assert page.title() == "Title"
+    assert page.inner_text("#here") == PLANTED
+
+
+@pytest.mark.browser
+def test_a_script_that_was_not_escaped_does_not_run(chromium, tmp_path):
+    file = tmp_path / "page.html"
+    write_page(file, "Title", f'<p id="here"></p>{PLANTED}', script=SCRIPT, data={"text": ""})
+    page = chromium.new_page()
+    refused = []
+    page.on("console", lambda message: refused.append(message.text))
+    page.goto(file.as_uri())
+    assert page.title() == "Title"
+    assert any("Content Security Policy" in text for text in refused), refused
+    page.close()
