@@ -74,6 +74,7 @@ def test_the_raw_file_deals_as_accelerate_and_torchs_sampler_does_not(dealt):
 def test_it_is_said_in_words_what_was_read():
     assert in_words([[[0, 1]], [[2, 3]]], 4) == "each once"
     assert in_words([[[0, 1]], [[2, 0]]], 4) == "1 twice, 1 not at all"
+    assert in_words([[[0, 1]], [[0, 0]]], 2) == "1 twice or more"
 
 
 @pytest.mark.parametrize(

@@ -35,25 +35,41 @@ def who_reads_what(way: str, samples: int, batch_size: int, epoch: int = 0) -> l
 
     `batch_size` is per process. Accelerate shuffles by the same seed on every rank.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    ids = range(samples)
+    if way not in WAYS:
+        raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
     if way.startswith("Accelerate"):
-        dealing = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED)
-        accelerator = Accelerator(cpu=use_cpu(), dataloader_config=dealing)
-        drop_last = way.endswith("drop_last")
-        loader = DataLoader(ids, batch_size, shuffle=True, drop_last=drop_last)
-        loader = accelerator.prepare(loader)
+        loader = loader_of_accelerate(samples, batch_size, drop_last=way.endswith("drop_last"))
         loader.set_epoch(epoch)
-    elif way in WAYS:
-        if way == "train_ddp.py":
-            sampler = BatchShardSampler(ids, batch_size, world_size, rank, SEED)
-        else:
-            sampler = DistributedSampler(ids, world_size, rank, seed=SEED)
+    elif way == "DistributedSampler":
+        loader = loader_of_torch(samples, batch_size)
+        loader.sampler.set_epoch(epoch)
+    else:
+        ids, rank, world_size = range(samples), dist.get_rank(), dist.get_world_size()
+        sampler = BatchShardSampler(ids, batch_size, world_size, rank, SEED)
         sampler.set_epoch(epoch)
         loader = DataLoader(ids, batch_size, sampler=sampler)
-    else:
-        raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
     return [batch.tolist() for batch in loader]
+
+
+def loader_of_torch(
+    samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False
+) -> DataLoader:
+    """Sample ids, dealt out by `DistributedSampler`. `batch_size` is per process.
+
+    `drop_last` is for both: the sampler drops what does not go round, the loader a smaller batch.
+    """
+    sampler = DistributedSampler(range(samples), shuffle=shuffle, seed=SEED, drop_last=drop_last)
+    return DataLoader(range(samples), batch_size, sampler=sampler, drop_last=drop_last)
+
+
+def loader_of_accelerate(
+    samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False, **dealing
+) -> DataLoader:
+    """Sample ids, dealt out by Accelerate; `dealing` is what `DataLoaderConfiguration` takes."""
+    dealing = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED, **dealing)
+    accelerator = Accelerator(cpu=use_cpu(), dataloader_config=dealing)
+    loader = DataLoader(range(samples), batch_size, shuffle=shuffle, drop_last=drop_last)
+    return accelerator.prepare(loader)
 
 
 def of_every_rank(batches: list[list[int]]) -> list[list[list[int]]]:
@@ -66,9 +82,9 @@ def of_every_rank(batches: list[list[int]]) -> list[list[list[int]]]:
 def in_words(ranks: list[list[list[int]]], samples: int) -> str:
     """How often the samples have been read in the epoch."""
     times = Counter(sample for batches in ranks for batch in batches for sample in batch)
-    twice = sum(count > 1 for count in times.values())
+    again = sum(count > 1 for count in times.values())
     missing = samples - len(times)
-    parts = [f"{twice} twice"] if twice else []
+    parts = [f"{again} twice{' or more' if max(times.values()) > 2 else ''}"] if again else []
     parts += [f"{missing} not at all"] if missing else []
     return ", ".join(parts) or "each once"
 

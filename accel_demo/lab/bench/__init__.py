@@ -18,6 +18,7 @@ BENCHMARKS = {
     "scaling": "what two processes gain over one",
     "dataparallel": "nn.DataParallel against raw DDP on the same devices",
     "limit": "the share of the machine's matrix-multiply rate that a training step reaches",
+    "precision": "fp32, bf16 and torch.compile: speed, memory, loss, and what compiling costs",
     "startup": "seconds from a command to the first step of training",
 }
 

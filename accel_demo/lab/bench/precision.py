@@ -1,0 +1,177 @@
+"""What bf16 and torch.compile change: speed, memory and loss, and what compiling costs.
+
+accel-demo bench precision
+accel-demo bench precision --repeats 1 --models tiny_cnn --steps 2 --no-compiled
+
+Each way trains the same network from the same weights on the same images, in a process of its own
+that stays alive. The processes take turns, a few steps each. The first step is told apart: in it
+torch.compile compiles, and finds nothing that was compiled before.
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from accel_demo.config import MODELS
+from accel_demo.errors import UserError
+from accel_demo.lab import machine
+from accel_demo.lab.bench import precision_training as training
+from accel_demo.lab.bench.report import Report, Table, median_interval
+from accel_demo.processes import own_device
+
+REPEATS = 5
+WAYS = {  # what to compute in, and whether it is compiled
+    "fp32": ("no", False),
+    "bf16": ("bf16", False),
+    "fp32, compiled": ("no", True),
+    "bf16, compiled": ("bf16", True),
+}
+STEPS, BATCH_SIZE = 10, 128  # of a turn, of a step
+LARGE = ("resnet18", "resnet101", "vgg11")  # their steps are long, and more so with emulated bf16
+STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
+
+
+def add_options(parser) -> None:
+    default = ["small_cnn", "resnet18"]
+    help = f"networks to train (default: {' '.join(default)})"
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=default, help=help)
+    help = f"steps in a turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
+    parser.add_argument("--steps", type=int, metavar="N", help=help)
+    help = "leave torch.compile out: it takes long, and on a CPU it needs a C++ compiler"
+    parser.add_argument("--no-compiled", action="store_true", help=help)
+
+
+@dataclass
+class Comparison(Report):
+    """`facts` has what `compare` gives, for each network: its picture shows them side by side."""
+
+    def draw(self, path: Path) -> None:
+        from accel_demo.lab.bench.precision_picture import draw
+
+        draw(self.facts, path)
+
+
+def measure(options) -> Report:
+    """Images per second in turns, memory, loss and the first step of each way, and its price."""
+    if options.steps is not None and options.steps < 1:
+        raise UserError(f"--steps must be at least 1, got {options.steps}")
+    device = own_device()
+    ways = {name: way for name, way in WAYS.items() if not (way[1] and options.no_compiled)}
+    if not options.no_compiled:
+        check_compiler(device)
+    found, findings = {}, []
+    for model in dict.fromkeys(options.models):
+        is_large = model in LARGE
+        steps = options.steps or (STEPS_OF_LARGE if is_large else STEPS)
+        batch_size = BATCH_SIZE_OF_LARGE if is_large else BATCH_SIZE
+        found[model] = compare(model, ways, options.repeats, steps, batch_size)
+        findings += sentences(model, found[model])
+    if device.type == "cpu":
+        has = "has" if machine.has_bf16_instructions() else "has no"
+        findings.append(f"This CPU {has} bf16 instructions.")
+    return Comparison("precision", tables_of(found, device), findings, found)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise `UserError` where torch.compile would not find what it needs to compile for a CPU."""
+    names = (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")
+    if device.type == "cpu" and not any(map(shutil.which, names)):
+        raise UserError(
+            "torch.compile needs a C++ compiler for a CPU, and none is found: install g++ or "
+            "clang++, or add --no-compiled"
+        )
+
+
+def compare(model: str, ways: dict, repeats: int, steps: int, batch_size: int) -> dict:
+    """For each way {"images_per_second" and "seconds_per_step" of each turn, "losses" of all
+    steps, "first_seconds" of the first, "logits_off" from fp32's, "megabytes"}.
+
+    "logits_off" is the length of the difference over the length of fp32's logits, in the first
+    forward, where the weights are still the same.
+    """
+    found = {name: {"seconds_per_step": [], "losses": []} for name in ways}
+    bar = tqdm(total=len(ways) * (repeats + 1), desc=model, unit="turn")
+    with ExitStack() as stack:
+        cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        processes, logits = {}, {}
+        for number, (name, (precision, is_compiled)) in enumerate(ways.items()):
+            process = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+            processes[name] = stack.enter_context(process)
+            folder = str(Path(cache, str(number)))  # Inductor cannot compile below one with a blank
+            setting = (model, precision, is_compiled, batch_size, torch.get_num_threads(), folder)
+            first = process.submit(training.begin, *setting).result()
+            found[name]["first_seconds"], logits[name] = first["seconds"], first["logits"]
+            bar.update()
+        for repeat in range(repeats):
+            order = list(ways)
+            shift = repeat % len(order)  # nobody is always first
+            for name in order[shift:] + order[:shift]:
+                seconds, losses = processes[name].submit(training.turn, steps).result()
+                found[name]["seconds_per_step"].append(seconds)
+                found[name]["losses"] += losses
+                bar.update()
+        for name, process in processes.items():
+            found[name]["megabytes"] = process.submit(training.bytes_of_a_step).result() / 1e6
+    bar.close()
+    for name, result in found.items():
+        seconds = result["seconds_per_step"]
+        result["images_per_second"] = [batch_size / one for one in seconds]
+        result["last_loss"] = statistics.mean(result["losses"][-steps:])
+        off = torch.tensor(logits[name]) - torch.tensor(logits["fp32"])
+        result["logits_off"] = (off.norm() / torch.tensor(logits["fp32"]).norm()).item()
+        result["batch_size"], result["steps"] = batch_size, 1 + repeats * steps
+    return found
+
+
+def tables_of(found: dict[str, dict], device: torch.device) -> list[Table]:
+    """One table of speed for each network, and one of each other quantity for all of them."""
+    tables = []
+    for model, ways in found.items():
+        rows = {name: result["images_per_second"] for name, result in ways.items()}
+        title = f"{model}, {ways['fp32']['batch_size']} images per step, on {device}"
+        tables.append(Table(title, "images/s", rows, "fp32"))
+    for title, unit, key, digits in (
+        ("Most that a step allocates: weights, optimizer state apart", "MB", "megabytes", 1),
+        ("Loss in the last turn, after the same steps", "cross-entropy", "last_loss", 3),
+        ("The first step, with compiling", "seconds", "first_seconds", 1),
+    ):
+        pairs = [(model, name) for model in found for name in found[model]]
+        rows = {f"{model}, {name}": [found[model][name][key]] for model, name in pairs}
+        tables.append(Table(title, unit, rows, digits=digits))
+    return tables
+
+
+def sentences(model: str, ways: dict[str, dict]) -> list[str]:
+    """What bf16 does to the speed, what compiling costs and gains, how near the logits are."""
+    lines = []
+    for precision in ("fp32", "bf16"):
+        if compiled := ways.get(f"{precision}, compiled"):
+            lines.append(f"{model}, {precision}: {price(ways[precision], compiled)}")
+    off = [f"{ways[name]['logits_off']:.0e} ({name})" for name in ways if name != "fp32"]
+    lines.append(f"{model}: logits of the same weights are off from fp32's by {', '.join(off)}")
+    return lines
+
+
+def price(eager: dict, compiled: dict) -> str:
+    """What compiling took, and after how many steps it has paid back, or that it does not."""
+    took = compiled["first_seconds"] - statistics.median(compiled["seconds_per_step"])
+    pairs = zip(eager["seconds_per_step"], compiled["seconds_per_step"], strict=True)
+    saved = [before - after for before, after in pairs]
+    low, high = median_interval(saved) or [min(saved), max(saved)]
+    text = f"compiling took {took:.1f} s"
+    if high <= 0:
+        return f"{text}, and a step is slower then: it never pays back here"
+    if low <= 0:
+        return f"{text}, and a step is not surely faster then"
+    median = statistics.median(saved)
+    text += f", and saves {1000 * median:.1f} ms a step"
+    return f"{text}: paid back after {took / median:,.0f} steps"

@@ -1,0 +1,118 @@
+// Hover and arrow keys on the curves: a line at the nearest step, and each run's value there.
+// Geometry is that of report_curves.py; the texts of a run only ever become text.
+"use strict";
+const { runs, curves, box } = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+
+function place(svg, x, y) {
+  const { right, low, high, log } = svg.dataset;
+  const scaled = log === "1" ? Math.log10 : Number;
+  const share = (scaled(y) - scaled(low)) / (scaled(high) - scaled(low));
+  return [
+    box.left + (x / right) * (box.width - box.left - box.right),
+    box.height - box.bottom - share * (box.height - box.top - box.bottom),
+  ];
+}
+
+// Every value of a chart: where it is, of which run it is, its step and itself.
+function pointsOf(svg) {
+  const byImages = svg.dataset.axis === "images seen";
+  const points = [];
+  curves[svg.dataset.curve].forEach((pieces, run) => {
+    for (const [step, value] of pieces.flat()) {
+      const along = byImages ? step * runs[run].images_per_step : step;
+      const [x, y] = place(svg, along, value);
+      points.push({ run, step, value, along, x, y });
+    }
+  });
+  return points.sort((a, b) => a.along - b.along);
+}
+
+function element(name, attributes, parent) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  parent.append(made);
+}
+
+function line(name, value, parent, colour) {
+  const made = document.createElement("div"), kept = document.createElement("span");
+  if (colour) made.style.borderLeft = `4px solid ${colour}`;
+  kept.textContent = value; // in one piece, where a long name is folded
+  made.append(name, kept);
+  parent.append(made);
+}
+
+// The value of each run nearest to this place, where the run's curve has begun and not ended.
+function nearest(points, x) {
+  const found = [], first = [], last = [];
+  for (const point of points) {
+    const known = found[point.run];
+    if (!known || Math.abs(point.x - x) <= Math.abs(known.x - x)) found[point.run] = point;
+    first[point.run] ??= point.x;
+    last[point.run] = point.x;
+  }
+  return found.filter(({ run }) => first[run] - 8 <= x && x <= last[run] + 8);
+}
+
+function shown(value) {
+  return Number(value.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 });
+}
+
+// `along` is the step, or the images seen, at the place `x` to the right.
+function show(svg, points, { x, along }) {
+  const guide = svg.querySelector(".guide"), tip = svg.parentElement.querySelector(".tip");
+  const found = nearest(points, x);
+  guide.replaceChildren();
+  tip.replaceChildren();
+  const left = (x / box.width) * 100;
+  element("path", { d: `M${x} ${box.top}V${box.height - box.bottom}` }, guide);
+  line(`${svg.dataset.axis} `, shown(along), tip);
+  for (const point of found) {
+    const { name, colour } = runs[point.run];
+    element("circle", { cx: point.x, cy: point.y, r: 5, stroke: colour }, guide);
+    const which = runs.length > 1 ? `${name}: ` : "";
+    const where = point.step === along ? "" : ` (step ${shown(point.step)})`;
+    line(which, shown(point.value) + where, tip, colour);
+  }
+  tip.hidden = false;
+  tip.style.left = left < 50 ? `${left + 2}%` : "auto";
+  tip.style.right = left < 50 ? "auto" : `${102 - left}%`;
+  tip.style.maxWidth = `${Math.max(left, 100 - left) - 2}%`; // not wider than a phone
+}
+
+for (const svg of document.querySelectorAll("svg.chart")) {
+  const points = pointsOf(svg), tip = svg.parentElement.querySelector(".tip");
+  const places = points.filter((point, index) => index < 1 || point.along > points[index - 1].along);
+  let at = -1;
+
+  const go = (index) => {
+    at = Math.max(0, Math.min(places.length - 1, index));
+    show(svg, points, places[at]);
+  };
+  const leave = () => {
+    svg.querySelector(".guide").replaceChildren();
+    tip.hidden = true;
+  };
+  const move = (event) => {
+    const frame = svg.getBoundingClientRect();
+    const x = ((event.clientX - frame.left) / frame.width) * box.width;
+    let best = 0;
+    places.forEach((place, index) => {
+      if (Math.abs(place.x - x) < Math.abs(places[best].x - x)) best = index;
+    });
+    go(best);
+  };
+  svg.addEventListener("pointermove", move);
+  svg.addEventListener("pointerdown", move);
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("blur", leave);
+  svg.addEventListener("focus", () => at < 0 && go(places.length - 1));
+  svg.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (by) {
+      event.preventDefault();
+      go(at + by);
+    }
+    if (event.key === "Escape") leave();
+  });
+}

@@ -1,0 +1,61 @@
+"""What does a metric count? Eight ways to evaluate 22 samples on three ranks."""
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import gather_object
+from torch.utils.data import DataLoader, DistributedSampler
+
+from accel_demo.anatomy.group import run_in_group
+from accel_demo.anatomy.show import table
+from accel_demo.processes import use_cpu
+
+SAMPLES, BATCH = range(22), 5
+MISTAKES = torch.tensor([0, 1, 2, 20])  # what the model gets wrong: 18 of 22 are right
+
+
+def main(device: torch.device) -> None:
+    dealing = DataLoaderConfiguration(even_batches=False)  # no padding
+    uneven, accelerator = (Accelerator(cpu=use_cpu(), dataloader_config=d) for d in (dealing, None))
+    gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
+    plain = DataLoader(SAMPLES, BATCH)  # the same on every rank
+    by_sampler = DataLoader(SAMPLES, BATCH, sampler=DistributedSampler(SAMPLES, shuffle=False))
+    prepared = accelerator.prepare(plain)
+    twice = accelerator.prepare(by_sampler)  # split by the sampler, and once more by Accelerate
+
+    def collect(gather, loader):
+        return torch.cat([gather(samples.to(device)) for samples in loader]).cpu()
+
+    own = torch.cat([samples.cpu() for samples in uneven.prepare(plain)])
+    all_own = torch.tensor(gather_object(own.tolist()))
+    mean_of_ranks = accelerator.reduce(accuracy(own).to(device), "mean")
+    batches = [gather_for_metrics(samples).cpu() for samples in prepared]
+    mean_of_batches = torch.stack([accuracy(samples) for samples in batches]).mean()
+    rows = [
+        row("one process, one sum", torch.tensor(SAMPLES)),
+        row("mean of the ranks' accuracies", all_own, mean_of_ranks),
+        row("mean of the batches' accuracies", torch.cat(batches), mean_of_batches),
+        row("`gather`", collect(gather, prepared)),
+        row("`gather_for_metrics`, loader not prepared", collect(gather_for_metrics, plain)),
+        row("the same with a `DistributedSampler`", collect(gather_for_metrics, by_sampler)),
+        row("`DistributedSampler` and prepared", collect(gather_for_metrics, twice)),
+        row("`gather_for_metrics`, loader prepared", collect(gather_for_metrics, prepared)),
+    ]
+    if dist.get_rank() == 0:
+        print(table(["way", "counted", "different ones", "accuracy", "exact"], rows))
+        right = [way for way, counted, _, _, exact in rows[1:] if (counted, exact) == (22, "yes")]
+        print(f"\nEvery sample once, and the exact accuracy: {', '.join(right)}")
+
+
+def row(way: str, samples: torch.Tensor, found: torch.Tensor | None = None) -> list:
+    found = accuracy(samples) if found is None else found
+    is_exact = abs(float(found) - 18 / 22) < 1e-6
+    return [way, len(samples), len(samples.unique()), f"{found:.1%}", "yes" if is_exact else "no"]
+
+
+def accuracy(samples: torch.Tensor) -> torch.Tensor:
+    return 1 - torch.isin(samples, MISTAKES).float().mean()
+
+
+if __name__ == "__main__":
+    run_in_group(main, 3)

@@ -1,0 +1,74 @@
+"""Where is bfloat16 in a bf16 training, and where is it not? Look at every tensor of a step.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    --mixed_precision bf16 tutorials/10_precision_and_compilation.py
+"""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+from torch.nn.functional import cross_entropy
+
+from accel_demo.anatomy.ddp_wire import recorded
+from accel_demo.anatomy.show import table
+from accel_demo.config import TrainConfig
+from accel_demo.models import make_model
+from accel_demo.processes import use_cpu
+
+
+def main() -> None:
+    accelerator, layers, kept, plain = train(DDPCommunicationHookType.NO)
+    *_, halved = train(DDPCommunicationHookType.BF16)
+    accelerator.print(f"Connected processes: {accelerator.num_processes}\n")
+    accelerator.print(table(["layer or function", "is given", "gives"], layers))
+    accelerator.print("\n" + table(["kept from step to step", "tensors", "dtypes"], kept))
+    rows = [["none", *plain], ["`BF16`", *halved]]
+    head = ["comm hook", "gradients of", "bytes to the all-reduce", "bytes each"]
+    accelerator.print("\n" + table(head, rows))
+    low = sum(gives == "bfloat16" for *_, gives in layers)
+    stays = sum(count for _, count, dtypes in kept if "bfloat16" in dtypes)
+    total = sum(count for _, count, _ in kept)
+    accelerator.print(f"\nResults in bfloat16: {low} of {len(layers)}")
+    accelerator.print(f"Tensors kept in bfloat16: {stays} of {total}")
+    accelerator.end_training()
+
+
+def train(hook: DDPCommunicationHookType):
+    """One step. Gives what each layer takes and gives, what is kept, and what is shared."""
+    handler = DistributedDataParallelKwargs(comm_hook=hook)
+    accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[handler])
+    network, layers = make_model(TrainConfig()), []
+
+    def note(layer, inputs, output):
+        layers.append([f"`{type(layer).__name__}`", dtype(inputs[0]), dtype(output)])
+
+    for layer in network:
+        layer.register_forward_hook(note)
+    model, optimizer = accelerator.prepare(network, torch.optim.AdamW(network.parameters()))
+    images = torch.rand(8, 1, 28, 28, device=accelerator.device)
+    logits = model(images)
+    layers.append(["the model, as `prepare` gives it", dtype(images), dtype(logits)])
+    loss = cross_entropy(logits, torch.arange(8, device=accelerator.device))
+    layers.append(["`cross_entropy`", dtype(logits), dtype(loss)])
+    with recorded() as collectives:
+        accelerator.backward(loss)
+    optimizer.step()
+
+    weights = list(model.parameters())
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    everything = {"weights": weights, "gradients": [w.grad for w in weights], "AdamW": state}
+    kept = [
+        [kind, len(some), ", ".join(sorted({*map(dtype, some)}))]
+        for kind, some in everything.items()
+    ]
+    numbers = sum(weight.numel() for weight in weights)
+    sent = sum(call.size for call in collectives if call.name.startswith("all"))
+    return accelerator, layers, kept, [f"{numbers:,} weights", f"{sent:,}", sent // numbers]
+
+
+def dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Measure anew what page 14 shows of this machine: its transcripts, and the pictures beside them.
+
+python tutorials/14_record.py              # all of it, some minutes on a quiet machine
+python tutorials/14_record.py scaling      # one transcript
+python tutorials/14_record.py --quick      # to look at the page; its tests ask for all of it
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from accel_demo.lab.launch import REPOSITORY, run_to_end
+
+TIME_LIMIT = 1800  # seconds, of one command
+RECORDS = {
+    "timeline": [
+        "accel-demo timeline --plot tutorials/14_timeline.svg",
+        "accel-demo timeline --bucket-mb 0.5,2,8,25,100",
+        "accel-demo timeline --straggler 1:20ms --plot tutorials/14_straggler.svg",
+    ],
+    "scaling": ["accel-demo scaling --plot tutorials/14_scaling.svg"],
+    "slower": ["python -m accel_demo.lab.scaling_reasons"],
+}
+
+
+def record(name: str, option: str = "") -> None:
+    """Write tutorials/transcripts/NAME.txt: each command and, below it, what it printed."""
+    parts = []
+    for command in RECORDS[name]:
+        command += option
+        print(command, flush=True)
+        result = run_to_end(command, TIME_LIMIT)
+        if result.returncode != 0:
+            sys.exit(f"{shlex.split(command)[0]} ended with {result.returncode}\n{result.stderr}")
+        parts.append(f"$ {command}\n{result.stdout.rstrip()}\n")
+    Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECORDS)}")
+    parser.add_argument("--quick", action="store_true", help="with --quick in each command")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(RECORDS):
+        parser.error(f"there is no {', '.join(unknown)}")
+    for name in options.names or RECORDS:
+        record(name, " --quick" if options.quick else "")

@@ -1,0 +1,67 @@
+"""Which all-reduces can hide under backward, and who waits for whom?
+
+python tutorials/14_timelines_and_scaling.py
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy.group import run_in_group
+from accel_demo.anatomy.show import table
+
+LATE = 0.25  # seconds that rank 1 is held up in each step
+STEPS = 3  # DDP lays its buckets anew after the first
+
+
+def main(device: torch.device) -> None:
+    rows = []
+    for bucket_cap_mb in (0.05, 0.5, 25):
+        early, _, _ = train(device, bucket_cap_mb)
+        rows.append([bucket_cap_mb, len(early), sum(early)])
+    seconds = [None] * dist.get_world_size()
+    dist.all_gather_object(seconds, train(device, 25, LATE)[1:])
+    if dist.get_rank() == 0:
+        print(table(["bucket_cap_mb", "all-reduces", "start while backward computes"], rows))
+        ranks = range(len(seconds))
+        slow, patient = (max(ranks, key=lambda rank: seconds[rank][i]) for i in (0, 1))
+        print(f"\nRank 1 is held up. Rank {slow} computes longest, rank {patient} waits longest.")
+
+
+def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tuple:
+    """Of the last step: for each all-reduce, whether it started while gradients were missing.
+
+    And the seconds this rank computed until then, and waited for the result.
+    """
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(256, 256, device=device) for _ in range(8)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
+    is_complete, early, started_at = False, [], 0.0
+
+    def on_last_gradient(gradient):  # backward ends at the first layer
+        nonlocal is_complete
+        is_complete = True
+
+    def on_bucket(group, bucket):  # DDP calls it where it would call its all-reduce
+        nonlocal started_at
+        early.append(not is_complete)
+        started_at = time.perf_counter()
+        return allreduce_hook(group, bucket)
+
+    layers[0].weight.register_hook(on_last_gradient)
+    model.register_comm_hook(None, on_bucket)
+    for _ in range(STEPS):
+        is_complete, early = False, []
+        dist.barrier()
+        begun_at = time.perf_counter()
+        loss = model(torch.randn(16, 256, device=device)).sum()
+        time.sleep(late * dist.get_rank())
+        loss.backward()
+    return early, started_at - begun_at, time.perf_counter() - started_at
+
+
+if __name__ == "__main__":
+    run_in_group(main, 2)

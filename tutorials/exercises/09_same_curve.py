@@ -1,0 +1,40 @@
+"""Exercise 09: train on N processes as on one.
+
+`train` works on one process. The learning rate falls from `learning_rate` to 0 in one epoch, and
+every step is taken on `global_batch` samples. (`train_set` is in random order already, so nobody
+shuffles. Its length can be divided by the global batch, and the global batch by N.)
+
+Started on N processes, it ought to do the same: the same learning rate after the same samples seen,
+and in the end the same weights, but for rounding. It does not. There are three mistakes in it.
+
+There is more than one good answer. Helpful: `accelerator.num_processes`;
+`Accelerator(step_scheduler_with_optimizer=False)`;
+`Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))`.
+
+accel-demo check 09
+"""
+
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from accel_demo.processes import use_cpu
+
+
+def train(model, train_set, global_batch, learning_rate):
+    accelerator = Accelerator(cpu=use_cpu())
+    loader = DataLoader(train_set, batch_size=global_batch)
+    model, loader = accelerator.prepare(model, loader)
+    learning_rate = learning_rate * accelerator.num_processes
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    total_steps = len(loader)
+    scheduler = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total_steps))
+    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+    for inputs, targets in loader:
+        loss = mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
