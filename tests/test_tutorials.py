@@ -48,6 +48,36 @@ LIES = [
         "+                accelerator.backward(loss)",
         "+        loss.backward()",
     ),
+    (
+        "08_who_saw_which_sample.md",
+        "| `gather`                                  |      30 |",
+        "| `gather`                                  |      22 |",
+    ),
+    (
+        "08_who_saw_which_sample.md",
+        "rank 0 has 2 batches, rank 2 has 1.",
+        "rank 0 has 2 batches, rank 2 has 2.",
+    ),
+    (
+        "09_batch_and_learning_rate.md",
+        "| 1 | 0.5 | 0 | 0 | 0 | 32 |",
+        "| 1 | 0.75 | 0.5 | 0.25 | 0 | 64 |",
+    ),
+    (
+        "09_batch_and_learning_rate.md",
+        "+        step_scheduler_with_optimizer=False,",
+        "+        step_scheduler_with_optimizer=True,",
+    ),
+    (
+        "10_precision_and_compilation.md",
+        "| `BF16`    | 108,690 weights | 217,380                 |          2 |",
+        "| `BF16`    | 108,690 weights | 434,760                 |          4 |",
+    ),
+    (
+        "10_precision_and_compilation.md",
+        "| train, 20 images    |          2 |          3 |",
+        "| train, 20 images    |          1 |          3 |",
+    ),
     ("11_kill_and_resume.md", "54 of 54 | **equal** |", "54 of 54 | differ |"),
     ("11_kill_and_resume.md", "`random_states_2.pkl`, `sch", "`sch"),
     ("11_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
@@ -57,6 +87,16 @@ LIES = [
         "| yes    | the whole          | the whole ",
     ),
     ("13_when_it_does_not_fit.md", "The bubble is 1/5:", "The bubble is 1/10:"),
+    (
+        "14_timelines_and_scaling.md",
+        "|            25 |           1 |                             0 |",
+        "|            25 |           1 |                             1 |",
+    ),
+    (
+        "14_timelines_and_scaling.md",
+        "| 2 ×              |       8 | 38% ",
+        "| 2 ×              |       8 | 88% ",
+    ),
     ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
 ]
 
@@ -83,7 +123,7 @@ def checked(tmp_path_factory):
     assert words[-3:] == [*OTHER_PAGES, "tutorials/*.md"]
     command = words[: -1 - len(OTHER_PAGES)]
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda half: run_to_end([*command, *half], timeout=500), halves))
+        results = list(pool.map(lambda half: run_to_end([*command, *half], timeout=900), halves))
     for result in results:
         assert not re.search("^[A-Z]\\w*Error", result.stderr, re.MULTILINE), result.stderr
     return SimpleNamespace(folder=folder, stdout="".join(result.stdout for result in results))
@@ -96,7 +136,7 @@ def is_stale(checked, page) -> bool:
     return f"Checking {page}  (changed)" in lines
 
 
-@pytest.mark.timeout(600)  # the first to ask for `checked` waits for every program of the pages
+@pytest.mark.timeout(1000)  # the first to ask for `checked` waits for every program of the pages
 def test_no_page_is_stale(checked):
     for page in (*OTHER_PAGES, *PAGES):
         assert not is_stale(checked, page), page
