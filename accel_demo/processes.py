@@ -14,10 +14,11 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib import metadata
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from accel_demo.errors import UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors, say
 from accel_demo.stopping import SIGNALS
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
@@ -161,13 +162,20 @@ def is_launched() -> bool:
     return True
 
 
-def spawn(main: Callable, world_size: int, *arguments, start_method: str = "spawn") -> None:
+def spawn(
+    main: Callable,
+    world_size: int,
+    *arguments,
+    start_method: str = "spawn",
+    stop_at_once: bool = False,
+) -> None:
     """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
 
-    They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them.
-    `start_method` is one of Python's multiprocessing: each process that "spawn" starts imports
-    torch anew; "forkserver" imports it once for all, which Windows cannot. Raises `UserError`
-    where the port is taken; ends with the exit code of a process that failed.
+    They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them;
+    with `stop_at_once`, and before all are started, they end them. `start_method` is one of
+    Python's multiprocessing: each process that "spawn" starts imports torch anew; "forkserver"
+    imports it once for all, which Windows cannot. Raises `UserError` where the port is taken; ends
+    with the exit code of a process that failed.
     """
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
@@ -175,17 +183,25 @@ def spawn(main: Callable, world_size: int, *arguments, start_method: str = "spaw
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    ranks = torch.multiprocessing.start_processes(
-        _as_rank, (world_size, port, main, arguments), world_size, False, start_method=start_method
-    )
+    ranks = None
 
-    def pass_on(number, frame):
+    def asked_to_stop(number, frame):
+        if stop_at_once or ranks is None:
+            _kill_children()
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            say("stopped")
+            sys.exit(128 + number)
         for process in ranks.processes:
             if process.is_alive():
                 os.kill(process.pid, number)
 
-    earlier = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    earlier = {number: signal.signal(number, asked_to_stop) for number in SIGNALS}
     try:
+        orders = (world_size, port, main, arguments)
+        ranks = torch.multiprocessing.start_processes(
+            _as_rank, orders, world_size, join=False, start_method=start_method
+        )
         while not ranks.join():
             pass
     except torch.multiprocessing.ProcessExitedException as error:
@@ -240,6 +256,18 @@ def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: t
         torch.set_num_threads(1)  # a fork server has the variables of when it was started
     with one_line_errors():
         main(*arguments)
+
+
+def _kill_children() -> None:
+    """End every process below this one. They first stand still, so that none starts another.
+
+    But for Python's resource tracker, which ends by itself and cleans up after the others.
+    """
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if not any("resource_tracker" in word for word in child.cmdline()):
+                    act(child)
 
 
 def _name_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:

@@ -23,11 +23,17 @@ def save_results(
     test_set: ImageSet,
     device: torch.device,
 ) -> None:
-    """Write model.safetensors and predictions.json. One process calls it, on its `device`."""
+    """Write model.safetensors and predictions.json. One process calls it, on its `device`.
+
+    It makes no second copy of weights that are on the device: the peak of a run's memory, which is
+    read after it, is to be that of the training.
+    """
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
-    model = make_model(config).to(device)
-    model.load_state_dict(state_dict)
+    with torch.device("meta"):  # shapes alone
+        model = make_model(config)
+    model.load_state_dict(state_dict, assign=True)
+    model.to(device)  # where they come from the CPU
     logits = logits_of(model, test_set, config.eval_batch_size, precision, device)
     write_json(folder / "predictions.json", predictions_of(logits, test_set))
 

@@ -1,9 +1,18 @@
 """The four ways train the same network on the same images, and compiling is told apart."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
+from conftest import BIN, kill, marked
 
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab import bench
@@ -75,8 +84,74 @@ def test_a_cpu_without_a_compiler_is_a_mistake_found_before_anything_starts(monk
     precision.check_compiler(torch.device("cuda"))
 
 
+def test_a_large_network_is_compiled_only_where_that_is_asked_for():
+    for model, no_compiled, compile_large, count in (
+        ("small_cnn", False, False, 4),
+        ("small_cnn", True, False, 2),
+        ("resnet18", False, False, 2),
+        ("resnet18", False, True, 4),
+    ):
+        options = SimpleNamespace(no_compiled=no_compiled, compile_large=compile_large)
+        ways = list(precision.ways_of(model, options))
+        assert ways == list(precision.WAYS)[:count]
+
+
+def test_a_worker_that_is_still_at_work_ends_with_all_that_it_has_started():
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(KeyboardInterrupt), precision.worker() as executor:
+        process = psutil.Process(executor.submit(os.getpid).result())
+        executor.submit(subprocess.call, sleeper)  # as a compiler
+        while not process.children():
+            time.sleep(0.01)
+        started = [process, *process.children()]
+        process.send_signal(signal.SIGINT)  # as a terminal does
+        raise KeyboardInterrupt
+    _, left = psutil.wait_procs(started, timeout=30)
+    kill(left)
+    assert len(started) == 2 and not left
+
+
+def test_a_request_to_stop_is_taken_as_ctrl_c(monkeypatch):
+    earlier = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(precision, "compare", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bench.main(["precision", "--no-compiled"])
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_while_it_compiles_it_leaves_neither_processes_nor_files(tmp_path, number):
+    mark, question = uuid.uuid4().hex, "bench precision --models tiny_cnn"
+    process = psutil.Popen(
+        [BIN / "accel-demo", *question.split()],
+        env={**os.environ, "ACCEL_DEMO_TEST": mark, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 200
+    try:
+        while "cc1plus" not in {one.name() for one in process.children(recursive=True)}:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        _, left = psutil.wait_procs(marked(mark), timeout=30)
+    finally:
+        kill(marked(mark))
+        process.communicate()
+    assert process.returncode == 130 and "\nstopped\n" in said
+    assert not left and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
-    "question", ["--steps 0", "--models nonsense", "--repeats 0", "--stepz 3", "--models"]
+    "question",
+    [
+        *("--steps 0", "--models nonsense", "--repeats 0", "--stepz 3", "--models"),
+        "--no-compiled --compile-large",
+    ],
 )
 def test_a_wrong_question_gets_one_line_before_anything_starts(question, capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():

@@ -196,6 +196,14 @@ def test_processes_that_were_not_connected_or_drifted_apart_are_an_error(monkeyp
             lr.measure(2, SAMPLES, 0.01)
 
 
+def test_a_training_that_diverges_gets_one_sentence(monkeypatch):
+    """A fake of the launch. Weights that are no numbers are equal to nothing, on no process."""
+    run = Trained(WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}, torch.full((2,), math.nan))
+    monkeypatch.setattr(lr.ranks, "of_every_rank", lambda *_: [[run], [run]])
+    with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06$"):
+        lr.measure(2, SAMPLES, 1e6)
+
+
 @pytest.mark.slow
 def test_a_schedule_of_four_processes_is_over_at_a_quarter(tmp_path):
     found = measured(tmp_path, "--processes", "2,4", "--samples", "1024")

@@ -1,6 +1,9 @@
 """Page 08 says what was measured, and its exercise tells the usual mistakes apart."""
 
 import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pages import TUTORIALS, check, table_rows
@@ -62,8 +65,8 @@ def observe_all(answers):
 
 
 @pytest.fixture(scope="module")
-def verdicts(together, grader, tmp_path_factory):
-    """The verdicts on the model answer, on the unsolved file, and on each of the wrong ones."""
+def reports(together, tmp_path_factory):
+    """What the ranks saw of the model answer, the unsolved file, and each of the wrong ones."""
     folder, right = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
     answers = [ANSWER, EXERCISES / "08_exact_accuracy.py"]
     for number, (*changes, _) in enumerate(WRONG):
@@ -74,7 +77,12 @@ def verdicts(together, grader, tmp_path_factory):
         answers.append(folder / f"wrong {number}.py")
         answers[-1].write_text(text)
     ranks = together(observe_all, 3, timeout=220, answers=[str(answer) for answer in answers])
-    return [grader.judge(list(reports)) for reports in zip(*ranks, strict=True)]
+    return [list(of_all) for of_all in zip(*ranks, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def verdicts(reports, grader):
+    return [grader.judge(of_all) for of_all in reports]
 
 
 def test_the_model_answer_is_right(verdicts):
@@ -85,18 +93,41 @@ def test_the_unsolved_file_is_wrong(verdicts):
     assert verdicts[1].startswith("7 of 22 samples never go through the model (15, 16, 17,")
 
 
+def test_the_unsolved_file_does_what_it_says_of_itself(reports):
+    for report in reports[1]:
+        for_22, for_30 = report["results"]  # and none for 4
+        assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
+        assert "RuntimeError" in report["mistake"]
+
+
 def test_the_usual_mistakes_are_told_apart(verdicts):
     for (*_, said), verdict in zip(WRONG, verdicts[2:], strict=True):
         assert said in verdict
 
 
-@pytest.mark.parametrize(
-    ("file", "returncode", "said"),
-    [
-        (None, 1, "wrong: 7 of 22 samples never go through the model"),
-        pytest.param(ANSWER, 0, "right: the exact accuracy of 22, 30, 4", marks=pytest.mark.slow),
-    ],
-)
+SAID = [
+    (ANSWER, 0, "right: the exact accuracy of 22, 30, 4"),
+    (None, 1, "wrong: 7 of 22 samples never go through the model"),
+]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_grader_prints_what_it_found_in_the_reports(
+    reports, grader, capsys, monkeypatch, number
+):
+    def write(command, time_limit):
+        for rank, report in enumerate(reports[number]):
+            Path(command.split()[-1], f"{rank}.json").write_text(json.dumps(report))
+        return SimpleNamespace(stderr="")
+
+    monkeypatch.setattr(grader, "run_to_end", write)  # these reports are of such a run already
+    file, returncode, said = SAID[number]
+    assert grader.main(file or EXERCISES / "08_exact_accuracy.py") == returncode
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "returncode", "said"), SAID)
 def test_the_check_says_right_or_wrong(start, file, returncode, said):
     result = check(start, "08", file, timeout=200)
     assert (result.returncode, result.stderr) == (returncode, "")

@@ -8,7 +8,7 @@ from pages import check, table_rows
 
 PAGE = "09_batch_and_learning_rate.md"
 EXERCISES = REPOSITORY / "tutorials" / "exercises"
-ANSWER = EXERCISES / "answers" / "09_same_curve.py"
+EXERCISE, ANSWER = (EXERCISES / folder / "09_same_curve.py" for folder in (".", "answers"))
 ONCE = ", step_scheduler_with_optimizer=False"
 DIVIDED = "batch_size=global_batch // accelerator.num_processes"
 BEFORE = ("    total_steps = len(loader)\n", "")
@@ -87,9 +87,10 @@ def last_rate_with_accumulation() -> float:
 
 @pytest.fixture(scope="module")
 def verdicts(together, tmp_path_factory):
-    """Of the model answer, the `RIGHT` ones and the `WRONG` ones, with the rate: by rank."""
+    """Of the file to fill in, the model answer, the `RIGHT` and the `WRONG` ones, with the rate: by
+    rank."""
     folder = tmp_path_factory.mktemp("answers")
-    answers = [ANSWER]
+    answers = [EXERCISE, ANSWER]
     for number, changes in enumerate([*RIGHT, *(changes for changes, _ in WRONG)]):
         text = ANSWER.read_text()
         for old, new in changes:
@@ -105,8 +106,9 @@ def test_with_a_window_of_four_a_schedule_comes_to_a_quarter_of_its_way(verdicts
 
 
 def test_the_usual_mistakes_are_told_apart_and_every_good_answer_is_right(verdicts):
-    (mine, _), (others, _) = verdicts
-    assert mine == others
+    ((not_done, *mine), _), (others, _) = verdicts
+    assert [not_done, *mine] == others
+    assert not_done.startswith("a step is taken on 32 samples")
     rights = 1 + len(RIGHT)
     assert mine[:rights] == [""] * rights
     for (_, said), verdict in zip(WRONG, mine[rights:], strict=True):
@@ -121,6 +123,7 @@ def test_the_model_answer_is_right(start, tmp_path):
     assert result.stdout.startswith("right: ")
 
 
+@pytest.mark.slow
 def test_the_exercise_that_nobody_has_done_is_right_on_one_process_and_not_on_two(start):
     result = check(start, "09")
     assert (result.returncode, result.stderr) == (1, "")

@@ -154,6 +154,12 @@ def test_one_changed_bit_in_a_saved_file_breaks_the_promise(change, saved):
     assert (row["weights_differ_by"] > 0) == (change is not count_a_batch_more)
 
 
+def test_two_runs_that_lose_the_same_number_are_the_same():
+    lost = {"weight": torch.tensor([1.0, float("nan")])}
+    found = parity_ledger.compare(lost, {"weight": lost["weight"].clone()}, {"weight"})
+    assert found["same_file"] and found["weights_differ_by"] == 0
+
+
 def test_a_bound_is_kept_or_broken_by_the_weights(saved):
     choices = {"kind": "accumulated", "processes": 3, "model": "tiny_cnn"}
     kept = saved(flip_last_bit, **choices)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from accel_demo import train_plain
+from accel_demo import results, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
+from accel_demo.models import make_model
 from accel_demo.results import MOST_MISTAKES, predictions_of
 
 
@@ -43,6 +44,22 @@ def test_the_surest_mistakes_come_first_with_their_images(run_dir):
         assert mistake["label"] == test_set.labels[mistake["index"]] != mistake["predicted"]
         image = Image.open(io.BytesIO(base64.b64decode(mistake["png"])))
         assert image.tobytes() == test_set.pixels[mistake["index"]].numpy().tobytes()
+
+
+def test_the_weights_are_saved_without_a_second_copy_of_them(tmp_path, monkeypatch):
+    config = TrainConfig(model="tiny_cnn", test_samples=8)
+    weights = make_model(config).state_dict()
+    (tmp_path / "environment.json").write_text('{"mixed_precision": "no"}')
+    asked = []
+
+    def listen(model, test_set, *_):
+        asked.append({name: tensor.data_ptr() for name, tensor in model.state_dict().items()})
+        return torch.zeros(len(test_set), 10)
+
+    monkeypatch.setattr(results, "logits_of", listen)
+    _, test_set = load_datasets(config)
+    results.save_results(tmp_path, weights, config, test_set, torch.device("cpu"))
+    assert asked == [{name: tensor.data_ptr() for name, tensor in weights.items()}]
 
 
 def test_coloured_images_are_kept_in_colour_and_no_mistake_is_no_list():

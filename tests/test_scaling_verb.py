@@ -1,6 +1,7 @@
 """The serial share is fitted as the laws say it, and `accel-demo scaling` says what it measured."""
 
 import json
+import re
 import statistics
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ from conftest import run_to_end
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel_demo.config import TrainConfig
+from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import scaling, scaling_picture, scaling_reasons, scaling_text
 from accel_demo.lab.scaling_fit import amdahl, fit, gustafson, serial_share_of
@@ -79,6 +82,7 @@ def test_one_count_fits_any_speedup_and_two_counts_show_where_the_law_does_not_h
         (["--threads", "100000"], "100000 threads are too many"),
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["--batch-size", "25002"], "--batch-size must be at most 25000 here, got 25002"),
         (["--model", "resnet18", "--batch-size", "2"], "batches of two images or more: 1 is left"),
         (["--plot", "picture.bmp"], "--plot takes a .png, .svg or .pdf file"),
         (["--lanes"], "unrecognized arguments: --lanes"),
@@ -88,6 +92,19 @@ def test_what_cannot_be_is_said_before_anything_starts(monkeypatch, arguments, s
     monkeypatch.setattr(scaling, "Crew", None)
     with pytest.raises(UserError, match=said):
         scaling.main(arguments)
+
+
+def test_the_first_gpus_are_those_that_this_process_sees(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    assert [scaling.first_gpus(count) for count in (1, 2, 3)] == ["3", "3,1", "3,1,2"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert scaling.first_gpus(2) == "0,1"
+
+
+def test_the_most_images_of_one_run_are_those_of_the_synthetic_dataset():
+    too_many = TrainConfig(dataset="synthetic", train_samples=scaling.MOST_IMAGES + 1)
+    with pytest.raises(UserError, match=f"must be at most {scaling.MOST_IMAGES} for synthetic"):
+        load_datasets(too_many)
 
 
 def test_one_process_is_measured_once_for_both_scalings():
@@ -144,7 +161,9 @@ def test_the_text_says_what_the_counts_can_tell_and_who_shares_cores():
     assert "cannot show that the law holds" not in crowded
     two = scaling_text.text(made_up(0.25, [1, 2], cores=2))
     assert "cannot show that the law holds" in two and " share 2 cores" not in two
-    assert "Above 1" not in two and "Below 0" not in two
+    assert "Above 1" not in two and "Below 0" not in two and "Noise" not in two
+    alone = scaling_text.text(made_up(0.25, [1], cores=2) | {"threads": 4})
+    assert "1 process with 4 threads each share 2 cores" in alone
     assert "Above 1: slower than one process" in scaling_text.text(made_up(1.5, [1, 2], cores=2))
     assert "Below 0: faster than the ideal" in scaling_text.text(made_up(-0.1, [1, 2], cores=2))
 
@@ -229,7 +248,7 @@ def test_the_lock_is_part_of_the_output_and_of_the_picture(measured):
     for kind, ways in kinds.items():
         assert list(ways) == ["one after the other", "two threads", "two processes"]
         for way, one in ways.items():
-            assert f"| {kind} ".ljust(20) in measured.stdout and way in measured.stdout
+            assert re.search(rf"\| {kind} +\| {way} +\|", measured.stdout)
             assert 0 < one["cores_busy"] < 2.2
     if measured.found["gil"]["has_gil"]:  # two threads never run Python at the same time
         assert kinds["preprocessing in Python"]["two threads"]["cores_busy"] < 1.15

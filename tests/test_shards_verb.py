@@ -15,7 +15,7 @@ from accel_demo.lab.shards_picture import draw
 from accel_demo.lab.shards_read import ACCELERATE, TORCH, Dealing, make_loader, read_all
 from accel_demo.lab.shards_words import MARKS, reading_table, what_would_hang
 
-SIZES = [(samples, batch_size) for samples in (1, 4, 22, 30, 31) for batch_size in (3, 6)]
+SIZES = [(samples, batch_size) for samples in (1, 4, 22, 30, 36) for batch_size in (3, 6)]
 OPTIONS = [
     {"way": TORCH},
     {"way": TORCH, "set_epoch": False},
@@ -260,8 +260,9 @@ def test_it_is_said_what_would_hang():
     ("flags", "said"),
     [
         ("--processes 0", "--processes must be at least 1, got 0"),
-        ("--samples 0", "--samples must be from 1 to 100000, got 0"),
-        ("--batch-size -1", "--batch-size must be from 1 to 100000, got -1"),
+        ("--samples 0", "--samples must be from 1 to 10000, got 0"),
+        ("--batch-size -1", "--batch-size must be from 1 to 10000, got -1"),
+        ("--samples 10001 --quick", "--samples must be from 1 to 10000, got 10001"),
         ("--epochs 0", "--epochs must be from 1 to 100, got 0"),
         (
             "--way DistributedSampler --dispatch-batches",

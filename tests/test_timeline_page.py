@@ -56,7 +56,7 @@ def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", mod
             "bucket_bytes": [802_816, 401_408, 1_234_567],
         },
         **{"phases": PHASES, "ranks": everyone, "summary": summary},
-        "straggler": {"rank": ranks - 1, "late_ms": late_ms} if late_ms else None,
+        "straggler": {"rank": ranks - 1, "slower_ms": late_ms} if late_ms else None,
         "sweep": [
             {"bucket_mb": size, "buckets": buckets, "all_reduce_ms": 12.0 + buckets}
             | {"exposed_ms": 12.0 - hidden, "hidden_share": hidden / 24, "step_ms": 50 - hidden}
@@ -93,7 +93,7 @@ def test_the_picture_names_ranks_steps_and_phases_and_the_slow_rank(tmp_path):
     assert "rank 1 is slow: by 20.0 ms in each step" in words
     assert not any("bucket_cap_mb of DDP" in word for word in words)
     timeline_picture.draw(a_timeline(), file)
-    assert "no rank is slow" in words_of(file)
+    assert "no rank is slower than the others in each step" in words_of(file)
     assert not any("slow)" in word for word in words_of(file))
 
 
@@ -160,19 +160,25 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
     timeline_page.write(a_timeline(late_ms=20.0, sweep=True), file)
     page = file.read_text()
     assert "rank 1 is slow: by 20.0 ms in each step" in page
-    assert "no rank is slow" not in page
+    assert "no rank is slower than the others in each step" not in page
     assert (
         "2 connected processes on cpu (gloo): small_cnn, batches of 64 images per process" in page
     )
-    head, *ranks, sweep_head, first, _, _ = rows_of(page)
+    head, *ranks, sweep_head, first, second, last = rows_of(page)
     assert head[:8] == ["rank", "wall", *PHASES]
     assert [row[0] for row in ranks] == ["0", "1"]
     assert ranks[1][2:4] == ["22.50", "11.25"] and ranks[1][-2:] == ["74 %", "20.00"]
     assert sweep_head[0] == "bucket_cap_mb"
-    assert first == ["0.05", "12", "24.00", "10.00", "8 %", "48.00"]
+    assert sweep_head[3] == "exposed (ms)"
+    assert [row[0] for row in (first, second, last)] == ["0.5", "25", "0.05"], "as it was asked for"
+    assert last == ["0.05", "12", "24.00", "10.00", "8 %", "48.00"]
     timeline_page.write(a_timeline(), file)
     page = file.read_text()
-    assert "no rank is slow" in page and "is slow:" not in page and len(rows_of(page)) == 3
+    assert (
+        "no rank is slower than the others in each step" in page
+        and "is slow:" not in page
+        and len(rows_of(page)) == 3
+    )
 
 
 def test_the_page_holds_every_bar_and_its_share_of_its_step():
@@ -205,6 +211,7 @@ def test_a_run_on_one_process_has_an_empty_lane_of_communication(tmp_path):
         tmp_path / "lanes.html"
     ).read_text().replace("</p>", "<")
     assert len(timeline_page.data_of(found)["lanes"]) == 2
+    assert timeline_picture.verdict(found) == "one process waits for nobody"
 
 
 def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):

@@ -22,6 +22,12 @@ def test_what_is_planted_in_title_or_data_stays_text(tmp_path):
     assert json.loads(inert) == {"text": PLANTED}
 
 
+def test_a_number_no_browser_can_read_makes_no_page(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_page(tmp_path / "page.html", "Title", "", data={"loss": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.browser
 def test_a_page_runs_its_script_alone_and_asks_for_nothing(open_page, tmp_path):
     file = tmp_path / "page.html"

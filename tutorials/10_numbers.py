@@ -205,7 +205,8 @@ def draw(rows: list[list], path) -> None:
     left.set_yticks(range(len(BITS)), [name(dtype) for dtype in BITS])
     left.invert_yaxis()
     left.set_title("Bits of a number", loc="left", fontsize=10)
-    left.legend(frameon=False, fontsize=9, loc="lower right")
+    left.set_xlim(right=38)  # room for the legend beside the shorter formats
+    left.legend(frameon=False, fontsize=9, loc="lower right", handlelength=1)
     for offset, column, label in ((-0.2, 1, "float32"), (0.2, 2, "bf16 autocast")):
         places = [place + offset for place in range(len(rows))]
         sizes = [row[column] / 1e6 for row in rows]

@@ -32,14 +32,15 @@ def main(device: torch.device) -> None:
 
 
 def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tuple:
-    """Of the last step: for each all-reduce, whether it started while gradients were missing.
+    """For each all-reduce of the last step: whether it started while gradients were missing.
 
-    And the seconds this rank computed until then, and waited for the result.
+    And the seconds this rank computed in all steps, and waited for the result.
     """
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 256, device=device) for _ in range(8)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
-    is_complete, early, started_at = False, [], 0.0
+    is_complete, early = False, []
+    started_at = computed = waited = 0.0
 
     def on_last_gradient(gradient):  # backward ends at the first layer
         nonlocal is_complete
@@ -60,7 +61,9 @@ def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tupl
         loss = model(torch.randn(16, 256, device=device)).sum()
         time.sleep(late * dist.get_rank())
         loss.backward()
-    return early, started_at - begun_at, time.perf_counter() - started_at
+        computed += started_at - begun_at  # until the last bucket was full
+        waited += time.perf_counter() - started_at
+    return early, computed, waited
 
 
 if __name__ == "__main__":

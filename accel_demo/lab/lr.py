@@ -9,6 +9,7 @@ they are trained there too.
 """
 
 import dataclasses
+import math
 import os
 
 import torch
@@ -73,12 +74,20 @@ def check(counts: list[int], samples: int, learning_rate: float) -> None:
 
 
 def measure(processes: int, samples: int, learning_rate: float) -> list[Trained]:
-    """Every way in so many connected processes. Those that came out the same on one are one."""
+    """Every way in so many connected processes. Those that came out the same on one are one.
+
+    Raises `UserError` where a loss is no longer a number.
+    """
     arguments = (train_every_way, processes, samples, learning_rate, WAYS)
     found = ranks.of_every_rank(*arguments)
     for runs in zip(*found, strict=True):
         if any(run.processes != processes for run in runs):
             raise RuntimeError(f"{processes} processes, and one is connected to other than those")
+        if not all(map(math.isfinite, runs[0].losses.values())):
+            raise UserError(
+                f"{runs[0].way.name}, processes: {processes}: the loss is not a number any more; "
+                f"take a --learning-rate below {learning_rate:g}"
+            )
         if any(not torch.equal(run.weights, runs[0].weights) for run in runs):
             raise RuntimeError(f"{runs[0].way.name}: the processes have drifted apart")
     first, *others = found[0]

@@ -118,6 +118,7 @@ def train(way: Way, samples: int, learning_rate: float) -> Trained:
         learning_rate=learning_rate * processes**way.power,
     )
     torch.backends.cudnn.allow_tf32 = False  # weights could not be compared within rounding
+    torch.backends.cudnn.deterministic = True  # nor the same training with itself, bit by bit
     torch.manual_seed(config.seed)
     train_set, test_set = load_datasets(config)
     options = loader_options(config, device)

@@ -20,7 +20,7 @@ from accel_demo.lab.ranks import of_every_rank
 
 BATCH_SIZE, QUICK_BATCH_SIZE = 32, 4  # images per device
 LEFT_OUT = [
-    "BatchNorm's buffers and the images",
+    "BatchNorm's buffers, the images, and single numbers such as AdamW's count of steps",
     "the gradients on nn.DataParallel's further devices, there within backward alone",
     "the buffer FSDP2 gathers a layer in, as large as that layer, kept until the next one has come",
     "a GPU's CUDA context, what cuDNN keeps for itself, and pieces the allocator holds unused",

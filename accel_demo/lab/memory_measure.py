@@ -21,8 +21,10 @@ from accel_demo.lab.memory_formula import KINDS, Bytes
 from accel_demo.lab.memory_strategies import Watch, wrap
 from accel_demo.models import CLASSES
 
-# DDP makes its final buckets at the start of the second step, and fills them at its end.
-STEPS_TO_COUNT, STEPS_TO_READ = 2, 3
+# DDP makes its final buckets at the start of the second step, and fills them at its end. The others
+# make the same in every step; the optimizer's state is there from the end of the first.
+STEPS_TO_COUNT = {"nn.DataParallel": 1, "DDP": 2, "FSDP2": 1}
+STEPS_TO_READ = {"nn.DataParallel": 2, "DDP": 3, "FSDP2": 2}
 MMAP_BYTES = 64 * 1024  # larger pieces go back to the system when they are freed
 
 
@@ -82,7 +84,7 @@ def count(
             kept.append(tensor.detach())
         return tensor.detach()
 
-    for _ in range(STEPS_TO_COUNT):
+    for _ in range(STEPS_TO_COUNT[strategy]):
         optimizer.zero_grad()
         buckets.clear()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -121,7 +123,7 @@ def read_between(
     wrapped = wrap(strategy, network, devices, Watch(lambda: note("before copies"), after_copies))
     note("wrapped")
     optimizer = make_optimizer(network.parameters())
-    for step in range(STEPS_TO_READ):
+    for step in range(STEPS_TO_READ[strategy]):
         note("before")
         loss = F.cross_entropy(wrapped(images), labels)
         note("forward")

@@ -30,7 +30,7 @@ def text(found: dict) -> str:
                     ]
                 )
         sums = [sum(sizes[kind] for kind in KINDS) for sizes in (predicted, measured)]
-        error = f"{sums[0] / sums[1] - 1:+.1%}"
+        error = f"{sums[0] / sums[1] - 1:+.1%}" if sums[1] > 0 else "–"  # too small to be seen
         rows.append([*start, "together", "", _megabytes(sums[0]), "", _megabytes(sums[1]), error])
     devices = found["places"][0]["predicted_of_each_device"]
     each = [f"device {i} {_megabytes(sum(one.values()))}" for i, one in enumerate(devices)]

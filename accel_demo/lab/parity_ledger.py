@@ -1,5 +1,6 @@
 """Which runs are compared, what they promise each other, and why they differ where they do."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,12 +100,13 @@ def compare(first: dict, second: dict, names: set[str]) -> dict:
     """
     if {n: t.shape for n, t in first.items()} != {n: t.shape for n, t in second.items()}:
         raise ValueError("the two files do not hold the same model")
+    is_same = {name: _bytes(tensor) == _bytes(second[name]) for name, tensor in first.items()}
     apart: dict[str, float] = {}
     for name, tensor in first.items():
         if tensor.is_floating_point():
-            difference = (tensor - second[name]).abs().max().item()
-            apart[name] = difference if difference == difference else float("inf")
-    is_same = {name: _bytes(tensor) == _bytes(second[name]) for name, tensor in first.items()}
+            # A NaN in both is no difference, where the bits are the same.
+            difference = 0.0 if is_same[name] else (tensor - second[name]).abs().max().item()
+            apart[name] = math.inf if math.isnan(difference) else difference
     return {
         "weights_differ_by": max(apart[name] for name in names),
         "statistics_differ_by": max((apart[name] for name in apart.keys() - names), default=None),

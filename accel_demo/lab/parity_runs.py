@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ def train_all(runs: list[Run], choices: dict, folder: Path) -> dict[Run, dict]:
     """
     processes = max(run.processes for run in runs)
     ports = [free_port() for _ in runs]
-    spawn(_train, processes, runs, ports, choices, folder, start_method=start_method())
+    how = {"start_method": start_method(), "stop_at_once": True}  # a run cut short is no result
+    spawn(_train, processes, runs, ports, choices, folder, **how)
     found = {}
     for run in runs:
         environment = json.loads((folder / run.name / "environment.json").read_text())
@@ -56,6 +58,7 @@ def _train(runs: list[Run], ports: list[int], choices: dict, folder: Path) -> No
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     _compute_the_same_each_time(processes)
+    tqdm.set_lock(threading.RLock())  # its own, for several processes, outlives one that is killed
     bar = tqdm(total=len(runs), desc="training", unit="run", disable=rank > 0, file=sys.stderr)
     for run, port in zip(runs, ports, strict=True):
         if rank >= run.processes:

@@ -1,6 +1,7 @@
 """Call a function in connected processes, and have what each of them found."""
 
 import pickle
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +18,21 @@ def of_every_rank(function: Callable, processes: int, *arguments, threads: int =
 
     `device` is the process's own: a GPU where there is one for each of them, else the CPU, where it
     computes on `threads` threads. The function must be importable by its module and name; arguments
-    and results are pickled. Where a process fails, this one ends with its exit code.
+    and results are pickled. Where a process fails, this one ends with its exit code. A signal that
+    asks this one to stop, like Ctrl-C, ends them all.
     """
     with tempfile.TemporaryDirectory() as folder:
         spawn(
             *(_call, processes, Path(folder), threads, function, arguments),
             start_method=group.start_method(),
+            stop_at_once=True,
         )
         files = [Path(folder, f"{rank}.pickle") for rank in range(processes)]
         return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def _call(folder: Path, threads: int, function: Callable, arguments: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a terminal's Ctrl-C comes here too: no traceback
     torch.set_num_threads(threads)
     device = connect(group.TIME_LIMIT)
     group.check_all_have_met(device)

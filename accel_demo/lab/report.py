@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.lab import verb
 from accel_demo.lab.report_files import printable
 from accel_demo.lab.report_page import write_report
 from accel_demo.lab.report_runs import FILES, check_folders, read_runs
 from accel_demo.lab.report_text import as_text
+
+# To be read in this order. What a folder holds: report_files (any one file), report_metrics and
+# report_predictions (the two with a form of their own), report_runs (the whole folder). What is
+# said of several runs: report_compare. As text: report_text. As a page: report_curves,
+# report_images, and report_page around both, with report.css and report.js.
 
 
 def main(arguments: list[str]) -> int:
@@ -34,20 +38,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help=help)
     help = "print the text alone, and write no page"
     parser.add_argument("--quick", action="store_true", help=help)
-    parser.set_defaults(plot=None)  # the page has the pictures
-    options = verb.read(parser, arguments)
+    options = parser.parse_args(arguments)
     check_folders(options.runs)
     page = None if options.quick else options.html or options.runs[0] / "report.html"
     _check_files(options, page)
 
     runs = read_runs(options.runs)
-    _print(as_text(runs))
     if options.json:
         text = json.dumps({"runs": [_without_images(run) for run in runs]}, indent=2) + "\n"
         _write_whole(options.json, lambda file: file.write_text(text))
     if page:
         _write_whole(page, lambda file: write_report(file, runs))
-        _print(f"\nreport: {printable(str(page), 1000)}")
+    _print(as_text(runs) + (f"\n\nreport: {printable(str(page), 1000)}" if page else ""))
     return 0
 
 
@@ -76,16 +78,18 @@ def _is_writable(path: Path) -> bool:
 
 
 def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` write the file: whole or not at all. Raises `UserError`."""
-    path = Path(os.path.realpath(path))  # where it is a link, the file behind it
-    temporary = path.with_name(f".report.{os.getpid()}")
+    """Let `write` write the file: whole or not at all. Raises `UserError`.
+
+    A link of that name is replaced and not followed: a run folder of somebody else may hold one to
+    a file of yours.
+    """
     try:
-        write(temporary)
-        os.replace(temporary, path)
+        with tempfile.TemporaryDirectory(prefix=".report.", dir=path.parent) as folder:
+            whole = Path(folder, "whole")
+            write(whole)
+            os.replace(whole, path)
     except OSError as error:
         raise UserError(f"cannot write {printable(str(path))} ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _without_images(run: dict) -> dict:
@@ -98,6 +102,13 @@ def _without_images(run: dict) -> dict:
 
 
 def _print(text: str) -> None:
-    """Print on a terminal of any encoding: what it does not have becomes a question mark."""
+    """Print on a terminal of any encoding: what it does not have becomes a question mark.
+
+    A reader who has seen enough, as `| head` has, ends it quietly.
+    Source: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    """
     encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -32,7 +32,8 @@ def images_per_step(run: dict) -> int | None:
     factors = [config.get("batch_size"), config.get("accumulate"), environment.get("processes")]
     if not all(is_count(factor, 10**9) and factor for factor in factors):
         return None
-    return factors[0] * factors[1] * factors[2]
+    images = factors[0] * factors[1] * factors[2]
+    return images if images <= 10**9 else None
 
 
 def final_figures(runs: list[dict]) -> dict[str, list[str]]:
@@ -58,9 +59,10 @@ def _figures(run: dict) -> dict[str, str]:
         name: [value for piece in pieces for _, value in piece]
         for name, pieces in run["metrics"]["curves"].items()
     }
-    tested = values["test_accuracy"] or [None]
+    tested = values["test_accuracy"]
     speeds = values["images_per_second"]
-    last, best = summary.get("test_accuracy"), summary.get("best_test_accuracy")
+    last = summary.get("test_accuracy", tested[-1] if tested else None)
+    best = summary.get("best_test_accuracy", max(tested, default=None))
     speed, seconds = summary.get("images_per_second"), summary.get("train_seconds")
     memory = summary.get("peak_gpu_memory_bytes")
     speed_text = "" if speed is None else f"{speed:,.0f}"
@@ -69,8 +71,8 @@ def _figures(run: dict) -> dict[str, str]:
     step, images = last_step(run["metrics"]), images_per_step(run)
     return {
         "state": _state(run),
-        "test accuracy": _share(tested[-1] if last is None else last),
-        "best test accuracy": _share(max(tested) if best is None and tested[-1] else best),
+        "test accuracy": _share(last),
+        "best test accuracy": _share(best),
         "test loss": "".join(f"{value:.4f}" for value in values["test_loss"][-1:]),
         "train loss, last interval": "".join(f"{v:.4f}" for v in values["train_loss"][-1:]),
         "images/s in training": speed_text,

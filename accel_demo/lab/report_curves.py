@@ -17,7 +17,7 @@ SHAPES = (  # a marker of about 8 units around 0,0
     "M0 4.2L4-3H-4z",
 )
 MOST_MARKERS = 8  # on one run's curve, so that it stays a line
-MOST_POINTS = 4000  # of one run's curve; beyond it, its outline is drawn
+MOST_POINTS = 4000  # of one run's curve in one piece; beyond it, its outline is drawn
 FARTHEST_LOG = 30  # a loss whose highest value is so many times its lowest gets a log scale
 
 
@@ -40,18 +40,16 @@ def swatch(index: int) -> str:
     )
 
 
-def thinned(piece: list[list]) -> list[list]:
-    """A piece whose outline is the same with at most `MOST_POINTS` points, all of them its own."""
-    if len(piece) <= MOST_POINTS:
-        return piece
-    size = math.ceil(len(piece) / (MOST_POINTS // 4))
-    kept = []
-    for start in range(0, len(piece), size):
-        part = piece[start : start + size]
-        lowest, highest = min(part, key=_value), max(part, key=_value)
-        some = [part[0], lowest, highest, part[-1]]
-        kept += sorted({tuple(point) for point in some})
-    return [list(point) for point in kept]
+def thinned(pieces: list[list]) -> list[list]:
+    """One run's curve with the same outline, drawn with some of its points.
+
+    They are at most `MOST_POINTS`, and 4 more for each further piece.
+    """
+    points = sum(map(len, pieces))
+    if points <= MOST_POINTS:
+        return pieces
+    size = math.ceil(points / (MOST_POINTS // 4))
+    return [_outline(piece, size) for piece in pieces]
 
 
 def chart(
@@ -133,8 +131,8 @@ def _axes(x_ticks: list[float], y_ticks: list[float], scale: dict, axis: str) ->
 
 def _curve(run: list[list], factor: int, scale: dict, mark: dict[str, str]) -> list[str]:
     parts, places = [], []
-    for piece in run:
-        line = [(_x(step * factor, scale), _y(value, scale)) for step, value in thinned(piece)]
+    for piece in thinned(run):
+        line = [(_x(step * factor, scale), _y(value, scale)) for step, value in piece]
         text = "L".join(f"{x} {y}" for x, y in line)
         parts.append(f'<path class="line" d="M{text}" {_stroke(mark)}/>')
         places += line
@@ -159,6 +157,16 @@ def _y(value: float, scale: dict) -> float:
     if scale["log"]:
         value, low, high = math.log10(value), math.log10(low), math.log10(high)
     return round(HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
+
+
+def _outline(piece: list[list], size: int) -> list[list]:
+    """Of each `size` points the first, the lowest, the highest and the last."""
+    kept = []
+    for start in range(0, len(piece), size):
+        part = piece[start : start + size]
+        some = [part[0], min(part, key=_value), max(part, key=_value), part[-1]]
+        kept += sorted({tuple(point) for point in some})
+    return [list(point) for point in kept]
 
 
 def _value(point: list) -> float:

@@ -1,7 +1,9 @@
 """One file of a run folder, whoever has written it: read with a limit, shown without surprises."""
 
 import json
+import unicodedata
 from pathlib import Path
+from typing import BinaryIO
 
 MOST_BYTES = 16 * 1024**2  # predictions.json, the largest that is read whole, has about 20 KiB
 MOST_ENTRIES = 200  # of config.json and its like
@@ -13,14 +15,18 @@ class Unreadable(Exception):
 
 
 def printable(text: str, most: int = 200) -> str:
-    """The text on one line, cut after `most` characters.
+    """The text on one line of at most `most` characters.
 
-    What would move the cursor, turn the line around or be invisible (control characters, marks of
-    direction, broken Unicode) is written out, as `\\x1b` or `\\u202e`.
+    What would move the cursor, turn the line around, be invisible or pile up over other lines
+    (control characters, marks of direction, broken Unicode, more than two accents on a letter) is
+    written out, as `\\x1b` or `\\u202e`.
     """
-    if len(text) > most:
-        text = text[: most - 1] + "…"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    parts, accents = [], 0
+    for c in text[: most + 1]:
+        accents = accents + 1 if unicodedata.category(c) == "Mn" else 0
+        parts.append(c if c.isprintable() and accents <= 2 else ascii(c)[1:-1])
+    line = "".join(parts)
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def kind_of(value: object, most: int = 40) -> str:
@@ -40,7 +46,7 @@ def is_count(value: object, most: int = LARGEST) -> bool:
     return isinstance(value, int) and is_number(value, 0, most)
 
 
-def open_file(path: Path):
+def open_file(path: Path) -> BinaryIO:
     """The file, open for its bytes. Raises `Unreadable`: it waits for no pipe and no device."""
     try:
         if path.is_dir():

@@ -23,11 +23,12 @@ def confusions(runs: list[dict]) -> str:
             f'<div class="{"alone" if len(runs) == 1 else "pair"}">'
             f"{_matrix(predictions, deepest)}{_worst(predictions)}</div></section>"
         )
-    alike = " The shades of all runs are alike." if len(runs) > 1 else ""
+    alike = " All runs have the same scales." if len(runs) > 1 else ""
     return (
         "<h2>Confusion matrix</h2>"
-        '<p class="soft">Row: true class. Column: predicted class. Blue: right; orange: wrong; '
-        f"the deeper, the larger the share of its row.{alike}</p>"
+        '<p class="soft">Row: true class. Column: predicted class. The deeper, the larger the '
+        "share of its row: blue where right, on a scale from 0 to 100%; orange where wrong, on "
+        f"one from 0 to {deepest or 1:.1%}.{alike}</p>"
         f'<div class="beside">{"".join(parts)}</div>'
     )
 

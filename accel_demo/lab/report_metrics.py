@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from accel_demo.lab.report_files import (
     LARGEST,
@@ -14,6 +15,9 @@ from accel_demo.lab.report_files import (
 )
 
 LONGEST_LINE = 64 * 1024  # bytes; the lines of a run have about 170
+MOST_LINES, MOST_BYTES = 200_000, 64 * 1024**2  # read of one file
+MOST_NOTES = 1000  # of lines skipped, and of lines drawn in part
+MOST_PIECES = 100  # of one curve
 # What a line of the training holds, and one of an evaluation, with the largest value it can have.
 TRAINING = {
     "train_loss": LARGEST,
@@ -38,13 +42,19 @@ def read_metrics(path: Path) -> dict:
     `lines` counts them, and `drawn` those of which something can be drawn. `curves` has for each
     name of `CURVES` its pieces, lists of [step, value]: where the steps go back, as after a resume,
     a new piece begins. `skipped` lists the lines of which nothing is drawn, `remarks` those drawn
-    in part or out of order, both as {"first", "last", "says"}: equal neighbours are one entry.
+    in part or out of order, both as {"first", "last", "says"}: equal neighbours are one entry, and
+    so is all that comes after `MOST_NOTES` of them. Of a file beyond `MOST_LINES` or `MOST_BYTES`
+    the first line that is not read is skipped, and counted; those after it are not.
     """
     curves = {name: [] for name in CURVES}
     found = {"lines": 0, "drawn": 0, "curves": curves, "skipped": [], "remarks": []}
     with open_file(path) as file:
         for number, (line, is_ended) in enumerate(_lines(file), start=1):
             found["lines"] = number
+            if number > MOST_LINES or file.tell() > MOST_BYTES:
+                much = f"{MOST_LINES:,} lines or {MOST_BYTES // 1024**2} MiB"
+                _note(found["skipped"], number, f"and the rest are not read: more than {much}")
+                break
             try:
                 remark = _draw(_values(line, is_ended), curves)
                 found["drawn"] += 1
@@ -69,12 +79,14 @@ def all_points(metrics: dict) -> Iterator[tuple[str, list]]:
                 yield name, point
 
 
-def _lines(file) -> Iterator[tuple[bytes | None, bool]]:
+def _lines(file: BinaryIO) -> Iterator[tuple[bytes | None, bool]]:
     """Each line, None for one that is too long; and whether a line feed ends it."""
     try:
         while line := file.readline(LONGEST_LINE + 1):
             is_long = len(line) > LONGEST_LINE
-            while not line.endswith(b"\n") and (rest := file.readline(LONGEST_LINE)):
+            while not line.endswith(b"\n") and file.tell() <= MOST_BYTES:
+                if not (rest := file.readline(LONGEST_LINE)):
+                    break
                 line = rest
             yield None if is_long else line, line.endswith(b"\n")
     except OSError as error:
@@ -118,6 +130,8 @@ def _draw(values: dict, curves: dict[str, list]) -> str:
             remarks.append(f"has the {name} {kind_of(values[name])}, not a number{limit}")
     if not drawn:
         raise Unreadable("; ".join(remarks))
+    if step <= before and max(len(curves[name]) for name in drawn) >= MOST_PIECES:
+        raise Unreadable(f"has step {step} after step {before}, after {MOST_PIECES} pieces")
     for name, value in drawn.items():
         pieces = curves[name]
         if not pieces or step <= pieces[-1][-1][0]:
@@ -133,5 +147,8 @@ def _draw(values: dict, curves: dict[str, list]) -> str:
 def _note(notes: list[dict], number: int, says: str) -> None:
     if notes and notes[-1]["says"] == says and notes[-1]["last"] == number - 1:
         notes[-1]["last"] = number
-    else:
+    elif len(notes) < MOST_NOTES:
         notes.append({"first": number, "last": number, "says": says})
+    else:
+        many = "is one of many such lines from here on, too many to name each"
+        notes[-1] |= {"last": number, "says": many}

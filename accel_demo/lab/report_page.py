@@ -44,8 +44,7 @@ def _data(runs: list[dict]) -> dict:
             for index, run in enumerate(runs)
         ],
         "curves": {
-            name: [[svg.thinned(piece) for piece in run["metrics"]["curves"][name]] for run in runs]
-            for name in CURVES
+            name: [svg.thinned(run["metrics"]["curves"][name]) for run in runs] for name in CURVES
         },
         "box": {
             **{"width": svg.WIDTH, "height": svg.HEIGHT, "left": svg.LEFT},
@@ -81,7 +80,7 @@ def _table(kind: str, corner: str, rows: dict[str, list[str]], runs: list[dict],
     """A table with a column for each run; the class `mark` for each of its rows."""
     heads = "".join(
         f'<th scope="col">{svg.swatch(index) if len(runs) > 1 else ""}'
-        f"<bdi>{escape(run['name'])}</bdi></th>"
+        f"<bdi>{_foldable(run['name'])}</bdi></th>"
         for index, run in enumerate(runs)
     )
     lines = [

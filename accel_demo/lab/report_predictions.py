@@ -3,6 +3,7 @@
 import base64
 import re
 import struct
+import zlib
 from pathlib import Path
 
 from accel_demo.lab.report_files import (
@@ -68,7 +69,7 @@ def check_png(text: object) -> None:
     if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", text) or len(text) % 4:
         raise Unreadable("has an image that is not base64")
     content = base64.b64decode(text)
-    if not (content.startswith(PNG_HEAD) and content.endswith(PNG_TAIL)):
+    if not (content.startswith(PNG_HEAD) and content.endswith(PNG_TAIL) and _is_whole(content)):
         raise Unreadable("has an image that is no whole PNG")
     sides = struct.unpack(">II", content[16:24])
     if not all(1 <= side <= LARGEST_SIDE for side in sides):
@@ -95,6 +96,17 @@ def worst_confusions(predictions: dict, most: int = 5) -> list[dict]:
         {"true": names[label], "predicted": names[predicted], "images": -images, "of": of}
         for images, label, predicted, of in sorted(found)[:most]
     ]
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether every chunk (length, kind, data, checksum of both) is as it was written."""
+    at = 8  # after the signature
+    while at + 12 <= len(content):
+        end = at + 8 + int.from_bytes(content[at : at + 4], "big")
+        if zlib.crc32(content[at + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
+            return False
+        at = end + 4
+    return at == len(content)
 
 
 def _is_row(row: object, classes: int) -> bool:

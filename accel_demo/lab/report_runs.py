@@ -1,6 +1,6 @@
 """Run folders, read whole: what each holds, what is missing or damaged. Needs no torch."""
 
-from collections import Counter
+import os
 from pathlib import Path
 
 from tqdm import tqdm
@@ -124,10 +124,10 @@ def _problem(run: dict, file: str, says: str, note: dict | None = None) -> None:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The last part of each path, or all of it where two runs would have the same name."""
-    short = [printable(folder.name or str(folder.resolve()), 80) for folder in folders]
-    count = Counter(short)
-    return [
-        name if count[name] == 1 else printable(str(folder), 80)
-        for name, folder in zip(short, folders, strict=True)
-    ]
+    """The last part of each path; where two have the same, all but what the paths share."""
+    paths = [os.path.abspath(folder) for folder in folders]
+    names = [os.path.basename(path) or path for path in paths]
+    if len(set(names)) < len(names):
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])
+        names = [os.path.relpath(path, common) for path in paths]
+    return [printable(name, 80) for name in names]

@@ -8,6 +8,7 @@ from accel_demo.lab.report_runs import line_count, where
 
 SPARKS = "▁▂▃▄▅▆▇█"
 WIDTH = 32  # characters of a sparkline
+WIDEST = 40  # characters of a cell; the page and the JSON have it all
 MOST_PROBLEMS = 20  # printed per run; the page and the JSON have them all
 WIDEST_MATRIX = 20  # classes; a larger matrix does not fit on a terminal
 
@@ -21,7 +22,7 @@ def as_text(runs: list[dict]) -> str:
 
 
 def _figures(runs: list[dict]) -> list[str]:
-    rows = [[name, *texts] for name, texts in final_figures(runs).items()]
+    rows = [[name, *map(_short, texts)] for name, texts in final_figures(runs).items()]
     return [table(["figure", *(run["name"] for run in runs)], rows)]
 
 
@@ -30,7 +31,7 @@ def _choices(runs: list[dict]) -> list[str]:
     for key in ("config", "environment"):
         differing, equal = compare([run[key] for run in runs])
         if differing:
-            rows = [[f"≠ {name}", *texts] for name, texts in differing.items()]
+            rows = [[f"≠ {_short(name)}", *map(_short, texts)] for name, texts in differing.items()]
             parts += ["", f"{key}: what differs", "", table([key, *names], rows)]
         if equal:
             same = f"{key}: equal in all runs" if len(runs) > 1 else key
@@ -114,3 +115,7 @@ def _problems(runs: list[dict]) -> list[str]:
             rest = len(problems) - MOST_PROBLEMS
             parts.append(f"    and {rest:,} more of these, in the page and the JSON")
     return ["", "what was read", "", *parts]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"

@@ -29,7 +29,8 @@ from accel_demo.lab.bench.report import median_interval
 from accel_demo.lab.scaling_fit import amdahl, fit, gustafson
 
 REPEATS, QUICK_REPEATS = 9, 2
-STEPS, QUICK_STEPS = 20, 4  # optimizer steps of one run; the first tenth warms up
+STEPS, QUICK_STEPS = 20, 3  # optimizer steps of one run; the first tenth warms up
+MOST_IMAGES = 1_000_000  # that the synthetic dataset has for one run
 PLAIN, DDP, ACCELERATE = "plain PyTorch", "raw DDP", "Accelerate"
 LAWS = {"strong": amdahl, "weak": gustafson}
 
@@ -51,9 +52,9 @@ def main(arguments: list[str]) -> int:
     counts = sorted({1, *verb.process_counts(options.processes)})
     if options.repeats is None:
         options.repeats = QUICK_REPEATS if options.quick else REPEATS
-    check(options, counts)
-
     steps = QUICK_STEPS if options.quick else STEPS
+    check(options, counts, steps)
+
     found = measure(options, counts, steps)
     found["gil"] = measure_gil(1 if options.quick else min(options.repeats, gil.REPEATS))
     print(scaling_text.text(found))
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def check(options, counts: list[int]) -> None:
+def check(options, counts: list[int], steps: int) -> None:
     """Raise `UserError` for what would only be found out once the workers are there."""
     for name in ("threads", "repeats", "batch_size"):
         if getattr(options, name) < 1:
@@ -78,6 +79,9 @@ def check(options, counts: list[int]) -> None:
                 f"strong scaling divides the batch among the processes: --batch-size "
                 f"{options.batch_size} is no multiple of {count}"
             )
+    most = MOST_IMAGES // (steps * counts[-1])
+    if options.batch_size > most:
+        raise UserError(f"--batch-size must be at most {most} here, got {options.batch_size}")
     smallest = options.batch_size // counts[-1]
     if options.model.startswith("resnet") and smallest < 2:
         raise UserError(f"{options.model} takes batches of two images or more: {smallest} is left")
@@ -102,7 +106,7 @@ def measure(options, counts: list[int], steps: int) -> dict:
     with ExitStack() as stack:
         crews = {}
         for count in counts:
-            gpus = ",".join(map(str, range(count))) if has_gpus else ON_CPU
+            gpus = first_gpus(count) if has_gpus else ON_CPU
             crews[count] = stack.enter_context(Crew(count, options.threads, gpus))
         # What is imported at a worker's first step is not part of any measurement.
         with ThreadPoolExecutor(len(crews)) as pool:
@@ -121,7 +125,7 @@ def measure(options, counts: list[int], steps: int) -> dict:
     return {
         "processes": counts,
         "threads": options.threads,
-        "device": "cuda" if has_gpus else "cpu",
+        "device": answer["device"],
         "cores": usable_cores(),
         "model": options.model,
         "batch_size": options.batch_size,
@@ -130,6 +134,13 @@ def measure(options, counts: list[int], steps: int) -> dict:
         "rows": rows,
         "fits": fits_of(rows),
     }
+
+
+def first_gpus(count: int) -> str:
+    """So many of the GPUs that this process sees, in the form of CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(index) for index in range(count)]
+    return ",".join(names[:count])
 
 
 def run(crews: dict[int, Crew], case: tuple[str, int, int], model: str, steps: int) -> dict:

@@ -11,9 +11,10 @@ def text(found: dict) -> str:
     """The tables and what they say, to print."""
     where = "a GPU each" if found["device"] == "cuda" else f"{threads_text(found['threads'])} each"
     counts = ", ".join(map(str, found["processes"]))
+    counts += " connected process" if counts == "1" else " connected processes"
+    repeats = f"{found['repeats']} repeat{'s' if found['repeats'] > 1 else ''}"
     parts = [
-        f"{found['model']} on {found['device']}, {where}; {counts} connected processes; medians "
-        f"of {found['repeats']} repeats in turns"
+        f"{found['model']} on {found['device']}, {where}; {counts}; medians of {repeats} in turns"
     ]
     for scaling in SCALINGS:
         of = "the global batch" if scaling == "strong" else "the batch per process"
@@ -72,14 +73,16 @@ def what_the_fit_can_tell(found: dict) -> str:
     said = "The serial share is relative to the same telling in one process."
     if len(several) == 1:
         said += (
-            f" With 1 and {several[0]} processes there is one share for one speed-up: the curve "
-            "goes through it whatever the law is. So it sums up what was lost, but it cannot show "
-            "that the law holds, nor promise anything for more processes."
+            f" With 1 and {several[0]} processes there is one speed-up to fit, and each law has a "
+            "share for any speed-up. So it sums up what was lost, but it cannot show that the law "
+            "holds, nor promise anything for more processes."
         )
     if any(one["serial_share"] > 1 for one in found["fits"]):
-        said += " Above 1: slower than one process. No serial share explains that; sharing does."
+        said += " Above 1: slower than one process, and no serial share explains that."
     if any(one["serial_share"] < 0 for one in found["fits"]):
-        said += " Below 0: faster than the ideal, by smaller batches in the caches or by noise."
+        said += " Below 0: faster than the ideal, and no serial share explains that."
+    if any(not 0 <= one["serial_share"] <= 1 for one in found["fits"]):
+        said += " Noise can do it too: look whether the interval goes beyond 0 to 1 as a whole."
     return said
 
 
@@ -89,11 +92,11 @@ def cores_shared(found: dict) -> str:
     crowded = [count for count in found["processes"] if count * threads > cores]
     if found["device"] == "cuda" or not crowded:
         return ""
-    counts = " and ".join(map(str, crowded))
+    counts = " and ".join(map(str, crowded)) + (" process" if crowded == [1] else " processes")
     each = f"{threads_text(threads)} each"
     return (
-        f"{counts} processes with {each} share {cores} core{'s' if cores > 1 else ''}: they take "
-        "turns there, so more of them cannot be faster."
+        f"{counts} with {each} share {cores} core{'s' if cores > 1 else ''}: the "
+        "threads take turns there, so do not expect more speed from more of them."
     )
 
 

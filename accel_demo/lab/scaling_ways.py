@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from inspect import signature
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def make_ways(device: torch.device) -> dict[str, "Way"]:
         "all threads": Way(device, around=with_threads),
         "Python in the loop": Way(device, before=lambda: preprocess(PREPROCESSED)),
     }
-    if hasattr(os, "sched_setaffinity"):  # only Linux can pin
+    if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # only Linux can pin
         ways["half of the cores"] = Way(device, around=on_half_of_the_cores)
     return ways
 
@@ -144,4 +144,5 @@ def on_half_of_the_cores() -> Iterator[None]:
 
 def pin(cores: set[int]) -> None:
     for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
+        with suppress(ProcessLookupError):  # a thread may end meanwhile
+            os.sched_setaffinity(int(task.name), cores)

@@ -13,6 +13,7 @@ import textwrap
 from collections import Counter
 from itertools import chain
 
+from accel_demo.anatomy import group
 from accel_demo.anatomy.show import save
 from accel_demo.errors import UserError
 from accel_demo.lab import verb
@@ -21,13 +22,14 @@ from accel_demo.lab.shards_read import ACCELERATE, TORCH, Dealing, read_all
 from accel_demo.lab.shards_words import in_words, metric_table, reading_table, what_would_hang
 
 QUICK_EPOCHS = 2
-MOST_SAMPLES, MOST_EPOCHS = 100_000, 100
+MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # a gather for each batch: more would take minutes
 MOST_DRAWN_SAMPLES, MOST_DRAWN_EPOCHS = 400, 20
 
 
 def main(arguments: list[str]) -> int:
     """Read, and print who read what and what a metric would count."""
     dealings, options = read_options(arguments)
+    group.PRELOADED[:] = ["torch", read_all.__module__]  # no optimizer, so no torch._dynamo
     found = merge(of_every_rank(read_all, options.processes, dealings))
     plural = "es" if found["processes"] > 1 else ""
     print(f"{found['processes']} connected process{plural} on {found['device']}: ", end="")

@@ -24,8 +24,10 @@ from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import ranks, timeline_merge, timeline_run, verb
 from accel_demo.lab.timeline_phases import PHASES, found_of
+from accel_demo.lab.timeline_picture import verdict
 from accel_demo.lab.timeline_straggler import STEPS_NEEDED
 
+FILES = ("trace.json", "timeline.html")
 MOST_STEPS = 100  # a profiled step has thousands of events
 
 
@@ -44,26 +46,30 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """The options, their mistakes found. `runs` is what `timeline_run.profile_runs` takes."""
-    parser = verb.parser_of("timeline", __doc__, quick="fewer steps, smaller batches")
+    parser = verb.parser_of("timeline", __doc__, quick="a smaller network, fewer steps")
     add = parser.add_argument
     add("--processes", default="2", metavar="N", help="connected processes (default: 2)")
-    add("--steps", type=int, metavar="N", help="steps to show (default: 8)")
-    add("--model", choices=MODELS, default="vgg11", help="the network (default: vgg11)")
+    add("--steps", type=int, metavar="N", help="steps to show (default: 8; with --quick 4)")
+    help = "the network (default: vgg11; with --quick small_cnn)"
+    add("--model", choices=MODELS, help=help)
     help = "images per process and micro-batch (default: 8)"
     add("--batch-size", type=int, metavar="N", help=help)
     help = "micro-batches per optimizer step (default: 1)"
     add("--accumulate", type=int, default=1, metavar="N", help=help)
     help = "size of DDP's buckets in MiB; several, as in 0.05,0.5,25, are tried in turn"
     add("--bucket-mb", default="25", metavar="MB", help=f"{help} (default: 25, DDP's own)")
-    help = "hold this rank up in each step, as in 1:20ms, to see it named"
+    help = "hold this rank up in each step, as in 1:20ms, to see it named: from 10 ms on, and from "
+    help += "2 %% of a step on"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "where trace.json and timeline.html go (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
     options = verb.read(parser, arguments)
     if options.steps is None:
         options.steps = 4 if options.quick else 8
+    if options.model is None:
+        options.model = "small_cnn" if options.quick else "vgg11"
     if options.batch_size is None:
-        options.batch_size = 2 if options.quick else 8
+        options.batch_size = 8
     counts = verb.process_counts(options.processes)
     if len(counts) > 1:
         raise UserError(f"--processes takes one number here, got {options.processes}")
@@ -74,11 +80,12 @@ def read(arguments: list[str]):
     options.straggler = straggler_in(options.straggler, options.processes)
     check_images(options)
     check_folder(options.output)
+    check_files(options)
     choices = {"model": options.model, "batch_size": options.batch_size}
     choices["accumulate"] = options.accumulate
-    steps = max(options.steps, STEPS_NEEDED)
-    run = {"choices": choices, "steps": steps, "straggler": options.straggler}
+    run = {"choices": choices, "steps": options.steps, "straggler": options.straggler}
     options.runs = [{**run, "bucket_mb": size} for size in options.bucket_mb]
+    options.runs[-1]["steps"] = max(options.steps, STEPS_NEEDED)  # it tells who is slow
     return options
 
 
@@ -138,6 +145,18 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"cannot write into --output {folder}: {error.strerror}") from None
 
 
+def check_files(options) -> None:
+    """Raise `UserError` where two files would be one, or a folder is where one is to be."""
+    asked = [options.output / name for name in FILES]
+    asked += [path for path in (options.json, options.plot) if path]
+    for number, path in enumerate(asked):
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder")
+        if path.is_file() or not path.exists():  # /dev/null takes all
+            if path.resolve() in [other.resolve() for other in asked[:number]]:
+                raise UserError(f"{path} cannot hold two outputs: choose another name for one")
+
+
 def measure(options, folder: str) -> tuple[dict, list[dict]]:
     """What was found, and the traces on one clock. Of several bucket sizes, the last is shown."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to stderr
@@ -163,7 +182,7 @@ def row_of(found: dict) -> dict:
     ranks = found["summary"]
     return {
         "all_reduce_ms": math.fsum(rank["all_reduce_ms"] for rank in ranks) / len(ranks),
-        "exposed_ms": math.fsum(rank["phases_ms"]["all-reduce"] for rank in ranks) / len(ranks),
+        "exposed_ms": math.fsum(rank["exposed_ms"] for rank in ranks) / len(ranks),
         "hidden_share": math.fsum(rank["hidden_share"] for rank in ranks) / len(ranks),
         "step_ms": math.fsum(rank["wall_ms"] for rank in ranks) / len(ranks),
     }
@@ -185,16 +204,14 @@ def described(found: dict) -> str:
         times = [*rank["phases_ms"].values(), rank["wall_ms"], rank["late_ms"]]
         rows.append([rank["rank"], *(round(time, 1) for time in times)])
     lines += ["", "milliseconds of a step (medians):", "", table(head, rows), ""]
+    if any("broadcast" in bar["name"] for rank in found["ranks"] for bar in rank["bars"]):
+        lines.append("all-reduce also has the wait for the buffers of BatchNorm, from rank 0")
     for rank in found["summary"] if found["bucket_bytes"] else []:
         lines.append(
             f"rank {rank['rank']}: all-reduce under way {rank['all_reduce_ms']:.1f} ms, "
             f"{rank['hidden_share']:.0%} of it hidden under backward"
         )
-    slow = found["straggler"]
-    if slow:
-        lines.append(f"rank {slow['rank']} is slow: by {slow['late_ms']:.1f} ms in each step")
-    elif found["processes"] > 1:
-        lines.append("no rank is slower than the others in each step")
+    lines.append(verdict(found))
     if found["sweep"]:
         head = ["bucket MiB", "buckets", "all-reduce ms", "exposed ms", "hidden %", "step ms"]
         rows = [
@@ -216,8 +233,9 @@ def write(found: dict, traces: list[dict], folder: Path, options) -> list[Path]:
     """Write every file into a folder of its own; only when all are there, put them in place."""
     from accel_demo.lab import timeline_page, timeline_picture
 
-    places = {folder / name: options.output / name for name in ("trace.json", "timeline.html")}
-    (folder / "trace.json").write_text(json.dumps(timeline_merge.merged(traces)))
+    places = {folder / name: options.output / name for name in FILES}
+    trace = json.dumps(timeline_merge.merged(traces), separators=(",", ":"))  # it is large
+    (folder / "trace.json").write_text(trace)
     timeline_page.write(found, folder / "timeline.html")
     if options.plot:
         timeline_picture.draw(found, folder / f"plot{options.plot.suffix}")

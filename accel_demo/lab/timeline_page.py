@@ -150,13 +150,15 @@ def _summary(found: dict) -> str:
         for row in found["summary"]
     ]
     note = "A moment in which a rank computes counts as computing: the phase all-reduce is only "
-    note += "the time in which it waits for what is sent. Hidden is the part of an all-reduce that "
-    note += "lies under backward of the same rank. Late is how long after the first rank it comes."
+    note += "what is exposed, the time in which the rank does nothing but wait for what is sent "
+    note += "(also for the buffers of BatchNorm, which rank 0 sends). Hidden is the part of an "
+    note += "all-reduce that lies under backward of the same rank. Late is how long after the "
+    note += "first rank it comes."
     return f'{_table("a step on each rank", head, rows)}<p class="soft">{note}</p>'
 
 
 def _sweep(sweep: list[dict]) -> str:
-    head = ["bucket_cap_mb", "buckets", "all of all-reduce (ms)", "waiting (ms)"]
+    head = ["bucket_cap_mb", "buckets", "all of all-reduce (ms)", "exposed (ms)"]
     head += ["hidden", "step (ms)"]
     rows = [
         [
@@ -166,7 +168,7 @@ def _sweep(sweep: list[dict]) -> str:
             f"{100 * row['hidden_share']:.0f} %",
             f"{row['step_ms']:.2f}",
         ]
-        for row in sorted(sweep, key=lambda row: row["bucket_mb"])
+        for row in sweep
     ]
     return f"<h2>The same with other buckets</h2>{_table('sizes of buckets', head, rows)}"
 

@@ -43,13 +43,14 @@ def found_of(found_by_rank: list[dict], traces: list[dict], shown: int = 0) -> d
                     "phases_ms": {phase: length(phases[phase]) for phase in PHASES},
                     "all_reduce_ms": length(communication),
                     "hidden_ms": length(intersect(communication, computing)),
+                    "exposed_ms": length(intersect(communication, phases["all-reduce"])),
                 }
             )
         bars = timeline.bars(start)
         ahead = found["clock_ahead_ns"] / 1e6
         ranks.append({"rank": rank, "clock_offset_ms": ahead, "steps": steps, "bars": bars})
     summary = [summary_of(*each) for each in zip(ranks, late, slower, strict=True)]
-    straggler = None if slowest is None else {"rank": slowest, "late_ms": slower[slowest]}
+    straggler = None if slowest is None else {"rank": slowest, "slower_ms": slower[slowest]}
     return {"ranks": ranks, "summary": summary, "straggler": straggler}
 
 
@@ -62,6 +63,7 @@ def summary_of(rank: dict, late_ms: float, slower_ms: float) -> dict:
         "wall_ms": median(step["wall_ms"] for step in steps),
         "phases_ms": {p: median(step["phases_ms"][p] for step in steps) for p in PHASES},
         "all_reduce_ms": median(step["all_reduce_ms"] for step in steps),
+        "exposed_ms": median(step["exposed_ms"] for step in steps),
         "hidden_share": sum(step["hidden_ms"] for step in steps) / total if total else 0.0,
         "late_ms": late_ms,
         "slower_ms": slower_ms,

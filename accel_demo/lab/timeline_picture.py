@@ -87,9 +87,11 @@ def what_ran(found: dict) -> str:
 def verdict(found: dict) -> str:
     """Which rank the others wait for, in words."""
     slow = found["straggler"]
-    if slow is None:
-        return "no rank is slow"
-    return f"rank {slow['rank']} is slow: by {slow['late_ms']:.1f} ms in each step"
+    if slow:
+        return f"rank {slow['rank']} is slow: by {slow['slower_ms']:.1f} ms in each step"
+    if found["processes"] == 1:
+        return "one process waits for nobody"
+    return "no rank is slower than the others in each step"
 
 
 def _draw_lanes(axes, found: dict, lanes: list[dict]) -> None:

@@ -3,6 +3,8 @@
 `Spans` are in order, and apart from each other; each function gives such a list.
 """
 
+import math
+
 Spans = list[tuple[float, float]]  # (start, end), here in ms
 
 
@@ -30,15 +32,9 @@ def intersect(one: Spans, other: Spans) -> Spans:
 
 
 def subtract(spans: Spans, taken: Spans) -> Spans:
-    left = []
-    for start, end in spans:
-        for begin, stop in intersect([(start, end)], taken):
-            if start < begin:
-                left.append((start, begin))
-            start = stop
-        if start < end:
-            left.append((start, end))
-    return left
+    ends = [-math.inf, *(end for _, end in taken)]
+    starts = [*(start for start, _ in taken), math.inf]
+    return intersect(spans, list(zip(ends, starts, strict=True)))  # with what lies between them
 
 
 def length(spans: Spans) -> float:

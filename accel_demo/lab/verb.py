@@ -1,6 +1,7 @@
 """What the measuring verbs have in common: their options, and their results as JSON."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -41,8 +42,20 @@ def process_counts(text: str) -> list[int]:
 
 
 def write_json(path: Path, found: dict) -> None:
-    """What was found, below the command that found it and the machine it was found on."""
+    """What was found, below the command that found it and the machine it was found on.
+
+    JSON knows neither NaN nor infinity (RFC 8259, section 6): there they are null.
+    """
     from accel_demo.lab import machine
 
     content = {"arguments": sys.argv[1:], "environment": machine.environment(), **found}
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value):
+    """The same lists and dictionaries, with None for each number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

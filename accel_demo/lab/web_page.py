@@ -28,14 +28,15 @@ def write_page(
     """Write the page. `body` is HTML: `escape` what is not yours; `title` is escaped here.
 
     `script` runs after the body; it finds `data` by
-    `JSON.parse(document.getElementById("data").textContent)`. The page forbids itself whatever is
-    not in it, and every script but this one.
+    `JSON.parse(document.getElementById("data").textContent)`, and must hold no NaN. The page
+    forbids itself whatever is not in it, and every script but this one.
     Source: https://www.w3.org/TR/CSP3/
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    inert = json.dumps(data).replace("<", "\\u003c")  # so that no text can end the element
+    inert = json.dumps(data, allow_nan=False)
+    inert = inert.replace("<", "\\u003c")  # so that no text can end the element
     path.write_text(
         f"""<!doctype html>
 <html lang="en">

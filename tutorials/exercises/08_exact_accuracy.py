@@ -6,8 +6,8 @@ last batches. And it should give the same number on every rank: right prediction
 number of samples in the dataset. A prediction is right where the largest of the model's outputs
 is at the place of the label.
 
-The dataset may have 22 samples, or 30, or 4. The function below gives another number for each of
-them. It has three mistakes.
+The dataset may have 22 samples, or 30, or 4. The function below is right for 30, whose batches come
+out even. For 22 it gives a wrong number, and for 4 none at all. It has three mistakes.
 
 accel-demo check 08
 """

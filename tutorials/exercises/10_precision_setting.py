@@ -7,7 +7,8 @@
     compute_capability        of a GPU, as torch.cuda.get_device_capability() gives it: (7, 5) is
                               a card of 2018 (T4), (9, 0) one of today (H100); None for a CPU
     is_bf16_supported         what torch.cuda.is_bf16_supported() says there
-    has_compiler              whether there is a C++ compiler; a GPU's kernels do without
+    has_compiler              whether there is a C++ compiler; a GPU's kernels do without (there
+                              Triton asks for one for C)
     steps                     how many steps the run will take
     compile_seconds           how long torch.compile takes at the start
     seconds_per_step          of the network as it is

@@ -5,19 +5,23 @@ accel-demo bench precision --repeats 1 --models tiny_cnn --steps 2 --no-compiled
 
 Each way trains the same network from the same weights on the same images, in a process of its own
 that stays alive. The processes take turns, a few steps each. The first step is told apart: in it
-torch.compile compiles, and finds nothing that was compiled before.
+torch.compile compiles, and finds nothing that was compiled before. Large networks are compiled only
+where that is asked for: it takes minutes.
 """
 
 import os
 import shutil
+import signal
 import statistics
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -26,6 +30,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import precision_training as training
 from accel_demo.lab.bench.report import Report, Table, median_interval
+from accel_demo.lab.launch import kill_tree
 from accel_demo.processes import own_device
 
 REPEATS = 5
@@ -35,7 +40,7 @@ WAYS = {  # what to compute in, and whether it is compiled
     "fp32, compiled": ("no", True),
     "bf16, compiled": ("bf16", True),
 }
-STEPS, BATCH_SIZE = 10, 128  # of a turn, of a step
+STEPS, BATCH_SIZE = 3, 128  # of a turn, of a step
 LARGE = ("resnet18", "resnet101", "vgg11")  # their steps are long, and more so with emulated bf16
 STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 
@@ -46,8 +51,11 @@ def add_options(parser) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=default, help=help)
     help = f"steps in a turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
+    either = parser.add_mutually_exclusive_group()
     help = "leave torch.compile out: it takes long, and on a CPU it needs a C++ compiler"
-    parser.add_argument("--no-compiled", action="store_true", help=help)
+    either.add_argument("--no-compiled", action="store_true", help=help)
+    help = f"compile {', '.join(LARGE)} too: that takes minutes"
+    either.add_argument("--compile-large", action="store_true", help=help)
 
 
 @dataclass
@@ -65,20 +73,27 @@ def measure(options) -> Report:
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps must be at least 1, got {options.steps}")
     device = own_device()
-    ways = {name: way for name, way in WAYS.items() if not (way[1] and options.no_compiled)}
-    if not options.no_compiled:
+    ways = {model: ways_of(model, options) for model in options.models}
+    if any(is_compiled for some in ways.values() for _, is_compiled in some.values()):
         check_compiler(device)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left behind
     found, findings = {}, []
-    for model in dict.fromkeys(options.models):
+    for model in ways:
         is_large = model in LARGE
         steps = options.steps or (STEPS_OF_LARGE if is_large else STEPS)
         batch_size = BATCH_SIZE_OF_LARGE if is_large else BATCH_SIZE
-        found[model] = compare(model, ways, options.repeats, steps, batch_size)
+        found[model] = compare(model, ways[model], options.repeats, steps, batch_size)
         findings += sentences(model, found[model])
     if device.type == "cpu":
         has = "has" if machine.has_bf16_instructions() else "has no"
         findings.append(f"This CPU {has} bf16 instructions.")
     return Comparison("precision", tables_of(found, device), findings, found)
+
+
+def ways_of(model: str, options) -> dict[str, tuple[str, bool]]:
+    """Those of the `WAYS` that this network is to be trained in."""
+    is_compiled = not options.no_compiled and (model not in LARGE or options.compile_large)
+    return {name: way for name, way in WAYS.items() if is_compiled or not way[1]}
 
 
 def check_compiler(device: torch.device) -> None:
@@ -104,8 +119,7 @@ def compare(model: str, ways: dict, repeats: int, steps: int, batch_size: int) -
         cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         processes, logits = {}, {}
         for number, (name, (precision, is_compiled)) in enumerate(ways.items()):
-            process = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-            processes[name] = stack.enter_context(process)
+            process = processes[name] = stack.enter_context(worker())
             folder = str(Path(cache, str(number)))  # Inductor cannot compile below one with a blank
             setting = (model, precision, is_compiled, batch_size, torch.get_num_threads(), folder)
             first = process.submit(training.begin, *setting).result()
@@ -130,6 +144,24 @@ def compare(model: str, ways: dict, repeats: int, steps: int, batch_size: int) -
         result["logits_off"] = (off.norm() / torch.tensor(logits["fp32"]).norm()).item()
         result["batch_size"], result["steps"] = batch_size, 1 + repeats * steps
     return found
+
+
+@contextmanager
+def worker() -> Iterator[ProcessPoolExecutor]:
+    """A process that stays alive. On an error here it is killed, with all that it has started.
+
+    After Ctrl-C nobody waits for a compiler, which may take minutes. A terminal sends Ctrl-C to
+    the worker too: it leaves it to this process.
+    """
+    options = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **options) as executor:
+        process = psutil.Process(executor.submit(os.getpid).result())
+        try:
+            yield executor
+        except BaseException:
+            with suppress(psutil.NoSuchProcess):  # it may have died
+                kill_tree(process)
+            raise
 
 
 def tables_of(found: dict[str, dict], device: torch.device) -> list[Table]:

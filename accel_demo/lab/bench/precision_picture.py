@@ -24,10 +24,11 @@ def draw(found: dict[str, dict], path: Path) -> None:
         ):
             bars(axis, ways, colours, key)
             axis.set_yticks(range(len(ways)), list(ways) if axis is row[0] else [])
-        for name, result in ways.items():
+        for width, (name, result) in zip((7, 5, 2.5, 1), ways.items(), strict=False):
             style = "--" if "compiled" in name else "-"
             steps = range(2, 2 + len(result["losses"]))  # the first is told apart
-            row[3].plot(steps, result["losses"], style, color=colours[name], label=name)
+            options = {"color": colours[name], "linewidth": width, "label": name}
+            row[3].plot(steps, result["losses"], style, **options)  # they may lie on each other
         row[3].margins(y=0.3)
         row[3].set_ylim(bottom=0)
         row[3].xaxis.set_major_locator(MaxNLocator(5, integer=True))

@@ -62,7 +62,9 @@ def begin(
     What is compiled is kept in the folder `cache`, and nothing from elsewhere is used.
     """
     global _training
+    os.makedirs(cache)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    os.environ["TMPDIR"] = cache  # where a C++ compiler that is killed leaves its files
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # compiler and profiler talk; an error goes to precision.py
     torch.set_num_threads(threads)
