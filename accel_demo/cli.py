@@ -1,6 +1,7 @@
 """accel-demo VERB: one thin entry per module of accel_demo/lab/, imported when it is called."""
 
 import importlib
+import os
 import sys
 
 from accel_demo.errors import Parser, one_line_errors
@@ -32,7 +33,14 @@ def main() -> None:
         )
         parser.add_argument("verb", choices=VERBS, metavar="VERB")
         verb = parser.parse_args(sys.argv[1:2]).verb
-        sys.exit(importlib.import_module(f"accel_demo.lab.{verb}").main(sys.argv[2:]))
+        try:
+            code = importlib.import_module(f"accel_demo.lab.{verb}").main(sys.argv[2:])
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader has seen enough, as `| head` has
+            # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,16 @@ def test_help_needs_no_torch():
     assert shown.stdout.endswith("False\n") and "doctor" in shown.stdout
 
 
+def test_a_reader_who_has_seen_enough_gets_no_traceback():
+    command = [sys.executable, "-m", "accel_demo.cli", "doctor"]
+    shown = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+    )
+    shown.stdout.close()
+    with shown.stderr:
+        assert (shown.stderr.read(), shown.wait(timeout=60)) == ("", 1)
+
+
 def test_the_recorded_test_run_is_of_these_tests(start):
     collected = start(["pytest", "--collect-only", "-q"]).stdout.splitlines()[-1]
     run, deselected = re.match(
