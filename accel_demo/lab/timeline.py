@@ -58,7 +58,7 @@ def read(arguments: list[str]):
     add("--accumulate", type=int, default=1, metavar="N", help=help)
     help = "size of DDP's buckets in MiB; several, as in 0.05,0.5,25, are tried in turn"
     add("--bucket-mb", default="25", metavar="MB", help=f"{help} (default: 25, DDP's own)")
-    help = "hold this rank up in each step, as in 1:20ms, to see it named: from 10 ms on, and from "
+    help = "hold this rank up in each step, as in 1:20ms, to see it named: from 5 ms on, and from "
     help += "2 %% of a step on"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "where trace.json and timeline.html go (default: runs/timeline)"

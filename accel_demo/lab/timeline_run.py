@@ -209,8 +209,8 @@ class Recording:
         return nanoseconds
 
     def _describe(self, accelerator: MarkedAccelerator) -> None:
-        sizes = []
-        if isinstance(self.model, DistributedDataParallel):
+        sizes = []  # of one process too Accelerate makes a DDP, which has nobody to send to
+        if isinstance(self.model, DistributedDataParallel) and accelerator.num_processes > 1:
             data = self.model._get_ddp_logging_data()
             sizes = (data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]).split(",")
         self.found |= {

@@ -1,17 +1,18 @@
 """Which rank holds the others up, told from the trace alone.
 
 How long a rank computes in a step says little on a busy machine: the system gives a core to another
-program now and then, and on a laptop that takes longer than what one looks for. But it can only
-make a step longer, and it strikes at another place each time; a slow rank is slow in every step, at
-the same place. So a step is cut into pieces, the operators and the gaps between them, without the
-time in which the rank waits for others. Of each piece the shortest time of all steps counts. Their
-sum is the step of this rank when nothing disturbs it, and these sums are compared.
+program now and then, and on a laptop that takes longer than what one looks for. But it can only add
+to a time, and it strikes at another place each time; a slow rank is slow in every step, at the same
+place. So a step is cut into pieces, the operators and the gaps between them, without the time in
+which the rank waits for others. A piece counts where the shortest time of this rank is longer than
+the median of the others', and by as much as it is. A piece that counts by chance would have been
+longer than usual in each of `STEPS_NEEDED` steps.
 
-Of the rules that were tried on recorded runs (medians and low quantiles of whole steps, of pairs of
-steps, of phases, of pieces) this one told runs with and without a delay apart most clearly. What it
-cannot see is a rank that is held up in some steps only, or at another place each time.
-Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (what delays a program only adds to
-its time, so the shortest one is the best estimate)
+Medians and quantiles of whole steps, of pairs of steps and of phases tell much less: there the
+accidents of all pieces add up. What this cannot see is a rank that is held up in some steps only,
+or at another place each time.
+Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (what disturbs a program only adds
+to its time, so the shortest time is the one to trust)
 """
 
 import math
@@ -19,8 +20,8 @@ from statistics import median
 
 from accel_demo.lab.timeline_spans import length, span_of, subtract
 
-STEPS_NEEDED = 32  # in fewer, a busy machine disturbs some pieces in all of them
-LEAST_MS = 10.0
+STEPS_NEEDED = 32
+LEAST_MS = 5.0
 LEAST_SHARE = 0.02  # of a step: two equal ranks differ by some of its length
 
 # ("operator" or the "gap" before it, its name, which of that name): the ms, step by step
@@ -30,24 +31,26 @@ Pieces = dict[tuple[str, str, int], list[float]]
 def slow_rank(pieces: list[Pieces]) -> tuple[int | None, list[float]]:
     """The rank that is slow, or None; and by how many ms each is slower than the others.
 
-    `pieces` are those of each rank. Where several are slow, it is the slowest. Slow is a rank whose
-    undisturbed step takes `LEAST_MS` longer than the median of the others', and `LEAST_SHARE`.
+    `pieces` are those of each rank. Where several are slow, it is the slowest. Slow is a rank that
+    is slower by `LEAST_MS`, and by `LEAST_SHARE` of what its step takes when nothing disturbs it.
     """
-    undisturbed = [undisturbed_ms(own) for own in pieces]
-    slower = [0.0] * len(pieces)
-    for rank, own_ms in enumerate(undisturbed):
-        others = undisturbed[:rank] + undisturbed[rank + 1 :]
-        if others:
-            slower[rank] = own_ms - median(others)
+    slower = [slower_by(rank, pieces) for rank in range(len(pieces))]
     slowest = max(range(len(pieces)), key=slower.__getitem__)
-    is_slow = slower[slowest] >= max(LEAST_MS, LEAST_SHARE * min(undisturbed))
+    undisturbed_ms = math.fsum(min(times) for times in pieces[slowest].values())
+    is_slow = slower[slowest] >= max(LEAST_MS, LEAST_SHARE * undisturbed_ms)
     return slowest if is_slow else None, slower
 
 
-def undisturbed_ms(pieces: Pieces) -> float:
-    """How long a step takes in which nothing disturbs the rank. What is in each step counts."""
-    steps = max(map(len, pieces.values()), default=0)
-    return math.fsum(min(times) for times in pieces.values() if len(times) == steps)
+def slower_by(rank: int, pieces: list[Pieces]) -> float:
+    """The ms by which this rank is slower than the others in each step, or more."""
+    others = [own for other, own in enumerate(pieces) if other != rank]
+    steps = max(map(len, pieces[rank].values()))
+    slower = 0.0
+    for piece, times in pieces[rank].items():
+        if others and len(times) == steps:  # what is not in every step cannot be slow in it
+            usual = median(time for other in others for time in other.get(piece, [0.0]))
+            slower += max(0.0, min(times) - usual)
+    return slower
 
 
 def pieces_of(timeline) -> Pieces:
