@@ -13,8 +13,6 @@ processes: that shows the lock that keeps Python's threads from working at the s
 import os
 import random
 import statistics
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import torch
 from tqdm import tqdm
@@ -103,20 +101,15 @@ def measure(options, counts: list[int], steps: int) -> dict:
     has_gpus = torch.cuda.device_count() >= counts[-1]
     rates: dict[tuple, list[float]] = {case: [] for case in cases}
     connected: dict[tuple, int] = {}
-    with ExitStack() as stack:
-        crews = {}
-        for count in counts:
-            gpus = first_gpus(count) if has_gpus else ON_CPU
-            crews[count] = stack.enter_context(Crew(count, options.threads, gpus))
+    gpus = first_gpus(counts[-1]) if has_gpus else ON_CPU
+    with Crew(counts[-1], options.threads, gpus) as crew:
         # What is imported at a worker's first step is not part of any measurement.
-        with ThreadPoolExecutor(len(crews)) as pool:
-            firsts = [(ACCELERATE, count, options.batch_size) for count in counts]
-            list(pool.map(lambda case: run(crews, case, options.model, steps=2), firsts))
+        run(crew, (ACCELERATE, counts[-1], options.batch_size), options.model, steps=2)
         total = options.repeats * len(cases)
         with tqdm(total=total, desc="scaling", unit="run") as bar:
             for repeat in range(options.repeats):
                 for case in random.Random(repeat).sample(cases, len(cases)):
-                    answer = run(crews, case, options.model, steps)
+                    answer = run(crew, case, options.model, steps)
                     images = answer["processes"] * case[2]
                     rates[case].append(images / answer["seconds_per_step"])
                     connected[case] = answer["processes"]
@@ -143,13 +136,13 @@ def first_gpus(count: int) -> str:
     return ",".join(names[:count])
 
 
-def run(crews: dict[int, Crew], case: tuple[str, int, int], model: str, steps: int) -> dict:
+def run(crew: Crew, case: tuple[str, int, int], model: str, steps: int) -> dict:
     """Train once. The crew raises where other processes, threads or devices took part."""
     telling, count, batch_size = case
     choices = {"model": model, "batch_size": batch_size, "max_steps": steps, "test_samples": 64}
     choices |= {"dataset": "synthetic", "train_samples": steps * batch_size * count}
     TrainConfig(**choices)
-    return crews[count].run(telling, choices, warm_up=max(1, steps // 10))
+    return crew.run(telling, choices, warm_up=max(1, steps // 10), processes=count)
 
 
 def rows_of(rates: dict, connected: dict, counts: list[int], batch_size: int) -> list[dict]:

@@ -54,13 +54,16 @@ class Crew:
         warm_up: int = 1,
         profiled: bool = False,
         time_limit: float = 600,
+        processes: int | None = None,
     ) -> dict:
         """Rank 0's answer (see worker.run) to a training with these fields of TrainConfig.
 
+        Only the first `processes` of the crew train where that is given; the others wait for work.
         Raises `RuntimeError` where a worker dies, takes more than `time_limit` seconds, or trains
         with another number of processes or threads, or on another device, than this crew has.
         """
         port, too_long = free_port(), threading.Event()
+        workers = self.workers[:processes]
 
         def end_of_patience():
             too_long.set()
@@ -72,15 +75,15 @@ class Crew:
         try:
             with (
                 tempfile.TemporaryDirectory() as run_dir,
-                ThreadPoolExecutor(self.processes) as readers,
+                ThreadPoolExecutor(len(workers)) as readers,
             ):
-                for rank, worker in enumerate(self.workers):
+                for rank, worker in enumerate(workers):
                     order = {
                         "telling": telling,
                         "choices": {**choices, "run_dir": run_dir},
                         "precision": precision,
                         "rank": rank,
-                        "world_size": self.processes,
+                        "world_size": len(workers),
                         "port": port,
                         "on_cpu": self.gpus == ON_CPU,
                         "warm_up": warm_up,
@@ -89,7 +92,7 @@ class Crew:
                     with suppress(BrokenPipeError):  # it has died: its answer will be empty
                         worker.stdin.write(json.dumps(order) + "\n")
                         worker.stdin.flush()
-                lines = list(readers.map(self._answer_of, self.workers))
+                lines = list(readers.map(self._answer_of, workers))
         finally:
             guard.cancel()
         if not all(lines):
@@ -97,7 +100,7 @@ class Crew:
             said = "\n".join(path.read_text() for path in self.errors)
             raise RuntimeError(f"{telling}: a worker {reason}\n{said}")
         answer = json.loads(lines[0])
-        wanted = {"processes": self.processes, "threads": self.threads}
+        wanted = {"processes": len(workers), "threads": self.threads}
         if self.gpus == ON_CPU:
             wanted["device"] = "cpu"
         found = {name: answer[name] for name in wanted}
