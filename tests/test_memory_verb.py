@@ -128,11 +128,13 @@ def check_measured(found: dict, megabytes: float, kinds_within: float, sum_withi
         for kind in KINDS:
             predicted = place["predicted"][kind]
             if predicted >= megabytes * 1e6:
-                assert place["measured"][kind] == pytest.approx(predicted, rel=kinds_within), kind
+                # A library's page or a thread's stack may come in between: up to a megabyte.
+                near = pytest.approx(predicted, rel=kinds_within, abs=2**20)
+                assert place["measured"][kind] == near, kind
 
 
 def test_the_process_grows_by_what_the_formulas_say(quick):
-    """vgg11 with AdamW holds 190 MB, of which each kind of 5 MB or more is measured within 5 %."""
+    """vgg11 with AdamW holds 190 MB; each kind of 5 MB or more is measured within 5 % or 1 MiB."""
     assert sum(quick.found["places"][1]["predicted"].values()) > 190e6
     check_measured(quick.found, megabytes=5, kinds_within=0.05, sum_within=0.03)
 
