@@ -21,7 +21,17 @@ EMPTY = dict.fromkeys(KINDS, 0)
 
 def run_memory(folder, *options, **environment) -> SimpleNamespace:
     files = ["--json", folder / "memory.json", "--plot", folder / "memory.svg"]
-    command = ["accel-demo", "memory", "--quick", *options, *files]
+    command = [
+        "accel-demo",
+        "memory",
+        "--quick",
+        "--optimizer",
+        "adamw",
+        "--batch-size",
+        "4",
+        *options,
+        *files,
+    ]
     result = run_to_end(command, TIME_LIMIT, **environment)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads((folder / "memory.json").read_text())

@@ -18,7 +18,8 @@ from accel_demo.lab.memory_formula import KINDS, STRATEGIES, Bytes
 from accel_demo.lab.memory_measure import measure_each
 from accel_demo.lab.ranks import of_every_rank
 
-BATCH_SIZE, QUICK_BATCH_SIZE = 32, 4  # images per device
+BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
+OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
 LEFT_OUT = [
     "BatchNorm's buffers, the images, and single numbers such as AdamW's count of steps",
     "the gradients on nn.DataParallel's further devices, there within backward alone",
@@ -60,14 +61,14 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """The options. Raises `UserError` for what could not be measured."""
-    quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}"
+    quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}, {QUICK_OPTIMIZER}"
     parser = verb.parser_of("memory", __doc__, quick=quick)
     help = "ranks of DDP and FSDP2, devices of nn.DataParallel (default: 2)"
     parser.add_argument("--processes", default="2", metavar="N", help=help)
     help = "the network to train (default: vgg11)"
     parser.add_argument("--model", choices=MODELS, default="vgg11", help=help)
     help = "what it is trained with (default: adamw)"
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help=help)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help=help)
     help = f"images per device (default: {BATCH_SIZE})"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
     options = verb.read(parser, arguments)
@@ -75,6 +76,7 @@ def read(arguments: list[str]):
     if len(counts) > 1:
         raise UserError(f"--processes takes one number here, got {options.processes}")
     options.processes = counts[0]
+    options.optimizer = options.optimizer or (QUICK_OPTIMIZER if options.quick else OPTIMIZER)
     if options.batch_size is None:
         options.batch_size = QUICK_BATCH_SIZE if options.quick else BATCH_SIZE
     least = 2 if options.model.startswith("resnet") else 1  # one number has no batch statistics
