@@ -13,7 +13,7 @@ from accel_demo.outputs import check_outputs
 def parser_of(verb: str, description: str | None, quick: str, plot: bool = True) -> Parser:
     """A parser with `--quick`, which does less (`quick` says how), `--json` and `--plot`."""
     parser = Parser(description, prog=f"accel-demo {verb}")
-    parser.add_argument("--quick", action="store_true", help=f"{quick}; ends in under 20 s")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}; takes about 20 s at most")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
     if plot:
         help = "draw it, as .png, .svg or .pdf"
