@@ -1,71 +1,262 @@
-"""The one way a test starts processes."""
+"""The one way in which a test starts processes, and what every test starts from."""
 
+import ctypes
 import inspect
 import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
-import uuid
-from contextlib import suppress
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from accel_demo.lab.fork_server import ADDRESS, ForkServer, start_program
 from accel_demo.lab.launch import LOOPBACK
 
 # One thread each, here and in what is started: the processes of a test share two cores, and sums
 # come in the same order everywhere. It counts only because torch is not imported yet.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import numpy  # noqa: E402
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from accel_demo.processes import rank_environment  # noqa: E402
 
 # Only a test that asks for the GPUs sees them; all others do the same on every machine.
 GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
 
+GRACE = 20  # seconds: a process that has torch takes up to two to end, and more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
+
+# A process whose parent has ended becomes a child of this one, however it was started, so that it
+# is found below this process. Linux only: elsewhere such an orphan leaves the tree unseen.
+# Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
+if sys.platform == "linux":
+    PR_SET_CHILD_SUBREAPER = 36
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--real", action="store_true", help="start every process for real, without the fork server"
+    )
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_configure(config):
+    global always_real
+    always_real = config.getoption("--real")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--shuffle`, put the files in a random order, and the tests within each file."""
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        order = random.Random(seed)
+        files = sorted({item.path for item in items})
+        place = {file: order.random() for file in files}
+        order.shuffle(items)
+        items.sort(key=lambda item: place[item.path])
+
+
+@pytest.fixture(autouse=True)
+def the_same_start_for_every_test():
+    """Random states, threads, environment and working directory are the same before each test.
+
+    A test that leaves another setting of torch changed fails.
+    """
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    environment, folder, settings = dict(os.environ), os.getcwd(), settings_of_torch()
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    assert settings_of_torch() == settings
+
+
+def settings_of_torch() -> dict:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "gradients are recorded": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "a process group exists": dist.is_initialized(),
+    }
 
 
 @pytest.fixture
 def start():
     """`start(command, timeout=…, **environment)` runs a command to its end, with a time limit.
 
-    Gives returncode, stdout, stderr. Fails the test where the time runs out, or where a process of
-    the command is still there when the command itself has ended.
+    Returns returncode, stdout and stderr. Fails the test if the time runs out, or if a process that
+    the command has started is still there when the command has ended.
     """
     return run_to_end
 
 
-def run_to_end(command, timeout=120, cwd=REPOSITORY, **environment) -> SimpleNamespace:
-    program, *arguments = map(str, command)
-    known = {"python": sys.executable}
-    program = known.get(program, str(BIN / program) if (BIN / program).exists() else program)
-    mark = uuid.uuid4().hex  # inherited by every process that the command starts
-    quiet = {"GLOO_SOCKET_IFNAME": LOOPBACK, "ACCEL_DEMO_TEST": mark}
-    environment = {**os.environ, **quiet, **environment}
-    process = subprocess.Popen(
-        [program, *arguments],
-        cwd=cwd,
-        env={name: value for name, value in environment.items() if value is not None},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def run_to_end(command, timeout=120, cwd=REPOSITORY, real=False, **environment):
+    return run_all([command], timeout, cwd, real, [environment])[0]
+
+
+def run_all(
+    commands, timeout=120, cwd=REPOSITORY, real=False, environments=None
+) -> list[SimpleNamespace]:
+    """Run commands at the same time, to the end. If one of them fails, the others are killed.
+
+    Returns returncode, stdout and stderr of each. Fails the test as `start` does.
+    """
+    before = processes_below_this_one()
+    with ExitStack() as stack:
+        files = [
+            [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in "12"] for _ in commands
+        ]
+        processes = [
+            start_process(command, *own_files, cwd, real, **environment)
+            for command, own_files, environment in zip(
+                commands, files, environments or [{}] * len(commands), strict=True
+            )
+        ]
+        ended = wait_for_all(processes, timeout)
+        orphans = left_behind(before)
+        results = [
+            SimpleNamespace(returncode=process.returncode, stdout=text_of(one), stderr=text_of(two))
+            for process, (one, two) in zip(processes, files, strict=True)
+        ]
+    printed = "\n".join(result.stdout + result.stderr for result in results)
+    assert ended, f"{commands} took more than {timeout} s\n{printed}"
+    assert not orphans, f"{commands} left {orphans} behind\n{printed}"
+    return results
+
+
+def run_ranks(program, arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
+    """Run a Python file as the ranks that `torchrun --nproc-per-node N` would start, to the end.
+
+    Returns the returncode (of the first rank that failed), and stdout and stderr of all ranks.
+    """
+    with rank_environments(processes) as environments:
+        commands = [["python", program, *arguments]] * processes
+        environments = [{**environment, **of_rank} for of_rank in environments]
+        results = run_all(commands, timeout, cwd, environments=environments)
+    codes = [result.returncode for result in results]
+    failed = [code for code in codes if code not in (0, -signal.SIGKILL)] or [*filter(None, codes)]
+    return SimpleNamespace(
+        returncode=failed[0] if failed else 0,
+        stdout="".join(result.stdout for result in results),
+        stderr="".join(result.stderr for result in results),
     )
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        kill(marked(mark))
-        stdout, stderr = process.communicate()
-        pytest.fail(f"{command} took more than {timeout} s\n{stdout}\n{stderr}")
-    _, orphans = psutil.wait_procs(marked(mark), timeout=5)
+
+
+@contextmanager
+def rank_environments(processes: int):
+    """The variables of each rank, which meet at a store that this process holds, as in torchrun."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield [
+        {**rank_environment(rank, processes, store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        for rank in range(processes)
+    ]
+    del store
+
+
+def run_training(program, arguments, processes: int, timeout=120):
+    """Run a train file, or a program that is one, as so many processes, without a launcher."""
+    if processes == 1 and "ddp" not in str(program):
+        return run_to_end(["python", program, *arguments], timeout)
+    return run_ranks(program, arguments, processes, timeout)
+
+
+def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environment):
+    """Start a command; returns a `subprocess.Popen`, or a `ForkedProcess` with the same methods.
+
+    A Python program is forked from a server, which takes milliseconds instead of seconds. `real` is
+    for a test about the start itself, and about what the command starts in turn.
+    """
+    options = {name: environment.pop(name) for name in OPTIONS if name in environment}
+    command = [sys.executable if word == "python" else str(word) for word in command[:1]] + [
+        str(word) for word in command[1:]
+    ]
+    if (BIN / command[0]).exists():
+        command[0] = str(BIN / command[0])
+    if not (real or always_real):
+        environment.setdefault(ADDRESS, fork_server().address)
+    environment = {**os.environ, **environment}
+    environment = {name: value for name, value in environment.items() if value is not None}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    return start_program(command, environment, cwd, stdout, stderr, **options)
+
+
+OPTIONS = ("new_session", "ignored_signal")
+
+
+@cache
+def fork_server() -> ForkServer:
+    """The server of this test process."""
+    return ForkServer()
+
+
+def pytest_sessionfinish():
+    if fork_server.cache_info().currsize:
+        fork_server().close()
+
+
+def wait_for_all(processes: list, timeout: float) -> bool:
+    """Wait until all have ended, or one has failed: kill the others then. False if time runs out.
+
+    Whatever is still running in the end is killed, with the processes below it.
+    """
+    deadline = time.monotonic() + timeout
+    running = list(processes)
+    while running and time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            running[0].wait(0.05 if len(running) > 1 else deadline - time.monotonic())
+        running = [process for process in running if process.poll() is None]
+        if any(process.returncode for process in processes):
+            break
+    is_over = not running or any(process.returncode for process in processes)
+    for process in running:
+        with suppress(psutil.NoSuchProcess):
+            kill([*psutil.Process(process.pid).children(recursive=True)])
+        process.kill()
+        process.wait(10)
+    return is_over
+
+
+def processes_below_this_one() -> set[psutil.Process]:
+    fork_server()
+    return set(psutil.Process().children(recursive=True))
+
+
+def left_behind(before: set[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes below this one that were not there `before`, and kill them.
+
+    They get `GRACE` seconds to end by themselves first. Every process that a test has started is
+    found here, forked or not, because an orphan becomes a child of this process.
+    """
+    started = [one for one in processes_below_this_one() if one not in before]
+    _, orphans = psutil.wait_procs(started, timeout=GRACE)
     kill(orphans)
-    assert not orphans, f"{command} left {orphans} behind\n{stdout}\n{stderr}"
-    return SimpleNamespace(returncode=process.returncode, stdout=stdout, stderr=stderr)
+    psutil.wait_procs(orphans, timeout=5)
+    return orphans
+
+
+def text_of(file) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def kill(processes: list[psutil.Process]) -> None:
@@ -74,31 +265,27 @@ def kill(processes: list[psutil.Process]) -> None:
             process.kill()
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The processes that run under this mark. (A process that is ending has no environment.)"""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("ACCEL_DEMO_TEST") == mark:
-                found.append(process)
-    return found
-
-
 @pytest.fixture
 def train(tmp_path):
-    """`train(file, *flags, processes=N)` trains to the end in a folder of its own, and gives it.
+    """`train(file, *flags, processes=N)` trains to the end in a new folder, and returns the folder.
 
-    It asserts that as many connected processes trained as were asked for.
+    It asserts that as many connected processes trained as were asked for. They are forked, with the
+    environment that torchrun sets; `real=True` starts them the way a user does, with a launcher.
     """
 
-    def train(file: str, *flags, processes: int = 1, name: str | None = None):
+    def train(file: str, *flags, processes: int = 1, name: str | None = None, real: bool = False):
         run_dir = tmp_path / (name or f"{Path(file).stem}-{processes}")
-        command = [*launcher(file, processes), f"accel_demo/{file}", *flags, "--run-dir", run_dir]
-        result = run_to_end(command)
+        arguments = [*flags, "--run-dir", run_dir]
+        if real or always_real:
+            command = [*launcher(file, processes), f"accel_demo/{file}", *arguments]
+            result = run_to_end(command, real=True)
+        else:
+            result = run_training(f"accel_demo/{file}", arguments, processes)
         assert result.returncode == 0, result.stdout + result.stderr
-        found = json.loads((run_dir / "environment.json").read_text())
-        assert (found["processes"], found["device"]) == (processes, "cpu")
-        assert found["backend"].endswith("gloo") == (processes > 1 or file == "train_ddp.py")
+        environment = json.loads((run_dir / "environment.json").read_text())
+        assert (environment["processes"], environment["device"]) == (processes, "cpu")
+        connected = processes > 1 or file == "train_ddp.py"
+        assert environment["backend"].endswith("gloo") == connected
         return run_dir
 
     return train
@@ -108,16 +295,16 @@ def train(tmp_path):
 def together(tmp_path_factory):
     """`together(function, N, **arguments)` calls a function of a test module in N processes.
 
-    It gives what each has returned, by rank, and asserts that the N were connected. Arguments and
-    results are what `torch.save` can write. Whatever a process raises fails the test.
+    It returns the results by rank, and asserts that the N were connected. Arguments and results are
+    what `torch.save` can write. If a process raises an error, the test fails.
     """
 
     def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
         folder = tmp_path_factory.mktemp("together")
         torch.save(arguments, folder / "arguments.pt")
         target = f"{Path(inspect.getfile(function)).stem}:{function.__name__}"
-        command = ["python", REPOSITORY / "tests" / "together.py", target, processes, folder]
-        result = run_to_end(command, timeout, **(environment or {}))
+        program = str(REPOSITORY / "tests" / "together.py")
+        result = run_ranks(program, [target, folder], processes, timeout, **(environment or {}))
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"{processes} connected process" in result.stdout
         files = [folder / f"{rank}.pt" for rank in range(processes)]

@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from conftest import BIN, kill, marked
+from conftest import BIN, kill, left_behind, processes_below_this_one
 
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab import bench
@@ -124,10 +123,10 @@ def test_a_request_to_stop_is_taken_as_ctrl_c(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_while_it_compiles_it_leaves_neither_processes_nor_files(tmp_path, number):
-    mark, question = uuid.uuid4().hex, "bench precision --models tiny_cnn"
+    before, question = processes_below_this_one(), "bench precision --models tiny_cnn"
     process = psutil.Popen(
         [BIN / "accel-demo", *question.split()],
-        env={**os.environ, "ACCEL_DEMO_TEST": mark, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -138,12 +137,12 @@ def test_stopped_while_it_compiles_it_leaves_neither_processes_nor_files(tmp_pat
             time.sleep(0.05)
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
-        _, left = psutil.wait_procs(marked(mark), timeout=30)
+        assert process.returncode == 130 and "\nstopped\n" in said
     finally:
-        kill(marked(mark))
+        process.kill()
+        orphans = left_behind(before)
         process.communicate()
-    assert process.returncode == 130 and "\nstopped\n" in said
-    assert not left and list(tmp_path.iterdir()) == []
+    assert not orphans and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

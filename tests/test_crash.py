@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 import torch
-from conftest import BIN, REPOSITORY, kill, marked
+from conftest import BIN, REPOSITORY, left_behind, processes_below_this_one
 from safetensors.torch import save_file
 
 from accel_demo.errors import UserError
@@ -173,19 +172,20 @@ def test_a_mistake_is_one_line_and_exit_code_2(start):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
 def test_ctrl_c_stops_all_it_has_started_and_leaves_no_folder(tmp_path):
-    environment = {**os.environ, "ACCEL_DEMO_TEST": str(tmp_path), "TMPDIR": str(tmp_path)}
+    before = processes_below_this_one()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [BIN / "accel-demo", "crash", "--kills", "1"]
     tool = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
-        while len(marked(str(tmp_path))) < 3:  # the tool, the launcher, a rank
+        while len(processes_below_this_one() - before) < 3:  # the tool, the launcher, a rank
             assert time.monotonic() < deadline and tool.poll() is None
             time.sleep(0.1)
         tool.send_signal(signal.SIGINT)
         _, stderr = tool.communicate(timeout=30)
         assert stderr == b"\nstopped, and everything it had started\n"
         assert tool.returncode == 130
-        _, left = psutil.wait_procs(marked(str(tmp_path)), timeout=5)
-        assert not left and not list(tmp_path.glob("accel-demo-crash-*"))
     finally:
-        kill(marked(str(tmp_path)))
+        tool.kill()
+        orphans = left_behind(before)
+    assert not orphans and not list(tmp_path.glob("accel-demo-crash-*"))

@@ -4,7 +4,6 @@ import json
 import re
 import tempfile
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import GPUS, REPOSITORY, VISIBLE_GPUS
+from conftest import GPUS, REPOSITORY, VISIBLE_GPUS, run_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -480,16 +479,14 @@ def test_what_the_program_cannot_do_is_one_line(start, arguments):
     assert result.returncode == 2 and re.fullmatch("error: .*\n", result.stderr)
 
 
-def test_two_nodes_on_one_machine_are_one_group(start):
+def test_two_nodes_on_one_machine_are_one_group():
     port = free_port()
-
-    def node(rank: int):
-        command = ["torchrun", "--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 2]
+    commands = []
+    for node in range(2):
+        command = ["torchrun", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", 2]
         address = ["--master-addr", "127.0.0.1", "--master-port", port]
-        return start([*command, *address, "tutorials/06_ddp.py"])
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(node, range(2))
+        commands.append([*command, *address, "tutorials/06_ddp.py"])
+    first, second = run_all(commands)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout.startswith("4 connected processes on cpu (gloo)")
     assert "Collectives within `optimizer.step()`: 0" in first.stdout

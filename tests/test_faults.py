@@ -7,10 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import REPOSITORY, launcher, run_to_end
+from conftest import REPOSITORY, launcher, run_all
 
 from accel_demo.manifest import checkpoints_of, verify
 
@@ -21,15 +20,13 @@ SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".spli
 def cut_short(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
     """What tests/faulty_save.py found, by how the state is saved and by fault."""
 
-    def report(how: str) -> dict:
+    commands = []
+    for how in HOW:
         (folder / how).mkdir()
-        command = ["python", "tests/faulty_save.py", how, folder / how, *faults[how]]
-        result = run_to_end(command, timeout=timeout, PYTHONPATH=str(REPOSITORY))
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)
-
-    with ThreadPoolExecutor() as pool:
-        reports = dict(zip(HOW, pool.map(report, HOW), strict=True))
+        commands.append(["python", "tests/faulty_save.py", how, folder / how, *faults[how]])
+    results = run_all(commands, timeout)
+    assert [result.returncode for result in results] == [0, 0], results
+    reports = {how: json.loads(one.stdout) for how, one in zip(HOW, results, strict=True)}
     assert [reports[how].pop("threads") for how in HOW] == [1, 1]
     return reports
 
@@ -117,9 +114,12 @@ def test_no_point_of_a_save_leaves_a_damaged_checkpoint(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit, of util-linux")
 @pytest.mark.parametrize("most", [100, 700])  # bytes: environment.json is larger; the metrics
-def test_what_cannot_be_written_beside_the_checkpoints_is_one_line_too(most, start, tmp_path):
+def test_what_cannot_be_written_beside_the_checkpoints_is_one_line_too(most, tmp_path):
     command = ["prlimit", f"--fsize={most}", sys.executable, "accel_demo/train_plain.py", *SHORT]
-    result = start([*command, "--log-every", 1, "--run-dir", tmp_path / "run"])
+    command += ["--log-every", "1", "--run-dir", tmp_path / "run"]
+    result = subprocess.run(  # through pipes: the limit would hold for a file with its output, too
+        command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY
+    )
     assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
     assert os.strerror(errno.EFBIG) in result.stderr and "Traceback" not in result.stderr
 

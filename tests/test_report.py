@@ -144,7 +144,8 @@ def test_it_needs_no_torch_and_is_the_same_each_time(real_run, tmp_path, start):
     code += "print({'torch', 'numpy', 'accelerate', 'matplotlib'} & set(sys.modules))"
     pages = []
     for name in ("first.html", "second.html"):
-        done = start(["python", "-c", code, "report", real_run, "--html", tmp_path / name])
+        command = ["python", "-c", code, "report", real_run, "--html", tmp_path / name]
+        done = start(command, real=True)
         assert done.stdout.endswith("0\nset()\n"), done.stdout + done.stderr
         assert "reading" in done.stderr
         pages.append((tmp_path / name).read_bytes())

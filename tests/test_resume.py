@@ -4,15 +4,24 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from conftest import BIN, REPOSITORY, launcher, marked
+from conftest import (
+    REPOSITORY,
+    kill,
+    launcher,
+    left_behind,
+    processes_below_this_one,
+    rank_environments,
+    run_ranks,
+    run_training,
+    start_process,
+)
 from safetensors.torch import load_file
 
 # 16 micro-batches for one process an epoch, 8 for each of two: no image is left over.
@@ -58,12 +67,17 @@ def checkpoint(run: Path, name: str) -> Path:
     ],
 )
 def test_killed_after_any_micro_batch_it_ends_with_the_same_bits(
-    telling, processes, points, start, tmp_path
+    telling, processes, points, tmp_path
 ):
     """Dropout, augmentation and clipping on; fp32 and bf16; 0 and 2 workers; windows of 1 and 3."""
     seed = int.from_bytes(os.urandom(2), "big")
-    command = [*launcher(f"{telling}.py", processes), "tests/killed_everywhere.py", telling]
-    result = start([*command, tmp_path, seed, points], timeout=230 if points < 14 else 880)
+    program = "tests/killed_everywhere.py"
+    arguments = [telling, tmp_path, seed, points]
+    timeout = 230 if points < 14 else 880
+    if telling == "train_ddp":
+        result = run_ranks(program, arguments, processes, timeout)
+    else:
+        result = run_training(program, arguments, processes, timeout)
     assert result.returncode == 0, result.stdout + result.stderr
     reports = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert len(reports) == 8 * points
@@ -76,12 +90,11 @@ def test_killed_after_any_micro_batch_it_ends_with_the_same_bits(
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """`recorded(processes, *flags)` trains to the end; gives its folder and what it printed."""
-    from conftest import run_to_end
 
     def recorded(processes: int, *flags):
         run = tmp_path_factory.mktemp("run") / "run"
-        command = [*launcher("train.py", processes), "tests/recorded_samples.py", *FLAGS, *flags]
-        result = run_to_end([*command, "--run-dir", run])
+        arguments = [*FLAGS, *flags, "--run-dir", run]
+        result = run_training("tests/recorded_samples.py", arguments, processes)
         assert result.returncode == 0, result.stderr
         assert json.loads((run / "environment.json").read_text())["processes"] == processes
         return run, result.stdout
@@ -111,7 +124,6 @@ def test_at_another_world_size_no_image_is_lost_or_repeated(then, recorded, at_o
 
 
 def test_inside_an_epoch_another_world_size_is_refused_in_one_line(start, at_one_and_at_two):
-    command = [*launcher("train.py", 1), "tests/recorded_samples.py", *FLAGS]
     two = at_one_and_at_two[2]
     result = start(
         ["python", "accel_demo/train_ddp.py", "--nproc", 2, *FLAGS, "--run-dir", two.parent / "ddp"]
@@ -127,22 +139,29 @@ def test_inside_an_epoch_another_world_size_is_refused_in_one_line(start, at_one
 
 
 class Launch:
-    """A training under way, in a folder of its own, to send signals to."""
+    """A training under way, in a folder of its own, to send signals to.
 
-    def __init__(self, command: list, run: Path, ignored=None, **environment):
-        self.run, self.mark = run, f"launch-{run}"
-        program = str(BIN / command[0]) if (BIN / command[0]).exists() else sys.executable
-        known = {"GLOO_SOCKET_IFNAME": "lo", "ACCEL_DEMO_TEST": self.mark, **environment}
-        self.output = open(run.with_suffix(".txt"), "w+")
-        self.process = subprocess.Popen(
-            [program, *map(str, command[1:]), "--run-dir", str(run)],
-            cwd=REPOSITORY,
-            env={**os.environ, **known},
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN)),
-        )
+    With `ranks` the command is started once for each rank, without a launcher. A launcher is
+    started for real: its processes are then what the test is about.
+    """
+
+    def __init__(self, command: list, run: Path, ranks=None, ignored=None):
+        self.run, self.before, self.stack = run, processes_below_this_one(), ExitStack()
+        self.output = self.stack.enter_context(open(run.with_suffix(".txt"), "a+"))
+        environments = self.stack.enter_context(rank_environments(ranks)) if ranks else [{}]
+        self.processes = [
+            start_process(
+                [*command, "--run-dir", run],
+                self.output,
+                self.output,
+                real=command[0] != "python",
+                new_session=True,
+                ignored_signal=ignored,
+                **environment,
+            )
+            for environment in environments
+        ]
+        self.process = self.processes[0]
 
     def reach(self, step: int) -> None:
         deadline = time.monotonic() + 100
@@ -152,17 +171,19 @@ class Launch:
 
     def pid_of(self, rank: int) -> int:
         """The process with this rank; its loader workers, further down, have its environment."""
+        if len(self.processes) > 1:
+            return self.processes[rank].pid
         for process in psutil.Process(self.process.pid).children(recursive=True):
             if process.environ().get("RANK") == str(rank):
                 return process.pid
         raise AssertionError(f"no rank {rank}")
 
     def end(self, timeout: float = 100) -> int:
-        """Wait for it; the exit code. Every process of it must have ended, too."""
-        returncode = self.process.wait(timeout)
-        _, orphans = psutil.wait_procs(marked(self.mark), timeout=8)
+        """Wait for it; the exit code, or the largest of several. No process of it may be left."""
+        codes = [process.wait(timeout) for process in self.processes]
+        orphans = left_behind(self.before)
         assert not orphans, (orphans, self.printed())
-        return returncode
+        return max(codes)
 
     def printed(self) -> str:
         self.output.seek(0)
@@ -180,28 +201,37 @@ def launch(tmp_path):
 
     yield launch
     for started in launches:
-        for process in marked(started.mark):
-            process.kill()
-        started.process.wait()
-        started.output.close()
+        kill(processes_below_this_one() - started.before)
+        for process in started.processes:
+            process.wait(10)
+        started.stack.close()
 
 
 def command_of(telling: str, processes: int, *flags) -> list:
     return [*launcher(telling, processes), f"accel_demo/{telling}", *LONG, *flags]
 
 
+def resume(run: Path, telling: str, processes: int) -> str:
+    """Go on with the run to its end; what was printed."""
+    arguments = [*LONG, "--resume", "auto", "--run-dir", run]
+    result = run_training(f"accel_demo/{telling}", arguments, processes)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 @pytest.fixture(scope="module")
 def whole_runs(tmp_path_factory):
     """Runs that nobody disturbs: the folder for (telling, processes)."""
-    from conftest import run_to_end
-
     runs = {}
 
     def whole_run(telling: str, processes: int) -> Path:
         if (telling, processes) not in runs:
             run = tmp_path_factory.mktemp("whole") / "run"
-            result = run_to_end([*command_of(telling, processes), "--run-dir", run])
+            arguments = [*LONG, "--run-dir", run]
+            result = run_training(f"accel_demo/{telling}", arguments, processes)
             assert result.returncode == 0, result.stderr
+            environment = json.loads((run / "environment.json").read_text())
+            assert environment["processes"] == processes
             runs[telling, processes] = run
         return runs[telling, processes]
 
@@ -244,9 +274,8 @@ def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launc
     (told,) = re.findall("stopped after step (\\d+); to go on: (.*)", started.printed())
     assert int(told[0]) == train_lines(started.run)[-1]["step"] < 48
     assert told[1].startswith(" ".join(launcher(telling, 2)))
-    resumed = launch(command_of(telling, 2, "--resume", "auto"), "run")
-    assert resumed.end() == 0, resumed.printed()
-    assert same_weights(resumed.run, whole_runs(telling, 2))
+    assert "2 processes on cpu" in resume(started.run, telling, 2)
+    assert same_weights(started.run, whole_runs(telling, 2))
 
 
 @pytest.mark.parametrize("telling", BOTH)
@@ -254,7 +283,7 @@ def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(tellin
     """`trap '' USR1` before the launcher; everybody gets the signal, as from Slurm."""
     started = launch(command_of(telling, 2), "run", ignored=signal.SIGUSR1)
     started.reach(10)
-    for process in marked(started.mark):
+    for process in processes_below_this_one() - started.before:
         process.send_signal(signal.SIGUSR1)
     assert started.end() == 0, started.printed()
     assert started.printed().count("stopped after step") == 1
@@ -291,16 +320,18 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_is_left_says_which_rank_has_died(rank, launch):
-    started = launch(command_of("train_ddp.py", 3), "run")
+    started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
     started.reach(5)
     os.kill(started.pid_of(rank), signal.SIGKILL)
     assert started.end() != 0
     lines = [line for line in started.printed().splitlines() if line.startswith("error: ")]
+    assert "3 processes on cpu" in started.printed()
     assert len(lines) == 1 and f"rank {rank} has died; rank {1 - rank} noticed" in lines[0]
 
 
 def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
-    started = launch(command_of("train_ddp.py", 3, "--collective-timeout", "3"), "run")
+    command = ["python", "accel_demo/train_ddp.py", *LONG, "--collective-timeout", "3"]
+    started = launch(command, "run", ranks=3)
     started.reach(5)
     pid, stopped_at = started.pid_of(1), time.monotonic()
     os.kill(pid, signal.SIGSTOP)
@@ -312,6 +343,7 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
         os.kill(pid, signal.SIGCONT)
     assert started.end() != 0
     lines = [line for line in started.printed().splitlines() if line.startswith("error: ")]
+    assert "3 processes on cpu" in started.printed()
     assert len(lines) == 1
     assert "rank 1 has not answered within --collective-timeout" in lines[0]
     place = re.search("rank 0 noticed at `(.*)`", lines[0])[1]

@@ -3,11 +3,12 @@
 accel-demo check 00
 """
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
+from accel_demo.lab.fork_server import start_program
 from accel_demo.lab.launch import REPOSITORY
 
 EXERCISES = REPOSITORY / "tutorials" / "exercises"
@@ -28,4 +29,5 @@ def main(arguments: list[str]) -> int:
     answer = options.file or next(EXERCISES.glob(f"{options.exercise}_*.py"), None)
     if answer is None or not answer.is_file():
         raise UserError(f"{answer or EXERCISES} holds no answer to check: name one with --file")
-    return subprocess.run([sys.executable, graders[options.exercise], answer]).returncode
+    command = [sys.executable, str(graders[options.exercise]), str(answer)]
+    return start_program(command, dict(os.environ), Path.cwd(), sys.stdout, sys.stderr).wait()

@@ -4,11 +4,14 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+
+from accel_demo.lab.fork_server import start_program
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -29,27 +32,24 @@ LAUNCHER_VARIABLES = (
 
 
 def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:
-    """Run a command line from the repository's root: its returncode, stdout and stderr.
+    """Run a command line from the repository's root, and return its returncode, stdout and stderr.
 
-    `time_limit` is in seconds. Where it is over, every process the command started is stopped and
-    returncode is None. `python`, `accelerate` and `torchrun` are those of this environment.
+    After `time_limit` seconds every process the command has started is killed, and returncode is
+    None. `python`, `accelerate` and `torchrun` are those of this environment. If a fork server is
+    running (see fork_server.py), Python programs are forked from it.
     """
-    process = psutil.Popen(
-        shlex.split(command),
-        cwd=REPOSITORY,
-        env=environment_for(QUIET),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=time_limit)
-        returncode = process.returncode
-    except subprocess.TimeoutExpired:
-        kill_tree(process)
-        stdout, stderr = process.communicate()
-        returncode = None
-    return SimpleNamespace(returncode=returncode, stdout=stdout, stderr=stderr)
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        environment = environment_for(QUIET)
+        process = start_program(shlex.split(command), environment, REPOSITORY, stdout, stderr)
+        try:
+            returncode = process.wait(timeout=time_limit)
+        except subprocess.TimeoutExpired:
+            kill_tree(process)
+            process.wait()
+            returncode = None
+        for file in (stdout, stderr):
+            file.seek(0)
+        return SimpleNamespace(returncode=returncode, stdout=stdout.read(), stderr=stderr.read())
 
 
 def environment_for(changes: dict[str, str]) -> dict[str, str]:
