@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors, say
-from accel_demo.stopping import SIGNALS
+from accel_demo.stopping import SIGNALS, end_group_threads
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -256,6 +256,7 @@ def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: t
         torch.set_num_threads(1)  # a fork server has the variables of when it was started
     with one_line_errors():
         main(*arguments)
+        end_group_threads()
 
 
 def _kill_children() -> None:

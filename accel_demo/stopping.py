@@ -1,5 +1,6 @@
-"""How a run ends before its end: a signal asks it to, or another process is gone."""
+"""How a run ends: in order, because a signal asks it to, or because another process is gone."""
 
+import gc
 import os
 import platform
 import shlex
@@ -13,6 +14,10 @@ from pathlib import Path
 
 import psutil
 import torch.distributed as dist
+
+# DDP imports this module too. If that comes first, the defaults of its functions (group=WORLD)
+# hold the process group until Python has ended, and `end_group_threads` cannot end the threads.
+import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import say
 
@@ -71,6 +76,20 @@ class StopSignals:
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE
+
+
+def end_group_threads() -> None:
+    """End the threads of a process group that has been destroyed. Call it when `main` is over.
+
+    gloo's threads release the tensors of a collective shortly after it has returned, and need
+    Python's lock (the GIL) for it. If Python is shutting down by then, the process aborts with
+    "terminate called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
+    The threads end with the last reference to the group. DDP has one, in a cycle of references: so
+    the variables of `main` must be gone, and the garbage collector must have run.
+
+    After an error it is not called: it would wait for a collective that another process has left.
+    """
+    gc.collect()
 
 
 def ignore_signals(worker: int) -> None:
