@@ -28,16 +28,17 @@ LAUNCHER_VARIABLES = (
 )
 
 
-def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:
+def run_to_end(command: str, time_limit: float = 120, **environment: str) -> SimpleNamespace:
     """Run a command line from the repository's root: its returncode, stdout and stderr.
 
     `time_limit` is in seconds. Where it is over, every process the command started is stopped and
-    returncode is None. `python`, `accelerate` and `torchrun` are those of this environment.
+    returncode is None. `python`, `accelerate` and `torchrun` are those of this environment;
+    `environment` is added to the environment variables of the command.
     """
     process = psutil.Popen(
         shlex.split(command),
         cwd=REPOSITORY,
-        env=environment_for(QUIET),
+        env=environment_for({**QUIET, **environment}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
