@@ -1,12 +1,8 @@
 """The pages say what the code and the runs say, and the exercises tell right from wrong."""
 
 import re
-import shlex
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
-from conftest import run_to_end
 from pages import TUTORIALS, check, table_rows
 
 EXERCISES = TUTORIALS / "exercises"
@@ -101,57 +97,29 @@ LIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    """What the documented check prints for the pages, and for a copy with each of the `LIES`.
-
-    A page is checked together with its copies, so that each program behind it runs once. Half of
-    the pages are checked at a time, in two processes.
-    """
-    folder = tmp_path_factory.mktemp("lies")
-    halves = [OTHER_PAGES.copy(), []]
-    for number, page in enumerate(PAGES):
-        halves[number % 2].append(page)
+@pytest.mark.pages
+@pytest.mark.timeout(1000)  # every program of the pages runs, unless its result is stored
+def test_no_page_is_stale_and_a_page_that_says_something_else_is(start, tmp_path):
+    copies = []
     for number, (page, truth, lie) in enumerate(LIES):
         text = (TUTORIALS / page).read_text()
         assert truth in text
-        copy = folder / f"lie-{number}.md"
-        copy.write_text(text.replace(truth, lie, 1))
-        next(half for half in halves if TUTORIALS / page in half).append(copy)
-    documented = re.search("^cog --check .*", (TUTORIALS / "README.md").read_text(), re.MULTILINE)
-    words = shlex.split(documented[0])
-    assert words[-3:] == [*OTHER_PAGES, "tutorials/*.md"]
-    command = words[: -1 - len(OTHER_PAGES)]
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda half: run_to_end([*command, *half], timeout=900), halves))
-    for result in results:
-        assert not re.search("^[A-Z]\\w*Error", result.stderr, re.MULTILINE), result.stderr
-    return SimpleNamespace(folder=folder, stdout="".join(result.stdout for result in results))
-
-
-def is_stale(checked, page) -> bool:
-    """Whether the check found this page changed. It must have been among those checked."""
-    lines = checked.stdout.splitlines()
-    assert f"Checking {page}" in lines or f"Checking {page}  (changed)" in lines, checked.stdout
-    return f"Checking {page}  (changed)" in lines
-
-
-@pytest.mark.timeout(1000)  # the first to ask for `checked` waits for every program of the pages
-def test_no_page_is_stale(checked):
-    for page in (*OTHER_PAGES, *PAGES):
-        assert not is_stale(checked, page), page
-
-
-def test_a_page_that_says_something_else_is_found_stale(checked):
-    for number in range(len(LIES)):
-        assert is_stale(checked, checked.folder / f"lie-{number}.md"), LIES[number]
+        copies.append(tmp_path / f"lie-{number}.md")
+        copies[-1].write_text(text.replace(truth, lie, 1))
+    fresh = start(["python", "tutorials/weave.py", "--check"], timeout=900)
+    assert fresh.returncode == 0, fresh.stdout
+    for page in (*OTHER_PAGES, *(f"tutorials/{page.name}" for page in PAGES)):
+        assert f"fresh    {page}\n" in fresh.stdout
+    lies = start(["python", "tutorials/weave.py", "--check", *copies], timeout=900)
+    assert lies.returncode == 1
+    *_, last = lies.stdout.splitlines()
+    assert last.split() == ["stale:", *sorted(map(str, copies))], lies.stdout
 
 
 OLD_LAUNCHER = "python -m torch.distributed.launch"
 
 
-def test_every_way_of_page_00_starts_what_the_page_says(checked):
-    assert not is_stale(checked, TUTORIALS / "00_where_am_i.md")  # it is a real run's table
+def test_every_way_of_page_00_starts_what_the_page_says():
     assert table_rows("00_where_am_i.md", cells=6) == [
         ["", "`python …`", "1", "unset", "1", "alone"],
         ["", "`python … --start spawn`", "2", "2", "2", "yes"],
@@ -170,8 +138,7 @@ def launched(config: str) -> str:
     return f"`accelerate launch --config_file {config} …`"
 
 
-def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two(checked):
-    assert not is_stale(checked, TUTORIALS / "02_one_loop_four_tellings.md")
+def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two():
     rows = table_rows("02_one_loop_four_tellings.md", cells=4)
     assert [(processes, twins) for _, _, processes, twins in rows] == [
         ("1", "2, 3, 4"),
@@ -183,8 +150,7 @@ def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two(checked):
     ]
 
 
-def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights(checked):
-    assert not is_stale(checked, TUTORIALS / "11_kill_and_resume.md")
+def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights():
     rows = table_rows("11_kill_and_resume.md")
     ladders = [row[2:] for row in rows if len(row) == 4]
     assert ladders == [
@@ -199,8 +165,7 @@ def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights(checked)
     ]
 
 
-def test_every_rung_of_page_11_is_needed_with_three_processes(checked):
-    assert not is_stale(checked, TUTORIALS / "11_kill_and_resume.md")
+def test_every_rung_of_page_11_is_needed_with_three_processes():
     rows = [row for row in table_rows("11_kill_and_resume.md") if len(row) == 3]
     assert [same for _, same, _ in rows] == [
         *["0 of 18"] * 3,

@@ -1,17 +1,33 @@
-"""What the pages are woven from: each function prints Markdown made from a file or from a run.
+"""Regenerate the pages, or check them: their code, diffs, outputs and pictures.
 
-cog -r -P -I tutorials README.md accel_demo/lab/BENCHMARKS.md tutorials/*.md       # refresh them
-cog --check -P -I tutorials README.md accel_demo/lab/BENCHMARKS.md tutorials/*.md  # still true?
+python tutorials/weave.py            # write every page again
+python tutorials/weave.py --check    # write nothing; exit with 1 and name the pages that are stale
+python tutorials/weave.py tutorials/05_ring.md --force    # one page, and run its commands again
+
+Each function here prints Markdown made from a file or from a run; cog calls them for the code that
+is hidden in a page. A command runs only if something it depends on has changed since it last ran:
+see `command_cache.py` for the rule. `--force` runs everything.
 """
 
 import difflib
+import os
 import re
+import subprocess
 import sys
-import tempfile
-from functools import cache
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from accel_demo.lab.launch import REPOSITORY, run_to_end
+from command_cache import FORCE, environment_of_commands, result_of
+
+from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.lab.fork_server import ADDRESS, ForkServer
+from accel_demo.lab.launch import REPOSITORY
+
+OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
+# The pages that take longest are started first. Their order changes nothing but the time.
+SLOWEST = ("11_", "00_", "02_", "10_", "03_", "13_")
+CHANGED = 5  # the exit code of `cog --check` for a page that it would write differently
 
 
 def code(path: str, start: str | None = None, end: str | None = None) -> None:
@@ -54,7 +70,7 @@ def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = 
     processes that are not connected, and so cannot take turns. `fence=False` gives the output as
     the Markdown it is.
     """
-    output = _output(command, returncode)
+    output = result_of(command, returncode)["output"]
     if not in_order:
         output = "\n".join(sorted(output.splitlines()))
     _block("text", f"$ {command}\n{output}") if fence else print(output)
@@ -66,30 +82,14 @@ def picture(command: str, path: str, says: str) -> None:
     `says` is its text for those who cannot see it. The picture is drawn anew. `cog --check` writes
     no file: there a picture with other words than its file makes the page stale.
     """
-    output, drawn = _drawing(command)
+    result = result_of(command, draws=True)
+    drawn = result["drawn"]
     file = REPOSITORY / path
     if "--check" not in sys.argv:
         file.write_text(drawn)
     if not file.exists() or _words(drawn) != _words(file.read_text()):
         print(f"**{path} is stale.**\n")
-    print(f"![{says}]({file.name})\n\n{output}")
-
-
-@cache
-def _output(command: str, returncode: int) -> str:
-    """What a command prints; one that several blocks or pages need is run once."""
-    result = run_to_end(command)
-    if result.returncode != returncode:
-        ended = f"ended with {result.returncode}, not {returncode}"
-        raise RuntimeError(f"{command}\n{ended}\n{result.stdout}\n{result.stderr}")
-    return result.stdout.rstrip()
-
-
-@cache
-def _drawing(command: str) -> tuple[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        drawn = Path(folder, "drawn.svg")
-        return _output(f"{command} --plot {drawn}", 0), drawn.read_text()
+    print(f"![{says}]({file.name})\n\n{result['output']}")
 
 
 def _part(path: str, start: str | None = None, end: str | None = None) -> list[str]:
@@ -117,3 +117,58 @@ def _lines_in_words(count: int) -> str:
 def _words(svg: str) -> list[str]:
     """The words of a matplotlib picture: it keeps each as a comment beside the drawn letters."""
     return re.findall(r"<!-- (.*?) -->", svg)
+
+
+def main() -> int:
+    """Let cog work on every page, several pages at a time. Return the exit code."""
+    parser = Parser(__doc__)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: every page")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page is stale")
+    parser.add_argument("--force", action="store_true", help="run every command again")
+    options = parser.parse_args()
+    pages = [Path(page).resolve() for page in options.pages] or _all_pages()
+    for page in pages:
+        if not page.is_file():
+            raise UserError(f"there is no page {page}")
+    pages.sort(key=lambda page: not page.name.startswith(SLOWEST))  # the others keep their order
+    outcomes = {"stale": [], "failed": []}
+    os.environ[ADDRESS] = ForkServer(environment_of_commands()).address  # it ends with this process
+    with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as pool:
+        tasks = [pool.submit(_weave, page, options.check, options.force) for page in pages]
+        for task in as_completed(tasks):
+            name, outcome, text = task.result()
+            print(text, flush=True)
+            outcomes.setdefault(outcome, []).append(name)
+    for outcome in ("stale", "failed"):
+        if outcomes[outcome]:
+            print(f"{outcome}: {' '.join(sorted(outcomes[outcome]))}")
+    return 1 if outcomes["stale"] or outcomes["failed"] else 0
+
+
+def _all_pages() -> list[Path]:
+    pages = [REPOSITORY / page for page in OTHER_PAGES]
+    return [*sorted(REPOSITORY.glob("tutorials/*.md")), *pages]
+
+
+def _weave(page: Path, check: bool, force: bool) -> tuple[str, str, str]:
+    """Run cog on one page. Return its name, what became of it, and both with all details."""
+    name = str(page.relative_to(REPOSITORY) if page.is_relative_to(REPOSITORY) else page)
+    mode = ["--check", "--diff"] if check else ["-r"]
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "cogapp", *mode, "-P", "-I", "tutorials", "--verbosity=0", name],
+        cwd=REPOSITORY,
+        env={**os.environ, FORCE: "yes" if force else ""},
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.monotonic() - started
+    outcomes = {0: "fresh" if check else "written", CHANGED: "stale"}
+    outcome = outcomes.get(ended.returncode, "failed")
+    details = [*ended.stderr.splitlines(), *ended.stdout.splitlines()]
+    return name, outcome, "\n".join([f"{seconds:7.1f} s  {outcome:7}  {name}", *details])
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        sys.exit(main())

@@ -50,9 +50,9 @@ REFUSED = -1
 
 
 class ForkServer:
-    """A running server. Close it, or end: it ends with whoever has started it."""
+    """A running server with this `environment`, or ours. It ends with whoever has started it."""
 
-    def __init__(self):
+    def __init__(self, environment: dict[str, str] | None = None):
         self._folder = tempfile.mkdtemp(prefix="fork-")
         self.address = str(Path(self._folder, "socket"))
         read, self._lifeline = os.pipe()
@@ -62,6 +62,7 @@ class ForkServer:
             code = f"from accel_demo.lab.fork_server import main; main({listener.fileno()}, {read})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
+                env=environment,
                 pass_fds=[listener.fileno(), read],
                 stdin=subprocess.DEVNULL,
             )

@@ -28,18 +28,20 @@ LAUNCHER_VARIABLES = (
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
 )
 
 
-def run_to_end(command: str, time_limit: float = 120) -> SimpleNamespace:
+def run_to_end(command: str, time_limit: float = 120, **environment: str) -> SimpleNamespace:
     """Run a command line from the repository's root, and return its returncode, stdout and stderr.
 
     After `time_limit` seconds every process the command has started is killed, and returncode is
-    None. `python`, `accelerate` and `torchrun` are those of this environment. If a fork server is
-    running (see fork_server.py), Python programs are forked from it.
+    None. `python`, `accelerate` and `torchrun` are those of this environment; `environment` is
+    added to the environment variables of the command. If a fork server is running (see
+    fork_server.py), Python programs are forked from it.
     """
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        environment = environment_for(QUIET)
+        environment = environment_for({**QUIET, **environment})
         process = start_program(shlex.split(command), environment, REPOSITORY, stdout, stderr)
         try:
             returncode = process.wait(timeout=time_limit)

@@ -1,0 +1,209 @@
+"""Run the commands of the pages, or reuse what they printed before if nothing has changed since.
+
+What a command printed is stored in `.page_cache/`, and used again only if all of this is as it was
+when the command ran:
+
+- the contents of every file that one of its processes has read (`recorder/` writes down which);
+  a file that was not there must still be missing;
+- the names of the files in the repository: a new one might be imported, or found, instead of
+  another. Tests, pages and pictures do not count;
+- the versions of Python and of all installed packages, the processor, and the environment
+  variables that Python and the libraries read;
+- this module, the recorder, `accel_demo/lab/launch.py` and `fork_server.py`, which start the
+  command.
+
+If in doubt, the command runs again. So nothing is stored if it failed, if a file it has read was
+changed while it ran, or if it is or has started a program that is not Python, because such a
+program does not record its files.
+
+Two things escape the recorder: a file that compiled code opens by itself (no program of the pages
+lets it open one of the repository), and a file outside the repository that is only asked for, and
+not opened. `--force` is for these.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+
+from accel_demo.lab import fork_server, launch
+from accel_demo.lab.launch import REPOSITORY, run_to_end
+
+STORE = REPOSITORY / ".page_cache"
+FORCE = "ACCEL_DEMO_FORCE"  # the variable that makes every command run, if it is not empty
+RECORDER = Path(__file__).resolve().parent / "recorder"
+TIME_LIMIT = 300  # seconds for one command
+PYTHON_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")
+READ_BY_LIBRARIES = tuple(
+    "ACCELERATE CUDA FSDP GLOO HF KMP LANG LC LD MALLOC MKL MPL NCCL OMP PYTHON PYTORCH "
+    "TORCH".split()
+)
+NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # folders no page depends on
+
+
+@functools.cache
+def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[str, str]:
+    """Return what the command prints: {"output": …}; and with `draws`, {"drawn": …}, its SVG file.
+
+    Raises `RuntimeError` if it ends with another code than `returncode`. Each command that really
+    runs gets a line on stderr, with the seconds it took and the reason.
+    """
+    question = {"command": command, "returncode": returncode, "draws": draws}
+    file = STORE / f"{_sha256(json.dumps(question).encode())[:16]}.json"
+    stored = _load(file)
+    facts = _facts()
+    reason = "forced" if os.environ.get(FORCE) else _reason_to_run(stored, facts)
+    if reason is None:
+        return stored["result"]
+    started = time.time()
+    with tempfile.TemporaryDirectory(prefix="weave-") as folder:
+        picture = Path(folder, "drawn.svg")
+        ended = _run(f"{command} --plot {picture}" if draws else command, folder)
+        if ended.returncode != returncode:
+            how = f"ended with {ended.returncode}, not {returncode}"
+            raise RuntimeError(f"{command}\n{how}\n{ended.stdout}\n{ended.stderr}")
+        result = {"output": ended.stdout.rstrip()}
+        if draws:
+            result["drawn"] = picture.read_text()
+    print(f"{time.time() - started:7.1f} s  $ {command}  ({reason})", file=sys.stderr, flush=True)
+    files = _digests(command, ended.record, started)
+    if files is not None:
+        _save(file, {**question, "facts": facts, "files": files, "result": result})
+    return result
+
+
+def _run(command: str, folder: str) -> SimpleNamespace:
+    """Run a command to its end. Return its returncode, stdout, stderr and the recorder's log.
+
+    `folder` is for the temporary files of the command, and for the log. This is the only place
+    where a command of a page is started.
+    """
+    log = Path(folder, "record")
+    variables = {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log), "TMPDIR": folder}
+    ended = run_to_end(command, TIME_LIMIT, **variables)
+    ended.record = os.fsdecode(log.read_bytes()) if log.exists() else ""
+    return ended
+
+
+def environment_of_commands() -> dict[str, str]:
+    """Return the environment of a server from which the commands are forked, with the recorder."""
+    return launch.environment_for({**launch.QUIET, "PYTHONPATH": _python_path()})
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
+
+
+def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
+    """Return what has changed since the command ran, or None if its stored result is still true."""
+    if stored is None:
+        return "not stored"
+    for name in facts:
+        if stored["facts"].get(name) != facts[name]:
+            return f"changed: {name}"
+    for path, digest in stored["files"].items():
+        if _digest(REPOSITORY / path) != digest:
+            return f"changed: {path}"
+    return None
+
+
+@functools.cache
+def _facts() -> dict:
+    """Return what any command may depend on, apart from the contents of the files it reads.
+
+    They are collected once, before the first command runs. So a file that is added while commands
+    run makes their results old.
+    """
+    ours = (__file__, RECORDER / "sitecustomize.py", launch.__file__, fork_server.__file__)
+    packages = {(package.name, package.version) for package in metadata.distributions()}
+    environment = launch.environment_for(launch.QUIET).items()
+    libraries = {name: value for name, value in environment if name.startswith(READ_BY_LIBRARIES)}
+    return {
+        "names of the files": _sha256("\n".join(sorted(_names(REPOSITORY))).encode()),
+        "packages": sorted(f"{name} {version}" for name, version in packages),
+        "Python": sys.version,
+        "processor": _processor(),
+        "environment": libraries,
+        "how commands are run": [_digest(Path(file)) for file in ours],
+    }
+
+
+def _names(folder: Path) -> list[str]:
+    names = []
+    for entry in os.scandir(folder):
+        if entry.name.startswith(".") or entry.name in NOT_COUNTED:
+            continue
+        if entry.is_dir():
+            names += _names(Path(entry))
+        elif not entry.name.endswith((".md", ".svg")):
+            names.append(os.path.relpath(entry, REPOSITORY))
+    return names
+
+
+def _processor() -> list:
+    """Return what the last bits of a number, or the way of computing it, may depend on."""
+    described = set()
+    with suppress(OSError):  # Linux only
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        described = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    described.update(map(str, Path("/proc/driver/nvidia/gpus").glob("*")))
+    cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
+    return [platform.system(), platform.machine(), os.cpu_count(), cores, *sorted(described)]
+
+
+def _digests(command: str, record: str, started: float) -> dict[str, str] | None:
+    """Return the SHA-256 of each file in the recorder's log; None if the log cannot be relied on.
+
+    `started` is the time before the first of the files was read.
+    """
+    lines = set(filter(None, record.split("\0")))
+    if shlex.split(command)[0] not in PYTHON_PROGRAMS or not lines:
+        return None
+    digests = {}
+    for line in sorted(lines):
+        if line.startswith("!"):  # a program whose files are not recorded
+            return None
+        path = Path(line)
+        if path.suffix == ".pyc":  # Python has compared it with its source
+            with suppress(ValueError):
+                path = Path(importlib.util.source_from_cache(line))
+        with suppress(OSError):
+            if path.stat().st_ctime >= started:
+                return None
+        name = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
+        digests[str(name)] = _digest(path)
+    return digests
+
+
+def _digest(path: Path) -> str:
+    if not path.is_file():
+        return "missing" if not path.exists() else "not a file"
+    return _sha256(path.read_bytes())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _load(file: Path) -> dict | None:
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def _save(file: Path, content: dict) -> None:
+    """Write the file so that another process, or one after a kill, finds all of it or nothing."""
+    STORE.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=STORE, delete=False) as temporary:
+        json.dump(content, temporary, indent=1)
+    os.replace(temporary.name, file)

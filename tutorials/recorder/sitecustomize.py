@@ -1,0 +1,90 @@
+"""Write the name of every file that a Python program reads to a log.
+
+`command_cache.py` puts this folder on PYTHONPATH, and Python imports a module of this name when it
+starts. So every Python process that the program starts records too, and a forked process goes on
+with the hook of its parent. A name is in the log before its file is open: a process that is killed
+has recorded all it has read.
+"""
+
+import os
+import site
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+LOG = "ACCEL_DEMO_RECORD"  # the variable with the name of the log; nothing is recorded without it
+# Installed libraries: `command_cache.py` compares their versions instead. The rest are no files.
+LIBRARIES = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
+NOT_RECORDED = tuple(f"{folder}{os.sep}" for folder in [*LIBRARIES, "/proc", "/sys", "/dev"])
+STARTS = ("os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.spawn")
+OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # "python" is python3.11 too
+# Libraries start these to learn about the machine. They read none of our files.
+ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
+
+log = temporary_files = None  # beside the log are the temporary files of the run
+recorded = set()
+
+
+def hook(event: str, arguments: tuple) -> None:
+    """Python calls this for each of its audit events: https://docs.python.org/3/library/sys.html"""
+    if event == "open":
+        path, _, flags = arguments
+        is_number = isinstance(path, int)  # of a file that is open already
+        if not is_number and flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY:
+            record_file(os.path.abspath(os.fsdecode(path)))
+    elif event == "subprocess.Popen" and not records_too(*arguments):
+        record(f"!{arguments[0]}")
+    elif event in STARTS:
+        record(f"!{arguments[0]}")
+
+
+def record_file(path: str) -> None:
+    global log, temporary_files
+    if os.environ.get(LOG, log) != log:  # this process begins, or was forked to run a new command
+        log = os.environ[LOG]
+        temporary_files = f"{os.path.dirname(log)}{os.sep}"
+        recorded.clear()
+        for module in list(sys.modules.values()):
+            if file := getattr(module, "__file__", None):
+                record_file(os.path.abspath(file))
+    if not path.startswith(NOT_RECORDED):
+        record(path)
+
+
+def record(line: str) -> None:
+    if log is None or line in recorded or f"{line}{os.sep}".startswith(temporary_files):
+        return
+    recorded.add(line)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # appending is atomic
+    try:
+        os.write(file, os.fsencode(line) + b"\0")
+    finally:
+        os.close(file)
+
+
+def records_too(program, arguments, cwd, environment) -> bool:
+    """Whether all that a new process reads is recorded: it is a Python program, with this hook."""
+    environment = os.environ if environment is None else environment
+    name = os.path.basename(os.fsdecode(program))
+    if name in ABOUT_THE_MACHINE:
+        return True
+    if not name.startswith(OUR_PROGRAMS):
+        return False
+    for flag in map(os.fsdecode, list(arguments)[1:]):
+        if not flag.startswith("-") or flag in ("-c", "-m"):
+            break
+        if set("EIS") & set(flag):  # Python then ignores PYTHONPATH, or imports no sitecustomize
+            return False
+    names = (LOG, "PYTHONPATH")
+    return all(environment.get(name) == os.environ.get(name) for name in names)
+
+
+def import_next() -> None:
+    """Import the `sitecustomize` that Python would have found without this one."""
+    sys.path.remove(os.path.dirname(__file__))
+    if spec := PathFinder.find_spec("sitecustomize"):
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+sys.addaudithook(hook)
+import_next()
