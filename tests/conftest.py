@@ -304,7 +304,9 @@ def together(tmp_path_factory):
         torch.save(arguments, folder / "arguments.pt")
         target = f"{Path(inspect.getfile(function)).stem}:{function.__name__}"
         program = str(REPOSITORY / "tests" / "together.py")
-        result = run_ranks(program, [target, folder], processes, timeout, **(environment or {}))
+        result = run_ranks(
+            program, [target, processes, folder], processes, timeout, **(environment or {})
+        )
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"{processes} connected process" in result.stdout
         files = [folder / f"{rank}.pt" for rank in range(processes)]

@@ -1,4 +1,4 @@
-"""Call a function of a test module on this rank. `together` of conftest.py starts the ranks."""
+"""Call a function of a test module in connected processes. `together` of conftest.py starts it."""
 
 import importlib
 import sys
@@ -21,4 +21,4 @@ def call(device: torch.device, target: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_in_group(call, 0, sys.argv[1], Path(sys.argv[2]))  # the processes are those of the launch
+    run_in_group(call, int(sys.argv[2]), sys.argv[1], Path(sys.argv[3]))
