@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors, say
-from accel_demo.stopping import SIGNALS, end_group_threads
+from accel_demo.stopping import SIGNALS, end_group_threads_at_exit
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -91,6 +91,7 @@ def connect(timeout: float) -> torch.device:
             f"the {os.environ['WORLD_SIZE']} processes of this launch have not all met within "
             f"{timeout:g} s ({str(error).splitlines()[0]})"
         ) from None
+    end_group_threads_at_exit()
     return device
 
 
@@ -256,7 +257,6 @@ def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: t
         torch.set_num_threads(1)  # a fork server has the variables of when it was started
     with one_line_errors():
         main(*arguments)
-        end_group_threads()
 
 
 def _kill_children() -> None:

@@ -1,5 +1,6 @@
 """How a run ends: in order, because a signal asks it to, or because another process is gone."""
 
+import atexit
 import gc
 import os
 import platform
@@ -15,8 +16,8 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
-# DDP imports this module too. If that comes first, the defaults of its functions (group=WORLD)
-# hold the process group until Python has ended, and `end_group_threads` cannot end the threads.
+# DDP imports this module, too. If it is the first to do so, the default arguments of the module's
+# functions (group=WORLD) hold the process group until Python has ended, and its threads with it.
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import say
@@ -78,18 +79,17 @@ class StopSignals:
         return time.monotonic() - self.asked_at > PATIENCE
 
 
-def end_group_threads() -> None:
-    """End the threads of a process group that has been destroyed. Call it when `main` is over.
+def end_group_threads_at_exit() -> None:
+    """See to it that the threads of a destroyed process group end before Python does.
 
-    gloo's threads release the tensors of a collective shortly after it has returned, and need
-    Python's lock (the GIL) for it. If Python is shutting down by then, the process aborts with
-    "terminate called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
-    The threads end with the last reference to the group. DDP has one, in a cycle of references: so
-    the variables of `main` must be gone, and the garbage collector must have run.
-
-    After an error it is not called: it would wait for a collective that another process has left.
+    A thread of gloo releases the tensors of a collective shortly after the collective has returned,
+    and needs Python's lock (the GIL) for it. If Python is shutting down by then, the process aborts
+    with "terminate called without an active exception", once in hundreds of launches under load
+    (https://github.com/pytorch/pytorch/pull/179291). The threads end with the last reference to the
+    group. DDP has one: if its model is in a cycle of references, that waits for the garbage
+    collector, which runs here when `main` has ended and Python has not.
     """
-    gc.collect()
+    atexit.register(gc.collect)
 
 
 def ignore_signals(worker: int) -> None:

@@ -22,7 +22,7 @@ from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes import check_processes, connect, describe_run, keep_freed_memory, use_cpu
 from accel_demo.results import save_results
-from accel_demo.stopping import StopSignals, end_group_threads, resume_command
+from accel_demo.stopping import StopSignals, resume_command
 
 
 def main(config: TrainConfig) -> None:
@@ -148,4 +148,3 @@ def main(config: TrainConfig) -> None:
 if __name__ == "__main__":
     with one_line_errors():
         main(CommandLine(__doc__).read()[0])
-        end_group_threads()

@@ -38,7 +38,7 @@ from accel_demo.processes import (
 )
 from accel_demo.results import save_results
 from accel_demo.state import TrainingState
-from accel_demo.stopping import StopSignals, end_group_threads, resume_command
+from accel_demo.stopping import StopSignals, resume_command
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
@@ -174,6 +174,5 @@ if __name__ == "__main__":
             spawn(main, processes, config, options.mixed_precision)
         elif options.nproc is None:  # torchrun has started this process, and others like it
             main(config, options.mixed_precision)
-            end_group_threads()
         else:
             raise UserError("--nproc is for starting without torchrun: leave it out")

@@ -2,8 +2,8 @@
 
 torchrun --standalone --nproc-per-node 2 tests/at_exit.py FOLDER accel_demo/train_ddp.py FLAGS…
 
-Each process that destroys a process group writes FOLDER/RANK.json. With SLOW_RELEASE=SECONDS a
-thread of gloo is still busy for that long when rank 1 destroys its group.
+Each process that destroys a process group writes FOLDER/RANK.json. With SLOW_RELEASE=SECONDS, a
+thread of gloo is busy for that long when rank 1 destroys its group.
 """
 
 import atexit
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from multiprocessing.util import Finalize
 from pathlib import Path
 
 import torch
@@ -42,7 +41,6 @@ def watch(folder: Path) -> None:
 
     dist.destroy_process_group = destroy_watched
     atexit.register(write)
-    Finalize(None, write, exitpriority=0)  # multiprocessing's children leave without atexit
 
 
 def gloo_threads() -> list[str]:
@@ -54,10 +52,10 @@ def gloo_threads() -> list[str]:
 
 
 def leave_a_tensor_to_a_thread(seconds: float) -> None:
-    """On rank 1, return when a thread of gloo has begun to release a tensor, which takes a while.
+    """On rank 1, return when a thread of gloo has begun to release a tensor, and takes its time.
 
-    Nobody else has a reference to the tensor by then. The processes under load that abort look like
-    this: a core is given to the main thread, up to its end, before it is given to gloo's.
+    In a process that aborts under load, too, the thread is the last to hold the tensor, and it gets
+    a core again only when the main thread is already at its end.
     """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:

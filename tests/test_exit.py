@@ -5,16 +5,28 @@ https://github.com/pytorch/pytorch/pull/179291
 """
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from at_exit import watch
 from conftest import launcher
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_demo.processes import connect, spawn
+
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
 FLAGS = [*FLAGS.split(), "--max-steps", "3", "--run-dir"]
+ACCELERATE_PROGRAMS = [
+    "tutorials/00_where_am_i.py",
+    "tutorials/07_accumulation.py",
+    "tutorials/09_batch_and_learning_rate.py",
+    "tutorials/10_precision_and_compilation.py",
+    "tutorials/11_kill_and_resume.py",
+    "accel_demo/lab/probe.py",
+]
 THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # of a process that has a group
 
 
@@ -39,22 +51,44 @@ def test_no_thread_of_the_group_outlives_a_training(file, start, tmp_path):
     check_threads(tmp_path, 2)
 
 
-def train_a_step(device: torch.device, folder: str) -> None:
-    watch(Path(folder))
+def train_in_a_cycle(device: torch.device) -> None:
     model = DistributedDataParallel(torch.nn.Linear(3, 1).to(device))
     model(torch.ones(2, 3, device=device)).sum().backward()
-    cycle = [model]  # as Accelerate makes one; only the garbage collector frees it
+    cycle = [model]  # only the garbage collector frees it
     cycle.append(cycle)
 
 
-def test_no_thread_of_the_group_outlives_what_run_in_group_starts(together, tmp_path):
-    together(train_a_step, 2, folder=str(tmp_path))
+def test_a_model_in_a_cycle_of_references_does_not_keep_run_in_groups_threads(start, tmp_path):
+    torch.save({}, tmp_path / "arguments.pt")
+    program = ["tests/together.py", "test_exit:train_in_a_cycle", 2, tmp_path]
+    result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("2 connected processes")
     check_threads(tmp_path, 2)
 
 
-def test_no_thread_of_the_group_outlives_run_in_group_in_a_launch(start, tmp_path):
-    torchrun = launcher("train_ddp.py", 2)
-    result = run_watched(start, torchrun, tmp_path, "tutorials/06_ddp.py")
+def connect_and_train(folder: Path) -> None:
+    watch(folder)
+    train_in_a_cycle(connect(60))
+    dist.destroy_process_group()
+
+
+def start_two(folder: str) -> None:
+    """A program of its own."""
+    spawn(connect_and_train, 2, Path(folder))
+
+
+def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
+    call = f"from test_exit import start_two; start_two({str(tmp_path)!r})"
+    result = start(["python", "-c", call], PYTHONPATH=os.path.dirname(__file__))
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_threads(tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ACCELERATE_PROGRAMS)
+def test_no_thread_of_the_group_outlives_a_program_of_the_course(program, start, tmp_path):
+    result = run_watched(start, launcher("train.py", 2), tmp_path, program)
     assert result.returncode == 0, result.stdout + result.stderr
     check_threads(tmp_path, 2)
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from accel_demo.errors import Parser, UserError
 from accel_demo.outputs import check_outputs
 from accel_demo.processes import connect, is_launched, number_in, spawn
-from accel_demo.stopping import end_group_threads
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
 # Imported once, in the server from which the processes are forked, and not in each of them.
@@ -61,7 +60,6 @@ def run_in_group(main: Callable, processes: int, *arguments) -> None:
     """
     if is_launched():
         _join(main, *arguments)
-        end_group_threads()
         return
     spawn(_join, processes, main, *arguments, start_method=start_method())
 
