@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from pathlib import Path
 
 from command_cache import FORCE, environment_of_commands, result_of
@@ -132,8 +133,10 @@ def main() -> int:
             raise UserError(f"there is no page {page}")
     pages.sort(key=lambda page: not page.name.startswith(SLOWEST))  # the others keep their order
     outcomes = {"stale": [], "failed": []}
-    os.environ[ADDRESS] = ForkServer(environment_of_commands()).address  # it ends with this process
-    with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as pool:
+    server = ForkServer(environment_of_commands())
+    os.environ[ADDRESS] = server.address
+    workers = max(2, (os.cpu_count() or 1) // 2)
+    with closing(server), ThreadPoolExecutor(workers) as pool:
         tasks = [pool.submit(_weave, page, options.check, options.force) for page in pages]
         for task in as_completed(tasks):
             name, outcome, text = task.result()

@@ -1,6 +1,7 @@
 """Start the connected processes a module of this folder needs, or join those of a launcher."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,12 @@ def start_method() -> str:
         return "spawn"
     multiprocessing.set_forkserver_preload(PRELOADED)
     return "forkserver"
+
+
+def start_server() -> None:
+    """Start the server that `start_method` uses, if any, without waiting until it is ready."""
+    if start_method() == "forkserver":
+        multiprocessing.forkserver.ensure_running()
 
 
 def check_all_have_met(device: torch.device) -> None:

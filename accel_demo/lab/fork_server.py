@@ -21,6 +21,7 @@ import json
 import os
 import random
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -45,6 +46,7 @@ matplotlib.backends.backend_agg matplotlib.backends.backend_svg numpy PIL.Image 
 safetensors.torch tqdm yaml"""
 READ_AT_START = ("CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
 ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # the variable with the socket of the server to use, if any
+PRELOAD = "ACCEL_DEMO_PRELOAD"  # the variable with other modules to import than `LIBRARIES`
 NUMBER = struct.Struct("!i")
 REFUSED = -1
 
@@ -76,7 +78,7 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A program that the server has started, with some of the methods of `subprocess.Popen`."""
+    """A program that the server has started, with some methods of `subprocess.Popen`."""
 
     def __init__(self, arguments: list[str], connection: socket.socket, pid: int):
         self.args, self.pid, self.returncode = arguments, pid, None
@@ -150,7 +152,10 @@ def start_program(
 def main(listener: int, lifeline: int) -> None:
     """Be the server; in each process forked from it, run the program that was asked for."""
     sys.path.remove("")  # a program has its own folder there
-    for name in LIBRARIES.split():
+    select.select([listener, lifeline], [], [])  # nothing is imported before the first request
+    for name in os.environ.get(PRELOAD, LIBRARIES).split():
+        if select.select([lifeline], [], [], 0)[0]:
+            return  # whoever has started this server has ended
         with suppress(ImportError):  # matplotlib and TensorBoard need not be installed
             importlib.import_module(name)
     if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:
@@ -210,7 +215,7 @@ def _serve(listener: socket.socket, lifeline: int) -> list[str]:
         selector.register(file, selectors.EVENT_READ)
     while True:
         ready = [key.fileobj for key, _ in selector.select()]
-        if lifeline in ready:  # it was closed: whoever has started this server has ended
+        if lifeline in ready:
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -275,8 +280,9 @@ def _become(files: list, environment: dict, cwd: str, new_session: bool, ignored
     os.chdir(cwd)
     tempfile.tempdir = None  # a library may have looked it up, in the server's environment
     random.seed()
-    sys.modules["numpy"].random.seed()
-    sys.modules["torch"].seed()
+    if "torch" in sys.modules:
+        sys.modules["numpy"].random.seed()
+        sys.modules["torch"].seed()
 
 
 def _run_program(arguments: list[str]) -> None:

@@ -10,6 +10,7 @@ nn.DataParallel is one process, and on a CPU all of its devices are that process
 
 from tqdm import tqdm
 
+from accel_demo.anatomy import gil, group
 from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
@@ -17,6 +18,7 @@ from accel_demo.lab import memory_formula, memory_view, verb
 from accel_demo.lab.memory_formula import KINDS, STRATEGIES, Bytes
 from accel_demo.lab.memory_measure import measure_each
 from accel_demo.lab.ranks import of_every_rank
+from accel_demo.processes import own_device
 
 BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
@@ -36,11 +38,15 @@ def main(arguments: list[str]) -> int:
     alone, connected = STRATEGIES[:1], STRATEGIES[1:]  # nn.DataParallel is one process
     places = []
     with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        for processes, strategies in ((1, alone), (options.processes, connected)):
-            answers = of_every_rank(measure_each, processes, strategies, *choices)
-            for strategy in strategies:
-                places += places_of(strategy, [one[strategy] for one in answers], *choices)
-            bar.update(len(strategies))
+        group.start_server()  # it imports torch while this process is at work
+        with gil.one_torch_thread():
+            here = measure_each(own_device(), alone, *choices)
+        bar.update(len(alone))
+        ranks = of_every_rank(measure_each, options.processes, connected, *choices)
+        bar.update(len(connected))
+    for strategies, answers in ((alone, [here]), (connected, ranks)):
+        for strategy in strategies:
+            places += places_of(strategy, [one[strategy] for one in answers], *choices)
     network = memory_formula.on_meta(options.model)
     found = {
         "model": options.model,

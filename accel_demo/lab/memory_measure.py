@@ -40,7 +40,8 @@ def measure(
 
     A place is a device, but all of nn.DataParallel's `replicas` on a CPU are one. The training
     happens twice. First the tensors are counted, and what stays for good is made: libraries, their
-    scratch memory, connections. Then the bytes of the process are read. Every rank has to call it.
+    scratch memory, connections. Then the bytes of the process are read. Every rank has to call it;
+    nn.DataParallel's one process needs no group.
     """
     give_freed_memory_back()
     is_data_parallel = strategy == "nn.DataParallel"
@@ -53,7 +54,7 @@ def measure(
     gc.collect()
     measured = read_between(*arguments)
     return {
-        "connected_processes": dist.get_world_size(),
+        "connected_processes": dist.get_world_size() if dist.is_initialized() else 1,
         "device": device.type,
         "counted": counted,
         "measured": measured,
