@@ -48,7 +48,8 @@ def in_process(method, target, name):
     process.start()
     process.join()
 if __name__ == "__main__":
-    Path(os.environ["RUNS"]).open("a").write("program.py ")
+    forked = "forked:" if "torch" in sys.modules else ""
+    Path(os.environ["RUNS"]).open("a").write(f"{forked}program.py ")
     print(helper.TEXT)
     read("data.txt")
     if Path("later.txt").exists():
@@ -63,7 +64,8 @@ DRAW = """
 import os, sys
 from pathlib import Path
 
-Path(os.environ["RUNS"]).open("a").write("draw.py ")
+forked = "forked:" if "torch" in sys.modules else ""
+Path(os.environ["RUNS"]).open("a").write(f"{forked}draw.py ")
 Path(sys.argv[2]).write_text("<!-- words -->" + Path("drawn.txt").read_text())
 print("Below the picture")
 """
@@ -79,6 +81,7 @@ FILES = {
     "started.txt": "from a started process",
     "drawn.txt": "<!-- 0.25 -->",
 }
+NOT_READ_BY_PROGRAMS = ("tutorials/page.md", "other_helper.py")
 ALL = ["draw.py", "program.py"]
 
 
@@ -108,12 +111,16 @@ def small(written):
     shutil.rmtree(small)
 
 
-def weave(small: Path, *flags: str, **environment: str) -> SimpleNamespace:
-    """Start weave.py in the small repository. `ran` names the programs that it really started."""
+def weave(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
+    """Start weave.py in the small repository. `ran` names the programs that it has run.
+
+    `real` is the default because these programs start more quickly than the fork server.
+    """
     runs = small.parent / "runs"
     runs.write_text("")
     environment = {"PYTHONPATH": str(small), "RUNS": str(runs), **environment}
     command = ["python", "tutorials/weave.py", "tutorials/page.md", *flags]
+    command += ["--real"] if real else []
     result = run_to_end(command, cwd=small, **environment)
     result.ran = sorted(runs.read_text().split())
     return result
@@ -245,6 +252,17 @@ def test_force_runs_every_command(small):
     assert_fresh(weave(small, "--check", "--force"), ran=ALL)
     replace((small / "tutorials" / "page.md"), "from the data", "from a lie")
     assert_stale(weave(small, "--check", "--force"), ran=ALL)
+
+
+def test_a_program_from_the_fork_server_records_the_files_of_all_its_processes(small):
+    forked = ["forked:draw.py", "forked:program.py"]
+    assert_fresh(weave(small, "--check", "--force", real=False), ran=forked)
+    stored = [json.loads(file.read_text()) for file in (small / ".page_cache").iterdir()]
+    files = {path for each in stored for path in each["files"]}
+    assert {name for name in FILES if name not in NOT_READ_BY_PROGRAMS} <= files
+    assert "../outside.txt" not in files and str(small.parent / "outside.txt") in files
+    replace(small / "killed.txt", "a killed", "another killed")
+    assert_stale(weave(small, "--check", real=False), ran=["forked:program.py"])
 
 
 def test_a_command_that_fails_is_not_stored(small):

@@ -46,7 +46,6 @@ matplotlib.backends.backend_agg matplotlib.backends.backend_svg numpy PIL.Image 
 safetensors.torch tqdm yaml"""
 READ_AT_START = ("CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
 ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # the variable with the socket of the server to use, if any
-PRELOAD = "ACCEL_DEMO_PRELOAD"  # the variable with other modules to import than `LIBRARIES`
 NUMBER = struct.Struct("!i")
 REFUSED = -1
 
@@ -153,7 +152,7 @@ def main(listener: int, lifeline: int) -> None:
     """Be the server; in each process forked from it, run the program that was asked for."""
     sys.path.remove("")  # a program has its own folder there
     select.select([listener, lifeline], [], [])  # nothing is imported before the first request
-    for name in os.environ.get(PRELOAD, LIBRARIES).split():
+    for name in LIBRARIES.split():
         if select.select([lifeline], [], [], 0)[0]:
             return  # whoever has started this server has ended
         with suppress(ImportError):  # matplotlib and TensorBoard need not be installed
@@ -280,9 +279,8 @@ def _become(files: list, environment: dict, cwd: str, new_session: bool, ignored
     os.chdir(cwd)
     tempfile.tempdir = None  # a library may have looked it up, in the server's environment
     random.seed()
-    if "torch" in sys.modules:
-        sys.modules["numpy"].random.seed()
-        sys.modules["torch"].seed()
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].seed()
 
 
 def _run_program(arguments: list[str]) -> None:

@@ -45,8 +45,9 @@ def record_file(path: str) -> None:
         temporary_files = f"{os.path.dirname(log)}{os.sep}"
         recorded.clear()
         for module in list(sys.modules.values()):
-            if file := getattr(module, "__file__", None):
-                record_file(os.path.abspath(file))
+            file = getattr(module, "__file__", None)
+            if file and os.path.isabs(file):  # torch calls one of its modules "_ops.py"
+                record_file(file)
     if not path.startswith(NOT_RECORDED):
         record(path)
 
