@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import platform
 import signal
@@ -23,6 +24,7 @@ from accel_demo.stopping import SIGNALS
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+PRELOADED = ["torch._dynamo"]  # the first optimizer imports it, which takes as long as torch
 
 
 def keep_freed_memory() -> None:
@@ -163,19 +165,16 @@ def is_launched() -> bool:
 
 
 def spawn(
-    main: Callable,
-    world_size: int,
-    *arguments,
-    start_method: str = "spawn",
-    stop_at_once: bool = False,
+    main: Callable, world_size: int, *arguments, preloaded=PRELOADED, stop_at_once: bool = False
 ) -> None:
     """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
 
     They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them;
-    with `stop_at_once`, and before all are started, they end them. `start_method` is one of
-    Python's multiprocessing: each process that "spawn" starts imports torch anew; "forkserver"
-    imports it once for all, which Windows cannot. Raises `UserError` where the port is taken; ends
-    with the exit code of a process that failed.
+    with `stop_at_once`, and before all are started, they end them. On Linux a server imports the
+    modules `preloaded` once, and all processes are forked from it. Elsewhere each imports them:
+    Windows cannot fork, and macOS should not once its own libraries are loaded. Raises `UserError`
+    where the port is taken; ends with the exit code of a process that failed.
+    Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
@@ -183,6 +182,8 @@ def spawn(
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    multiprocessing.set_forkserver_preload(preloaded)
+    start_method = "forkserver" if sys.platform == "linux" else "spawn"
     ranks = None
 
     def asked_to_stop(number, frame):

@@ -1,6 +1,5 @@
 """Start the connected processes a module of this folder needs, or join those of a launcher."""
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from accel_demo.outputs import check_outputs
 from accel_demo.processes import connect, is_launched, number_in, spawn
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
-# Imported once, in the server from which the processes are forked, and not in each of them.
-PRELOADED = ["torch", "torch._dynamo", "accel_demo.anatomy.group"]  # an optimizer takes _dynamo
+PRELOADED = ["torch._dynamo", "accel_demo.anatomy.group"]  # for `spawn`; an optimizer takes _dynamo
 
 
 def command_line(description: str, processes: int | None = None) -> Parser:
@@ -60,15 +58,7 @@ def run_in_group(main: Callable, processes: int, *arguments) -> None:
     if is_launched():
         _join(main, *arguments)
         return
-    spawn(_join, processes, main, *arguments, start_method=start_method())
-
-
-def start_method() -> str:
-    """The quickest way to start several processes that need torch: for `spawn`."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
-        return "spawn"
-    multiprocessing.set_forkserver_preload(PRELOADED)
-    return "forkserver"
+    spawn(_join, processes, main, *arguments, preloaded=PRELOADED)
 
 
 def check_all_have_met(device: torch.device) -> None:
