@@ -1,5 +1,6 @@
 """Config → the optimizer and its schedule."""
 
+import gc
 import math
 import sys
 
@@ -24,10 +25,16 @@ def make_optimizer(
     sys.modules.setdefault("lomo_optim", None)
     fused = None if precision == "fp16" else True  # False would also turn off torch's foreach
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": fused}
+    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **options)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return kind(model.parameters(), **options)
+        options |= {"momentum": 0.9, "nesterov": True}
+    # The first optimizer of a process imports torch._dynamo, which takes about as long as torch. A
+    # quarter of that time the garbage collector would look through what is imported, in vain.
+    gc.disable()
+    try:
+        return kinds[config.optimizer](model.parameters(), **options)
+    finally:
+        gc.enable()
 
 
 def make_scheduler(
