@@ -1,5 +1,6 @@
 """accel-demo VERB: one thin entry per module of accel_demo/lab/, imported when it is called."""
 
+import gc
 import importlib
 import os
 import sys
@@ -33,8 +34,11 @@ def main() -> None:
         )
         parser.add_argument("verb", choices=VERBS, metavar="VERB")
         verb = parser.parse_args(sys.argv[1:2]).verb
+        gc.disable()  # most verbs import torch: a quarter of it, looking for garbage in vain
+        module = importlib.import_module(f"accel_demo.lab.{verb}")
+        gc.enable()
         try:
-            code = importlib.import_module(f"accel_demo.lab.{verb}").main(sys.argv[2:])
+            code = module.main(sys.argv[2:])
             sys.stdout.flush()
         except BrokenPipeError:  # the reader has seen enough, as `| head` has
             # https://docs.python.org/3/library/signal.html#note-on-sigpipe

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import metadata
+from multiprocessing import get_all_start_methods, set_forkserver_preload
 
 import psutil
 import torch
@@ -23,6 +24,7 @@ from accel_demo.stopping import SIGNALS, end_group_threads_at_exit
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+PRELOADED = ["torch._dynamo"]  # the first optimizer imports it, which takes as long as torch
 
 
 def keep_freed_memory() -> None:
@@ -164,19 +166,16 @@ def is_launched() -> bool:
 
 
 def spawn(
-    main: Callable,
-    world_size: int,
-    *arguments,
-    start_method: str = "spawn",
-    stop_at_once: bool = False,
+    main: Callable, world_size: int, *arguments, preloaded=PRELOADED, stop_at_once: bool = False
 ) -> None:
     """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
 
     They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them;
-    with `stop_at_once`, and before all are started, they end them. `start_method` is one of
-    Python's multiprocessing: each process that "spawn" starts imports torch anew; "forkserver"
-    imports it once for all, which Windows cannot. Raises `UserError` where the port is taken; ends
-    with the exit code of a process that failed.
+    with `stop_at_once`, and before all are started, they end them. On Linux a server imports the
+    modules `preloaded` once, and all processes are forked from it. Elsewhere each imports them:
+    Windows cannot fork, and macOS should not once its own libraries are loaded. Raises `UserError`
+    where the port is taken; ends with the exit code of a process that failed.
+    Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
@@ -184,6 +183,7 @@ def spawn(
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    set_forkserver_preload(preloaded)
     ranks = None
 
     def asked_to_stop(number, frame):
@@ -201,7 +201,7 @@ def spawn(
     try:
         orders = (world_size, port, main, arguments)
         ranks = torch.multiprocessing.start_processes(
-            _as_rank, orders, world_size, join=False, start_method=start_method
+            _as_rank, orders, world_size, join=False, start_method=start_method()
         )
         while not ranks.join():
             pass
@@ -214,6 +214,18 @@ def spawn(
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def start_method() -> str:
+    """Return how `spawn` starts processes. The variable ACCEL_DEMO_START_METHOD overrides it.
+
+    "fork" is the quickest, but only safe in a process with one thread that has not used a GPU.
+    """
+    default = "forkserver" if sys.platform == "linux" else "spawn"
+    chosen, known = os.environ.get("ACCEL_DEMO_START_METHOD", default), get_all_start_methods()
+    if chosen not in known:
+        raise UserError(f"ACCEL_DEMO_START_METHOD must be one of {', '.join(known)}, got {chosen}")
+    return chosen
 
 
 def free_port(port: int = 0) -> int:

@@ -60,7 +60,7 @@ def main(config: TrainConfig) -> None:
         model.compile()
     steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
     total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
-    optimizer = make_optimizer(config, model)
+    optimizer = make_optimizer(config, model, accelerator.mixed_precision)
     scheduler = make_scheduler(config, optimizer, total_steps)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 

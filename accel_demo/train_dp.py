@@ -59,7 +59,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     model = torch.nn.DataParallel(model, device_ids=device_ids)
     steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
     total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
-    optimizer = make_optimizer(config, model)
+    optimizer = make_optimizer(config, model, precision)
     scheduler = make_scheduler(config, optimizer, total_steps)
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")

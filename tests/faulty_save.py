@@ -57,7 +57,7 @@ class Training:
     def __init__(self, how: str, folder: Path):
         self.config = TrainConfig(model="tiny_cnn", dataset="synthetic", run_dir=str(folder))
         self.model = make_model(self.config)
-        self.optimizer = make_optimizer(self.config, self.model)
+        self.optimizer = make_optimizer(self.config, self.model, "no")
         self.scheduler = make_scheduler(self.config, self.optimizer, 100)
         self.model(torch.zeros(2, 1, 28, 28)).sum().backward()
         self.optimizer.step()  # so that it has states

@@ -127,7 +127,7 @@ def test_the_run_on_one_process_is_plain_training(one):
     torch.manual_seed(config.seed)
     model = make_model(config)
     train_set, test_set = load_datasets(config)
-    optimizer = make_optimizer(config, model)
+    optimizer = make_optimizer(config, model, "no")
     scheduler = make_scheduler(config, optimizer, SAMPLES // BATCH)
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(0))
     for seen, chosen in enumerate(order.split(BATCH)):

@@ -46,7 +46,7 @@ def meet(init_method: str) -> list[dict[str, int]]:
     To the sum each adds its rank + 1. Where they had not met, both would find 1 and 1.
     """
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_find, PROCESSES, init_method, folder, start_method=group.start_method())
+        spawn(_find, PROCESSES, init_method, folder, preloaded=group.PRELOADED)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import multiprocessing.forkserver
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import torch.distributed as dist
 
 from accel_demo.errors import Parser, UserError
 from accel_demo.outputs import check_outputs
-from accel_demo.processes import connect, is_launched, number_in, spawn
+from accel_demo.processes import connect, is_launched, number_in, spawn, start_method
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
-# Imported once, in the server from which the processes are forked, and not in each of them.
-PRELOADED = ["torch", "torch._dynamo", "accel_demo.anatomy.group"]  # an optimizer takes _dynamo
+PRELOADED = ["torch._dynamo", "accel_demo.anatomy.group"]  # for `spawn`; an optimizer takes _dynamo
 
 
 def command_line(description: str, processes: int | None = None) -> Parser:
@@ -62,31 +60,13 @@ def run_in_group(main: Callable, processes: int, *arguments) -> None:
     if is_launched():
         _join(main, *arguments)
         return
-    spawn(_join, processes, main, *arguments, start_method=start_method())
-
-
-def start_method() -> str:
-    """Return the quickest method for `spawn` to start processes that need torch.
-
-    The variable ACCEL_DEMO_START_METHOD overrides it: "fork" is quicker still, but only safe in a
-    process that has one thread and has not used a GPU. Raises `UserError` for an unknown method.
-    """
-    known = multiprocessing.get_all_start_methods()
-    if chosen := os.environ.get("ACCEL_DEMO_START_METHOD"):
-        if chosen not in known:
-            raise UserError(
-                f"ACCEL_DEMO_START_METHOD must be one of {', '.join(known)}, got {chosen}"
-            )
-        return chosen
-    if "forkserver" not in known:  # Windows
-        return "spawn"
-    multiprocessing.set_forkserver_preload(PRELOADED)
-    return "forkserver"
+    spawn(_join, processes, main, *arguments, preloaded=PRELOADED)
 
 
 def start_server() -> None:
-    """Start the server that `start_method` uses, if any, without waiting until it is ready."""
+    """Start the server that `spawn` forks processes from, without waiting until it is ready."""
     if start_method() == "forkserver":
+        multiprocessing.set_forkserver_preload(PRELOADED)
         multiprocessing.forkserver.ensure_running()
 
 

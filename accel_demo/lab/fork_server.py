@@ -149,12 +149,12 @@ def start_program(
 
 
 def main(listener: int, lifeline: int) -> None:
-    """Be the server; in each process forked from it, run the program that was asked for."""
+    """Be the server; in each process forked from it, run the requested program."""
     sys.path.remove("")  # a program has its own folder there
     select.select([listener, lifeline], [], [])  # nothing is imported before the first request
     for name in LIBRARIES.split():
-        if select.select([lifeline], [], [], 0)[0]:
-            return  # whoever has started this server has ended
+        if select.select([lifeline], [], [], 0)[0]:  # whoever has started this server has ended
+            return
         with suppress(ImportError):  # matplotlib and TensorBoard need not be installed
             importlib.import_module(name)
     if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:

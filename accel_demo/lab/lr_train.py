@@ -125,7 +125,7 @@ def train(way: Way, samples: int, learning_rate: float) -> Trained:
     loader = DataLoader(train_set, config.batch_size, shuffle=True, drop_last=True, **options)
     steps_before = len(loader)
     model = make_model(config)
-    optimizer = make_optimizer(config, model)
+    optimizer = make_optimizer(config, model, accelerator.mixed_precision)
     loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
     total_steps = steps_before if way.sized_before else len(loader)
     scheduler = make_scheduler(config, optimizer.optimizer, total_steps)

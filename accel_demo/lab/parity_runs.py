@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from accel_demo.anatomy.group import start_method
 from accel_demo.processes import free_port, rank_environment, spawn
 
 
@@ -40,8 +39,8 @@ def train_all(runs: list[Run], choices: dict, folder: Path) -> dict[Run, dict]:
     """
     processes = max(run.processes for run in runs)
     ports = [free_port() for _ in runs]
-    how = {"start_method": start_method(), "stop_at_once": True}  # a run cut short is no result
-    spawn(_train, processes, runs, ports, choices, folder, **how)
+    orders = (runs, ports, choices, folder)
+    spawn(_train, processes, *orders, stop_at_once=True)  # a run cut short is no result
     found = {}
     for run in runs:
         environment = json.loads((folder / run.name / "environment.json").read_text())

@@ -24,7 +24,7 @@ def of_every_rank(function: Callable, processes: int, *arguments, threads: int =
     with tempfile.TemporaryDirectory() as folder:
         spawn(
             *(_call, processes, Path(folder), threads, function, arguments),
-            start_method=group.start_method(),
+            preloaded=group.PRELOADED,
             stop_at_once=True,
         )
         files = [Path(folder, f"{rank}.pickle") for rank in range(processes)]
