@@ -30,10 +30,10 @@ ACCELERATE_PROGRAMS = [
 THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # of a process that has a group
 
 
-def check_threads(folder: Path, processes: int) -> None:
-    for rank in range(processes):
+def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
+    for rank in ranks:
         found = json.loads((folder / f"{rank}.json").read_text())
-        assert found["processes"] == processes
+        assert found["processes"] == 2
         assert found["connected"] == THREADS
         assert found["at exit"] == [], f"rank {rank}"
 
@@ -48,7 +48,7 @@ def test_no_thread_of_the_group_outlives_a_training(file, start, tmp_path):
     program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
     result = run_watched(start, launcher(file, 2), tmp_path, *program)
     assert result.returncode == 0, result.stdout + result.stderr
-    check_threads(tmp_path, 2)
+    check_threads(tmp_path)
 
 
 def train_in_a_cycle(device: torch.device) -> None:
@@ -64,7 +64,7 @@ def test_a_model_in_a_cycle_of_references_does_not_keep_run_in_groups_threads(st
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.startswith("2 connected processes")
-    check_threads(tmp_path, 2)
+    check_threads(tmp_path)
 
 
 def connect_and_train(folder: Path) -> None:
@@ -82,7 +82,15 @@ def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
     call = f"from test_exit import start_two; start_two({str(tmp_path)!r})"
     result = start(["python", "-c", call], PYTHONPATH=os.path.dirname(__file__))
     assert result.returncode == 0, result.stdout + result.stderr
-    check_threads(tmp_path, 2)
+    check_threads(tmp_path)
+
+
+@pytest.mark.slow
+def test_no_thread_of_the_group_outlives_a_mistake(start, tmp_path):
+    program = ["accel_demo/train_ddp.py", *FLAGS, tmp_path / "run", "--resume", tmp_path]
+    result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
+    assert "is no checkpoint" in result.stderr and "exitcode: 2" in result.stderr
+    check_threads(tmp_path, ranks=(0,))  # the launcher has stopped rank 1
 
 
 @pytest.mark.slow
@@ -90,7 +98,7 @@ def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
 def test_no_thread_of_the_group_outlives_a_program_of_the_course(program, start, tmp_path):
     result = run_watched(start, launcher("train.py", 2), tmp_path, program)
     assert result.returncode == 0, result.stdout + result.stderr
-    check_threads(tmp_path, 2)
+    check_threads(tmp_path)
 
 
 @pytest.mark.slow
@@ -101,4 +109,4 @@ def test_a_thread_that_is_late_does_not_abort_a_training(file, start, tmp_path):
     result = run_watched(start, launcher(file, 2), tmp_path, *program, SLOW_RELEASE="3")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "terminate called" not in result.stderr
-    check_threads(tmp_path, 2)
+    check_threads(tmp_path)
