@@ -62,8 +62,13 @@ def pytest_configure(config):
     always_real = config.getoption("--real")
 
 
+# These files take longest. They are started first, so that none is left over at the end.
+LONGEST = ("test_resume.py", "test_tutorials.py", "test_fork_server.py", "test_doctor.py")
+
+
 def pytest_collection_modifyitems(config, items):
     """With `--shuffle`, put the files in a random order, and the tests within each file."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # the others keep their order
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)

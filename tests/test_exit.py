@@ -79,8 +79,10 @@ def start_two(folder: str) -> None:
 
 
 def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
+    """A process forked from multiprocessing's server leaves without taking Python apart."""
     call = f"from test_exit import start_two; start_two({str(tmp_path)!r})"
-    result = start(["python", "-c", call], PYTHONPATH=os.path.dirname(__file__))
+    variables = {"PYTHONPATH": os.path.dirname(__file__), "ACCEL_DEMO_START_METHOD": "spawn"}
+    result = start(["python", "-c", call], **variables)
     assert result.returncode == 0, result.stdout + result.stderr
     check_threads(tmp_path)
 
