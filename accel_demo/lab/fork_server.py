@@ -206,7 +206,8 @@ def _serve(listener: socket.socket, lifeline: int) -> list[str]:
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever has started the server
+    # Ctrl-C is for whoever has started the server; a program handles it as after a real start.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     selector = selectors.DefaultSelector()
@@ -235,6 +236,7 @@ def _serve(listener: socket.socket, lifeline: int) -> list[str]:
                 for each in (listener, woken, wake, connection, *running.values()):
                     each.close()
                 os.close(lifeline)
+                signal.signal(signal.SIGINT, handler)
                 _become(files, environment, *others)
                 return arguments
             else:
@@ -264,7 +266,6 @@ def _become(files: list, environment: dict, cwd: str, new_session: bool, ignored
     """Give this forked process what belongs to the program it will run."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if ignored is not None:
         signal.signal(ignored, signal.SIG_IGN)
     if new_session:
