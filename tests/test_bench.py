@@ -141,7 +141,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["overhead", "scaling", "dataparallel", "limit"])
+@pytest.mark.parametrize("name", ["overhead", "scaling", "dataparallel", "optimizer", "limit"])
 def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp_path):
     json_file, plot = tmp_path / "found.json", tmp_path / "found.svg"
     command = ["accel-demo", "bench", name, "--repeats", "1", "--json", json_file, "--plot", plot]

@@ -177,6 +177,6 @@ def test_every_way_to_start_reaches_its_first_step(start, tmp_path):
     result = start(["accel-demo", "bench", "startup", "--repeats", "1", "--json", found])
     assert result.returncode == 0, result.stderr
     commands, imports = json.loads(found.read_text())["tables"]
-    assert len(commands["rows"]) == 5 and len(imports["rows"]) == 4
+    assert len(commands["rows"]) == 6 and len(imports["rows"]) == 7
     help_seconds = commands["rows"]["accel-demo --help"]["median"]
     assert help_seconds == min(row["median"] for row in commands["rows"].values())

@@ -17,6 +17,7 @@ BENCHMARKS = {
     "article": "ResNet-101 as an article trains it against the same model in our loop",
     "scaling": "what two processes gain over one",
     "dataparallel": "nn.DataParallel against raw DDP on the same devices",
+    "optimizer": "the optimizer's step, fused and not",
     "limit": "the share of the machine's matrix-multiply rate that a training step reaches",
     "precision": "fp32, bf16 and torch.compile: speed, memory, loss, and what compiling costs",
     "startup": "seconds from a command to the first step of training",

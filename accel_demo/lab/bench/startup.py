@@ -6,7 +6,8 @@ accel-demo bench startup --repeats 3 --json startup.json
 On the CPU, with 256 of the packaged images. The clock starts with the command and stops when the
 line comes that each train file prints right before its first step; for `accel-demo --help` it
 stops at the end. The commands take turns. Each import is timed in a Python of its own: a launcher
-imports torch before it starts the process that imports torch again.
+imports torch before it starts the process that imports torch again, and the first optimizer of a
+process imports torch._dynamo.
 """
 
 import statistics
@@ -23,12 +24,19 @@ TIME_LIMIT = 120  # seconds, of one command
 SHORT = ["--max-steps", "1", "--train-samples", "256", "--test-samples", "256"]
 SHORT += ["--batch-size", "64"]
 PLAIN, ONE, TWO = "train_plain.py", "train.py, 1 process", "train.py, 2 processes"
-DDP, HELP = "train_ddp.py by torchrun", "accel-demo --help"
-IMPORTS = {  # what is imported before the clock starts, and what while it runs
+DDP, SPAWNED, HELP = "train_ddp.py by torchrun", "train_ddp.py --nproc 2", "accel-demo --help"
+LAUNCHER, ALL = "all that accelerate launch imports", "all that train.py imports"
+OPTIMIZER = "the first optimizer of train.py"
+LIBRARIES = "import torch, accelerate"
+READY = "import accel_demo.train as t; model = t.torch.nn.Linear(1, 1); config = t.TrainConfig()"
+IMPORTS = {  # what is executed before the clock starts, and what while it runs
     "torch": ("", "import torch"),
     "accelerate, after torch": ("import torch", "import accelerate"),
-    "all that train.py imports": ("", "import accel_demo.train"),
-    "all that accelerate launch imports": ("", "import accelerate.commands.launch"),
+    "accel_demo, after both": (LIBRARIES, "import accel_demo.train"),
+    ALL: ("", "import accel_demo.train"),
+    OPTIMIZER: (READY, "t.make_optimizer(config, model, 'no')"),
+    LAUNCHER: ("", "import accelerate.commands.launch"),
+    "all that torchrun imports": ("", "import torch.distributed.run"),
 }
 
 
@@ -41,6 +49,7 @@ def measure(options) -> Report:
     commands = {
         PLAIN: ["python", "accel_demo/train_plain.py"],
         DDP: ["torchrun", "--standalone", "--nproc-per-node", "1", "accel_demo/train_ddp.py"],
+        SPAWNED: ["python", "accel_demo/train_ddp.py", "--nproc", "2"],
         ONE: [*accelerate_launch("cpu.yaml"), "accel_demo/train.py"],
         TWO: [*accelerate_launch("cpu_two_processes.yaml"), "accel_demo/train.py"],
     }
@@ -50,7 +59,7 @@ def measure(options) -> Report:
     with tqdm(total=total, desc="starting", unit="command", leave=False) as bar:
         for _ in range(options.repeats):
             for name, command in commands.items():
-                first_line = "2 processes on " if name == TWO else "1 process on "
+                first_line = "2 processes on " if name in (TWO, SPAWNED) else "1 process on "
                 starts[name].append(seconds_to_first_step(command, first_line))
                 bar.update()
             starts[HELP].append(run_timed(["accel-demo", "--help"], time_limit=TIME_LIMIT).seconds)
@@ -62,9 +71,15 @@ def measure(options) -> Report:
     imports_table = Table("Imports of a fresh Python", "s", imports, digits=2)
     pairs = zip(starts[ONE], starts[PLAIN], strict=True)
     later = statistics.median(launched - plain for launched, plain in pairs)
-    finding = f"By `accelerate launch` the first step comes {later:.1f} s later than in {PLAIN}."
-    facts = {"accelerate_launch_later_seconds": later}
-    return Report("startup", [commands_table, imports_table], [finding], facts)
+    rows = (starts[ONE], imports[LAUNCHER], imports[ALL], imports[OPTIMIZER])
+    whole, *parts = (statistics.median(row) for row in rows)
+    findings = [
+        f"By `accelerate launch` the first step comes {later:.1f} s later than in {PLAIN}.",
+        f"Of its {whole:.1f} s, {sum(parts):.1f} s are imports: {parts[0]:.1f} s in the launcher, "
+        f"{parts[1]:.1f} s in train.py, {parts[2]:.1f} s for its first optimizer.",
+    ]
+    facts = {"accelerate_launch_later_seconds": later, "import_seconds": sum(parts)}
+    return Report("startup", [commands_table, imports_table], findings, facts)
 
 
 def seconds_to_first_step(command: list[str], first_line: str) -> float:
