@@ -88,6 +88,8 @@ def the_same_start_for_every_test():
     numpy.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    if not always_real:
+        os.environ["PYTHON_EXEC"] = fork_server().python  # workers are forked, too
     environment, folder, settings = dict(os.environ), os.getcwd(), settings_of_torch()
     yield
     os.environ.clear()
@@ -197,7 +199,9 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
     ]
     if (BIN / command[0]).exists():
         command[0] = str(BIN / command[0])
-    if not (real or always_real):
+    if real or always_real:
+        environment["PYTHON_EXEC"] = None
+    else:
         environment.setdefault(ADDRESS, fork_server().address)
     environment = {**os.environ, **environment}
     environment = {name: value for name, value in environment.items() if value is not None}

@@ -41,6 +41,7 @@ ENDS = {
     "sys.exit('one line')": 1,
     "sys.exit()": 0,
     "1 / 0": 1,
+    "raise KeyboardInterrupt": -signal.SIGINT,
     "os.kill(os.getpid(), signal.SIGKILL)": -signal.SIGKILL,
     "os._exit(7)": 7,
     "threading.Thread(target=lambda: (time.sleep(0.2), print('a thread'))).start()": 0,
@@ -169,6 +170,74 @@ def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tm
     assert len(started) == 2
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not alive
+
+
+def outputs(program: str, text: str, **options):
+    """The returncode of `python -c text` with another program as `python`, and what it printed."""
+    result = subprocess.run([program, "-u", "-c", text], capture_output=True, text=True, **options)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS.items())
+def test_the_python_of_workers_ends_as_the_real_one(end, code):
+    text = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
+    forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
+    assert forked[:2] == real[:2] and forked[0] == code
+    assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
+
+
+def test_the_python_of_workers_inherits_what_the_real_one_does(tmp_path):
+    show = "import os, signal, sys; print(os.getcwd(), sys.stdin.read(), os.environ['PLANTED'])\n"
+    show += "os.write({}, b'written'); print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)"
+    options = {"cwd": tmp_path, "input": "typed", "env": {**os.environ, "PLANTED": "here"}}
+    shown = []
+    for python in (fork_server().python, sys.executable):
+        read, write = os.pipe()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        try:
+            shown.append(outputs(python, show.format(write), pass_fds=[write], **options))
+        finally:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        assert os.read(read, 20) == b"written"
+        os.close(read), os.close(write)
+    assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
+
+
+def test_the_python_of_workers_is_the_real_one_where_a_fork_cannot_be_the_same():
+    parent = "import os; print(os.getppid())"
+    forked = outputs(fork_server().python, parent)
+    assert forked == (0, f"{fork_server()._process.pid}\n", "")
+    other_threads = {**os.environ, "OMP_NUM_THREADS": "2"}
+    assert outputs(fork_server().python, parent, env=other_threads)[1] == f"{os.getpid()}\n"
+    few_files = 'ulimit -n 200; exec "$0" "$@"'
+    command = ["sh", "-c", few_files, fork_server().python, "-c", parent]
+    assert subprocess.check_output(command, text=True) == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_python_of_workers_reaches_the_forked_process(number):
+    text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    command = [fork_server().python, "-u", "-c", text]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+        forked = psutil.Process(int(process.stdout.readline()))
+        assert forked.pid != process.pid
+        process.send_signal(number)
+        ended = process.wait(10)
+    assert ended == -number
+    assert psutil.wait_procs([forked], timeout=10)[1] == []
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_launcher_starts_its_workers_with_it(launcher, program):
+    path = program("import os; print('rank', os.environ['RANK'], 'parent', os.getppid())")
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", path]
+    if launcher == "accelerate":
+        config = "accelerate_configs/cpu_two_processes.yaml"
+        command = ["accelerate", "launch", "--config_file", config, path]
+    result = run_to_end(command)
+    lines = {f"rank {rank} parent {fork_server()._process.pid}" for rank in (0, 1)}
+    assert {*result.stdout.splitlines()} == lines, result.stdout + result.stderr
 
 
 ORPHANS = {

@@ -9,7 +9,7 @@ when the command ran:
   another. Tests, pages and pictures do not count;
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
-- this module, the recorder, `accel_demo/lab/launch.py` and `fork_server.py`, which start the
+- this module, the recorder, `accel_demo/lab/launch.py` and the fork server, which start the
   command.
 
 If in doubt, the command runs again. So nothing is stored if it failed, if a file it has read was
@@ -38,7 +38,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from accel_demo.lab import fork_server, launch
+from accel_demo.lab import fork_server, fork_server_main, forked_python, launch
 from accel_demo.lab.launch import REPOSITORY, run_to_end
 
 STORE = REPOSITORY / ".page_cache"
@@ -126,7 +126,8 @@ def _facts() -> dict:
     They are collected once, before the first command runs. So a file that is added while commands
     run makes their results old.
     """
-    ours = (__file__, RECORDER / "sitecustomize.py", launch.__file__, fork_server.__file__)
+    starting = (launch, fork_server, fork_server_main, forked_python)
+    ours = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
     packages = {(package.name, package.version) for package in metadata.distributions()}
     environment = launch.environment_for(launch.QUIET).items()
     libraries = {name: value for name, value in environment if name.startswith(READ_BY_LIBRARIES)}

@@ -66,6 +66,11 @@ def environment_for(changes: dict[str, str]) -> dict[str, str]:
     return environment
 
 
+def python_for_workers() -> str:
+    """Return the Python to start worker processes with, chosen as torchrun chooses it."""
+    return os.environ.get("PYTHON_EXEC", sys.executable)
+
+
 def kill_tree(launcher: subprocess.Popen) -> None:
     """Stop the launcher and every process below it. (torchrun's workers are no group of its.)"""
     started = []

@@ -1,11 +1,14 @@
 """Launch the probe with a config, within a time limit, and give what its processes answer."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from accel_demo.lab.fork_server import start_program
 from accel_demo.lab.launch import kill_tree
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
@@ -21,24 +24,24 @@ def launch_probe(path: Path, seconds: float = 120) -> list[dict]:
     Raises `LaunchFailed` where the launch goes wrong or takes longer than `seconds`. In the end
     nothing that was started is left.
     """
-    launcher = subprocess.Popen(
-        [*LAUNCH, str(path), "-m", "accel_demo.lab.probe"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        stdout, stderr = launcher.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        message = f"no answer within {seconds} seconds; all it had started is stopped"
-        raise LaunchFailed(message) from None
-    finally:
-        kill_tree(launcher)
-        launcher.communicate()
-    lines = [line for line in stdout.splitlines() if line.startswith("PROBE ")]
+    command = [*LAUNCH, str(path), "-m", "accel_demo.lab.probe"]
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        launcher = start_program(command, dict(os.environ), Path.cwd(), stdout, stderr)
+        try:
+            returncode = launcher.wait(seconds)
+        except subprocess.TimeoutExpired:
+            message = f"no answer within {seconds} seconds; all it had started is stopped"
+            raise LaunchFailed(message) from None
+        finally:
+            kill_tree(launcher)
+            launcher.wait()
+        for file in (stdout, stderr):
+            file.seek(0)
+        printed, errors = stdout.read(), stderr.read()
+    lines = [line for line in printed.splitlines() if line.startswith("PROBE ")]
     answers = [json.loads(line.removeprefix("PROBE ")) for line in lines]
-    if launcher.returncode != 0 or not answers:
-        raise LaunchFailed(cause_in(stderr) or "the probe ended without an answer")
+    if returncode != 0 or not answers:
+        raise LaunchFailed(cause_in(errors) or "the probe ended without an answer")
     return sorted(answers, key=lambda answer: answer["rank"])
 
 

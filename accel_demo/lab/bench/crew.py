@@ -3,14 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from accel_demo.lab.launch import LAUNCHER_VARIABLES, LOOPBACK, kill_tree
+from accel_demo.lab.launch import LAUNCHER_VARIABLES, LOOPBACK, kill_tree, python_for_workers
 from accel_demo.processes import free_port
 
 ON_CPU = "-1"
@@ -37,7 +36,7 @@ class Crew:
         for path in self.errors:
             with path.open("w") as stderr:
                 worker = subprocess.Popen(
-                    [sys.executable, "-m", "accel_demo.lab.bench.worker"],
+                    [python_for_workers(), "-m", "accel_demo.lab.bench.worker"],
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

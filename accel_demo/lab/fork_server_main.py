@@ -1,0 +1,213 @@
+"""The process of the fork server, and how a process forked from it becomes the program asked for.
+
+fork_server.py starts it, and sends it the requests.
+"""
+
+import atexit
+import fcntl
+import gc
+import importlib
+import io
+import json
+import os
+import random
+import runpy
+import select
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import types
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from accel_demo.lab.forked_python import MOST_FILES, NUMBER, REFUSED, can_be_forked, limits
+
+# The libraries our programs use. Our own modules are not among them: they are quick to import, and
+# a program must not find one that it forgot to import.
+LIBRARIES = """torch torch._dynamo torch.distributed.run torch.nn.parallel torch.optim.lr_scheduler
+torch.profiler torch.utils.data torch.utils.checkpoint torch.utils.tensorboard torchvision
+accelerate accelerate.commands.launch accelerate.test_utils matplotlib.figure
+matplotlib.backends.backend_agg matplotlib.backends.backend_svg numpy PIL.Image psutil safetensors
+safetensors.torch tqdm yaml"""
+READ_AT_START = ("CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
+# These are read later. torchrun sets the second one for its workers, and Accelerate may remove the
+# third one, which has no effect on a machine without a GPU.
+NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
+    NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
+
+
+def main(listener: str, lifeline: str, python: str) -> None:
+    """Be the server; in each process forked from it, run the requested program.
+
+    `listener` and `lifeline` are the numbers of open files: the server's socket, and a pipe that
+    ends with whoever has started the server. `python` is for the workers of a forked launcher.
+    """
+    listener, lifeline = int(listener), int(lifeline)
+    del sys.path[0]  # a program has its own folder there
+    select.select([listener, lifeline], [], [])  # nothing is imported before the first request
+    for name in LIBRARIES.split():
+        if select.select([lifeline], [], [], 0)[0]:  # whoever has started this server has ended
+            return
+        with suppress(ImportError):  # matplotlib and TensorBoard need not be installed
+            importlib.import_module(name)
+    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("importing the libraries has started a thread: set OMP_NUM_THREADS=1")
+    gc.collect()
+    gc.freeze()  # so that collecting garbage in a child copies no pages
+    arguments = _serve(socket.socket(fileno=listener), lifeline, python)
+    try:
+        _run_program(arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(*sys.exc_info())
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # wait for the program's threads, as Python does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    if code == -signal.SIGINT:  # Python ends by this signal, too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 255)
+
+
+def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
+    """Fork a process for each request, and report how it ended. Returns in those processes only."""
+    running = {}  # the connection to report to, by process
+    own_environment = dict(os.environ)
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    # Ctrl-C is for whoever has started the server; a program handles it as after a real start.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    selector = selectors.DefaultSelector()
+    for file in (listener, woken, lifeline):
+        selector.register(file, selectors.EVENT_READ)
+    while True:
+        ready = [key.fileobj for key, _ in selector.select()]
+        if lifeline in ready:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            os._exit(0)
+        if woken in ready:
+            woken.recv(4096)
+            _report_ended(running, selector)
+        for process, connection in running.items():
+            if connection in ready and connection in selector.get_map():  # its client was killed
+                selector.unregister(connection)
+                os.kill(process, signal.SIGKILL)
+        if listener in ready:
+            connection, _ = listener.accept()
+            header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
+            request = json.loads(connection.recv(NUMBER.unpack(header)[0], socket.MSG_WAITALL))
+            if _differs_at_start(request, own_environment):
+                connection.sendall(NUMBER.pack(REFUSED))
+                connection.close()
+            elif (process := os.fork()) == 0:
+                selector.close()
+                for each in (listener, woken, wake, connection, *running.values()):
+                    each.close()
+                os.close(lifeline)
+                signal.signal(signal.SIGINT, handler)
+                _become(request, files, python)
+                return request["arguments"]
+            else:
+                running[process] = connection
+                connection.sendall(NUMBER.pack(process))
+                if request.get("ends_with_client"):
+                    selector.register(connection, selectors.EVENT_READ)
+            for file in files:
+                os.close(file)
+
+
+def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
+    """Whether the program would start differently: only a real start can do what it asks for."""
+    environment = request["environment"]
+    names = {*environment, *own_environment} - NOT_AT_START
+    changed = [name for name in names if environment.get(name) != own_environment.get(name)]
+    return (
+        any(name.startswith(READ_AT_START) for name in changed)
+        or request.get("limits", limits()) != limits()
+        or not can_be_forked(request["arguments"])
+    )
+
+
+def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    with suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            with running.pop(process) as connection, suppress(BrokenPipeError):
+                if connection in selector.get_map():
+                    selector.unregister(connection)
+                connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _become(request: dict, files: list[int], python: str) -> None:
+    """Give this forked process what belongs to the program it will run."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    if request.get("new_session"):
+        os.setsid()
+    # Out of the way first: a file may have the number that another one is to have.
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(aside, request["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    if "-u" in request["arguments"][:1]:
+        request["arguments"].remove("-u")
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), write_through=True)
+            setattr(sys, name, stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    # This process has one thread and has computed nothing: it may fork, and so pass torch on.
+    os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
+    os.environ["PYTHON_EXEC"] = python  # what torchrun starts its workers with
+    os.chdir(request["folder"])
+    tempfile.tempdir = None  # a library may have looked it up, in the server's environment
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].seed()
+
+
+def _run_program(arguments: list[str]) -> None:
+    """Do what `python *arguments` does, from `__main__` on."""
+    kind, *others = arguments
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if kind == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = ["-m", *others[1:]]
+        runpy._run_module_as_main(others[0])  # as `python -m` does
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *others[1:]]
+        exec(compile(others[0], "<string>", "exec"), module.__dict__)
+    else:
+        sys.path.insert(0, str(Path(kind).resolve().parent))
+        sys.argv = arguments
+        module.__file__ = kind
+        exec(compile(Path(kind).read_bytes(), kind, "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

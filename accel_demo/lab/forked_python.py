@@ -1,0 +1,118 @@
+"""Run a Python program as `python` would, but in a process that the fork server forks.
+
+torchrun and Accelerate's launchers start the program named by PYTHON_EXEC for each worker. The fork
+server writes a program that runs this file, and names it there. This process asks the server for a
+process with its own arguments, environment, working directory, open files and ignored signals. It
+passes signals on to that process, and ends the way it ends. If the server refuses, this process
+becomes the real Python.
+
+It imports little, so it starts in a fraction of the time that torch takes to import.
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+try:
+    import resource
+except ImportError:  # on Windows, which has no fork either
+    resource = None
+
+NUMBER = struct.Struct("!i")
+REFUSED = -1
+PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
+MOST_FILES = 250  # that one message can carry on Linux
+
+
+def main(python: str, address: str, *arguments: str) -> None:
+    """Be `python` with these arguments. `address` is the server's socket."""
+    signals = {getattr(signal, name) for name in PASSED_ON}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is a process to pass them on to
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "ignored": [number for number in signals if signal.getsignal(number) == signal.SIG_IGN],
+        "limits": limits(),
+        "ends_with_client": True,
+    }
+    connection, process = ask(address, request, inherited_files())
+    if process == REFUSED:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        os.execv(python, [python, *arguments])
+
+    def pass_on(number: int, _) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+    for number in signals - {*request["ignored"]}:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    code = receive_number(connection)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def inherited_files() -> dict[int, int]:
+    """The open files that a program started from here inherits: a file for each number."""
+    files = {}
+    for number in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # the folder itself, which is closed by now
+            if os.get_inheritable(number):
+                files[number] = number
+    return files
+
+
+def limits() -> list:
+    """What a process inherits besides, and the server's processes have from the server."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    found = [list(resource.getrlimit(getattr(resource, name))) for name in names]
+    mask = os.umask(0)
+    os.umask(mask)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [found, mask, cores, os.getpriority(os.PRIO_PROCESS, 0)]
+
+
+def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.socket, int]:
+    """Ask the server for a process with `files`, by the number that each has in it.
+
+    Returns the connection on which the server will report the exit code, and the process's number,
+    or `REFUSED`.
+    """
+    if len(files) > MOST_FILES:
+        raise ValueError(f"a forked program can inherit {MOST_FILES} open files, not {len(files)}")
+    content = json.dumps({**request, "files": list(files)}).encode()
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+        socket.send_fds(connection, [NUMBER.pack(len(content))], list(files.values()))
+        connection.sendall(content)
+        return connection, receive_number(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def can_be_forked(arguments: list[str]) -> bool:
+    """Whether a forked process can do what Python does with these arguments."""
+    first = [word for word in arguments if word != "-u"][:1]
+    return bool(first) and (first[0] in ("-m", "-c") or not first[0].startswith("-"))
+
+
+def receive_number(connection: socket.socket) -> int:
+    content = connection.recv(NUMBER.size)
+    if not content:
+        raise RuntimeError("the server that forks processes has ended")
+    return NUMBER.unpack(content)[0]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
