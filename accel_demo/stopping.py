@@ -177,6 +177,8 @@ def _missing(store, ranks: range, may_hang: bool) -> list[int]:
     while True:
         silent = [rank for rank in ranks if not store.check([f"left/{rank}"])]
         dead = [rank for rank in silent if _has_died(store, rank)]
+        # One that has noticed the loss, too, may have left since: it has said so before it did.
+        dead = [rank for rank in dead if not store.check([f"left/{rank}"])]
         if dead and not may_hang:
             return dead
         if not silent or time.monotonic() > deadline:

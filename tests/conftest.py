@@ -3,6 +3,7 @@
 import ctypes
 import inspect
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -90,6 +91,7 @@ def the_same_start_for_every_test():
     torch.set_num_threads(1)
     if not always_real:
         os.environ["PYTHON_EXEC"] = fork_server().python  # workers are forked, too
+        multiprocessing.set_executable(fork_server().python)
     environment, folder, settings = dict(os.environ), os.getcwd(), settings_of_torch()
     yield
     os.environ.clear()

@@ -142,10 +142,10 @@ class Launch:
     """A training under way, in a folder of its own, to send signals to.
 
     With `ranks` the command is started once for each rank, without a launcher. A launcher is
-    started for real: its processes are then what the test is about.
+    started for real, unless `real` is False: it then starts workers that are forked.
     """
 
-    def __init__(self, command: list, run: Path, ranks=None, ignored=None):
+    def __init__(self, command: list, run: Path, ranks=None, ignored=None, real=None):
         self.run, self.before, self.stack = run, processes_below_this_one(), ExitStack()
         self.output = self.stack.enter_context(open(run.with_suffix(".txt"), "a+"))
         environments = self.stack.enter_context(rank_environments(ranks)) if ranks else [{}]
@@ -154,7 +154,7 @@ class Launch:
                 [*command, "--run-dir", run],
                 self.output,
                 self.output,
-                real=command[0] != "python",
+                real=command[0] != "python" if real is None else real,
                 new_session=True,
                 ignored_signal=ignored,
                 **environment,
@@ -307,7 +307,7 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
     command = command_of(telling, 2, "--resume", "auto")
     flag = "--max_restarts" if telling == "train.py" else "--max-restarts"
     command[-len(LONG) - 3 : -len(LONG) - 3] = [flag, "4"]
-    started = launch(command, "run")
+    started = launch(command, "run", real=False)
     for rank, step in ((1, 10), (0, 25), (1, 40)):
         started.reach(step)
         os.kill(started.pid_of(rank), signal.SIGKILL)

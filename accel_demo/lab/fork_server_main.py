@@ -9,6 +9,7 @@ import gc
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import runpy
@@ -25,7 +26,14 @@ from pathlib import Path
 
 import psutil
 
-from accel_demo.lab.forked_python import MOST_FILES, NUMBER, REFUSED, can_be_forked, limits
+from accel_demo.lab.forked_python import (
+    MOST_FILES,
+    NUMBER,
+    REFUSED,
+    can_be_forked,
+    limits,
+    split_options,
+)
 
 # The libraries our programs use. Our own modules are not among them: they are quick to import, and
 # a program must not find one that it forgot to import.
@@ -173,8 +181,9 @@ def _become(request: dict, files: list[int], python: str) -> None:
     for file, number in zip(aside, request["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
-    if "-u" in request["arguments"][:1]:
-        request["arguments"].remove("-u")
+    options, request["arguments"] = split_options(request["arguments"])
+    sys.dont_write_bytecode |= "-B" in options
+    if "-u" in options:
         for name, number in (("stdout", 1), ("stderr", 2)):
             stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), write_through=True)
             setattr(sys, name, stream)
@@ -183,6 +192,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
     # This process has one thread and has computed nothing: it may fork, and so pass torch on.
     os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
     os.environ["PYTHON_EXEC"] = python  # what torchrun starts its workers with
+    multiprocessing.set_executable(python)
     os.chdir(request["folder"])
     tempfile.tempdir = None  # a library may have looked it up, in the server's environment
     random.seed()

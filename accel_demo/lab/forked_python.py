@@ -1,10 +1,10 @@
 """Run a Python program as `python` would, but in a process that the fork server forks.
 
-torchrun and Accelerate's launchers start the program named by PYTHON_EXEC for each worker. The fork
-server writes a program that runs this file, and names it there. This process asks the server for a
-process with its own arguments, environment, working directory, open files and ignored signals. It
-passes signals on to that process, and ends the way it ends. If the server refuses, this process
-becomes the real Python.
+torchrun and Accelerate's launchers start the program named by PYTHON_EXEC for each worker, and
+multiprocessing starts the one named by `set_executable`. The fork server writes a program that runs
+this file, and names it in both places. This process asks the server for a process with its own
+arguments, environment, working directory, open files and ignored signals. It passes signals on to
+that process, and ends the way it ends. If the server refuses, this process becomes the real Python.
 
 It imports little, so it starts in a fraction of the time that torch takes to import.
 """
@@ -52,7 +52,10 @@ def main(python: str, address: str, *arguments: str) -> None:
     for number in signals - {*request["ignored"]}:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = receive_number(connection)
+    try:
+        code = receive_number(connection)
+    except RuntimeError:  # the server has ended, and at its end it kills what it has started
+        code = -signal.SIGKILL
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
@@ -103,8 +106,16 @@ def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.sock
 
 def can_be_forked(arguments: list[str]) -> bool:
     """Whether a forked process can do what Python does with these arguments."""
-    first = [word for word in arguments if word != "-u"][:1]
-    return bool(first) and (first[0] in ("-m", "-c") or not first[0].startswith("-"))
+    _, rest = split_options(arguments)
+    return bool(rest) and (rest[0] in ("-m", "-c") or not rest[0].startswith("-"))
+
+
+def split_options(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options for Python itself that a forked process can follow, and the rest."""
+    number = 0
+    while arguments[number : number + 1] in (["-u"], ["-B"]):
+        number += 1
+    return arguments[:number], arguments[number:]
 
 
 def receive_number(connection: socket.socket) -> int:
