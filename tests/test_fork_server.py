@@ -328,6 +328,19 @@ def test_each_test_starts_from_the_same_state(which):
     os.chdir("/")
 
 
+def test_a_client_that_is_killed_at_any_time_does_no_harm_to_the_server():
+    command = [fork_server().python, "-c", "import time; time.sleep(600)"]
+    before = processes_below_this_one()
+    for milliseconds in range(0, 100, 4):
+        process = subprocess.Popen(command)
+        time.sleep(milliseconds / 1000)
+        process.kill()
+        process.wait()
+    parent = "import os; print(os.getppid())"
+    assert outputs(fork_server().python, parent)[1] == f"{fork_server()._process.pid}\n"
+    assert left_behind(before) == []
+
+
 def test_a_server_that_is_gone_is_an_error_and_not_a_hang():
     server = SimpleNamespace(address=fork_server().address + "-of-another")
     with tempfile.TemporaryFile() as output, pytest.raises(OSError):

@@ -120,10 +120,11 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
                 os.kill(process, signal.SIGKILL)
         if listener in ready:
             connection, _ = listener.accept()
-            header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
-            request = json.loads(connection.recv(NUMBER.unpack(header)[0], socket.MSG_WAITALL))
-            if _differs_at_start(request, own_environment):
-                connection.sendall(NUMBER.pack(REFUSED))
+            request, files = _receive_request(connection)
+            if request is None:
+                connection.close()
+            elif _differs_at_start(request, own_environment):
+                _send(connection, REFUSED)
                 connection.close()
             elif (process := os.fork()) == 0:
                 selector.close()
@@ -135,11 +136,24 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
                 return request["arguments"]
             else:
                 running[process] = connection
-                connection.sendall(NUMBER.pack(process))
+                _send(connection, process)
                 if request.get("ends_with_client"):
                     selector.register(connection, selectors.EVENT_READ)
             for file in files:
                 os.close(file)
+
+
+def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]:
+    """Return the request, None if its client was killed before it had sent all, and open files."""
+    header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
+    size = NUMBER.unpack(header)[0] if len(header) == NUMBER.size else 0
+    content = connection.recv(size, socket.MSG_WAITALL)
+    return (json.loads(content) if content and len(content) == size else None), files
+
+
+def _send(connection: socket.socket, number: int) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # the client was killed
+        connection.sendall(NUMBER.pack(number))
 
 
 def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
@@ -160,10 +174,10 @@ def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSel
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
-            with running.pop(process) as connection, suppress(BrokenPipeError):
+            with running.pop(process) as connection:
                 if connection in selector.get_map():
                     selector.unregister(connection)
-                connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+                _send(connection, os.waitstatus_to_exitcode(status))
 
 
 def _become(request: dict, files: list[int], python: str) -> None:
