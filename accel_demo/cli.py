@@ -34,9 +34,11 @@ def main() -> None:
         )
         parser.add_argument("verb", choices=VERBS, metavar="VERB")
         verb = parser.parse_args(sys.argv[1:2]).verb
-        gc.disable()  # most verbs import torch: a quarter of it, looking for garbage in vain
-        module = importlib.import_module(f"accel_demo.lab.{verb}")
-        gc.enable()
+        gc.disable()  # most verbs import torch: collecting garbage is a quarter of it, for nothing
+        try:
+            module = importlib.import_module(f"accel_demo.lab.{verb}")
+        finally:
+            gc.enable()
         try:
             code = module.main(sys.argv[2:])
             sys.stdout.flush()

@@ -28,13 +28,15 @@ def make_optimizer(
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
         options |= {"momentum": 0.9, "nesterov": True}
-    # The first optimizer of a process imports torch._dynamo, which takes about as long as torch. A
-    # quarter of that time the garbage collector would look through what is imported, in vain.
+    # The first optimizer of a process imports torch._dynamo, which takes about as long as torch.
+    # The garbage collector would take a quarter of that time, and find nothing.
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return kinds[config.optimizer](model.parameters(), **options)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def make_scheduler(

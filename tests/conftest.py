@@ -1,6 +1,5 @@
-"""The one way in which a test starts processes, and what every test starts from."""
+"""How tests start processes, and the state that every test starts from."""
 
-import ctypes
 import inspect
 import json
 import multiprocessing
@@ -21,6 +20,7 @@ import psutil
 import pytest
 
 from accel_demo.lab.fork_server import ADDRESS, ForkServer, start_program
+from accel_demo.lab.fork_server_main import adopt_orphans
 from accel_demo.lab.launch import LOOPBACK
 
 # One thread each, here and in what is started: the processes of a test share two cores, and sums
@@ -38,17 +38,13 @@ GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+os.environ["HF_HOME"] = os.devnull  # `accelerate launch` finds no default config of the user
 
-GRACE = 20  # seconds: a process that has torch takes up to two to end, and more under load
+GRACE = 8  # seconds: a process that has torch takes up to two to end, and more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
 
-# A process whose parent has ended becomes a child of this one, however it was started, so that it
-# is found below this process. Linux only: elsewhere such an orphan leaves the tree unseen.
-# Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
-if sys.platform == "linux":
-    PR_SET_CHILD_SUBREAPER = 36
-    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+adopt_orphans()  # so that they are found below this process; elsewhere they leave the tree unseen
 
 
 def pytest_addoption(parser):
@@ -68,7 +64,7 @@ LONGEST = ("test_resume.py", "test_tutorials.py", "test_fork_server.py", "test_d
 
 
 def pytest_collection_modifyitems(config, items):
-    """With `--shuffle`, put the files in a random order, and the tests within each file."""
+    """Put the longest files first; with `--shuffle`, put files and tests in a random order."""
     items.sort(key=lambda item: item.path.name not in LONGEST)  # the others keep their order
     seed = config.getoption("--shuffle")
     if seed is not None:
@@ -83,13 +79,13 @@ def pytest_collection_modifyitems(config, items):
 def the_same_start_for_every_test():
     """Random states, threads, environment and working directory are the same before each test.
 
-    A test that leaves another setting of torch changed fails.
+    A test that changes one of `settings_of_torch` and leaves it changed fails.
     """
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    if not always_real:
+    if can_fork():
         os.environ["PYTHON_EXEC"] = fork_server().python  # workers are forked, too
         multiprocessing.set_executable(fork_server().python)
     environment, folder, settings = dict(os.environ), os.getcwd(), settings_of_torch()
@@ -201,7 +197,7 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
     ]
     if (BIN / command[0]).exists():
         command[0] = str(BIN / command[0])
-    if real or always_real:
+    if real or not can_fork():
         environment["PYTHON_EXEC"] = None
     else:
         environment.setdefault(ADDRESS, fork_server().address)
@@ -212,6 +208,10 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
 
 
 OPTIONS = ("new_session", "ignored_signal")
+
+
+def can_fork() -> bool:
+    return not always_real and hasattr(os, "fork")
 
 
 @cache
@@ -248,7 +248,8 @@ def wait_for_all(processes: list, timeout: float) -> bool:
 
 
 def processes_below_this_one() -> set[psutil.Process]:
-    fork_server()
+    if can_fork():
+        fork_server()
     return set(psutil.Process().children(recursive=True))
 
 
@@ -281,13 +282,13 @@ def train(tmp_path):
     """`train(file, *flags, processes=N)` trains to the end in a new folder, and returns the folder.
 
     It asserts that as many connected processes trained as were asked for. They are forked, with the
-    environment that torchrun sets; `real=True` starts them the way a user does, with a launcher.
+    environment that torchrun sets; `--real` starts them the way a user does, with a launcher.
     """
 
-    def train(file: str, *flags, processes: int = 1, name: str | None = None, real: bool = False):
+    def train(file: str, *flags, processes: int = 1, name: str | None = None):
         run_dir = tmp_path / (name or f"{Path(file).stem}-{processes}")
         arguments = [*flags, "--run-dir", run_dir]
-        if real or always_real:
+        if not can_fork():
             command = [*launcher(file, processes), f"accel_demo/{file}", *arguments]
             result = run_to_end(command, real=True)
         else:

@@ -39,8 +39,12 @@ def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
 
 
 def run_watched(start, launch: list[str], folder: Path, program: str, *flags, **environment):
-    """Start a program in two processes, as a user does, but below tests/at_exit.py."""
-    return start([*launch, "tests/at_exit.py", folder, program, *flags], **environment)
+    """Start a program in two processes, as a user does, but below tests/at_exit.py.
+
+    Not from the fork server: its programs leave without finalizing the interpreter.
+    """
+    command = [*launch, "tests/at_exit.py", folder, program, *flags]
+    return start(command, real=True, **environment)
 
 
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
@@ -79,10 +83,10 @@ def start_two(folder: str) -> None:
 
 
 def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
-    """A process forked from multiprocessing's server leaves without taking Python apart."""
+    """A process forked from multiprocessing's server leaves without finalizing the interpreter."""
     call = f"from test_exit import start_two; start_two({str(tmp_path)!r})"
     variables = {"PYTHONPATH": os.path.dirname(__file__), "ACCEL_DEMO_START_METHOD": "spawn"}
-    result = start(["python", "-c", call], **variables)
+    result = start(["python", "-c", call], real=True, **variables)
     assert result.returncode == 0, result.stdout + result.stderr
     check_threads(tmp_path)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 import torch
 from conftest import (
     REPOSITORY,
+    can_fork,
     fork_server,
     left_behind,
     processes_below_this_one,
@@ -26,7 +28,12 @@ from conftest import (
 
 from accel_demo.lab.fork_server import ForkedProcess
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+
+@pytest.fixture(autouse=True)
+def there_is_a_fork_server():
+    if not can_fork():
+        pytest.skip("there is no fork server, with --real and on Windows")
+
 
 SHOW = """
 import os, sys, torch, numpy, random, signal, threading
@@ -39,6 +46,7 @@ print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, threading.a
 ENDS = {
     "sys.exit(3)": 3,
     "sys.exit('one line')": 1,
+    "sys.exit(['a list'])": 1,
     "sys.exit()": 0,
     "1 / 0": 1,
     "raise KeyboardInterrupt": -signal.SIGINT,
@@ -68,7 +76,8 @@ def program(tmp_path):
 
 
 def test_it_finds_its_arguments_environment_folder_and_a_clean_state(program, tmp_path):
-    for command in (["python", program(SHOW), "a", "b c"], ["python", "-c", SHOW, "a"]):
+    program(SHOW)
+    for command in (["python", "program.py", "a", "b c"], ["python", "-c", SHOW, "a"]):
         forked, real = forked_and_real(command, cwd=tmp_path, PLANTED="here")
         assert (forked.returncode, forked.stderr) == (0, "")
         assert forked.stdout == real.stdout
@@ -115,6 +124,8 @@ def test_processes_draw_different_random_numbers_unless_they_are_seeded():
         (["python", "-c", "print(1)"], {"OMP_NUM_THREADS": "2"}, False),
         (["python", "-c", "print(1)"], {"OMP_NUM_THREADS": None}, False),
         (["python", "-c", "print(1)"], {"PYTHONHASHSEED": "1"}, False),
+        (["python", "-c", "print(1)"], {"PYTORCH_JIT": "0"}, False),
+        (["python", "-c", "print(1)"], {"HF_HOME": "/planted"}, False),
         (["python", "-W", "error", "-c", "print(1)"], {}, False),
         (["echo", "1"], {}, False),
     ],
@@ -161,15 +172,18 @@ def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tm
             environment = {**os.environ, ADDRESS: server.address}
             program = start_program(command, environment, ".", output, output)
         print(server._process.pid, program.pid, flush=True)
+        print(server._folder, flush=True)
         time.sleep(600)
     """
     command = [sys.executable, "-c", textwrap.dedent(owner)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         started = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        folder = process.stdout.readline()
         process.kill()
     assert len(started) == 2
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not alive
+    assert not Path(folder.strip()).exists()
 
 
 def outputs(program: str, text: str, **options):
@@ -203,7 +217,7 @@ def test_the_python_of_workers_inherits_what_the_real_one_does(tmp_path):
     assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
 
 
-def test_the_python_of_workers_is_the_real_one_where_a_fork_cannot_be_the_same():
+def test_the_python_of_workers_is_the_real_one_if_a_fork_cannot_be_the_same():
     parent = "import os; print(os.getppid())"
     forked = outputs(fork_server().python, parent)
     assert forked == (0, f"{fork_server()._process.pid}\n", "")

@@ -18,7 +18,6 @@ from conftest import (
     left_behind,
     processes_below_this_one,
     rank_environments,
-    run_ranks,
     run_training,
     start_process,
 )
@@ -74,10 +73,7 @@ def test_killed_after_any_micro_batch_it_ends_with_the_same_bits(
     program = "tests/killed_everywhere.py"
     arguments = [telling, tmp_path, seed, points]
     timeout = 230 if points < 14 else 880
-    if telling == "train_ddp":
-        result = run_ranks(program, arguments, processes, timeout)
-    else:
-        result = run_training(program, arguments, processes, timeout)
+    result = run_training(program, arguments, processes, timeout)
     assert result.returncode == 0, result.stdout + result.stderr
     reports = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert len(reports) == 8 * points
@@ -291,7 +287,8 @@ def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(tellin
 
 
 def test_what_spawn_has_started_is_asked_through_it(launch):
-    started = launch(["python", "accel_demo/train_ddp.py", "--nproc", 2, *LONG], "run")
+    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *LONG]
+    started = launch(command, "run", real=True)
     started.reach(10)
     os.kill(started.process.pid, signal.SIGTERM)
     assert started.end() == 0, started.printed()
@@ -318,9 +315,13 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
     assert same_weights(started.run, whole_runs(telling, 2))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_who_is_left_says_which_rank_has_died(rank, launch):
-    started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
+@pytest.mark.parametrize(("rank", "launcher"), [(0, None), (1, None), (1, "torchrun")])
+def test_who_is_left_says_which_rank_has_died(rank, launcher, launch):
+    """torchrun also sends SIGTERM to the ranks that are left, as soon as it notices."""
+    if launcher:
+        started = launch(command_of("train_ddp.py", 3), "run", real=False)
+    else:
+        started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
     started.reach(5)
     os.kill(started.pid_of(rank), signal.SIGKILL)
     assert started.end() != 0

@@ -296,6 +296,17 @@ def test_a_command_with_processes_that_cannot_record_runs_each_time(small, code)
     assert_stale(weave(small, "--check"), ran=[])
 
 
+def test_a_forked_program_that_first_starts_one_that_cannot_record_runs_each_time(small):
+    code = 'import subprocess; subprocess.run(["cat", "data.txt"]); open("program.py")'
+    page = small / "tutorials" / "page.md"
+    command = f"python -c '{code}'"
+    page.write_text(f"<!-- [[[cog from weave import run; run({command!r}) ]]] -->\n{END}\n")
+    assert weave(small, real=False).returncode == 0
+    assert "\nfrom the data\n" in page.read_text()
+    replace(small / "data.txt", "from the data", "from other data")
+    assert_stale(weave(small, "--check", real=False), ran=[])
+
+
 def test_a_file_that_is_changed_while_the_command_runs_is_not_stored(small):
     text = f"{PROGRAM}    Path('data.txt').write_text('from the data')\n"
     (small / "program.py").write_text(text)

@@ -34,8 +34,8 @@ def where_am_i(plain: bool) -> None:
             line = f"{told} | {i_am} | torch group: {group} | heard {heard}\n"
             print(line, end="", flush=True)  # one write: two clones cannot take turns
         accelerator.wait_for_everyone()
-    if dist.is_initialized():
-        dist.barrier()  # clones too: one that ends early breaks the connection of one that begins
+    if dist.is_initialized():  # two clones did not wait for each other above, and they must:
+        dist.barrier()  # if one ends early, the other one cannot connect any more
     accelerator.end_training()
 
 

@@ -9,6 +9,7 @@ when the command ran:
   another. Tests, pages and pictures do not count;
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
+- whether it was forked from a server or started for real;
 - this module, the recorder, `accel_demo/lab/launch.py` and the fork server, which start the
   command.
 
@@ -47,8 +48,8 @@ RECORDER = Path(__file__).resolve().parent / "recorder"
 TIME_LIMIT = 300  # seconds for one command
 PYTHON_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")
 READ_BY_LIBRARIES = tuple(
-    "ACCELERATE CUDA FSDP GLOO HF KMP LANG LC LD MALLOC MKL MPL NCCL OMP PYTHON PYTORCH "
-    "TORCH".split()
+    "ACCEL_DEMO_START ACCELERATE COLUMNS FSDP GLOO HOME NCCL TORCH".split()
+    + fork_server_main.READ_AT_START
 )
 NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # folders no page depends on
 
@@ -137,6 +138,7 @@ def _facts() -> dict:
         "Python": sys.version,
         "processor": _processor(),
         "environment": libraries,
+        "forked": fork_server.ADDRESS in os.environ,
         "how commands are run": [_digest(Path(file)) for file in ours],
     }
 

@@ -136,7 +136,8 @@ def main() -> int:
     pages.sort(key=_turn)
     outcomes = {"stale": [], "failed": []}
     workers = max(2, (os.cpu_count() or 1) // 2)
-    os.environ.pop(ADDRESS, None)
+    for name in (ADDRESS, "PYTHON_EXEC"):  # of a fork server that has started this program
+        os.environ.pop(name, None)
     with nullcontext() if options.real else _fork_server(), ThreadPoolExecutor(workers) as pool:
         tasks = [pool.submit(_weave, page, options.check, options.force) for page in pages]
         for task in as_completed(tasks):

@@ -30,4 +30,8 @@ def main(arguments: list[str]) -> int:
     if answer is None or not answer.is_file():
         raise UserError(f"{answer or EXERCISES} holds no answer to check: name one with --file")
     command = [sys.executable, str(graders[options.exercise]), str(answer)]
-    return start_program(command, dict(os.environ), Path.cwd(), sys.stdout, sys.stderr).wait()
+    grader = start_program(command, dict(os.environ), Path.cwd(), sys.stdout, sys.stderr)
+    try:
+        return grader.wait()
+    finally:
+        grader.kill()  # unless it has ended

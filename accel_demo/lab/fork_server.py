@@ -10,8 +10,10 @@ What is different from a real start:
 - a variable that is read when Python or a library starts has no effect, so the server refuses such
   a request, and the program is started for real;
 - a library that a program forgets to import may be there already;
-- at its end, the program runs its exit handlers and writes its output, but Python is not taken
-  apart module by module: that takes 2 seconds of copying memory that no program looks at again.
+- warnings of a library that is being imported go to the server's stderr;
+- strings have the same hashes in all programs, so sets have the same order in all ranks;
+- at its end, the program runs its exit handlers and writes its output, but the interpreter is not
+  finalized: that takes 2 seconds of copying memory that no program looks at again.
 So some of the tests still start real processes. POSIX only.
 """
 
@@ -31,6 +33,8 @@ from accel_demo.lab.forked_python import (
     REFUSED,
     ask,
     can_be_forked,
+    ignored_signals,
+    limits,
     receive_number,
 )
 
@@ -39,7 +43,10 @@ SERVER = [sys.executable, "-m", "accel_demo.lab.fork_server_main"]
 
 
 class ForkServer:
-    """A running server with this `environment`, or ours. It ends with whoever has started it."""
+    """A running server with this `environment`, or ours.
+
+    It ends when the process that started it ends, and removes its temporary folder.
+    """
 
     def __init__(self, environment: dict[str, str] | None = None):
         self._folder = tempfile.mkdtemp(prefix="fork-")
@@ -58,10 +65,9 @@ class ForkServer:
         os.close(read)
 
     def close(self) -> None:
-        """End the server, and kill what it has started and is still running."""
+        """End the server, and kill the programs it started that are still running."""
         os.close(self._lifeline)
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class ForkedProcess:
@@ -73,7 +79,7 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self._connection.settimeout(timeout)
+            self._connection.settimeout(None if timeout is None else max(timeout, 0))
             try:
                 self.returncode = receive_number(self._connection)
             except (TimeoutError, BlockingIOError):
@@ -88,7 +94,8 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -119,7 +126,8 @@ def start_program(
             "environment": environment,
             "folder": str(cwd),
             "new_session": new_session,
-            "ignored": [] if ignored_signal is None else [ignored_signal],
+            "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
+            "limits": limits(),
         }
         connection, process = ask(address, request, {1: stdout.fileno(), 2: stderr.fileno()})
         if process != REFUSED:

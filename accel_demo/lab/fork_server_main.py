@@ -4,6 +4,7 @@ fork_server.py starts it, and sends it the requests.
 """
 
 import atexit
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -15,6 +16,7 @@ import random
 import runpy
 import select
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -42,7 +44,9 @@ torch.profiler torch.utils.data torch.utils.checkpoint torch.utils.tensorboard t
 accelerate accelerate.commands.launch accelerate.test_utils matplotlib.figure
 matplotlib.backends.backend_agg matplotlib.backends.backend_svg numpy PIL.Image psutil safetensors
 safetensors.torch tqdm yaml"""
-READ_AT_START = ("CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
+# Python and the libraries read these variables when they start.
+READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
+TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
 # These are read later. torchrun sets the second one for its workers, and Accelerate may remove the
 # third one, which has no effect on a machine without a GPU.
 NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
@@ -58,6 +62,7 @@ def main(listener: str, lifeline: str, python: str) -> None:
     """
     listener, lifeline = int(listener), int(lifeline)
     del sys.path[0]  # a program has its own folder there
+    adopt_orphans()
     select.select([listener, lifeline], [], [])  # nothing is imported before the first request
     for name in LIBRARIES.split():
         if select.select([lifeline], [], [], 0)[0]:  # whoever has started this server has ended
@@ -74,7 +79,7 @@ def main(listener: str, lifeline: str, python: str) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
+        if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
         sys.excepthook(*sys.exc_info())
@@ -88,6 +93,17 @@ def main(listener: str, lifeline: str, python: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code & 255)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each process below this one whose own parent ends. Linux only.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
+    """
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError("this process cannot adopt orphans")
 
 
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
@@ -110,6 +126,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+            shutil.rmtree(Path(python).parent, ignore_errors=True)
             os._exit(0)
         if woken in ready:
             woken.recv(4096)
@@ -128,15 +145,18 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
                 connection.close()
             elif (process := os.fork()) == 0:
                 selector.close()
-                for each in (listener, woken, wake, connection, *running.values()):
+                for each in (listener, woken, wake, *running.values()):
                     each.close()
                 os.close(lifeline)
                 signal.signal(signal.SIGINT, handler)
-                _become(request, files, python)
+                with connection:
+                    try:
+                        _become(request, files, python)
+                    finally:
+                        _send(connection, os.getpid())
                 return request["arguments"]
             else:
                 running[process] = connection
-                _send(connection, process)
                 if request.get("ends_with_client"):
                     selector.register(connection, selectors.EVENT_READ)
             for file in files:
@@ -147,7 +167,8 @@ def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]
     """Return the request, None if its client was killed before it had sent all, and open files."""
     header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
     size = NUMBER.unpack(header)[0] if len(header) == NUMBER.size else 0
-    content = connection.recv(size, socket.MSG_WAITALL)
+    with connection.makefile("rb") as file:
+        content = file.read(size)
     return (json.loads(content) if content and len(content) == size else None), files
 
 
@@ -162,7 +183,7 @@ def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
     names = {*environment, *own_environment} - NOT_AT_START
     changed = [name for name in names if environment.get(name) != own_environment.get(name)]
     return (
-        any(name.startswith(READ_AT_START) for name in changed)
+        any(name.startswith(tuple(READ_AT_START)) for name in changed)
         or request.get("limits", limits()) != limits()
         or not can_be_forked(request["arguments"])
     )
@@ -174,6 +195,8 @@ def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSel
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
+            if process not in running:  # an orphan that the server has adopted
+                continue
             with running.pop(process) as connection:
                 if connection in selector.get_map():
                     selector.unregister(connection)
@@ -181,7 +204,7 @@ def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSel
 
 
 def _become(request: dict, files: list[int], python: str) -> None:
-    """Give this forked process what belongs to the program it will run."""
+    """Set up this forked process for the program it will run."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in request["ignored"]:
@@ -197,14 +220,13 @@ def _become(request: dict, files: list[int], python: str) -> None:
         os.close(file)
     options, request["arguments"] = split_options(request["arguments"])
     sys.dont_write_bytecode |= "-B" in options
-    if "-u" in options:
-        for name, number in (("stdout", 1), ("stderr", 2)):
-            stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), write_through=True)
-            setattr(sys, name, stream)
+    unbuffered = "-u" in options or bool(request["environment"].get("PYTHONUNBUFFERED"))
+    sys.stdout = sys.__stdout__ = _text_output(1, unbuffered, sys.stdout.errors)
+    sys.stderr = sys.__stderr__ = _text_output(2, unbuffered, sys.stderr.errors)
     os.environ.clear()
     os.environ.update(request["environment"])
-    # This process has one thread and has computed nothing: it may fork, and so pass torch on.
-    os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
+    # The program has one thread when it starts, so it may fork, and so pass torch on.
+    os.environ.setdefault("ACCEL_DEMO_START_METHOD", "fork")
     os.environ["PYTHON_EXEC"] = python  # what torchrun starts its workers with
     multiprocessing.set_executable(python)
     os.chdir(request["folder"])
@@ -212,6 +234,18 @@ def _become(request: dict, files: list[int], python: str) -> None:
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
+
+
+def _text_output(number: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
+    """Open the file with this number the way Python opens its stdout and stderr when it starts."""
+    raw = io.FileIO(number, "w", closefd=False)
+    buffered_by_line = number == 2 or raw.isatty()
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),
+        errors=errors,
+        line_buffering=buffered_by_line,
+        write_through=unbuffered,
+    )
 
 
 def _run_program(arguments: list[str]) -> None:
@@ -229,7 +263,7 @@ def _run_program(arguments: list[str]) -> None:
     else:
         sys.path.insert(0, str(Path(kind).resolve().parent))
         sys.argv = arguments
-        module.__file__ = kind
+        module.__file__ = os.path.abspath(kind)
         exec(compile(Path(kind).read_bytes(), kind, "exec"), module.__dict__)
 
 

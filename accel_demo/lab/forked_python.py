@@ -24,19 +24,19 @@ except ImportError:  # on Windows, which has no fork either
 
 NUMBER = struct.Struct("!i")
 REFUSED = -1
-PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
+SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
 MOST_FILES = 250  # that one message can carry on Linux
 
 
 def main(python: str, address: str, *arguments: str) -> None:
     """Be `python` with these arguments. `address` is the server's socket."""
-    signals = {getattr(signal, name) for name in PASSED_ON}
+    signals = {getattr(signal, name) for name in SIGNALS}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is a process to pass them on to
     request = {
         "arguments": arguments,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
-        "ignored": [number for number in signals if signal.getsignal(number) == signal.SIG_IGN],
+        "ignored": ignored_signals(),
         "limits": limits(),
         "ends_with_client": True,
     }
@@ -74,14 +74,20 @@ def inherited_files() -> dict[int, int]:
     return files
 
 
+def ignored_signals() -> list[int]:
+    """Return the signals that a program started from here would ignore."""
+    numbers = [getattr(signal, name) for name in SIGNALS]
+    return [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
+
+
 def limits() -> list:
-    """What a process inherits besides, and the server's processes have from the server."""
+    """Return limits, umask, cores and priority: a forked process has the server's, not ours."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    found = [list(resource.getrlimit(getattr(resource, name))) for name in names]
+    resources = [list(resource.getrlimit(getattr(resource, name))) for name in names]
     mask = os.umask(0)
     os.umask(mask)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [found, mask, cores, os.getpriority(os.PRIO_PROCESS, 0)]
+    return [resources, mask, cores, os.getpriority(os.PRIO_PROCESS, 0)]
 
 
 def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.socket, int]:

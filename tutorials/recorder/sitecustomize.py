@@ -22,7 +22,7 @@ OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # "python" is
 ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
 
 log = temporary_files = None  # beside the log are the temporary files of the run
-recorded = set()
+recorded, read_before = set(), set()
 
 
 def hook(event: str, arguments: tuple) -> None:
@@ -39,23 +39,35 @@ def hook(event: str, arguments: tuple) -> None:
 
 
 def record_file(path: str) -> None:
-    global log, temporary_files
-    if os.environ.get(LOG, log) != log:  # this process begins, or was forked to run a new command
-        log = os.environ[LOG]
-        temporary_files = f"{os.path.dirname(log)}{os.sep}"
-        recorded.clear()
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if file and os.path.isabs(file):  # torch calls one of its modules "_ops.py"
-                record_file(file)
     if not path.startswith(NOT_RECORDED):
         record(path)
 
 
 def record(line: str) -> None:
-    if log is None or line in recorded or f"{line}{os.sep}".startswith(temporary_files):
-        return
-    recorded.add(line)
+    if os.environ.get(LOG, log) != log:  # this process begins, or was forked to run a new command
+        begin_log()
+    if log is None:  # the fork server, which imports libraries before there is a command
+        read_before.add(line)
+    elif line not in recorded and not f"{line}{os.sep}".startswith(temporary_files):
+        recorded.add(line)
+        write(line)
+
+
+def begin_log() -> None:
+    """Record what this process has read before there was a log: its modules and their files."""
+    global log, temporary_files
+    log = os.environ[LOG]
+    temporary_files = f"{os.path.dirname(log)}{os.sep}"
+    recorded.clear()
+    for line in read_before:
+        record(line)
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and os.path.isabs(file):  # torch calls one of its modules "_ops.py"
+            record_file(file)
+
+
+def write(line: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # appending is atomic
     try:
         os.write(file, os.fsencode(line) + b"\0")
