@@ -186,10 +186,12 @@ def test_every_link_leads_to_a_file_or_a_heading():
                 continue
             path, _, heading = target.partition("#")
             assert (page.parent / path).exists(), f"{page.name}: {target}"
-            titles = (
-                re.findall("^#+ (.*)", (page.parent / path).read_text(), re.M) if heading else []
-            )
-            assert not heading or heading in map(str.lower, titles), f"{page.name}: {target}"
+            if heading:
+                titles = re.findall("^#+ (.*)", (page.parent / path).read_text(), re.MULTILINE)
+                names = {
+                    re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+                }
+                assert heading in names, f"{page.name}: {target}"
             links += 1
     assert links > 10
 
