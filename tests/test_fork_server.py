@@ -209,12 +209,22 @@ def test_the_python_of_workers_inherits_what_the_real_one_does(tmp_path):
         read, write = os.pipe()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
-            shown.append(outputs(python, show.format(write), pass_fds=[write], **options))
+            text = show.format(write)
+            shown.append(outputs(python, text, pass_fds=[write], **options))
         finally:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         assert os.read(read, 20) == b"written"
         os.close(read), os.close(write)
     assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
+
+
+def test_the_python_of_workers_inherits_files_of_all_numbers_that_the_server_uses():
+    open_files = "import os, sys; [os.dup2(2, number) for number in range(3, 100)]\n"
+    open_files += "os.execv(sys.argv[1], sys.argv[1:])"
+    text = "import os; [os.write(number, b'.') for number in range(3, 100)]"
+    command = [sys.executable, "-c", open_files, fork_server().python, "-c", text]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "." * 97)
 
 
 def test_the_python_of_workers_is_the_real_one_if_a_fork_cannot_be_the_same():

@@ -149,7 +149,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
                     each.close()
                 os.close(lifeline)
                 signal.signal(signal.SIGINT, handler)
-                with connection:
+                with _moved_above(max(request["files"]), connection) as connection:
                     try:
                         _become(request, files, python)
                     finally:
@@ -170,6 +170,13 @@ def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]
     with connection.makefile("rb") as file:
         content = file.read(size)
     return (json.loads(content) if content and len(content) == size else None), files
+
+
+def _moved_above(number: int, connection: socket.socket) -> socket.socket:
+    """Return the connection as a file with a greater number, which no file of a program has."""
+    with connection:
+        above = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, number + 1)
+        return socket.socket(fileno=above)
 
 
 def _send(connection: socket.socket, number: int) -> None:
