@@ -16,7 +16,7 @@ LOG = "ACCEL_DEMO_RECORD"  # the variable with the name of the log; nothing is r
 # Installed libraries: `command_cache.py` compares their versions instead. The rest are no files.
 LIBRARIES = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
 NOT_RECORDED = tuple(f"{folder}{os.sep}" for folder in [*LIBRARIES, "/proc", "/sys", "/dev"])
-STARTS = ("os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.spawn")
+STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # whatever they start
 OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # "python" is python3.11 too
 # Libraries start these to learn about the machine. They read none of our files.
 ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
@@ -32,8 +32,10 @@ def hook(event: str, arguments: tuple) -> None:
         is_number = isinstance(path, int)  # of a file that is open already
         if not is_number and flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY:
             record_file(os.path.abspath(os.fsdecode(path)))
-    elif event == "subprocess.Popen" and not records_too(*arguments):
-        record(f"!{arguments[0]}")
+    elif event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
+        program, words, *_, environment = arguments  # Popen has the working directory between them
+        if not records_too(program, words, environment):
+            record(f"!{program}")
     elif event in STARTS:
         record(f"!{arguments[0]}")
 
@@ -75,7 +77,7 @@ def write(line: str) -> None:
         os.close(file)
 
 
-def records_too(program, arguments, cwd, environment) -> bool:
+def records_too(program, arguments, environment) -> bool:
     """Whether all that a new process reads is recorded: it is a Python program, with this hook."""
     environment = os.environ if environment is None else environment
     name = os.path.basename(os.fsdecode(program))
