@@ -35,6 +35,7 @@ def test_two_workers_train_connected_and_each_telling_times_every_step():
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
+@pytest.mark.skipif(not overhead.profiler_keeps_its_place(), reason=overhead.NO_CAUSES)
 def test_the_profile_finds_every_part_of_both_loops(monkeypatch):
     monkeypatch.setitem(overhead.STEPS, "tiny_cnn", TINY["max_steps"])
     with Crew(1, threads=1, gpus=ON_CPU) as alone:
@@ -151,6 +152,8 @@ def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp
     assert found["benchmark"] == name and found["environment"]["cores"] >= 1
     if name == "overhead":
         assert [facts["processes"] for facts in found["facts"].values()] == [1, 2, 1, 2]
+        has_causes = "Where: Accelerate less plain PyTorch" in result.stdout
+        assert has_causes == overhead.profiler_keeps_its_place()
     if name in ("scaling", "dataparallel"):
         assert found["facts"]["processes"] == 2
     for table in found["tables"]:

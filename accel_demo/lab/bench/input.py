@@ -42,7 +42,7 @@ OURS, TORCHVISION = "ours, 0 workers", "torchvision, 0 workers"
 
 
 def add_options(parser) -> None:
-    """There is nothing to choose but what every benchmark has."""
+    """Add no option: those that every benchmark has are enough."""
 
 
 def measure(options) -> Report:

@@ -24,7 +24,7 @@ FUSED = {"unfused": None, "fused": True}
 
 
 def add_options(parser) -> None:
-    """There is nothing to choose but what every benchmark has."""
+    """Add no option: those that every benchmark has are enough."""
 
 
 def measure(options) -> Report:

@@ -41,7 +41,7 @@ IMPORTS = {  # what is executed before the clock starts, and what while it runs
 
 
 def add_options(parser) -> None:
-    """There is nothing to choose but what every benchmark has."""
+    """Add no option: those that every benchmark has are enough."""
 
 
 def measure(options) -> Report:
