@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from accel_demo.lab.bench import accuracy, baseline
 from accel_demo.lab.bench.accuracy import BASELINE, OURS, Run, compare, read_run, time_to
 from accel_demo.lab.bench.timed_command import Timed, accelerate_launch, run_timed
 
-FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 def run_of(*accuracies: float, first_step: float = 2.0, threads: int = 1) -> Run:
@@ -159,6 +160,9 @@ def test_without_the_data_nothing_starts(start, tmp_path):
 
 
 @pytest.mark.system
+@pytest.mark.skipif(
+    not FASHION_MNIST.exists(), reason="needs Debian's package dataset-fashion-mnist"
+)
 def test_both_sides_train_on_the_debian_package(start, tmp_path):
     command = ["accel-demo", "bench", "accuracy", "--data-dir", FASHION_MNIST, "--repeats", "1"]
     command += ["--train-samples", "2000", "--epochs-baseline", "1"]

@@ -315,10 +315,10 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
     assert same_weights(started.run, whole_runs(telling, 2))
 
 
-@pytest.mark.parametrize(("rank", "launcher"), [(0, None), (1, None), (1, "torchrun")])
-def test_who_is_left_says_which_rank_has_died(rank, launcher, launch):
+@pytest.mark.parametrize(("rank", "is_launched"), [(0, False), (1, False), (1, True)])
+def test_who_is_left_says_which_rank_has_died(rank, is_launched, launch):
     """torchrun also sends SIGTERM to the ranks that are left, as soon as it notices."""
-    if launcher:
+    if is_launched:
         started = launch(command_of("train_ddp.py", 3), "run", real=False)
     else:
         started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
