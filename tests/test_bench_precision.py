@@ -139,7 +139,7 @@ def test_stopped_while_it_compiles_it_leaves_neither_processes_nor_files(tmp_pat
         _, said = process.communicate(timeout=30)
         assert process.returncode == 130 and "\nstopped\n" in said
     finally:
-        process.kill()
+        kill([process])
         orphans = left_behind(before)
         process.communicate()
     assert not orphans and list(tmp_path.iterdir()) == []

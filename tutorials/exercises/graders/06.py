@@ -98,6 +98,7 @@ def compare(device, answer: Path, folder: Path) -> None:
 
 def rungs() -> dict:
     """What an answer may do, by what the grader calls it: functions of (parameters, step)."""
+    import torch
     import torch.distributed as dist
 
     from accel_demo.anatomy.ddp import average_each, average_flat
@@ -110,6 +111,15 @@ def rungs() -> dict:
         for parameter in parameters:
             parameter.grad *= 1 / dist.get_world_size()
             dist.all_reduce(parameter.grad)
+
+    def divide_first(parameters, step):
+        ordered = list(parameters) if step == 0 else list(parameters)[::-1]
+        summed = torch.cat([parameter.grad.flatten() for parameter in ordered])
+        summed /= dist.get_world_size()
+        dist.all_reduce(summed)
+        sizes = [parameter.numel() for parameter in ordered]
+        for parameter, part in zip(ordered, summed.split(sizes), strict=True):
+            parameter.grad.copy_(part.view_as(parameter))
 
     def flat(multiply, is_reversed):
         return lambda parameters, step: average_flat(parameters, multiply, is_reversed(step))
@@ -124,6 +134,7 @@ def rungs() -> dict:
         "rung 2, one flat buffer in the right order, but divided by N": flat(
             False, lambda step: step > 0
         ),
+        "rung 2, one flat buffer in the right order, but divided by N before": divide_first,
         "rung 2, one flat buffer in reverse, but divided by N": flat(False, lambda step: True),
         "rung 3, multiplied by 1/N, but never in reverse": flat(True, lambda step: False),
         "rung 4, in reverse, but from the first step on": flat(True, lambda step: True),
