@@ -40,6 +40,11 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
 os.environ["HF_HOME"] = os.devnull  # `accelerate launch` finds no default config of the user
 
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and with them all that
+# they start. Each test begins as in the foreground.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 GRACE = 8  # seconds: a process that has torch takes up to two to end, and more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
