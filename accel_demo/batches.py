@@ -7,8 +7,6 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.config import TrainConfig
-from accel_demo.data import ImageSet
-from accel_demo.errors import UserError
 from accel_demo.stopping import ignore_signals
 
 
@@ -26,21 +24,6 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",
     }
-
-
-def check_batches(config: TrainConfig, train_set: ImageSet, world_size: int) -> None:
-    """Raise `UserError` where the images do not fill one batch for every process.
-
-    A resnet shrinks these images to one pixel, and one number has no batch statistics.
-    """
-    if config.model.startswith("resnet") and config.batch_size < 2:
-        raise UserError(f"{config.model} takes batches of two images or more, got --batch-size 1")
-    needed = config.batch_size * world_size
-    if len(train_set) < needed:
-        raise UserError(
-            f"{world_size} x batch_size {config.batch_size} takes {needed} training images, "
-            f"but there are {len(train_set)}: choose a smaller --batch-size"
-        )
 
 
 class BatchShardSampler(DistributedSampler):

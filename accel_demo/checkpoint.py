@@ -21,10 +21,12 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.errors import UserError
 from accel_demo.manifest import UNREADABLE, checkpoints_of, discard, flush, position, rename, seal
-from accel_demo.metrics import TrainLog
 from accel_demo.optimizer import set_schedule
+from accel_demo.processes import is_main_process
+from accel_demo.progress import Progress
 from accel_demo.resume import find_start
 from accel_demo.run_folder import claim_folder, start_run
+from accel_demo.train_log import TrainLog
 
 try:
     import fcntl
@@ -36,63 +38,51 @@ READ_ERRORS += (EOFError, pickle.UnpicklingError)
 UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
 
 
-class Run:
-    """One run: its folder, where it begins, its checkpoints. Every process has one."""
+class Checkpoints:
+    """The checkpoints of one run, and where the run starts. Every process has the same."""
 
-    def __init__(self, config: TrainConfig, environment: dict, steps_per_epoch: int, is_main: bool):
-        """Find where `--resume` says to begin, and make the folder what it was then.
+    def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
+        """Find where `--resume` says to start, and bring the run's folder back to that point.
 
         Raises `UserError` in every process, before anything is written: see `claim_folder` and
         `find_start`.
         """
-        self.config, self.environment, self.is_main_process = config, environment, is_main
+        self.config, self.environment = config, environment
+        self.is_main_process = is_main_process()
         self.folder = claim_folder(config, environment)
-        self.start = find_start(self.folder, config, environment, steps_per_epoch)
+        self.start = find_start(self.folder, config, environment, batches_per_epoch)
         if dist.is_initialized():
-            dist.barrier()  # no process writes while another still looks
+            dist.barrier()  # no process writes while another still reads
         with _agreement(self.folder / "checkpoints" / UNFINISHED):
-            if is_main:
+            if self.is_main_process:
                 self._lock()
                 start_run(self.folder, config, environment)
                 self._rewind()
 
-    def batches_done(self, epoch: int) -> int:
-        """How many batches per process of this epoch the checkpoint has behind it."""
-        return self.start.batches if epoch == self.start.epoch else 0
+    def load(
+        self,
+        load_state: Callable[[Path], None],
+        model: torch.nn.Module,
+        scheduler: LambdaLR,
+        train_set: ImageSet,
+        device: torch.device,
+    ) -> None:
+        """If the run starts from a checkpoint, let `load_state` read its folder.
 
-    def is_due(self, step: int) -> bool:
-        """Whether `--checkpoint-every` asks for a checkpoint after this step."""
-        return self.config.checkpoint_every > 0 and step % self.config.checkpoint_every == 0
-
-    def settle_buckets(self, model: torch.nn.Module, train_set: ImageSet, device) -> None:
-        """Where a run is resumed, bring DDP where it is after its first step, before `load`.
-
-        DDP lays gradients into buckets: at first in the order of the parameters, from the second
-        step on in the order in which the first backward brought them. Three processes or more add
-        in another order when a gradient moves in its bucket, and the last bits differ.
-        Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
-        """
-        if self.start.folder and isinstance(model, DistributedDataParallel):
-            images, _ = train_set.__getitems__(list(range(self.config.batch_size)))
-            model.train()
-            model(images.to(device)).float().sum().backward()
-            model.zero_grad()
-
-    def load(self, load_state: Callable[[Path], None], rank: int, scheduler: LambdaLR) -> None:
-        """Let `load_state` read the states of the checkpoint the run begins at, if there is one.
-
-        Raises `UserError` where they do not fit. `accelerator.load_state` goes on without a word
-        where it cannot read random states, so they are compared with the digest in the manifest.
+        Raises `UserError` if the states do not fit. If `accelerator.load_state` cannot read random
+        states, it continues silently, so they are compared with the digests in the manifest.
         """
         folder = self.start.folder
         if folder is None:
             return
+        _settle_buckets(model, train_set, self.config.batch_size, device)
         try:
             load_state(folder)
         except (*READ_ERRORS, SafetensorError) as error:
             raise UserError(
                 f"{folder} cannot be loaded ({_first_line(error)}): resume from another one"
             ) from None
+        rank = dist.get_rank() if dist.is_initialized() else 0
         if self.start.other_world:
             set_schedule(scheduler, self.start.step)
         elif random_states_digest() != self.start.random_states[rank]:
@@ -101,18 +91,11 @@ class Run:
                 "as it was: resume it with the packages it was saved with"
             )
 
-    def save(
-        self,
-        save_state: Callable[[Path], None],
-        epoch: int,
-        batches: int,
-        step: int,
-        log: TrainLog,
-    ) -> None:
-        """Let `save_state` of every process write into a folder, and make that a checkpoint.
+    def save(self, save_state: Callable[[Path], None], progress: Progress, log: TrainLog) -> None:
+        """Let `save_state` of every process write into a folder, and make it a checkpoint.
 
-        Until all of it is on the disk the folder has a name that nobody resumes from. Raises
-        `UserError` in every process where one of them could not write.
+        Until all of it is on the disk, the folder has a name that no run resumes from. Raises
+        `UserError` in every process if one of them could not write.
         """
         unfinished = self.folder / "checkpoints" / UNFINISHED
         with _agreement(unfinished):
@@ -129,17 +112,17 @@ class Run:
         with _agreement(unfinished):
             if self.is_main_process:
                 facts = {
-                    "epoch": epoch,
-                    "batches": batches,
-                    "step": step,
+                    "epoch": progress.epoch,
+                    "batches": progress.batches,
+                    "step": progress.step,
                     "log": log.state(),
                     "random_states": random_states,
                     "config": self.config.fixed_choices(),
                     "environment": self.environment,
                 }
                 seal(unfinished, facts)
-                self._publish(unfinished, f"epoch-{epoch:04}-batch-{batches:06}")
-        log.restart_clock()
+                name = f"epoch-{progress.epoch:04}-batch-{progress.batches:06}"
+                self._publish(unfinished, name)
 
     def _publish(self, unfinished: Path, name: str) -> None:
         """Give what was sealed its name, then delete what is older than `--keep-last`."""
@@ -185,6 +168,23 @@ class Run:
             os.truncate(metrics, min(metrics.stat().st_size, start.log["metrics_bytes"]))
         for remark in start.remarks:
             print(remark, flush=True)
+
+
+def _settle_buckets(
+    model: torch.nn.Module, train_set: ImageSet, batch_size: int, device: torch.device
+) -> None:
+    """Bring a fresh DDP model to where it is after its first step, before a checkpoint is loaded.
+
+    DDP puts gradients into buckets: at first in the order of the parameters, from the second step
+    on in the order in which the first backward pass produced them. With three or more processes, a
+    gradient that moves within a bucket is summed in a different order, and its last bits differ.
+    Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    if isinstance(model, DistributedDataParallel):
+        images, _ = train_set.__getitems__(list(range(batch_size)))
+        model.train()
+        model(images.to(device)).float().sum().backward()
+        model.zero_grad()
 
 
 def random_states_digest() -> str:

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import importlib.util
 import math
+import sys
 from dataclasses import dataclass
 
 from accel_demo.errors import Parser, UserError
@@ -88,6 +89,8 @@ class TrainConfig:
             raise UserError(
                 f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
             )
+        if self.model.startswith("resnet") and self.batch_size < 2:  # it leaves one pixel an image
+            raise UserError(f"{self.model} takes batches of two images or more, got --batch-size 1")
         if self.seed >= 2**31:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
@@ -96,6 +99,16 @@ class TrainConfig:
         values of the rest."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
+
+    def steps_per_epoch(self, batches_per_epoch: int) -> int:
+        """Return the optimizer steps of an epoch of this many micro-batches per process."""
+        return math.ceil(batches_per_epoch / self.accumulate)
+
+    def total_steps(self, batches_per_epoch: int) -> int:
+        """Return the optimizer steps of the whole run."""
+        return min(
+            self.epochs * self.steps_per_epoch(batches_per_epoch), self.max_steps or sys.maxsize
+        )
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:

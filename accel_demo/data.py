@@ -60,15 +60,27 @@ def download(config: TrainConfig) -> None:
             _torchvision_set(config, "train", download=True)
 
 
-def load_datasets(config: TrainConfig) -> tuple["ImageSet", "ImageSet"]:
-    """The train set and the test set, read from files that are there already.
+def load_datasets(config: TrainConfig, world_size: int = 0) -> tuple["ImageSet", "ImageSet"]:
+    """Return the train set and the test set, read from files that are already there.
 
-    Raises `UserError` for a missing, truncated or altered file, and for more samples than exist.
+    Raises `UserError` if a file is missing, truncated or altered, if more samples are asked for
+    than exist, or if the train set has less than one batch for each of `world_size` processes. (The
+    default of 0 checks nothing.)
     """
-    return (
-        _load_split(config, "train", config.train_samples, config.augment),
-        _load_split(config, "test", config.test_samples, augment=False),
-    )
+    train_set = _load_split(config, "train", config.train_samples, config.augment)
+    test_set = _load_split(config, "test", config.test_samples, augment=False)
+    check_batches(config, train_set, world_size)
+    return train_set, test_set
+
+
+def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -> None:
+    """Raise `UserError` if the train set has less than one batch for each process."""
+    needed = config.batch_size * world_size
+    if len(train_set) < needed:
+        raise UserError(
+            f"{world_size} x batch_size {config.batch_size} takes {needed} training images, "
+            f"but there are {len(train_set)}: choose a smaller --batch-size"
+        )
 
 
 class ImageSet(Dataset):

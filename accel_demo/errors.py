@@ -45,23 +45,29 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no step is left to finish
-        if os.environ.get("RANK", "0") != "0":
-            time.sleep(PATIENCE)
-        say(f"error: {error}")
-        distributed = sys.modules.get("torch.distributed")
-        if distributed and distributed.is_initialized():
-            distributed.destroy_process_group()
-        sys.exit(2)
+        _give_up(str(error))
     except KeyboardInterrupt:  # before the run listens to signals, or once it has ended
         say("stopped")
         sys.exit(130)
     except RuntimeError as error:
         stopping = sys.modules.get("accel_demo.stopping")
+        if stopping and (line := stopping.could_not_connect(error)):
+            _give_up(line)
         line = stopping.lost_processes(error) if stopping else None
         if line is None:
             raise
         stopping.leave(line)
+
+
+def _give_up(message: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no step is left to finish
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(PATIENCE)
+    say(f"error: {message}")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        distributed.destroy_process_group()
+    sys.exit(2)
 
 
 def say(line: str) -> None:

@@ -12,7 +12,7 @@ CLASSES = 10
 
 
 def make_model(config: TrainConfig) -> nn.Module:
-    """The network `config.model` names, for the image size of `config.dataset`, channels last."""
+    """Return the network `config.model` for the images of `config.dataset`, channels last."""
     channels, size = (3, 32) if config.dataset == "cifar10" else (1, 28)
     if config.model == "small_cnn":
         model = small_cnn(channels, size, config.dropout)
@@ -22,7 +22,10 @@ def make_model(config: TrainConfig) -> nn.Module:
         model = VGG11(channels, config.dropout)
     else:
         model = resnet(config.model, channels)
-    return model.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
+    if config.compile:
+        model.compile()  # in its first forward pass
+    return model
 
 
 def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:

@@ -1,13 +1,12 @@
 """Config → the optimizer and its schedule."""
 
-import gc
 import math
-import sys
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
+from accel_demo.workarounds import skip_the_search_for_lomo, without_garbage_collection
 
 
 def make_optimizer(
@@ -20,23 +19,14 @@ def make_optimizer(
     that overflowed inside its kernel, and Accelerate then reports that the step was not skipped.
     Source: https://github.com/huggingface/accelerate/issues/4242
     """
-    # Accelerate asks in every step, twice, whether this package of optimizers is installed. It
-    # looks through sys.path each time; None tells it no at once, and none of ours is from there.
-    sys.modules.setdefault("lomo_optim", None)
+    skip_the_search_for_lomo()
     fused = None if precision == "fp16" else True  # False would also turn off torch's foreach
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": fused}
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
         options |= {"momentum": 0.9, "nesterov": True}
-    # The first optimizer of a process imports torch._dynamo, which takes about as long as torch.
-    # The garbage collector would take a quarter of that time, and find nothing.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_garbage_collection():  # the first optimizer of a process imports torch._dynamo
         return kinds[config.optimizer](model.parameters(), **options)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def make_scheduler(

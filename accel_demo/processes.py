@@ -1,17 +1,13 @@
 """What the launcher promised: how many processes, and a device for each of them."""
 
-import ctypes
 import logging
 import os
 import platform
 import signal
 import socket
 import sys
-import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from importlib import metadata
 from multiprocessing import get_all_start_methods, set_forkserver_preload
 
@@ -20,27 +16,12 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors, say
-from accel_demo.stopping import SIGNALS, end_group_threads_at_exit
+from accel_demo.stopping import SIGNALS
+from accel_demo.workarounds import fresh_rendezvous
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 PRELOADED = ["torch._dynamo"]  # the first optimizer imports it, which takes as long as torch
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep what it has freed, instead of giving it back to the system.
-
-    Every step frees the tensors of the one before and asks for the same again. By default the C
-    library hands large pieces back each time, and the system clears and maps every page anew, which
-    costs a small network on a CPU a good part of its step. Where the C library is not glibc nothing
-    changes. The process stays as large as it once was.
-    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    trim_threshold, mmap_threshold = -1, -3  # their numbers in malloc.h; both are set in bytes
-    with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
-        mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25):  # glibc before 2.35
-            mallopt(trim_threshold, 2**30)
 
 
 def use_cpu() -> bool:
@@ -63,38 +44,25 @@ def own_device() -> torch.device:
 
 
 def connect(timeout: float) -> torch.device:
-    """Let the processes of a launch meet; each then waits `timeout` seconds for any other.
+    """Connect the processes of a launch, and return the device of this one.
 
-    After a restart of all workers the launcher's store still holds the addresses of those that
-    died, and a process that finds an old one first ends with "connectFullMesh … Connection
-    refused". So each start of the workers has its own names there. A process that is alone stays
-    so; what MPI has started, Accelerate connects. Gives the device of this process. Raises
-    `UserError` where not all of them come.
+    A collective then fails after `timeout` seconds. train_ddp.py does this in its own lines. A
+    single process stays alone, and Accelerate connects the processes that MPI has started. Raises
+    `UserError` if not all processes arrive.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:
         return device
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    patience = timedelta(seconds=timeout)
-    try:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
-        name = _name_of_this_start(store, rank, world_size, time.monotonic() + timeout)
-        dist.init_process_group(
-            dist.get_default_backend_for_device(device),
-            store=dist.PrefixStore(name, store),
-            rank=rank,
-            world_size=world_size,
-            timeout=patience,
-            device_id=None if device.type == "cpu" else device,
-        )
-    except dist.DistError as error:
-        raise UserError(
-            f"the {os.environ['WORLD_SIZE']} processes of this launch have not all met within "
-            f"{timeout:g} s ({str(error).splitlines()[0]})"
-        ) from None
-    end_group_threads_at_exit()
+    backend = dist.get_default_backend_for_device(device)
+    device_id = None if device.type == "cpu" else device
+    dist.init_process_group(backend, device_id=device_id, **fresh_rendezvous(timeout))
     return device
+
+
+def is_main_process() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
@@ -121,15 +89,16 @@ def check_processes(world_size: int, device: torch.device, mixed_precision: str)
         )
 
 
-def describe_run(
-    telling: str, world_size: int, backend: str, device: torch.device, mixed_precision: str
-) -> dict:
-    """What a run is about to run on: its environment.json. `backend` is for people to read."""
+def describe_run(version: str, device: torch.device, mixed_precision: str) -> dict:
+    """Return what a run is about to run on, as environment.json has it.
+
+    `version` is the name of a train file without ".py". Call it after the processes have connected.
+    """
     packages = ("torch", "torchvision", "accelerate")
     return {
-        "telling": telling,
-        "processes": world_size,
-        "backend": backend,
+        "telling": version,
+        "processes": dist.get_world_size() if dist.is_initialized() else 1,
+        "backend": _connection_of(version),
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "mixed_precision": mixed_precision,
@@ -138,6 +107,19 @@ def describe_run(
         "platform": platform.platform(),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def _connection_of(version: str) -> str:
+    """Return what connects the processes or devices, for people to read."""
+    if version == "train_ddp":
+        return f"DistributedDataParallel, {dist.get_backend()}"
+    if version == "train":
+        from accelerate import PartialState
+
+        state = PartialState()
+        backend = f", {state.backend}" if state.num_processes > 1 else ""
+        return f"distributed_type {state.distributed_type.value}{backend}"
+    return {"train_plain": "plain", "train_dp": "DataParallel"}.get(version, version)
 
 
 def data_parallel_devices(compiled: bool, precision: str) -> list[int]:
@@ -281,30 +263,3 @@ def _kill_children() -> None:
             with suppress(psutil.NoSuchProcess):
                 if not any("resource_tracker" in word for word in child.cmdline()):
                     act(child)
-
-
-def _name_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
-    """A name that this start of the workers has in common, and no start before it had.
-
-    Rank 0 makes it up, and answers whatever question it finds, an old one too, until every other
-    rank has heard the answer to its own. (A count of restarts would do on one machine; on several,
-    each launcher counts for itself.)
-    """
-    mine = uuid.uuid4().hex
-    if rank > 0:
-        store.set(f"question/{rank}", mine)
-        name = store.get(f"answer/{mine}").decode()  # waits for it
-        store.set(f"heard/{name}/{rank}", "")
-        return name
-    others = set(range(1, world_size))
-    while others:
-        for other in sorted(others):
-            if store.check([f"heard/{mine}/{other}"]):
-                others.remove(other)
-            elif store.check([f"question/{other}"]):
-                question = store.get(f"question/{other}").decode()
-                store.set(f"answer/{question}", mine)
-        if others and time.monotonic() > deadline:
-            raise dist.DistStoreError(f"without rank {', '.join(map(str, sorted(others)))}")
-        time.sleep(0.01)
-    return mine

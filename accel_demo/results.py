@@ -1,6 +1,7 @@
 """What a finished run leaves: its model, and what that model says of every test image."""
 
 import base64
+import dataclasses
 import io
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def save_results(
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
     with torch.device("meta"):  # shapes alone
-        model = make_model(config)
+        model = make_model(dataclasses.replace(config, compile=False))
     model.load_state_dict(state_dict, assign=True)
     model.to(device)  # where they come from the CPU
     logits = logits_of(model, test_set, config.eval_batch_size, precision, device)

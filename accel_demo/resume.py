@@ -1,6 +1,5 @@
 """Where a run begins: what `--resume` names, if it may go on from there."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Start:
     remarks: tuple[str, ...] = ()
 
 
-def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoch: int) -> Start:
+def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
     """Where `--resume` says that a run begins. Every process finds the same.
 
     `auto` is the newest whole checkpoint in the folder `run`, or the very beginning where there is
@@ -63,12 +62,13 @@ def find_start(run: Path, config: TrainConfig, environment: dict, steps_per_epoc
             f"{processes}: start as many, or resume from a checkpoint at an epoch's end"
         )
     if other_world:
-        step = epoch * steps_per_epoch  # where this number of processes would be
+        # The step at which this number of processes would be.
+        step = epoch * config.steps_per_epoch(batches_per_epoch)
         remarks.append(
             f"it was saved with processes={saved['processes']}, and this is {processes}: every "
             "image is still seen once an epoch, but the bits differ from here on"
         )
-    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    total_steps = config.total_steps(batches_per_epoch)
     if step >= total_steps:
         epoch, step = config.epochs, total_steps  # nothing is left but to finish
     for name in ("torch", "accelerate", "threads_per_process"):

@@ -58,7 +58,7 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Say and write down what is about to run. What an earlier start left is `Run`'s task."""
+    """Say and write down what is about to run. `Checkpoints` removes what an earlier start left."""
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate

@@ -1,7 +1,5 @@
 """How a run ends: in order, because a signal asks it to, or because another process is gone."""
 
-import atexit
-import gc
 import os
 import platform
 import shlex
@@ -15,10 +13,6 @@ from pathlib import Path
 
 import psutil
 import torch.distributed as dist
-
-# DDP imports this module, too. If it is the first to do so, the default arguments of the module's
-# functions (group=WORLD) hold the process group until Python has ended, and its threads with it.
-import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import say
 
@@ -77,19 +71,6 @@ class StopSignals:
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE
-
-
-def end_group_threads_at_exit() -> None:
-    """See to it that the threads of a destroyed process group end before Python does.
-
-    A thread of gloo releases the tensors of a collective shortly after the collective has returned,
-    and needs Python's lock (the GIL) for it. If Python is shutting down by then, the process aborts
-    with "terminate called without an active exception", once in hundreds of launches under load
-    (https://github.com/pytorch/pytorch/pull/179291). The threads end with the last reference to the
-    group. DDP has one: if its model is in a cycle of references, that waits for the garbage
-    collector, which runs here when `main` has ended and Python has not.
-    """
-    atexit.register(gc.collect)
 
 
 def ignore_signals(worker: int) -> None:
@@ -153,6 +134,14 @@ def lost_processes(error: RuntimeError) -> str | None:
     return f"{names} {what}; rank {rank} noticed {where}. Go on with --resume auto"
 
 
+def could_not_connect(error: RuntimeError) -> str | None:
+    """Return one line if `error` comes from `init_process_group`: a process has died meanwhile."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if "RANK" in os.environ and any(frame.name == "init_process_group" for frame in frames):
+        return f"the processes of this launch could not connect ({str(error).splitlines()[0]})"
+    return None
+
+
 def leave(line: str) -> None:
     """End this process and its loader workers at once, with exit code 1.
 
@@ -199,5 +188,7 @@ def _has_died(store, rank: int) -> bool:
 def _place_in_the_training(error: RuntimeError) -> str:
     """The collective's place: the line of a train file, "at `accelerator.backward(loss)`"."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.line for frame in frames if Path(frame.filename).name.startswith("train")]
+    names = [Path(frame.filename).name for frame in frames]
+    pairs = zip(frames, names, strict=True)
+    lines = [f.line for f, name in pairs if name.startswith("train") and name != "train_log.py"]
     return f"at `{lines[-1]}`" if lines else "in a collective"

@@ -1,10 +1,11 @@
-"""The loop, written once against Accelerator. One process or many, CPU or GPU: this same file.
+"""Train an image classifier with Accelerate: in one process or several, on CPUs or GPUs.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml accel_demo/train.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_demo/train.py
-"""
 
-import math
+`prepare` moves the model and each batch to the device of the process, and wraps the model in DDP
+if there are several processes. The launch sets the precision (autocast, and loss scaling for fp16).
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,115 +13,84 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 
-from accel_demo.batches import check_batches, loader_options
-from accel_demo.checkpoint import Run
+from accel_demo.batches import loader_options
 from accel_demo.config import CommandLine, TrainConfig
 from accel_demo.data import download, load_datasets
 from accel_demo.errors import one_line_errors
-from accel_demo.metrics import TrainLog, batch_totals
+from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import check_processes, connect, describe_run, keep_freed_memory, use_cpu
+from accel_demo.processes import check_processes, connect, use_cpu
 from accel_demo.results import save_results
-from accel_demo.stopping import StopSignals, resume_command
+from accel_demo.run import Run
+from accel_demo.stopping import StopSignals
 
 
 def main(config: TrainConfig) -> None:
-    # Processes: which one am I, and which device is mine?
-    keep_freed_memory()
-    connect(config.collective_timeout)  # Accelerate would too, but fail after a worker's restart
-    stop = StopSignals(config.log_every)
+    # Processes: connect them, and give each one its device
+    connect(config.collective_timeout)  # Accelerator's own way fails if workers restart
+    stop_signals = StopSignals(config.log_every)
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
-        step_scheduler_with_optimizer=False,  # or it steps once per process
+        step_scheduler_with_optimizer=False,  # otherwise it advances once per process
         dataloader_config=DataLoaderConfiguration(
             use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
         ),
-        log_with=None if config.track == "no" else config.track,
-        project_dir="runs",  # a tracker needs a folder now; it gets the run's own below
     )
-    device, world_size = accelerator.device, accelerator.num_processes
-    check_processes(world_size, device, accelerator.mixed_precision)
-    set_seed(config.seed, device_specific=True)  # dropout differs between processes
+    device, precision = accelerator.device, accelerator.mixed_precision
+    check_processes(accelerator.num_processes, device, precision)
+    set_seed(config.seed, device_specific=True)  # dropout differs by process
 
-    # Data: every process reads a different part of each epoch
+    # Data: each process reads its own share of every epoch
     with accelerator.local_main_process_first():
         download(config)
-    train_set, test_set = load_datasets(config)
-    check_batches(config, train_set, world_size)
+    train_set, test_set = load_datasets(config, accelerator.num_processes)
     options = loader_options(config, device)
     train_loader = DataLoader(train_set, config.batch_size, shuffle=True, drop_last=True, **options)
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
 
-    # Model: every process starts from the same weights and shares its gradients
+    # Model: all processes start from the same weights, and average their gradients
     model = make_model(config)
-    if config.compile:
-        model.compile()
-    steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
-    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
-    optimizer = make_optimizer(config, model, accelerator.mixed_precision)
-    scheduler = make_scheduler(config, optimizer, total_steps)
+    optimizer = make_optimizer(config, model, precision)
+    scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: from a checkpoint where --resume names one, and with the same bits from there on
-    backend = f"distributed_type {accelerator.distributed_type.value}"
-    backend += f", {accelerator.state.backend}" if world_size > 1 else ""
-    environment = describe_run("train", world_size, backend, device, accelerator.mixed_precision)
-    run = Run(config, environment, steps_per_epoch, accelerator.is_main_process)
-    run.settle_buckets(model, train_set, device)
-    run.load(accelerator.load_state, accelerator.process_index, scheduler.scheduler)
-    accelerator.project_configuration.logging_dir = run.folder
-    options = {"purge_step": run.start.step + 1}  # a viewer forgets what came after that
-    accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": options})
-    log = TrainLog(run.folder, accelerator.is_main_process, run.start.log)
-    step, is_stopping = run.start.step, False
+    # Resume: if --resume names a checkpoint, continue from it as if nothing had happened
+    run = Run("train", config, stop_signals, device, precision, len(train_loader))
+    run.resume(accelerator.load_state, model, scheduler, train_set)
 
-    for epoch in range(run.start.epoch, config.epochs):
+    for epoch in run.epochs():
         train_set.set_epoch(epoch)
         train_loader.set_epoch(epoch)
-        done = run.batches_done(epoch)
+        done = run.batches_done
         batches = accelerator.skip_first_batches(train_loader, done) if done else train_loader
         model.train()
-        totals = torch.zeros(3, device=device)
-        bar = log.start_epoch(epoch, config, len(train_loader), done)
-        for index, (images, labels) in enumerate(batches, start=done):
-            # Accumulate: gradients are shared on the last micro-batch only
-            first = index - index % config.accumulate  # of its window; the last may be short
-            window = min(config.accumulate, len(train_loader) - first)
+        for images, labels in run.batches(batches):  # ends early if the run must stop
+            # Accumulate: average the gradients only after the last micro-batch of a step
             with accelerator.accumulate(model):
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-                loss = loss * (config.accumulate / window)  # backward divides by accumulate
-                accelerator.backward(loss)
+                loss = loss * run.window_scale  # 1, but more in an epoch's short last step
+                accelerator.backward(loss)  # divides by accumulate
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
-                optimizer.step()
+                optimizer.step()  # these two do nothing before the last micro-batch
                 optimizer.zero_grad()
-            totals += batch_totals(logits, labels)
-            bar.update()
-            if not accelerator.sync_gradients:
-                continue
-            step += 1
-            learning_rate = scheduler.get_last_lr()[0]
-            if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
-                scheduler.step()
-            is_last = index + 1 == len(train_loader) or step == total_steps
-            is_stopping = step < total_steps and stop.after(step)
-            is_saved = is_stopping or (run.is_due(step) and not is_last)
-            if step % config.log_every == 0 or is_last or is_saved:
-                values = log.interval(step, learning_rate, accelerator.reduce(totals))
-                accelerator.log(values, step=step)
-                totals.zero_()
-            if is_saved:
-                run.save(accelerator.save_state, epoch, index + 1, step, log)
-            if step == total_steps or is_stopping:
-                break
-        if is_stopping:
+            run.add_totals(batch_totals(logits, labels))
+            if accelerator.sync_gradients:
+                run.finish_step(scheduler.get_last_lr()[0])
+                if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
+                    scheduler.step()
+                if run.must_log:
+                    run.log_interval(accelerator.reduce(run.totals))
+                if run.must_save:
+                    run.save(accelerator.save_state)
+        if run.is_stopping:
             break
 
-        # Evaluate: gather every process's predictions, and drop the padding of the last batch
+        # Evaluate: gather all predictions, without the samples repeated to fill the last batch
         model.eval()
         test_totals = torch.zeros(3, device=device)
         with torch.no_grad():
@@ -128,19 +98,15 @@ def main(config: TrainConfig) -> None:
                 logits, labels = accelerator.gather_for_metrics((model(images), labels))
                 test_totals += batch_totals(logits, labels)
 
-        # Report: one process speaks for all
-        accelerator.log(log.end_epoch(step, test_totals), step=step)
-        run.save(accelerator.save_state, epoch + 1, 0, step, log)
-        if step == total_steps:
-            break
+        # Report: log the epoch, and save a checkpoint
+        run.end_epoch(test_totals)
+        run.save(accelerator.save_state)
 
-    # Finish: one process saves, and all leave together
-    state_dict = accelerator.get_state_dict(model)
-    if is_stopping:
-        log.stopped(step, resume_command(run.folder))
-    elif accelerator.is_main_process:
+    # Finish: the main process writes the results, and all leave together
+    state_dict = accelerator.get_state_dict(model)  # every process takes part
+    if accelerator.is_main_process and not run.is_stopping:
         save_results(run.folder, state_dict, config, test_set, device)
-        log.finish(world_size, device)
+    run.finish()
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

@@ -4,7 +4,6 @@ torchrun --standalone --nproc-per-node 2 accel_demo/train_ddp.py
 python accel_demo/train_ddp.py --nproc 2
 """
 
-import math
 import os
 from contextlib import nullcontext
 
@@ -14,48 +13,39 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.batches import (
-    BatchShardSampler,
-    check_batches,
-    loader_options,
-    skip_first_batches,
-)
-from accel_demo.checkpoint import Run
+from accel_demo.batches import BatchShardSampler, loader_options, skip_first_batches
 from accel_demo.config import CommandLine, TrainConfig
 from accel_demo.data import download, load_datasets
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.metrics import TrainLog, batch_totals
+from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import (
-    autocast_for,
-    check_processes,
-    connect,
-    describe_run,
-    is_launched,
-    keep_freed_memory,
-    spawn,
-)
+from accel_demo.processes import autocast_for, check_processes, is_launched, own_device, spawn
 from accel_demo.results import save_results
+from accel_demo.run import Run
 from accel_demo.state import TrainingState
-from accel_demo.stopping import StopSignals, resume_command
+from accel_demo.stopping import StopSignals
+from accel_demo.workarounds import fresh_rendezvous
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    # Processes: which one am I, and which device is mine?
-    keep_freed_memory()
-    device = connect(config.collective_timeout)
-    stop = StopSignals(config.log_every)
+    # Processes: connect them, and give each one its device
+    device = own_device()
+    gpu = None if device.type == "cpu" else device
+    if gpu:
+        torch.accelerator.set_device_index(gpu)
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, device_id=gpu, **fresh_rendezvous(config.collective_timeout))
+    stop_signals = StopSignals(config.log_every)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check_processes(world_size, device, precision)
-    torch.manual_seed(config.seed + rank)  # dropout differs between processes
+    torch.manual_seed(config.seed + rank)  # dropout differs by process
 
-    # Data: every process reads a different part of each epoch
+    # Data: each process reads its own share of every epoch
     if int(os.environ["LOCAL_RANK"]) == 0:
         download(config)
     dist.barrier()
-    train_set, test_set = load_datasets(config)
-    check_batches(config, train_set, world_size)
+    train_set, test_set = load_datasets(config, world_size)
     options = loader_options(config, device)
     sampler = BatchShardSampler(train_set, config.batch_size, world_size, rank, config.seed)
     train_loader = DataLoader(
@@ -64,51 +54,37 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     test_sampler = DistributedSampler(test_set, world_size, rank, shuffle=False)
     test_loader = DataLoader(test_set, config.eval_batch_size, sampler=test_sampler, **options)
 
-    # Model: every process starts from the same weights and shares its gradients
+    # Model: all processes start from the same weights, and average their gradients
     model = make_model(config).to(device)
-    if config.compile:
-        model.compile()
-    device_ids = None if device.type == "cpu" else [device.index]
-    model = DistributedDataParallel(model, device_ids=device_ids)
-    steps_per_epoch = math.ceil(len(train_loader) / config.accumulate)
-    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    model = DistributedDataParallel(model, device_ids=[gpu] if gpu else None)
     optimizer = make_optimizer(config, model, precision)
-    scheduler = make_scheduler(config, optimizer, total_steps)
+    scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: from a checkpoint where --resume names one, and with the same bits from there on
-    backend = f"DistributedDataParallel, {dist.get_backend()}"
-    environment = describe_run("train_ddp", world_size, backend, device, precision)
-    run = Run(config, environment, steps_per_epoch, is_main=rank == 0)
+    # Resume: if --resume names a checkpoint, continue from it as if nothing had happened
+    run = Run("train_ddp", config, stop_signals, device, precision, len(train_loader))
     state = TrainingState(rank, model.module, optimizer, scheduler, scaler)
-    run.settle_buckets(model, train_set, device)
-    run.load(state.load, rank, scheduler)
-    log = TrainLog(run.folder, rank == 0, run.start.log, config.track)
-    step, is_stopping = run.start.step, False
+    run.resume(state.load, model, scheduler, train_set)
 
-    for epoch in range(run.start.epoch, config.epochs):
+    for epoch in run.epochs():
         train_set.set_epoch(epoch)
         sampler.set_epoch(epoch)
-        done = run.batches_done(epoch)
+        done = run.batches_done
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()
-        totals = torch.zeros(3, device=device)
-        bar = log.start_epoch(epoch, config, len(train_loader), done)
-        for index, (images, labels) in enumerate(batches, start=done):
+        for images, labels in run.batches(batches):  # ends early if the run must stop
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: gradients are shared on the last micro-batch only
-            first = index - index % config.accumulate  # of its window; the last may be short
-            window = min(config.accumulate, len(train_loader) - first)
-            sync_gradients = index + 1 == first + window
+            # Accumulate: average the gradients only after the last micro-batch of a step
+            sync_gradients = run.ends_window
             with nullcontext() if sync_gradients else model.no_sync():
                 with autocast:
                     logits = model(images)
                 logits = logits.float()
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-                loss = loss * (config.accumulate / window)
-                scaler.scale(loss / config.accumulate).backward()
+                loss = loss * run.window_scale / config.accumulate
+                scaler.scale(loss).backward()
                 if sync_gradients:
                     scaler.unscale_(optimizer)
                     torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -116,29 +92,20 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                     scaler.step(optimizer)
                     scaler.update()
                     optimizer.zero_grad()
-            totals += batch_totals(logits, labels)
-            bar.update()
-            if not sync_gradients:
-                continue
-            step += 1
-            learning_rate = scheduler.get_last_lr()[0]
-            if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
-                scheduler.step()
-            is_last = index + 1 == len(train_loader) or step == total_steps
-            is_stopping = step < total_steps and stop.after(step)
-            is_saved = is_stopping or (run.is_due(step) and not is_last)
-            if step % config.log_every == 0 or is_last or is_saved:
-                dist.all_reduce(totals)
-                log.interval(step, learning_rate, totals)
-                totals.zero_()
-            if is_saved:
-                run.save(state.save, epoch, index + 1, step, log)
-            if step == total_steps or is_stopping:
-                break
-        if is_stopping:
+            run.add_totals(batch_totals(logits, labels))
+            if sync_gradients:
+                run.finish_step(scheduler.get_last_lr()[0])
+                if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
+                    scheduler.step()
+                if run.must_log:
+                    dist.all_reduce(run.totals)
+                    run.log_interval(run.totals)
+                if run.must_save:
+                    run.save(state.save)
+        if run.is_stopping:
             break
 
-        # Evaluate: gather every process's predictions, and drop the padding of the last batch
+        # Evaluate: gather all predictions, without the samples repeated to fill the last batch
         model.eval()
         with torch.no_grad(), autocast:
             logits = torch.cat([model(images.to(device)).float() for images, _ in test_loader])
@@ -147,18 +114,14 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]
         test_totals = batch_totals(logits, test_set.labels.to(device))
 
-        # Report: one process speaks for all
-        log.end_epoch(step, test_totals)
-        run.save(state.save, epoch + 1, 0, step, log)
-        if step == total_steps:
-            break
+        # Report: log the epoch, and save a checkpoint
+        run.end_epoch(test_totals)
+        run.save(state.save)
 
-    # Finish: one process saves, and all leave together
-    if is_stopping:
-        log.stopped(step, resume_command(run.folder))
-    elif rank == 0:
+    # Finish: the main process writes the results, and all leave together
+    if rank == 0 and not run.is_stopping:
         save_results(run.folder, model.module.state_dict(), config, test_set, device)
-        log.finish(world_size, device)
+    run.finish()
     dist.barrier()
     dist.destroy_process_group()
 

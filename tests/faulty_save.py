@@ -25,17 +25,18 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from accel_demo.checkpoint import Run
+from accel_demo.checkpoint import Checkpoints
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.manifest import Damaged, checkpoints_of, newest_whole, verify
-from accel_demo.metrics import TrainLog
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes import describe_run
+from accel_demo.progress import Progress
 from accel_demo.state import TrainingState
+from accel_demo.train_log import TrainLog
 
-ENVIRONMENT = describe_run("train_plain", 1, "plain", torch.device("cpu"), "no")
+ENVIRONMENT = describe_run("train_plain", torch.device("cpu"), "no")
 NAMING = r"posix\.(open|mkdir|rename|replace|unlink|rmdir|truncate)|io\.open"
 NAMING += r"|safetensors\._safetensors_rust\.serialize_file"
 WRITING = r"posix\.(write|fsync|close)|(FileIO|BufferedWriter|TextIOWrapper)\.\w+"
@@ -70,15 +71,16 @@ class Training:
             state = TrainingState(0, *parts, torch.amp.GradScaler("cpu", enabled=False))
             self.save_state, self.load_state = state.save, state.load
 
-    def save(self, run: Run, step: int) -> None:
+    def save(self, run: Checkpoints, step: int) -> None:
         next(self.model.parameters()).data.fill_(step)
         self.optimizer.param_groups[0]["weight_decay"] = self.scheduler.last_epoch = step
         torch.manual_seed(step)
-        run.save(self.save_state, 0, step, step, TrainLog(run.folder, True, {}))
+        progress = Progress(self.config, 100, epoch=0, batches=step, step=step)
+        run.save(self.save_state, progress, TrainLog(run.folder, self.config, 1, step, {}))
 
-    def resume(self) -> Run:
-        run = Run(replace(self.config, resume="auto"), ENVIRONMENT, 100, is_main=True)
-        run.load(self.load_state, 0, self.scheduler)
+    def resume(self) -> Checkpoints:
+        run = Checkpoints(replace(self.config, resume="auto"), ENVIRONMENT, 100)
+        run.load(self.load_state, self.model, self.scheduler, None, torch.device("cpu"))
         return run
 
     def steps(self) -> list[float]:
@@ -90,7 +92,7 @@ class Training:
 
 def main(how: str, folder: Path, faults: list[str]) -> dict:
     training = Training(how, folder / "run")
-    run = Run(training.config, ENVIRONMENT, 100, is_main=True)
+    run = Checkpoints(training.config, ENVIRONMENT, 100)
     for step in (1, 2):
         training.save(run, step)
     shutil.copytree(run.folder, folder / "before")
@@ -107,7 +109,7 @@ def main(how: str, folder: Path, faults: list[str]) -> dict:
     return report
 
 
-def cuts(fault: str, training: Training, run: Run):
+def cuts(fault: str, training: Training, run: Checkpoints):
     """One way after another to cut a save short, each as keywords of `in_a_child`."""
     if fault == "size":
         files = list(checkpoints_of(run.folder)[0].iterdir())
@@ -127,7 +129,7 @@ def cuts(fault: str, training: Training, run: Run):
     return ({"call": number, "fault": fault} for number in itertools.count(1))
 
 
-def save_or_refuse(training: Training, run: Run) -> dict:
+def save_or_refuse(training: Training, run: Checkpoints) -> dict:
     try:
         training.save(run, 3)
     except UserError as error:

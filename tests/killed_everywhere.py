@@ -16,6 +16,7 @@ import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,11 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 from accel_demo import train, train_ddp, train_dp, train_plain
-from accel_demo.checkpoint import Run
 from accel_demo.config import TrainConfig
 from accel_demo.manifest import newest_whole, verify
 from accel_demo.processes import number_in
 from accel_demo.resume import Start
+from accel_demo.run import Run
 
 TELLINGS = {
     "train": train,
@@ -63,7 +64,7 @@ def main(telling: str, folder: Path, seed: int, points: int) -> None:
             choices["checkpoint_every"] = every
             resumed = folder / f"{case}, {kill_after}"
             try:
-                with killed_after(kill_after, telling):
+                with killed_after(kill_after):
                     run(telling, choices, precision, resumed)
                 raise RuntimeError("nothing was killed")
             except Killed:
@@ -89,33 +90,28 @@ def run(telling: str, choices: dict, precision: str, run_dir: Path) -> Start:
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     torch.manual_seed(random.randrange(2**31))  # what was left over must not matter
     options = () if telling == "train" else (precision,)
-    module, begun = TELLINGS[telling], []
+    begun, resume = [], Run.resume
 
-    class NotedRun(Run):
-        def __init__(self, *arguments, **keywords):
-            super().__init__(*arguments, **keywords)
-            begun.append(self.start)
+    def noted_resume(run, *arguments):
+        begun.append(run.checkpoints.start)
+        resume(run, *arguments)
 
-    module.Run = NotedRun
-    module.main(TrainConfig(**choices, run_dir=str(run_dir)), *options)
+    with patch.object(Run, "resume", noted_resume):
+        TELLINGS[telling].main(TrainConfig(**choices, run_dir=str(run_dir)), *options)
     return begun[0]
 
 
 @contextmanager
-def killed_after(micro_batch: int, telling: str):
-    module, seen = TELLINGS[telling], itertools.count(1)
-    batch_totals = module.batch_totals
+def killed_after(micro_batch: int):
+    seen, add_totals = itertools.count(1), Run.add_totals
 
-    def count(logits, labels):
-        if logits.requires_grad and next(seen) == micro_batch:  # not in an evaluation
+    def counted_totals(run, totals):
+        if next(seen) == micro_batch:
             raise Killed
-        return batch_totals(logits, labels)
+        add_totals(run, totals)
 
-    module.batch_totals = count
-    try:
+    with patch.object(Run, "add_totals", counted_totals):
         yield
-    finally:
-        module.batch_totals = batch_totals
 
 
 def compared(whole: Path, resumed: Path) -> dict:

@@ -1,6 +1,7 @@
 """Workers train what they are told to, connected as they are told to; and the step benchmarks."""
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from accel_demo.errors import one_line_errors
 from accel_demo.lab import bench
 from accel_demo.lab.bench import BENCHMARKS, limit, overhead
 from accel_demo.lab.bench.crew import ON_CPU, Crew
+from accel_demo.lab.bench.step_parts import BETWEEN_STEPS, PARTS, timed_parts
 
 TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
 TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}
@@ -35,15 +37,69 @@ def test_two_workers_train_connected_and_each_telling_times_every_step():
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
-@pytest.mark.skipif(not overhead.profiler_keeps_its_place(), reason=overhead.NO_CAUSES)
-def test_the_profile_finds_every_part_of_both_loops(monkeypatch):
-    monkeypatch.setitem(overhead.STEPS, "tiny_cnn", TINY["max_steps"])
+@pytest.mark.skipif(not overhead.profiler_keeps_its_place(), reason=overhead.NO_PROFILE)
+def test_the_profile_shows_what_accelerate_calls():
     with Crew(1, threads=1, gpus=ON_CPU) as alone:
-        for number, telling in enumerate(("plain PyTorch", "Accelerate")):
-            profile = alone.run(telling, {**TINY, "log_every": 1}, profiled=True)
-            assert profile["processes"] == 1
-            assert profile["calls"]["functional.cross_entropy"][0] == TINY["max_steps"]
-            overhead.by_part(profile, number)  # raises where a part has no call
+        profile = alone.run("Accelerate", TINY, watched="profile")
+    assert profile["processes"] == 1
+    assert profile["counts"]["functional.cross_entropy"] >= TINY["max_steps"]
+    calls, seconds = profile["inside"]["accelerate/accelerator.backward: _tensor.backward"]
+    assert calls == TINY["max_steps"] and seconds > 0
+
+
+def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
+    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+        for version in ("plain PyTorch", "Accelerate"):
+            answer = alone.run(version, TINY, watched="parts")
+            assert len(answer["parts"]) == TINY["max_steps"] - 1
+            assert all(step.keys() == set(PARTS) for step in answer["parts"])
+            seconds = sum(sum(step.values()) for step in answer["parts"])
+            assert seconds == pytest.approx(answer["stamps"][-1] - answer["stamps"][0], rel=0.05)
+
+
+def test_a_delay_is_found_in_its_part_of_the_step():
+    def delay(*_):
+        time.sleep(0.02)
+
+    def delay_in_training(*_):
+        if torch.is_grad_enabled():
+            delay()
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(context, values):
+            return values * 1
+
+        @staticmethod
+        def backward(context, gradients):
+            delay()
+            return gradients
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for slow_part in PARTS:
+        hook = None
+        if slow_part == "forward":
+            hook = model[1].register_forward_hook(delay_in_training)
+        if slow_part == "optimizer step":
+            hook = optimizer.register_step_pre_hook(delay)
+        with timed_parts() as steps:
+            for _ in range(6):
+                delay() if slow_part == BETWEEN_STEPS else None
+                outputs = model(torch.ones(1, 2))
+                with torch.no_grad():
+                    model(torch.ones(1, 2))
+                loss = outputs.sum()
+                delay() if slow_part == "loss" else None
+                loss = Slow.apply(loss) if slow_part == "backward" else loss
+                loss.backward()
+                delay() if slow_part == "clip gradients" else None
+                optimizer.step()
+        if hook:
+            hook.remove()
+        assert len(steps) == 5
+        medians = {part: statistics.median(step[part] for step in steps) for part in PARTS}
+        assert {part for part, seconds in medians.items() if seconds > 0.02} == {slow_part}
 
 
 def test_a_crew_that_is_not_as_asked_for_is_an_error():
@@ -63,19 +119,6 @@ def test_a_worker_that_takes_too_long_is_stopped():
     with Crew(1, threads=1, gpus=ON_CPU) as alone:
         with pytest.raises(RuntimeError, match="a worker took over 0.1 s"):
             alone.run("Accelerate", TINY, time_limit=0.1)
-
-
-def test_functions_called_once_are_no_part_of_a_step_and_a_part_without_calls_is_an_error():
-    steps = overhead.STEPS["tiny_cnn"]
-    calls = {names[1][0]: (steps, 0.3) for names in overhead.PARTS.values()}
-    calls |= {"data.load_datasets": (1, 9.0), "new.thing": (steps, 0.15)}
-    found = overhead.by_part({"calls": calls, "own": 0.03}, 1)
-    assert found["backward"] == pytest.approx(1e6 * 0.3 / steps)
-    assert found["everything else"] == pytest.approx(1e6 * 0.15 / steps)
-    assert found["the loop's own lines"] == pytest.approx(1e6 * 0.03 / steps)
-    del calls["accelerate/accelerator.backward"]
-    with pytest.raises(RuntimeError, match="no call for backward"):
-        overhead.by_part({"calls": calls, "own": 0.03}, 1)
 
 
 def test_operations_are_counted_as_by_hand():
@@ -124,7 +167,7 @@ def test_a_process_that_keeps_freed_memory_takes_no_new_pages():
         program = f"""
 import ctypes, resource, torch
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: pages of 4 KiB on every machine
-from accel_demo.processes import keep_freed_memory
+from accel_demo.workarounds import keep_freed_memory
 {first_line}
 def allocate():
     for megabytes in (48, 32, 16):
@@ -152,8 +195,9 @@ def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp
     assert found["benchmark"] == name and found["environment"]["cores"] >= 1
     if name == "overhead":
         assert [facts["processes"] for facts in found["facts"].values()] == [1, 2, 1, 2]
-        has_causes = "Where: Accelerate less plain PyTorch" in result.stdout
-        assert has_causes == overhead.profiler_keeps_its_place()
+        assert "Where: Accelerate less plain PyTorch" in result.stdout
+        has_profile = "Inside: Accelerate's dearest" in result.stdout
+        assert has_profile == overhead.profiler_keeps_its_place()
     if name in ("scaling", "dataparallel"):
         assert found["facts"]["processes"] == 2
     for table in found["tables"]:

@@ -245,15 +245,6 @@ def test_loader_workers_do_not_change_the_weights(train):
     assert same_bits(weights(alone), weights(helped))
 
 
-def test_train_py_starts_from_its_own_folder(start, tmp_path):
-    """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
-    command = ["accelerate", "launch", "--config_file", "../accelerate_configs/cpu.yaml"]
-    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
-    result = start([*command, "train.py", *flags], cwd="accel_demo")
-    assert result.returncode == 0, result.stderr
-    assert "done: test accuracy" in result.stdout and "1 process on cpu" in result.stdout
-
-
 def test_a_folder_holds_one_launch_too(train_here):
     """Another telling, precision or number of processes is another run, with other results."""
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
@@ -365,3 +356,22 @@ def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
             assert without_numbers(lines) == without_numbers(result.stdout.splitlines())
     assert accuracy["cpu"] >= 0.88
     assert abs(accuracy["cpu"] - accuracy["cpu_two_processes"]) <= 0.015
+
+
+CONFIG = ["--config_file", "../accelerate_configs/cpu.yaml"]
+
+
+@pytest.mark.parametrize(
+    "program", [["python"], ["accelerate", "launch"], ["accelerate", "launch", *CONFIG]]
+)
+def test_it_starts_from_its_own_folder_with_and_without_a_config(program, start, tmp_path):
+    """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
+    folder = REPOSITORY / "accel_demo"
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    result = start([*program, "train.py", *flags], cwd=folder)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    takes_every_gpu = program == ["accelerate", "launch"]
+    processes = max(1, torch.accelerator.device_count()) if takes_every_gpu else 1
+    assert environment["processes"] == processes
+    assert "done: test accuracy" in result.stdout

@@ -12,9 +12,8 @@ the same weights have others. On GPUs cuDNN is told to compute the same way each
 import tempfile
 from pathlib import Path
 
-from accel_demo.batches import check_batches
 from accel_demo.config import MODELS, OPTIMIZERS, TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import check_batches, load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import parity_show, verb
 from accel_demo.lab.parity_ledger import has_kept_its_promise, ledger, plan, runs_of

@@ -4,6 +4,7 @@ accel-demo predict --run runs/train --index 0-9
 """
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
@@ -65,7 +66,7 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, 
     from accel_demo.models import make_model
     from accel_demo.run_folder import load_model
 
-    model = make_model(config)
+    model = make_model(replace(config, compile=False))
     load_model(run, model)
     model.eval()
     images, labels = test_set.__getitems__(indices)

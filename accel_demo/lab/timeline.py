@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 
 from accel_demo.anatomy.show import table
-from accel_demo.batches import check_batches
 from accel_demo.config import MODELS, TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import check_batches, load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import ranks, timeline_merge, timeline_run, verb
 from accel_demo.lab.timeline_phases import PHASES, found_of

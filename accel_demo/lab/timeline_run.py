@@ -1,28 +1,26 @@
-"""One rank of the profiled run: train.py as people run it, with a mark where each phase begins.
-
-`train.main` finds a `MarkedAccelerator` in place of its `Accelerator`; nothing in it knows.
-"""
+"""One rank of the profiled run: train.py as it is, and a mark where each phase of a step begins."""
 
 import contextlib
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedDataParallelKwargs, ProfileKwargs
-from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import record_function
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.profiler import profile, record_function, schedule, supported_activities
 from tqdm import tqdm
 
 from accel_demo import train
 from accel_demo.config import TrainConfig
 from accel_demo.lab import timeline_merge
+from accel_demo.processes import own_device
 
 STEPS_BEFORE = 3  # not profiled: in the first ones DDP lays its buckets anew, and memory is taken
 STEPS_AROUND = STEPS_BEFORE + 2  # and a warm-up of the profiler, and a last one, which is logged
@@ -51,85 +49,65 @@ def _profile(run: dict, folder: Path, clocks: dist.ProcessGroup, bar: tqdm) -> d
     choices = {"log_every": 10**6, "epochs": 1, "test_samples": dist.get_world_size()}
     choices |= {"eval_batch_size": 1, "run_dir": str(folder / "run")}
     config = TrainConfig(**choices, max_steps=run["steps"] + STEPS_AROUND, **run["choices"])
-    train.Accelerator = partial(MarkedAccelerator, recording)
-    try:
-        with (
-            open(os.devnull, "w") as nowhere,
-            contextlib.redirect_stdout(nowhere),
-            contextlib.redirect_stderr(nowhere),
-        ):
-            train.main(config)
-    finally:
-        train.Accelerator = Accelerator
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+        hooks(recording),
+    ):
+        train.main(config)
     AcceleratorState._reset_state(reset_partial_state=True)  # the next run makes its own
     GradientState._reset_state()
     return recording.found
 
 
-class MarkedAccelerator(Accelerator):
-    """An `Accelerator` that tells a `Recording` where the phases of a step begin.
+@contextlib.contextmanager
+def hooks(recording: "Recording") -> Iterator[None]:
+    """Let torch and Accelerate call `recording` when a phase of a training step begins.
 
-    "data wait" is a request for a batch; "forward" goes on until `backward` is called, so it has
-    the loss in it; "optimizer" lasts from there to the end of the block under `accumulate`.
+    "data wait" is a request for a batch. "forward" lasts until `Tensor.backward` is called, so it
+    includes the loss. "optimizer" lasts from there to the end of `optimizer.zero_grad`, so it
+    includes clipping.
     """
+    make_ddp, backward = DDP.__init__, torch.Tensor.backward
+    zero_grad, read = AcceleratedOptimizer.zero_grad, DataLoaderShard.__iter__
 
-    def __init__(self, recording: "Recording", **options):
-        handlers = [
-            ProfileKwargs(
-                schedule_option=recording.schedule,
-                on_trace_ready=recording.write_trace,
-                record_shapes=True,  # of what is sent, too
-            ),
-            DistributedDataParallelKwargs(bucket_cap_mb=recording.run["bucket_mb"]),
-        ]
-        super().__init__(kwargs_handlers=handlers, **options)
-        self.recording = recording
+    def make_marked_ddp(model: DDP, *arguments, **options) -> None:
+        make_ddp(model, *arguments, **options | {"bucket_cap_mb": recording.run["bucket_mb"]})
+        model.register_forward_pre_hook(recording.begin_forward)
+        recording.model = model
 
-    def prepare(self, *arguments, **options):
-        prepared = super().prepare(*arguments, **options)
-        if isinstance(arguments[0], DataLoader):  # the train set's comes first
-            return (MarkedLoader(prepared[0], self), *prepared[1:])
-        prepared[0].register_forward_pre_hook(self.recording.begin_forward)
-        self.recording.model = prepared[0]
-        return prepared
+    def marked_backward(loss: torch.Tensor, *arguments, **options) -> None:
+        recording.mark("backward")
+        backward(loss, *arguments, **options)
+        recording.mark("optimizer")
 
-    @contextlib.contextmanager
-    def accumulate(self, *models) -> Iterator[None]:
-        with super().accumulate(*models):
-            yield
-        self.recording.mark(None)
+    def marked_zero_grad(optimizer: AcceleratedOptimizer, *arguments, **options) -> None:
+        zero_grad(optimizer, *arguments, **options)
+        recording.mark(None)
 
-    def backward(self, loss: torch.Tensor, **options) -> None:
-        self.recording.mark("backward")
-        super().backward(loss, **options)
-        self.recording.mark("optimizer")
-
-    def end_training(self) -> None:
-        """Nothing: it would take down the process group, and another run may follow."""
-
-
-class MarkedLoader:
-    """A prepared loader with a mark around each request for a batch. Steps begin with one."""
-
-    def __init__(self, loader: DataLoader, accelerator: MarkedAccelerator):
-        self.loader, self.accelerator = loader, accelerator
-
-    def __iter__(self) -> Iterator:
-        batches, recording = iter(self.loader), self.accelerator.recording
-        for number in range(len(self.loader)):
-            recording.is_new_step = number % self.accelerator.gradient_accumulation_steps == 0
+    def marked_batches(loader: DataLoaderShard) -> Iterator:
+        if not torch.is_grad_enabled():  # an evaluation
+            yield from read(loader)
+            return
+        batches, window = read(loader), GradientState().num_steps
+        for number in range(len(loader)):
+            recording.is_new_step = number % window == 0
             if recording.is_new_step:
-                recording.begin_step(self.accelerator)
+                recording.begin_step()
             recording.mark("data wait")
             batch = next(batches)
             recording.mark(None)
             yield batch
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getattr__(self, name: str):
-        return getattr(self.loader, name)
+    with (
+        patch.object(DDP, "__init__", make_marked_ddp),
+        patch.object(torch.Tensor, "backward", marked_backward),
+        patch.object(AcceleratedOptimizer, "zero_grad", marked_zero_grad),
+        patch.object(DataLoaderShard, "__iter__", marked_batches),
+        patch.object(Accelerator, "end_training", lambda accelerator: None),  # another run follows
+    ):
+        yield
 
 
 class Recording:
@@ -137,14 +115,20 @@ class Recording:
 
     def __init__(self, run: dict, trace: Path, clocks: dist.ProcessGroup, bar: tqdm):
         self.run, self.trace, self.clocks, self.bar = run, trace, clocks, bar
-        self.schedule = {"skip_first": STEPS_BEFORE, "wait": 0, "warmup": 1, "repeat": 1}
-        self.schedule["active"] = run["steps"]
+        self.profiler = profile(
+            activities=supported_activities(),
+            schedule=schedule(
+                skip_first=STEPS_BEFORE, wait=0, warmup=1, active=run["steps"], repeat=1
+            ),
+            on_trace_ready=self.write_trace,
+            record_shapes=True,  # of what is sent, too
+        )
         straggler, milliseconds = run["straggler"] or (None, 0)
         self.delay = milliseconds / 1000 if straggler == dist.get_rank() else 0
         is_ahead = dist.get_rank() == dist.get_world_size() - 1
         self.ahead_ns = int(1e6 * run.get("clock_ahead_ms", 0)) if is_ahead else 0
         self.steps_begun, self.phase, self.step = 0, None, None
-        self.is_new_step, self.model, self.profiling = True, None, contextlib.ExitStack()
+        self.is_new_step, self.model, self.device = True, None, own_device()
         self.found = {"trace": str(trace), "wall_ms": {}}
 
     def mark(self, phase: str | None) -> None:
@@ -155,29 +139,29 @@ class Recording:
         if self.phase:
             self.phase.__enter__()
 
-    def begin_step(self, accelerator: MarkedAccelerator) -> None:
-        """The step before has ended; where the next one is to be profiled, start its clock."""
+    def begin_step(self) -> None:
+        """End the step before; if the next one is to be profiled, start its clock."""
         if self.step:
-            self._end_step(accelerator.device)
+            self._end_step()
         first, last = STEPS_BEFORE + 2, STEPS_BEFORE + 1 + self.run["steps"]
         self.steps_begun += 1
         self.bar.update()
         if self.steps_begun == 1:
-            self.profiler = self.profiling.enter_context(accelerator.profile())
+            self.profiler.start()
         elif self.steps_begun <= last + 1:
             self.profiler.step()
         if self.steps_begun == first:
             self.found["clock_ahead_ns"] = self._compare_clocks()
         elif self.steps_begun == last + 1:
-            self.profiling.close()
-            self._describe(accelerator)
+            self.profiler.stop()
+            self._describe()
         if first <= self.steps_begun <= last:
             self.step = record_function(f"step {self.steps_begun}")
             self.started_at = time.perf_counter()
             self.step.__enter__()
 
     def begin_forward(self, module: torch.nn.Module, inputs: tuple) -> None:
-        """A hook: DDP, or the model of a run on one process, is called."""
+        """Begin a forward pass: DDP calls this first."""
         if module.training:
             self.mark("forward")
             if self.is_new_step:
@@ -188,8 +172,8 @@ class Recording:
         if self.ahead_ns:
             timeline_merge.shift(self.trace, self.ahead_ns)
 
-    def _end_step(self, device: torch.device) -> None:
-        if device.type != "cpu":
+    def _end_step(self) -> None:
+        if self.device.type != "cpu":
             torch.accelerator.synchronize()  # so that what it computes is inside the step too
         self.step.__exit__(None, None, None)
         milliseconds = 1000 * (time.perf_counter() - self.started_at)
@@ -208,15 +192,15 @@ class Recording:
                 dist.barrier(self.clocks)
         return nanoseconds
 
-    def _describe(self, accelerator: MarkedAccelerator) -> None:
-        sizes = []  # of one process too Accelerate makes a DDP, which has nobody to send to
-        if isinstance(self.model, DistributedDataParallel) and accelerator.num_processes > 1:
+    def _describe(self) -> None:
+        sizes = []  # for one process too Accelerate makes a DDP, which sends nothing
+        if dist.get_world_size() > 1:
             data = self.model._get_ddp_logging_data()
             sizes = (data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]).split(",")
         self.found |= {
-            "rank": accelerator.process_index,
-            "processes": accelerator.num_processes,
+            "rank": dist.get_rank(),
+            "processes": dist.get_world_size(),
             "backend": dist.get_backend(),
-            "device": accelerator.device.type,
+            "device": self.device.type,
             "bucket_bytes": [int(size) for size in sizes],
         }

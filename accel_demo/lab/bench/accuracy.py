@@ -25,9 +25,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from accel_demo.batches import check_batches
 from accel_demo.config import TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import check_batches, load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import baseline

@@ -51,7 +51,7 @@ class Crew:
         choices: dict,
         precision: str = "no",
         warm_up: int = 1,
-        profiled: bool = False,
+        watched: str = "",
         time_limit: float = 600,
         processes: int | None = None,
     ) -> dict:
@@ -86,7 +86,7 @@ class Crew:
                         "port": port,
                         "on_cpu": self.gpus == ON_CPU,
                         "warm_up": warm_up,
-                        "profiled": profiled,
+                        "watched": watched,
                     }
                     with suppress(BrokenPipeError):  # it has died: its answer will be empty
                         worker.stdin.write(json.dumps(order) + "\n")

@@ -4,8 +4,8 @@ accel-demo bench overhead
 
 The train files run as they are, in turns, on one thread per process: a tiny model, where overhead
 shows, and the default one, at one process and at two. A run counts with its median step. Then both
-loops run under Python's profiler, which tells where the difference is. It makes calls of Python
-functions look dearer than they are.
+loops run with hooks that time the parts of a step, and under Python's profiler, which makes calls
+of Python functions slower.
 """
 
 import cProfile
@@ -17,58 +17,18 @@ from tqdm import tqdm
 
 from accel_demo.lab.bench.crew import Crew
 from accel_demo.lab.bench.report import Report, Table, median_interval
+from accel_demo.lab.bench.step_parts import PARTS
 
 REPEATS = 21
 BATCH_SIZE = 128
 STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # of one run; the first tenth warms up
 TELLINGS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
-PROFILED_RUNS = 5
+WATCHED_RUNS = 5
 DEAREST = 6  # calls to list
-REST = "everything else"
-NO_CAUSES = (
-    f"No table of causes: the profiler of Python {platform.python_version()} loses its place at "
-    "calls that torch makes (cpython#122029)."
+NO_PROFILE = (
+    "No table of calls inside Accelerate: the profiler of Python "
+    f"{platform.python_version()} loses its place at calls that torch makes (cpython#122029)."
 )
-
-# What the loops of train_plain.py and train.py call, under a common name for both. The lines of the
-# loop itself divide the loss; in train.py `backward` does.
-PARTS = {
-    "fetch a batch": (
-        ["dataloader.__next__", "~.<method 'to' of 'torch._C.TensorBase' objects>"],
-        ["accelerate/data_loader.__iter__"],
-    ),
-    "accumulate: does this batch share gradients?": (
-        ["main"],
-        ["contextlib.__enter__", "contextlib.__exit__", "contextlib.helper"],
-    ),
-    "forward": (
-        [
-            "module._wrapped_call_impl",
-            "autocast_mode.__enter__",
-            "autocast_mode.__exit__",
-            "~.<method 'float' of 'torch._C.TensorBase' objects>",
-        ],
-        ["module._wrapped_call_impl"],
-    ),
-    "backward": (["_tensor.backward", "grad_scaler.scale"], ["accelerate/accelerator.backward"]),
-    "clip gradients": (
-        ["clip_grad._no_grad_wrapper", "grad_scaler.unscale_"],
-        ["accelerate/accelerator.clip_grad_norm_"],
-    ),
-    "optimizer step": (
-        ["grad_scaler.step", "grad_scaler.update", "grad_scaler.get_scale"],
-        ["accelerate/optimizer.step", "accelerate/accelerator.optimizer_step_was_skipped"],
-    ),
-    "zero gradients": (["_compile.inner"], ["accelerate/optimizer.zero_grad"]),
-    "learning rate": (
-        ["lr_scheduler.step", "lr_scheduler.get_last_lr"],
-        ["accelerate/scheduler.step", "accelerate/scheduler.get_last_lr"],
-    ),
-    "log": (
-        ["metrics.interval"],
-        ["metrics.interval", "accelerate/accelerator.reduce", "accelerate/accelerator._inner"],
-    ),
-}
 
 
 def add_options(parser) -> None:
@@ -100,10 +60,11 @@ def measure(options) -> Report:
                     "ratio_interval": median_interval(table.ratios("Accelerate")),
                 }
         tables.append(Table("What Accelerate adds to a step", "µs", extra, digits=0))
+        tables.append(parts_of_a_step(alone))
         if profiler_keeps_its_place():
-            tables += causes(alone)
+            tables += dearest_calls(alone)
         else:
-            findings.append(NO_CAUSES)
+            findings.append(NO_PROFILE)
     return Report("overhead", tables, findings, facts)
 
 
@@ -175,51 +136,42 @@ def profiler_keeps_its_place() -> bool:
     return any(name == "main" for _, _, name in pstats.Stats(profiler).stats)
 
 
-def causes(crew: Crew) -> list[Table]:
-    """Under the profiler, what the tiny step takes more in train.py than in train_plain.py.
+def parts_of_a_step(crew: Crew) -> Table:
+    """Return what each part of the tiny step takes longer in train.py than in train_plain.py."""
+    added: dict[str, list[float]] = {part: [] for part in PARTS}
+    for repeat in tqdm(range(WATCHED_RUNS), desc="parts", unit="repeat"):
+        plain, ours = both_loops(crew, repeat, "parts")
+        for part in PARTS:
+            added[part].append(median_microseconds(ours, part) - median_microseconds(plain, part))
+    title = "Where: Accelerate less plain PyTorch on tiny_cnn"
+    return Table(title, "µs per step", added, digits=0)
 
-    By part of the step, and by what Accelerate's functions call that a plain step never does.
-    """
+
+def median_microseconds(answer: dict, part: str) -> float:
+    return 1e6 * statistics.median(step[part] for step in answer["parts"])
+
+
+def dearest_calls(crew: Crew) -> list[Table]:
+    """Return what Accelerate's functions call that a plain step never does, under the profiler."""
     steps = STEPS["tiny_cnn"]
-    parts: dict[str, list[float]] = {}
     inside: dict[str, list[float]] = {}
-    tellings = ["plain PyTorch", "Accelerate"]
-    for repeat in tqdm(range(PROFILED_RUNS), desc="profile", unit="repeat"):
-        found = {}
-        for telling in tellings if repeat % 2 else tellings[::-1]:
-            found[telling] = crew.run(telling, choices("tiny_cnn"), profiled=True)
-        plain, ours = (found[telling] for telling in tellings)
-        before, after = by_part(plain, 0), by_part(ours, 1)
-        for part in before:
-            parts.setdefault(part, []).append(after[part] - before[part])
+    for repeat in tqdm(range(WATCHED_RUNS), desc="profile", unit="repeat"):
+        plain, ours = both_loops(crew, repeat, "profile")
         for name, (count, seconds) in ours["inside"].items():
             called = name.split(": ")[-1]
             if count >= steps // 10 and plain["counts"].get(called, 0) < steps // 10:
                 inside.setdefault(name, []).append(1e6 * seconds / steps)
-    inside = {name: values for name, values in inside.items() if len(values) == PROFILED_RUNS}
+    inside = {name: values for name, values in inside.items() if len(values) == WATCHED_RUNS}
     dearest = sorted(inside, key=lambda name: -statistics.median(inside[name]))[:DEAREST]
-    title = "Where: Accelerate less plain PyTorch on tiny_cnn, under the profiler"
-    tables = [Table(title, "µs per step", parts, digits=0)]
-    if dearest:
-        title = "Inside: Accelerate's dearest lines and calls, without those of a plain step"
-        rows = {name: inside[name] for name in dearest}
-        tables.append(Table(title, "µs per step", rows, digits=0))
-    return tables
+    title = "Inside: Accelerate's dearest lines and calls, without those of a plain step"
+    rows = {name: inside[name] for name in dearest}
+    return [Table(title, "µs per step", rows, digits=0)] if rows else []
 
 
-def by_part(profile: dict, telling: int) -> dict[str, float]:
-    """Microseconds per step of each part, without functions that are called once per run.
-
-    `telling` is 0 for train_plain.py and 1 for train.py. Raises `RuntimeError` where a part has no
-    call at all: then a function of PARTS has another name in these versions.
-    """
-    steps = STEPS["tiny_cnn"]
-    part_of = {name: part for part, names in PARTS.items() for name in names[telling]}
-    found = dict.fromkeys([*PARTS, REST], 0.0)
-    for function, (count, seconds) in profile["calls"].items():
-        if count >= steps // 10:  # what is logged is called every tenth step
-            found[part_of.get(function, REST)] += 1e6 * seconds / steps
-    missing = [part for part in PARTS if not found[part] and PARTS[part][telling] != ["main"]]
-    if missing:
-        raise RuntimeError(f"the profile shows no call for {', '.join(missing)}")
-    return {**found, "the loop's own lines": 1e6 * profile["own"] / steps}
+def both_loops(crew: Crew, repeat: int, watched: str) -> tuple[dict, dict]:
+    """Train the tiny model with train_plain.py and with train.py, in an order that alternates."""
+    versions = ["plain PyTorch", "Accelerate"]
+    answers = {}
+    for version in versions if repeat % 2 else versions[::-1]:
+        answers[version] = crew.run(version, choices("tiny_cnn"), watched=watched)
+    return answers["plain PyTorch"], answers["Accelerate"]

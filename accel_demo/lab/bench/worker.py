@@ -11,7 +11,7 @@ import pstats
 import sys
 import time
 from collections import defaultdict
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 
 import accelerate
@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
+from accel_demo.lab.bench.step_parts import timed_parts
 from accel_demo.processes import rank_environment
 
 TELLINGS = {
@@ -50,12 +51,13 @@ def run(
     port: int = 0,
     on_cpu: bool = False,
     warm_up: int = 1,
-    profiled: bool = False,
+    watched: str = "",
 ) -> dict:
     """Train once. `stamps` are the seconds at which the steps from `warm_up` on ended.
 
     `seconds_per_step` is their mean distance. `processes` is how many were connected, as the run
-    itself found. With `profiled` there are also the dictionaries of `profile_of`.
+    itself found. If `watched` is "parts", `parts` is what `timed_parts` yields; if it is "profile",
+    the answer also holds the dictionaries of `profile_of`.
     """
     forget_the_last_run()
     if world_size > 1 or telling == "raw DDP":
@@ -78,10 +80,11 @@ def run(
     profiler = cProfile.Profile()
     options = () if module is train else (precision,)
     try:
-        if profiled:
-            profiler.runcall(module.main, config, *options)
-        else:
-            module.main(config, *options)
+        with timed_parts() if watched == "parts" else nullcontext([]) as parts:
+            if watched == "profile":
+                profiler.runcall(module.main, config, *options)
+            else:
+                module.main(config, *options)
     finally:
         hook.remove()
         forget_the_last_run()
@@ -92,7 +95,8 @@ def run(
         "threads": found["threads_per_process"],
         "stamps": stamps,
         "seconds_per_step": (stamps[-1] - stamps[0]) / (len(stamps) - 1),
-        **(profile_of(module.main, profiler) if profiled else {}),
+        "parts": parts,
+        **(profile_of(profiler) if watched == "profile" else {}),
     }
 
 
@@ -104,34 +108,28 @@ def forget_the_last_run() -> None:
         os.environ.pop(name, None)
 
 
-def profile_of(main, profiler: cProfile.Profile) -> dict:
-    """What `main` called, by function, with what was called in turn included.
+def profile_of(profiler: cProfile.Profile) -> dict:
+    """Return what Accelerate's functions spend their time on, by function.
 
-    `own`: seconds in the lines of `main` themselves. `calls`: {function that main calls: [calls,
-    seconds]}. `inside`: the same of Accelerate's functions, each with what they call elsewhere in
-    rows of its own. `counts`: {any function: calls}.
+    `inside`: {function, or "function: what it calls": [calls, seconds]}, each row without what
+    other rows have. `counts`: {any function: calls}.
     """
-    code = main.__code__
-    caller = (code.co_filename, code.co_firstlineno, code.co_name)
     library = str(Path(accelerate.__file__).parent)
     stats = pstats.Stats(profiler).stats  # {function: (_, calls, own, _, {caller: (calls, …, s)})}
     ours = {function for function in stats if function[0].startswith(library)}
-    calls: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
-    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])
+    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
     counts: dict[str, int] = defaultdict(int)
     for function, (_, count, own, _, callers) in stats.items():
         name = name_of(function)
         counts[name] += count
-        rows = [(inside[f"{name}, its own lines"], count, own)] if function in ours else []
-        for each, (times, _, _, seconds) in callers.items():
-            if each == caller:
-                rows.append((calls[name], times, seconds))
-            elif each in ours and function not in ours:
-                rows.append((inside[f"{name_of(each)}: {name}"], times, seconds))
+        rows = [(f"{name}, its own lines", count, own)] if function in ours else []
+        for caller, (times, _, _, seconds) in callers.items():
+            if caller in ours and function not in ours:
+                rows.append((f"{name_of(caller)}: {name}", times, seconds))
         for row, times, seconds in rows:
-            row[0] += times
-            row[1] += seconds
-    return {"own": stats[caller][2], "calls": calls, "inside": inside, "counts": counts}
+            inside[row][0] += times
+            inside[row][1] += seconds
+    return {"inside": inside, "counts": counts}
 
 
 def name_of(function: tuple[str, int, str]) -> str:
