@@ -29,13 +29,14 @@ DDP, SPAWNED = "torchrun, train_ddp.py, 1 process", "train_ddp.py --nproc 2, 2 p
 LAUNCHER, ALL = "all that accelerate launch imports", "all that train.py imports"
 OPTIMIZER = "the first optimizer of train.py"
 LIBRARIES = "import torch, accelerate"
-READY = "import accel_demo.train as t; model = t.torch.nn.Linear(1, 1); config = t.TrainConfig()"
+READY = "import torch, accel_demo.train; from accel_demo import config, optimizer; "
+READY += "model, choices = torch.nn.Linear(1, 1), config.TrainConfig()"
 IMPORTS = {  # what is executed before the clock starts, and what while it runs
     "torch": ("", "import torch"),
     "accelerate, after torch": ("import torch", "import accelerate"),
     "accel_demo, after both": (LIBRARIES, "import accel_demo.train"),
     ALL: ("", "import accel_demo.train"),
-    OPTIMIZER: (READY, "t.make_optimizer(config, model, 'no')"),
+    OPTIMIZER: (READY, "optimizer.make_optimizer(choices, model, 'no')"),
     LAUNCHER: ("", "import accelerate.commands.launch"),
     "all that torchrun imports": ("", "import torch.distributed.run"),
 }
