@@ -39,7 +39,7 @@ UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
 
 
 class Checkpoints:
-    """The checkpoints of one run, and where the run starts. Every process has the same."""
+    """The checkpoints of one run, and where the run starts: the same place in every process."""
 
     def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
         """Find where `--resume` says to start, and bring the run's folder back to that point.
@@ -68,6 +68,8 @@ class Checkpoints:
         device: torch.device,
     ) -> None:
         """If the run starts from a checkpoint, let `load_state` read its folder.
+
+        A DDP model first runs a forward and a backward pass with images of `train_set`.
 
         Raises `UserError` if the states do not fit. If `accelerator.load_state` cannot read random
         states, it continues silently, so they are compared with the digests in the manifest.

@@ -89,7 +89,8 @@ class TrainConfig:
             raise UserError(
                 f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
             )
-        if self.model.startswith("resnet") and self.batch_size < 2:  # it leaves one pixel an image
+        # Batch norm needs two values per channel, and a resnet ends with one pixel per image.
+        if self.model.startswith("resnet") and self.batch_size < 2:
             raise UserError(f"{self.model} takes batches of two images or more, got --batch-size 1")
         if self.seed >= 2**31:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")

@@ -60,16 +60,19 @@ def download(config: TrainConfig) -> None:
             _torchvision_set(config, "train", download=True)
 
 
-def load_datasets(config: TrainConfig, world_size: int = 0) -> tuple["ImageSet", "ImageSet"]:
+def load_datasets(
+    config: TrainConfig, world_size: int | None = None
+) -> tuple["ImageSet", "ImageSet"]:
     """Return the train set and the test set, read from files that are already there.
 
     Raises `UserError` if a file is missing, truncated or altered, if more samples are asked for
-    than exist, or if the train set has less than one batch for each of `world_size` processes. (The
-    default of 0 checks nothing.)
+    than exist, or if `world_size` is given and the train set has less than one batch for each of so
+    many processes.
     """
     train_set = _load_split(config, "train", config.train_samples, config.augment)
     test_set = _load_split(config, "test", config.test_samples, augment=False)
-    check_batches(config, train_set, world_size)
+    if world_size is not None:
+        check_batches(config, train_set, world_size)
     return train_set, test_set
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 PATIENCE = 20  # seconds a process leaves to rank 0 to say what is wrong
 
@@ -36,7 +37,8 @@ class Parser(argparse.ArgumentParser):
 def one_line_errors() -> Iterator[None]:
     """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
 
-    But for one: a collective fails where another process is gone. That is a line and exit code 1.
+    With two exceptions, both because another process is gone. If a collective fails, that is one
+    line and exit code 1. If the processes cannot connect, it is one line and exit code 2.
 
     Every process of a run finds the same mistake at the same place, and rank 0 speaks. The others
     wait, because a launcher stops all of them as soon as the first one exits. One that nobody has
@@ -59,7 +61,7 @@ def one_line_errors() -> Iterator[None]:
         stopping.leave(line)
 
 
-def _give_up(message: str) -> None:
+def _give_up(message: str) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no step is left to finish
     if os.environ.get("RANK", "0") != "0":
         time.sleep(PATIENCE)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 
 def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return sum of losses, correct predictions and images of a batch: float32 [3], on its device.
+    """Return the sum of the losses, of correct predictions and of images in a batch: float32 [3].
 
     Totals may be added up over batches and over processes; means may not, because the parts need
     not be equally large. Nothing here waits for the device. `logits` is [B, classes], `labels`

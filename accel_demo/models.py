@@ -12,7 +12,10 @@ CLASSES = 10
 
 
 def make_model(config: TrainConfig) -> nn.Module:
-    """Return the network `config.model` for the images of `config.dataset`, channels last."""
+    """Return the network `config.model` for the images of `config.dataset`, channels last.
+
+    With `config.compile`, torch compiles it when it is first called.
+    """
     channels, size = (3, 32) if config.dataset == "cifar10" else (1, 28)
     if config.model == "small_cnn":
         model = small_cnn(channels, size, config.dropout)
@@ -24,7 +27,7 @@ def make_model(config: TrainConfig) -> nn.Module:
         model = resnet(config.model, channels)
     model = model.to(memory_format=torch.channels_last)
     if config.compile:
-        model.compile()  # in its first forward pass
+        model.compile()
     return model
 
 

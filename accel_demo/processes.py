@@ -48,7 +48,7 @@ def connect(timeout: float) -> torch.device:
 
     A collective then fails after `timeout` seconds. train_ddp.py does this in its own lines. A
     single process stays alone, and Accelerate connects the processes that MPI has started. Raises
-    `UserError` if not all processes arrive.
+    `UserError` or `RuntimeError` if not all processes arrive; `one_line_errors` handles both.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:
@@ -90,7 +90,7 @@ def check_processes(world_size: int, device: torch.device, mixed_precision: str)
 
 
 def describe_run(version: str, device: torch.device, mixed_precision: str) -> dict:
-    """Return what a run is about to run on, as environment.json has it.
+    """Return the environment of a run, as written to environment.json.
 
     `version` is the name of a train file without ".py". Call it after the processes have connected.
     """
@@ -119,7 +119,8 @@ def _connection_of(version: str) -> str:
         state = PartialState()
         backend = f", {state.backend}" if state.num_processes > 1 else ""
         return f"distributed_type {state.distributed_type.value}{backend}"
-    return {"train_plain": "plain", "train_dp": "DataParallel"}.get(version, version)
+    single = {"train_plain": "plain", "train_dp": "DataParallel"}
+    return single.get(version) or (dist.get_backend() if dist.is_initialized() else "none")
 
 
 def data_parallel_devices(compiled: bool, precision: str) -> list[int]:

@@ -4,7 +4,7 @@ from accel_demo.config import TrainConfig
 
 
 class Progress:
-    """Count epochs, micro-batches and optimizer steps, and find the windows of accumulation.
+    """Count epochs, micro-batches and optimizer steps, and find the accumulation windows.
 
     `epoch` counts finished epochs, so it is also the number of the current one, from 0. `batches`
     counts the micro-batches of the current epoch in this process, including the current one.
@@ -30,14 +30,14 @@ class Progress:
 
     @property
     def window_scale(self) -> float:
-        """`accumulate` over the length of this window: 1, but more in a short last one."""
-        before = (self.batches - 1) // self.accumulate * self.accumulate
-        return self.accumulate / min(self.accumulate, self.batches_per_epoch - before)
+        """`accumulate` divided by the length of this window: 1, or more in a short last one."""
+        window_start = (self.batches - 1) // self.accumulate * self.accumulate
+        return self.accumulate / min(self.accumulate, self.batches_per_epoch - window_start)
 
     @property
     def is_complete(self) -> bool:
         """True after the last optimizer step of the run, or if no epoch is left."""
-        return self.step == self.total_steps or self.epoch == self.epochs
+        return self.step >= self.total_steps or self.epoch >= self.epochs
 
     def next_epoch(self) -> None:
         self.epoch, self.batches = self.epoch + 1, 0

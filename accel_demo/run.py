@@ -18,9 +18,9 @@ from accel_demo.workarounds import keep_freed_memory
 class Run:
     """Everything a train file does besides training.
 
-    Every process makes one and calls the same methods in the same order. In here the processes
-    communicate only to start, write and load checkpoints together, and to stop after the same step.
-    The train files reduce and gather the metrics themselves.
+    Each process creates one and calls the same methods in the same order. In `Run` the processes
+    communicate only to start, to write and load checkpoints, and to stop after the same step. The
+    train files reduce and gather the metrics themselves.
     """
 
     def __init__(
@@ -34,6 +34,8 @@ class Run:
     ):
         """Claim the run's folder and find where the run starts; `resume` then loads the state.
 
+        From now on the process keeps the memory it frees: see `keep_freed_memory`.
+
         `version` is the name of the train file, without ".py". `batches_per_epoch` counts the
         micro-batches of this process. Raises `UserError` in every process, before anything is
         written, if `--run-dir` or `--resume` names a folder that does not fit.
@@ -45,7 +47,8 @@ class Run:
         self.folder, start = self.checkpoints.folder, self.checkpoints.start
         self.progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
         self.log = TrainLog(self.folder, config, environment["processes"], start.step, start.log)
-        self.totals: torch.Tensor | float = 0.0  # of `batch_totals`, since the last `log_interval`
+        self.totals: torch.Tensor | float = 0.0  # `batch_totals` since the last `log_interval`
+        self.learning_rate = 0.0  # of the last step
         self.must_log = self.must_save = self.is_stopping = False
 
     def resume(
@@ -57,20 +60,23 @@ class Run:
     ) -> None:
         """If the run continues from a checkpoint, call `load_state` with its folder.
 
-        `scheduler` may be wrapped by Accelerate. With DDP, the model first takes a step's forward
-        and backward pass on one batch of `train_set`.
+        `scheduler` may be wrapped by Accelerate. A DDP model first runs a forward and a backward
+        pass on one batch of `train_set`: after its first step DDP sums gradients in another order.
         """
         scheduler = getattr(scheduler, "scheduler", scheduler)
         self.checkpoints.load(load_state, model, scheduler, train_set, self.device)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the number of each remaining epoch, from 0, until the run is complete."""
+        """Yield the index of each remaining epoch. `end_epoch` moves on to the next one."""
         while not self.progress.is_complete:
             yield self.progress.epoch
 
     @property
     def batches_done(self) -> int:
-        """How many batches of the current epoch each process has already trained on."""
+        """How many batches of this epoch were trained on before it was interrupted: mostly 0.
+
+        Read it before the first batch of the epoch.
+        """
         return self.progress.batches
 
     @property
@@ -80,11 +86,11 @@ class Run:
 
     @property
     def window_scale(self) -> float:
-        """1, but more in a window cut short by the end of an epoch: see `Progress`."""
+        """1, or more if the end of an epoch cuts the window short: see `Progress`."""
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the remaining batches of the epoch from `loader`; end early if the run must."""
+        """Yield the remaining batches of the epoch from `loader`; end early if the run ends."""
         progress = self.progress
         self.log.start_epoch(progress)
         for batch in loader:
@@ -96,18 +102,22 @@ class Run:
     def add_totals(self, totals: torch.Tensor) -> None:
         """Add what `batch_totals` has returned for one micro-batch, and move the progress bar."""
         self.totals = self.totals + totals
-        self.log.bar.update()
+        self.log.count_batch()
 
     def finish_step(self, learning_rate: float) -> None:
-        """Count an optimizer step made with this learning rate, and decide what follows it."""
+        """Count an optimizer step made with this learning rate, and decide what follows it.
+
+        Sets `must_log`, `must_save` and `is_stopping`, to the same values in every process.
+        """
         progress, config = self.progress, self.config
         progress.step += 1
         self.learning_rate = learning_rate
-        is_last = progress.ends_epoch or progress.is_complete
+        evaluation_follows = progress.ends_epoch or progress.is_complete  # and after it, a save
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
-        self.must_save = self.is_stopping or (is_due and not is_last)
-        self.must_log = progress.step % config.log_every == 0 or is_last or self.must_save
+        self.must_save = self.is_stopping or (is_due and not evaluation_follows)
+        is_log_step = progress.step % config.log_every == 0
+        self.must_log = is_log_step or evaluation_follows or self.must_save
 
     def log_interval(self, totals: torch.Tensor) -> None:
         """Log the training metrics since the last call, from totals over all processes."""
@@ -117,7 +127,7 @@ class Run:
     def end_epoch(self, test_totals: torch.Tensor) -> None:
         """Log the evaluation, from totals over the whole test set, and count the epoch as done.
 
-        `save` must follow, or a run that is killed here repeats the evaluation.
+        `save` must follow. If the run is killed before, it continues from an earlier checkpoint.
         """
         self.log.end_epoch(self.progress.step, test_totals)
         self.progress.next_epoch()
@@ -130,7 +140,7 @@ class Run:
     def finish(self) -> None:
         """Write and print the summary, or print the command that continues a run that was stopped.
 
-        `save_results` comes before: a run with a summary is complete.
+        Call it after `save_results`: the summary marks the run as complete.
         """
         if self.is_stopping:
             self.log.stop(self.progress.step)

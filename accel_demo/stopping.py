@@ -24,6 +24,7 @@ SIGNALS = [
 # What gloo and NCCL say when another process is gone or late; torch passes it on as RuntimeError.
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
+TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
 PATIENCE = 5  # seconds, for a launcher to pass a signal on, and for others to notice a loss
 
 
@@ -107,8 +108,7 @@ def lost_processes(error: RuntimeError) -> str | None:
     not is missing. Only the first of those that are left gives the line; the others give "".
     """
     said = str(error)
-    of_a_collective = isinstance(error, dist.DistError) or any(sign in said for sign in SIGNS)
-    if not of_a_collective or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not _is_about_processes(error) or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     timed_out = "imed out" in said or "imeout" in said
     rank, ranks = dist.get_rank(), range(dist.get_world_size())
@@ -135,11 +135,17 @@ def lost_processes(error: RuntimeError) -> str | None:
 
 
 def could_not_connect(error: RuntimeError) -> str | None:
-    """Return one line if `error` comes from `init_process_group`: a process has died meanwhile."""
+    """Return one line if `init_process_group` raised `error` because a process was missing."""
     frames = traceback.extract_tb(error.__traceback__)
-    if "RANK" in os.environ and any(frame.name == "init_process_group" for frame in frames):
+    is_connecting = any(frame.name == "init_process_group" for frame in frames)
+    if is_connecting and _is_about_processes(error):
         return f"the processes of this launch could not connect ({str(error).splitlines()[0]})"
     return None
+
+
+def _is_about_processes(error: RuntimeError) -> bool:
+    """True if the error is that another process is gone or late, rather than a bug."""
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in SIGNS)
 
 
 def leave(line: str) -> None:
@@ -188,7 +194,5 @@ def _has_died(store, rank: int) -> bool:
 def _place_in_the_training(error: RuntimeError) -> str:
     """The collective's place: the line of a train file, "at `accelerator.backward(loss)`"."""
     frames = traceback.extract_tb(error.__traceback__)
-    names = [Path(frame.filename).name for frame in frames]
-    pairs = zip(frames, names, strict=True)
-    lines = [f.line for f, name in pairs if name.startswith("train") and name != "train_log.py"]
+    lines = [frame.line for frame in frames if Path(frame.filename).name in TRAIN_FILES]
     return f"at `{lines[-1]}`" if lines else "in a collective"

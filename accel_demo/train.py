@@ -1,10 +1,11 @@
 """Train an image classifier with Accelerate: in one process or several, on CPUs or GPUs.
 
-accelerate launch --config_file accelerate_configs/cpu.yaml accel_demo/train.py
+python accel_demo/train.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_demo/train.py
 
-`prepare` moves the model and each batch to the device of the process, and wraps the model in DDP
-if there are several processes. The launch sets the precision (autocast, and loss scaling for fp16).
+`accelerator.prepare` moves the model and each batch to the device of its process. If there are
+several processes, it wraps the model in DistributedDataParallel (DDP). The precision (autocast, and
+loss scaling for fp16) comes from the launch, not from `config`.
 """
 
 import torch
@@ -28,19 +29,19 @@ from accel_demo.stopping import StopSignals
 
 def main(config: TrainConfig) -> None:
     # Processes: connect them, and give each one its device
-    connect(config.collective_timeout)  # Accelerator's own way fails if workers restart
-    stop_signals = StopSignals(config.log_every)
+    connect(config.collective_timeout)  # Accelerator() would do it, but fails after a restart
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
-        step_scheduler_with_optimizer=False,  # otherwise it advances once per process
+        step_scheduler_with_optimizer=False,  # otherwise step() advances it once per process
         dataloader_config=DataLoaderConfiguration(
             use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
         ),
     )
     device, precision = accelerator.device, accelerator.mixed_precision
     check_processes(accelerator.num_processes, device, precision)
-    set_seed(config.seed, device_specific=True)  # dropout differs by process
+    set_seed(config.seed, device_specific=True)  # so that dropout differs by process
 
     # Data: each process reads its own share of every epoch
     with accelerator.local_main_process_first():
@@ -51,9 +52,9 @@ def main(config: TrainConfig) -> None:
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
 
-    # Model: all processes start from the same weights, and average their gradients
+    # Model: all processes start from the weights of rank 0, and average their gradients
     model = make_model(config)
-    optimizer = make_optimizer(config, model, precision)
+    optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
@@ -62,25 +63,25 @@ def main(config: TrainConfig) -> None:
     run.resume(accelerator.load_state, model, scheduler, train_set)
 
     for epoch in run.epochs():
-        train_set.set_epoch(epoch)
-        train_loader.set_epoch(epoch)
+        train_set.set_epoch(epoch)  # new random augmentation
+        train_loader.set_epoch(epoch)  # new random order
         done = run.batches_done
         batches = accelerator.skip_first_batches(train_loader, done) if done else train_loader
         model.train()
-        for images, labels in run.batches(batches):  # ends early if the run must stop
-            # Accumulate: average the gradients only after the last micro-batch of a step
+        for images, labels in run.batches(batches):  # ends early if the run stops
+            # Accumulate: only the last micro-batch of a window averages the gradients
             with accelerator.accumulate(model):
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-                loss = loss * run.window_scale  # 1, but more in an epoch's short last step
+                loss = loss * run.window_scale  # above 1 in an epoch's short last window
                 accelerator.backward(loss)  # divides by accumulate
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
-                optimizer.step()  # these two do nothing before the last micro-batch
+                optimizer.step()  # these two do nothing until the window ends
                 optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if accelerator.sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])
+                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
                 if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
                     scheduler.step()
                 if run.must_log:
@@ -92,7 +93,7 @@ def main(config: TrainConfig) -> None:
 
         # Evaluate: gather all predictions, without the samples repeated to fill the last batch
         model.eval()
-        test_totals = torch.zeros(3, device=device)
+        test_totals = torch.zeros(3, device=device)  # loss, correct, images
         with torch.no_grad():
             for images, labels in test_loader:
                 logits, labels = accelerator.gather_for_metrics((model(images), labels))
@@ -102,8 +103,8 @@ def main(config: TrainConfig) -> None:
         run.end_epoch(test_totals)
         run.save(accelerator.save_state)
 
-    # Finish: the main process writes the results, and all leave together
-    state_dict = accelerator.get_state_dict(model)  # every process takes part
+    # Finish: the main process writes the results, and all processes exit together
+    state_dict = accelerator.get_state_dict(model)  # collective if the model is sharded
     if accelerator.is_main_process and not run.is_stopping:
         save_results(run.folder, state_dict, config, test_set, device)
     run.finish()
@@ -113,4 +114,5 @@ def main(config: TrainConfig) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(CommandLine(__doc__).read()[0])
+        config, _ = CommandLine(__doc__).read()
+        main(config)

@@ -36,10 +36,10 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         torch.accelerator.set_device_index(gpu)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, device_id=gpu, **fresh_rendezvous(config.collective_timeout))
-    stop_signals = StopSignals(config.log_every)
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check_processes(world_size, device, precision)
-    torch.manual_seed(config.seed + rank)  # dropout differs by process
+    torch.manual_seed(config.seed + rank)  # so that dropout differs by process
 
     # Data: each process reads its own share of every epoch
     if int(os.environ["LOCAL_RANK"]) == 0:
@@ -54,10 +54,10 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     test_sampler = DistributedSampler(test_set, world_size, rank, shuffle=False)
     test_loader = DataLoader(test_set, config.eval_batch_size, sampler=test_sampler, **options)
 
-    # Model: all processes start from the same weights, and average their gradients
+    # Model: all processes start from the weights of rank 0, and average their gradients
     model = make_model(config).to(device)
     model = DistributedDataParallel(model, device_ids=[gpu] if gpu else None)
-    optimizer = make_optimizer(config, model, precision)
+    optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -68,15 +68,15 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     run.resume(state.load, model, scheduler, train_set)
 
     for epoch in run.epochs():
-        train_set.set_epoch(epoch)
-        sampler.set_epoch(epoch)
+        train_set.set_epoch(epoch)  # new random augmentation
+        sampler.set_epoch(epoch)  # new random order
         done = run.batches_done
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()
-        for images, labels in run.batches(batches):  # ends early if the run must stop
+        for images, labels in run.batches(batches):  # ends early if the run stops
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: average the gradients only after the last micro-batch of a step
+            # Accumulate: only the last micro-batch of a window averages the gradients
             sync_gradients = run.ends_window
             with nullcontext() if sync_gradients else model.no_sync():
                 with autocast:
@@ -94,7 +94,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                     optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])
+                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
                 if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
                     scheduler.step()
                 if run.must_log:
@@ -111,14 +111,14 @@ def main(config: TrainConfig, precision: str = "no") -> None:
             logits = torch.cat([model(images.to(device)).float() for images, _ in test_loader])
         gathered = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(gathered, logits)
-        logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]
+        logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]  # in the set's order
         test_totals = batch_totals(logits, test_set.labels.to(device))
 
         # Report: log the epoch, and save a checkpoint
         run.end_epoch(test_totals)
         run.save(state.save)
 
-    # Finish: the main process writes the results, and all leave together
+    # Finish: the main process writes the results, and all processes exit together
     if rank == 0 and not run.is_stopping:
         save_results(run.folder, model.module.state_dict(), config, test_set, device)
     run.finish()
@@ -135,7 +135,7 @@ if __name__ == "__main__":
         if not is_launched():
             processes = 1 if options.nproc is None else options.nproc
             spawn(main, processes, config, options.mixed_precision)
-        elif options.nproc is None:  # torchrun has started this process, and others like it
+        elif options.nproc is None:  # started by torchrun
             main(config, options.mixed_precision)
         else:
             raise UserError("--nproc is for starting without torchrun: leave it out")

@@ -17,31 +17,27 @@ from accel_demo.stopping import resume_command
 class TrainLog:
     """The metrics of a run. All processes keep them, and the main process writes them.
 
-    Images per second count training only, over all processes. If the run continues from a
-    checkpoint, it is at `step`, and `state` is what `state()` returned for that checkpoint.
+    Images per second cover training only, over all processes. If the run continues from a
+    checkpoint, `start_step` is its step, and `saved` is what `state()` returned for it.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, processes: int, step: int, state: dict):
+    def __init__(
+        self, folder: Path, config: TrainConfig, processes: int, start_step: int, saved: dict
+    ):
         self.folder, self.config, self.processes = folder, config, processes
         self.is_main_process = is_main_process()
         self.bar = self.writer = None
-        if config.track == "tensorboard" and self.is_main_process:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # `purge_step`: a viewer then forgets what an earlier start logged from there on.
-            self.writer = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
-        self.step = state.get("step", 0)
-        self.images = state.get("images", 0.0)  # trained on so far, in so many seconds
-        self.seconds = state.get("seconds", 0.0)
-        self.test_accuracy = state.get("test_accuracy", 0.0)
-        self.best_test_accuracy = state.get("best_test_accuracy", 0.0)
-        self.epoch_totals = torch.tensor(state.get("epoch_totals", [0.0, 0.0, 0.0]))
+        self.start_step = start_step
+        self.images = saved.get("images", 0.0)  # trained on so far, in `seconds`
+        self.seconds = saved.get("seconds", 0.0)
+        self.test_accuracy = saved.get("test_accuracy", 0.0)
+        self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
+        self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
 
     def state(self) -> dict:
         """Return what a checkpoint keeps of the metrics, as JSON values."""
         metrics = self.folder / "metrics.jsonl"
         return {
-            "step": self.step,
             "images": self.images,
             "seconds": self.seconds,
             "test_accuracy": self.test_accuracy,
@@ -64,7 +60,17 @@ class TrainLog:
             leave=False,
             disable=not self.is_main_process,
         )
+        if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # `purge_step`: TensorBoard drops what an earlier start logged from this step on.
+            folder, step = self.folder / "tensorboard", self.start_step + 1
+            self.writer = SummaryWriter(folder, purge_step=step)
         self.restart_clock()
+
+    def count_batch(self) -> None:
+        """Advance the progress bar by one micro-batch."""
+        self.bar.update()
 
     def restart_clock(self) -> None:
         """Exclude the time since the last interval from the next one."""
@@ -73,9 +79,9 @@ class TrainLog:
     def interval(self, step: int, learning_rate: float, totals: torch.Tensor) -> None:
         """Log the training since the last interval, from `batch_totals` over all processes.
 
-        This waits for the device, so the loop calls it only every `log_every` steps.
+        This waits for the device, so the loop does not call it after every step.
         """
-        self.step, totals, now = step, totals.cpu(), time.perf_counter()
+        totals, now = totals.cpu(), time.perf_counter()
         seconds, self.interval_started_at = now - self.interval_started_at, now
         self.epoch_totals += totals
         self.images += totals[2].item()

@@ -24,7 +24,7 @@ from accel_demo.stopping import StopSignals
 def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: connect them, and give each one its device
     device = own_device()
-    stop_signals = StopSignals(config.log_every)
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)
 
@@ -38,9 +38,9 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
 
-    # Model: all processes start from the same weights, and average their gradients
+    # Model: all processes start from the weights of rank 0, and average their gradients
     model = make_model(config).to(device)
-    optimizer = make_optimizer(config, model, precision)
+    optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -51,15 +51,15 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     run.resume(state.load, model, scheduler, train_set)
 
     for epoch in run.epochs():
-        train_set.set_epoch(epoch)
-        sampler.generator.manual_seed(config.seed + epoch)
+        train_set.set_epoch(epoch)  # new random augmentation
+        sampler.generator.manual_seed(config.seed + epoch)  # new random order
         done = run.batches_done
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()
-        for images, labels in run.batches(batches):  # ends early if the run must stop
+        for images, labels in run.batches(batches):  # ends early if the run stops
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: average the gradients only after the last micro-batch of a step
+            # Accumulate: only the last micro-batch of a window averages the gradients
             sync_gradients = run.ends_window
             with autocast:
                 logits = model(images)
@@ -76,7 +76,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                 optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])
+                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
                 if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
                     scheduler.step()
                 if run.must_log:
@@ -88,7 +88,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
         # Evaluate: gather all predictions, without the samples repeated to fill the last batch
         model.eval()
-        test_totals = torch.zeros(3, device=device)
+        test_totals = torch.zeros(3, device=device)  # loss, correct, images
         with torch.no_grad(), autocast:
             for images, labels in test_loader:
                 logits = model(images.to(device))
@@ -98,7 +98,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         run.end_epoch(test_totals)
         run.save(state.save)
 
-    # Finish: the main process writes the results, and all leave together
+    # Finish: the main process writes the results, and all processes exit together
     if not run.is_stopping:
         save_results(run.folder, model.state_dict(), config, test_set, device)
     run.finish()

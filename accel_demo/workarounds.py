@@ -1,4 +1,4 @@
-"""Remedies for surprises of the libraries and the system, each with its reason and its source."""
+"""Workarounds for surprises in the libraries and the system, each with its reason and source."""
 
 import atexit
 import ctypes
@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-# DDP imports this module, too. If DDP is the first to do so, the default arguments of the module's
-# functions (group=WORLD) keep the process group, and with it its threads, alive until Python has
-# ended. See `_end_group_threads_at_exit`.
+# Import this before a process group exists. Otherwise DDP imports it later, and the default
+# arguments of its functions (group=WORLD) keep the process group and its threads alive until Python
+# has ended. See `_end_group_threads_at_exit`.
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
@@ -26,15 +26,16 @@ def keep_freed_memory() -> None:
 
     Each training step frees the tensors of the step before and allocates the same sizes again. By
     default the C library returns large blocks to the system, which must then clear and map every
-    page again. For a small network on a CPU this takes a good part of each step. In exchange, the
-    process stays as large as it ever was. If the C library is not glibc, nothing changes.
+    page again. For a small network on a CPU this takes a good part of each step. The price is
+    that the process never shrinks. If the C library is not glibc, nothing changes.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    trim_threshold, mmap_threshold = -1, -3  # their numbers in malloc.h; both are set in bytes
+    m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers in malloc.h; values in bytes
     with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25):  # glibc before 2.35
-            mallopt(trim_threshold, 2**30)
+        # A glibc before 2.35 refuses more than 2**25.
+        if mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25):
+            mallopt(m_trim_threshold, 2**30)
 
 
 def skip_the_search_for_lomo() -> None:
@@ -50,10 +51,10 @@ def skip_the_search_for_lomo() -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Turn the garbage collector off: a large import then takes a quarter less time.
+    """Turn the garbage collector off during a large import, which then takes a quarter less time.
 
-    It would find nothing to free. The first optimizer of a process imports torch._dynamo, which
-    takes about as long as importing torch.
+    It would find nothing to free. The first optimizer of a process is such an import: it imports
+    torch._dynamo, which takes about as long as importing torch.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -68,13 +69,13 @@ def fresh_rendezvous(timeout: float) -> dict:
     """Return the arguments of `init_process_group` with which the processes of a launch connect.
 
     They are the `store` (a key-value store that the launcher keeps), this process's `rank`, the
-    `world_size`, and the `timeout` of every collective, here in seconds.
+    `world_size`, and the `timeout` of every collective. The parameter `timeout` is in seconds.
 
     torchrun can restart all workers if one fails. Its store then still holds the addresses of the
     dead processes, and a new process that reads one of them fails with "connectFullMesh …
     Connection refused". So each start of the workers puts its own prefix before its keys.
 
-    When Python ends, the garbage collector runs once more: see `_end_group_threads_at_exit`.
+    It also makes the garbage collector run when Python ends: see `_end_group_threads_at_exit`.
 
     Raises `UserError` if not all processes arrive within `timeout` seconds.
     """
@@ -108,25 +109,27 @@ def _end_group_threads_at_exit() -> None:
 def _prefix_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
     """Agree on a prefix that no earlier start of the workers has used.
 
-    Rank 0 makes it up. Every other rank stores a question under a random name, and rank 0 answers
-    each question it finds, those of earlier starts too, until every rank has confirmed its answer.
-    (A count of restarts would be enough on one machine. With several, each launcher counts alone.)
+    Rank 0 draws it. Every other rank asks for it with a random number, and waits for the answer to
+    this number. Rank 0 cannot know whether a question is from this start or an earlier one, so it
+    answers all of them until every rank has confirmed that it received the prefix. (A count of
+    restarts would be enough on one machine. On several, each launcher counts its own.)
     """
-    random_name = uuid.uuid4().hex
     if rank > 0:
-        store.set(f"question/{rank}", random_name)
-        prefix = store.get(f"answer/{random_name}").decode()  # waits until it is there
-        store.set(f"heard/{prefix}/{rank}", "")
+        question = uuid.uuid4().hex
+        store.set(f"question/{rank}", question)
+        prefix = store.get(f"answer/{question}").decode()  # waits until it is there
+        store.set(f"received/{prefix}/{rank}", "")
         return prefix
+    prefix = uuid.uuid4().hex
     waiting = set(range(1, world_size))
     while waiting:
         for other in sorted(waiting):
-            if store.check([f"heard/{random_name}/{other}"]):
+            if store.check([f"received/{prefix}/{other}"]):
                 waiting.remove(other)
             elif store.check([f"question/{other}"]):
                 question = store.get(f"question/{other}").decode()
-                store.set(f"answer/{question}", random_name)
+                store.set(f"answer/{question}", prefix)
         if waiting and time.monotonic() > deadline:
-            raise dist.DistStoreError(f"without rank {', '.join(map(str, sorted(waiting)))}")
+            raise dist.DistStoreError(f"rank {', '.join(map(str, sorted(waiting)))} is missing")
         time.sleep(0.01)
-    return random_name
+    return prefix

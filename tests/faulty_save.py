@@ -71,17 +71,19 @@ class Training:
             state = TrainingState(0, *parts, torch.amp.GradScaler("cpu", enabled=False))
             self.save_state, self.load_state = state.save, state.load
 
-    def save(self, run: Checkpoints, step: int) -> None:
+    def save(self, checkpoints: Checkpoints, step: int) -> None:
         next(self.model.parameters()).data.fill_(step)
         self.optimizer.param_groups[0]["weight_decay"] = self.scheduler.last_epoch = step
         torch.manual_seed(step)
         progress = Progress(self.config, 100, epoch=0, batches=step, step=step)
-        run.save(self.save_state, progress, TrainLog(run.folder, self.config, 1, step, {}))
+        checkpoints.save(
+            self.save_state, progress, TrainLog(checkpoints.folder, self.config, 1, step, {})
+        )
 
     def resume(self) -> Checkpoints:
-        run = Checkpoints(replace(self.config, resume="auto"), ENVIRONMENT, 100)
-        run.load(self.load_state, self.model, self.scheduler, None, torch.device("cpu"))
-        return run
+        checkpoints = Checkpoints(replace(self.config, resume="auto"), ENVIRONMENT, 100)
+        checkpoints.load(self.load_state, self.model, self.scheduler, None, torch.device("cpu"))
+        return checkpoints
 
     def steps(self) -> list[float]:
         """The step as each part has it."""
@@ -92,33 +94,33 @@ class Training:
 
 def main(how: str, folder: Path, faults: list[str]) -> dict:
     training = Training(how, folder / "run")
-    run = Checkpoints(training.config, ENVIRONMENT, 100)
+    checkpoints = Checkpoints(training.config, ENVIRONMENT, 100)
     for step in (1, 2):
-        training.save(run, step)
-    shutil.copytree(run.folder, folder / "before")
+        training.save(checkpoints, step)
+    shutil.copytree(checkpoints.folder, folder / "before")
     report = {"threads": len(os.listdir("/proc/self/task"))}
     for fault, every in (word.split("/") for word in faults):
         report[fault] = []
-        for cut in itertools.islice(cuts(fault, training, run), 0, None, int(every)):
-            shutil.rmtree(run.folder)
-            shutil.copytree(folder / "before", run.folder)
-            point = in_a_child(lambda: save_or_refuse(training, run), cut)
+        for cut in itertools.islice(cuts(fault, training, checkpoints), 0, None, int(every)):
+            shutil.rmtree(checkpoints.folder)
+            shutil.copytree(folder / "before", checkpoints.folder)
+            point = in_a_child(lambda: save_or_refuse(training, checkpoints), cut)
             if not point.pop("reached"):
                 break
             report[fault].append(point | what_is_left(training))
     return report
 
 
-def cuts(fault: str, training: Training, run: Checkpoints):
+def cuts(fault: str, training: Training, checkpoints: Checkpoints):
     """One way after another to cut a save short, each as keywords of `in_a_child`."""
     if fault == "size":
-        files = list(checkpoints_of(run.folder)[0].iterdir())
+        files = list(checkpoints_of(checkpoints.folder)[0].iterdir())
         sizes = [path.stat().st_size for path in files]
         limits = {0, 1, *sizes, *(size - 1 for size in sizes), *range(0, max(sizes), 4096)}
         return [{"limit": limit} for limit in sorted(limits)]
     if fault == "strace":
-        log = run.folder.with_name("strace.txt")
-        in_a_child(lambda: save_or_refuse(training, run), {"strace": f"-o{log}"})
+        log = checkpoints.folder.with_name("strace.txt")
+        in_a_child(lambda: save_or_refuse(training, checkpoints), {"strace": f"-o{log}"})
         called = re.findall(r"^(?:\d+ +)?(\w+)\(", log.read_text(), re.MULTILINE)
         return [
             {"strace": f"-einject={name}:{error}:when={number}{'+' * (name in FULL_FROM_NOW)}"}
@@ -129,9 +131,9 @@ def cuts(fault: str, training: Training, run: Checkpoints):
     return ({"call": number, "fault": fault} for number in itertools.count(1))
 
 
-def save_or_refuse(training: Training, run: Checkpoints) -> dict:
+def save_or_refuse(training: Training, checkpoints: Checkpoints) -> dict:
     try:
-        training.save(run, 3)
+        training.save(checkpoints, 3)
     except UserError as error:
         return {"ended": "refused", "message": str(error)}
     return {"ended": "saved"}
@@ -218,9 +220,9 @@ def what_is_left(training: Training) -> dict:
         except Damaged as reason:
             damaged.append(f"{path.name}: {reason}")
     _, remarks = newest_whole(folder)
-    run = training.resume()
-    found, loaded = run.start.step, training.steps()
-    training.save(run, 4)
+    checkpoints = training.resume()
+    found, loaded = checkpoints.start.step, training.steps()
+    training.save(checkpoints, 4)
     names = sorted(os.listdir(folder / "checkpoints"))
     steps = [verify(folder / "checkpoints" / name)["step"] for name in names if name[0] != "."]
     return {

@@ -41,7 +41,7 @@ CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epoch
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
 MICRO_BATCHES = 14
-KEPT = ("step", "images", "test_accuracy", "best_test_accuracy")
+KEPT = ("images", "test_accuracy", "best_test_accuracy")
 
 
 class Killed(BaseException):

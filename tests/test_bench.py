@@ -14,9 +14,9 @@ from conftest import REPOSITORY
 from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
 from accel_demo.lab import bench
-from accel_demo.lab.bench import BENCHMARKS, limit, overhead
+from accel_demo.lab.bench import BENCHMARKS, limit, overhead, step_parts
 from accel_demo.lab.bench.crew import ON_CPU, Crew
-from accel_demo.lab.bench.step_parts import BETWEEN_STEPS, PARTS, timed_parts
+from accel_demo.lab.bench.step_parts import PARTS, timed_parts
 
 TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
 TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}
@@ -42,9 +42,11 @@ def test_the_profile_shows_what_accelerate_calls():
     with Crew(1, threads=1, gpus=ON_CPU) as alone:
         profile = alone.run("Accelerate", TINY, watched="profile")
     assert profile["processes"] == 1
-    assert profile["counts"]["functional.cross_entropy"] >= TINY["max_steps"]
+    steps, evaluations = TINY["max_steps"], 1  # one batch each; every batch has its totals
+    assert profile["counts"]["functional.cross_entropy"] == 2 * steps + evaluations
+    assert profile["counts"]["accelerate/accelerator.clip_grad_norm_"] == steps
     calls, seconds = profile["inside"]["accelerate/accelerator.backward: _tensor.backward"]
-    assert calls == TINY["max_steps"] and seconds > 0
+    assert calls == steps and seconds > 0
 
 
 def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
@@ -79,21 +81,21 @@ def test_a_delay_is_found_in_its_part_of_the_step():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for slow_part in PARTS:
         hook = None
-        if slow_part == "forward":
+        if slow_part == step_parts.FORWARD:
             hook = model[1].register_forward_hook(delay_in_training)
-        if slow_part == "optimizer step":
+        if slow_part == step_parts.STEP:
             hook = optimizer.register_step_pre_hook(delay)
         with timed_parts() as steps:
             for _ in range(6):
-                delay() if slow_part == BETWEEN_STEPS else None
+                delay() if slow_part == step_parts.BEFORE_FORWARD else None
                 outputs = model(torch.ones(1, 2))
                 with torch.no_grad():
                     model(torch.ones(1, 2))
                 loss = outputs.sum()
-                delay() if slow_part == "loss" else None
-                loss = Slow.apply(loss) if slow_part == "backward" else loss
+                delay() if slow_part == step_parts.BEFORE_BACKWARD else None
+                loss = Slow.apply(loss) if slow_part == step_parts.BACKWARD else loss
                 loss.backward()
-                delay() if slow_part == "clip gradients" else None
+                delay() if slow_part == step_parts.BEFORE_STEP else None
                 optimizer.step()
         if hook:
             hook.remove()

@@ -225,7 +225,14 @@ def test_the_run_folder_tells_all(file, train_here, capsys):
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith(f"done: test accuracy {summary['test_accuracy']:.4f}, ")
     assert "1 process on cpu" in last
-    assert list(run_dir.glob("tensorboard/events.out.tfevents.*"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    for name in ("train_loss", "learning_rate", "test_accuracy"):
+        lines, points = [line for line in lines_of(run_dir) if name in line], logged.Scalars(name)
+        assert [point.step for point in points] == [line["step"] for line in lines]
+        values = [line[name] for line in lines]
+        assert [point.value for point in points] == pytest.approx(values, rel=1e-6)  # float32
 
 
 def test_starting_a_run_again_starts_it_over(train_here):
@@ -322,10 +329,12 @@ def test_a_compiled_model_learns_the_same(start, tmp_path):
     flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
     for name, more in (("plain", []), ("compiled", ["--compile"])):
         command = ["python", "accel_demo/train.py", *flags, *more, "--run-dir", tmp_path / name]
-        result = start(command, real=True)
+        cache = tmp_path / f"{name}-kernels"
+        result = start(command, real=True, TORCHINDUCTOR_CACHE_DIR=cache)
         assert result.returncode == 0 and "1 process on cpu" in result.stdout, result.stderr
+        assert any(cache.rglob("*.cpp")) == (name == "compiled")
     plain, compiled = (weights(tmp_path / name) for name in ("plain", "compiled"))
-    assert 0 < largest_difference(plain, compiled) < 1e-4
+    assert largest_difference(plain, compiled) < 1e-4
 
 
 @pytest.mark.slow
@@ -358,20 +367,31 @@ def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
     assert abs(accuracy["cpu"] - accuracy["cpu_two_processes"]) <= 0.015
 
 
-CONFIG = ["--config_file", "../accelerate_configs/cpu.yaml"]
-
-
 @pytest.mark.parametrize(
-    "program", [["python"], ["accelerate", "launch"], ["accelerate", "launch", *CONFIG]]
+    "launcher",
+    [
+        "python",
+        "accelerate launch",
+        "accelerate launch --config_file ../accelerate_configs/cpu.yaml",
+    ],
 )
-def test_it_starts_from_its_own_folder_with_and_without_a_config(program, start, tmp_path):
+def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
     """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
-    folder = REPOSITORY / "accel_demo"
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
-    result = start([*program, "train.py", *flags], cwd=folder)
+    result = start([*launcher.split(), "train.py", *flags], cwd=REPOSITORY / "accel_demo")
+    assert result.returncode == 0, result.stderr
+    assert "1 process on cpu" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+@pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
+def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(
+    launcher, processes, start, tmp_path
+):
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    command = [*launcher.split(), "train.py", *flags]
+    result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    takes_every_gpu = program == ["accelerate", "launch"]
-    processes = max(1, torch.accelerator.device_count()) if takes_every_gpu else 1
-    assert environment["processes"] == processes
-    assert "done: test accuracy" in result.stdout
+    assert (environment["processes"], environment["device"]) == (processes, "cuda")

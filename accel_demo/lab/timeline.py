@@ -19,7 +19,7 @@ from pathlib import Path
 
 from accel_demo.anatomy.show import table
 from accel_demo.config import MODELS, TrainConfig
-from accel_demo.data import check_batches, load_datasets
+from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import ranks, timeline_merge, timeline_run, verb
 from accel_demo.lab.timeline_phases import PHASES, found_of
@@ -121,8 +121,7 @@ def check_images(options) -> None:
     config = TrainConfig(
         model=options.model, batch_size=options.batch_size, accumulate=options.accumulate
     )
-    train_set, _ = load_datasets(config)
-    check_batches(config, train_set, options.processes)
+    train_set, _ = load_datasets(config, options.processes)
     steps = max(options.steps, STEPS_NEEDED) + timeline_run.STEPS_AROUND
     needed = steps * options.batch_size * options.accumulate * options.processes
     if needed > len(train_set):

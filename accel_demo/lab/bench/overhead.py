@@ -137,7 +137,7 @@ def profiler_keeps_its_place() -> bool:
 
 
 def parts_of_a_step(crew: Crew) -> Table:
-    """Return what each part of the tiny step takes longer in train.py than in train_plain.py."""
+    """Return how much longer each part of a step takes in train.py than in train_plain.py."""
     added: dict[str, list[float]] = {part: [] for part in PARTS}
     for repeat in tqdm(range(WATCHED_RUNS), desc="parts", unit="repeat"):
         plain, ours = both_loops(crew, repeat, "parts")

@@ -1,4 +1,4 @@
-"""Time the parts of a training step by torch's own hooks, not by what the loop calls."""
+"""Time the parts of a training step with torch's hooks, whatever the loop calls."""
 
 import time
 from collections import defaultdict
@@ -13,14 +13,19 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-BETWEEN_STEPS = "between steps: zero_grad, metrics, schedule, next batch"
-PARTS = ["forward", "loss", "backward", "clip gradients", "optimizer step", BETWEEN_STEPS]
+FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
+BEFORE_BACKWARD = "between forward and backward: loss"
+BEFORE_STEP = "between backward and optimizer step: clip gradients"
+BEFORE_FORWARD = "between optimizer step and forward: zero_grad, metrics, schedule, next batch"
+PARTS = [FORWARD, BEFORE_BACKWARD, BACKWARD, BEFORE_STEP, STEP, BEFORE_FORWARD]
 
 
 @contextmanager
 def timed_parts() -> Iterator[list[dict[str, float]]]:
     """Yield a list, to which each optimizer step of this process adds {part: seconds}.
 
+    "forward", "backward" and "optimizer step" are what torch's own modules, `Tensor.backward` and
+    optimizers take. What a library does before or after it calls them belongs to the parts between.
     A part ends where the next one begins, so the parts add up to the time from the end of one
     optimizer step to the end of the next. The first step has no beginning and is left out. An
     evaluation counts for the part it interrupts. Each step must have one micro-batch. On a GPU
@@ -28,7 +33,7 @@ def timed_parts() -> Iterator[list[dict[str, float]]]:
     """
     steps: list[dict[str, float]] = []
     seconds: dict[str, float] = defaultdict(float)
-    part, began_at, depth = BETWEEN_STEPS, time.perf_counter(), 0
+    part, began_at, depth = BEFORE_FORWARD, time.perf_counter(), 0
     backward, is_first = torch.Tensor.backward, True
 
     def begin(next_part: str) -> None:
@@ -41,7 +46,7 @@ def timed_parts() -> Iterator[list[dict[str, float]]]:
         nonlocal depth
         if torch.is_grad_enabled():
             if depth == 0:
-                begin("forward")
+                begin(FORWARD)
             depth += 1
 
     def leave_module(module, inputs, outputs) -> None:
@@ -49,16 +54,16 @@ def timed_parts() -> Iterator[list[dict[str, float]]]:
         if torch.is_grad_enabled():
             depth -= 1
             if depth == 0:
-                begin("loss")
+                begin(BEFORE_BACKWARD)
 
     def timed_backward(loss, *arguments, **options) -> None:
-        begin("backward")
+        begin(BACKWARD)
         backward(loss, *arguments, **options)
-        begin("clip gradients")
+        begin(BEFORE_STEP)
 
     def end_step(*_) -> None:
         nonlocal is_first
-        begin(BETWEEN_STEPS)
+        begin(BEFORE_FORWARD)
         if not is_first:
             steps.append(dict(seconds))
         is_first = False
@@ -67,7 +72,7 @@ def timed_parts() -> Iterator[list[dict[str, float]]]:
     hooks = [
         register_module_forward_pre_hook(enter_module),
         register_module_forward_hook(leave_module),
-        register_optimizer_step_pre_hook(lambda *_: begin("optimizer step")),
+        register_optimizer_step_pre_hook(lambda *_: begin(STEP)),
         register_optimizer_step_post_hook(end_step),
     ]
     try:

@@ -1,0 +1,132 @@
+"""A run that ends at any step, or between an evaluation and its save, resumes to the same bits."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from accel_demo import train_plain
+from accel_demo.config import TrainConfig
+from accel_demo.run import Run
+
+# Two epochs of five micro-batches, which make three optimizer steps: the last has one micro-batch.
+CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 40, "test_samples": 20}
+CHOICES |= {"batch_size": 8, "epochs": 2, "accumulate": 2, "dropout": 0.3, "log_every": 4}
+STEPS = 6
+
+
+class StopAfter:
+    """Ask to stop after a step, in place of `StopSignals`."""
+
+    last_step = 0
+
+    def __init__(self, log_every: int):
+        pass
+
+    def after(self, step: int) -> bool:
+        return step == self.last_step
+
+
+class Killed(BaseException):
+    """Stand for a signal that no process survives."""
+
+
+def train(run: Path, **choices) -> None:
+    train_plain.main(TrainConfig(**CHOICES, run_dir=str(run), **choices))
+
+
+def metrics_of(run: Path) -> list[dict]:
+    """Return the lines of metrics.jsonl without the speeds."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: line[name] for name in line if name != "images_per_second"}
+        for line in lines
+        if "test_loss" in line
+    ]
+
+
+def same_end(run: Path, other: Path) -> bool:
+    weights, other_weights = (load_file(path / "model.safetensors") for path in (run, other))
+    assert weights.keys() == other_weights.keys()
+    same_weights = all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    return same_weights and metrics_of(run) == metrics_of(other)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    train(run)
+    return run
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_run_stopped_after_any_step_ends_the_same(
+    step, uninterrupted, tmp_path, monkeypatch, capsys
+):
+    """Steps 3 and 6 are the last of an epoch."""
+    monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
+    monkeypatch.setattr(StopAfter, "last_step", step)
+    train(tmp_path / "run")
+    assert f"stopped after step {step};" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "summary.json").exists()
+    monkeypatch.setattr(StopAfter, "last_step", 0)
+    train(tmp_path / "run", resume="auto")
+    assert same_end(tmp_path / "run", uninterrupted)
+
+
+def test_a_stop_after_the_last_step_comes_too_late(uninterrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
+    monkeypatch.setattr(StopAfter, "last_step", STEPS)
+    train(tmp_path / "run")
+    assert same_end(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_run_killed_between_an_evaluation_and_its_save_ends_the_same(
+    epoch, checkpoint_every, uninterrupted, tmp_path, monkeypatch
+):
+    save = Run.save
+
+    def killed_before_it_saves(run: Run, save_state) -> None:
+        if (run.progress.epoch, run.progress.batches) == (epoch, 0):
+            raise Killed
+        save(run, save_state)
+
+    monkeypatch.setattr(Run, "save", killed_before_it_saves)
+    with pytest.raises(Killed):
+        train(tmp_path / "run", checkpoint_every=checkpoint_every)
+    assert len(metrics_of(tmp_path / "run")) == epoch
+    monkeypatch.setattr(Run, "save", save)
+    train(tmp_path / "run", checkpoint_every=checkpoint_every, resume="auto")
+    assert same_end(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize("max_steps", [4, 6])
+def test_a_complete_run_that_is_resumed_trains_no_further(max_steps, tmp_path, monkeypatch):
+    """Four steps end inside the second epoch."""
+    train(tmp_path / "run", max_steps=max_steps)
+    shutil.copytree(tmp_path / "run", tmp_path / "before")
+    monkeypatch.setattr(Run, "batches", None)  # nothing may be read
+    train(tmp_path / "run", max_steps=max_steps, resume="auto")
+    assert same_end(tmp_path / "run", tmp_path / "before")
+
+
+@pytest.mark.parametrize(
+    ("log_every", "checkpoint_every", "logged", "saved"),
+    [(4, 0, [3, 4, 6], [3, 6]), (5, 2, [2, 3, 4, 5, 6], [2, 3, 4, 6]), (9, 3, [3, 6], [3, 6])],
+)
+def test_it_logs_and_saves_on_time_and_at_each_end_of_an_epoch(
+    log_every, checkpoint_every, logged, saved, tmp_path
+):
+    choices = {**CHOICES, "log_every": log_every, "checkpoint_every": checkpoint_every}
+    train_plain.main(TrainConfig(**choices, keep_last=9, run_dir=str(tmp_path / "run")))
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines if "train_loss" in line] == logged
+    manifests = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
+    assert sorted(json.loads(path.read_text())["step"] for path in manifests) == saved
