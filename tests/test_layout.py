@@ -23,9 +23,11 @@ def test_train_py_has_at_most_150_lines():
     assert line_count(PACKAGE / "train.py") <= 150
 
 
-def test_the_readme_has_at_most_120_lines_and_one_line_for_each_command():
-    lines = (REPOSITORY / "README.md").read_text().splitlines()
-    assert len(lines) <= 120
+def test_the_readme_is_short_and_has_one_line_for_each_command():
+    """What cog writes does not count: a line added to the loop must not break this."""
+    text = (REPOSITORY / "README.md").read_text()
+    lines = re.sub(r"(?<!end)\]\]\] -->\n.*?<!-- \[\[\[end", "", text, flags=re.DOTALL).splitlines()
+    assert len(lines) <= 80
     assert len([line for line in lines if line.startswith("python -m pip install")]) == 2
 
 

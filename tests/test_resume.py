@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 # 16 micro-batches for one process an epoch, 8 for each of two: no image is left over.
 FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 3"
 FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
-# Long enough to be reached in the middle: 96 steps of one process, 48 of two.
-LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 2 --dropout 0.2 --augment"
+# Long enough to be reached in the middle: 192 steps of one process, 96 of two.
+LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 4 --dropout 0.2 --augment"
 LONG = [*LONG.split(), "--log-every", "1", "--checkpoint-every", "7"]
 
 BOTH = ["train.py", pytest.param("train_ddp.py", marks=pytest.mark.slow)]
@@ -305,7 +305,7 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
     flag = "--max_restarts" if telling == "train.py" else "--max-restarts"
     command[-len(LONG) - 3 : -len(LONG) - 3] = [flag, "4"]
     started = launch(command, "run", real=False)
-    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 48: a quick machine takes one in 5 ms
+    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96: a quick machine takes one in 5 ms
         started.reach(step)
         os.kill(started.pid_of(rank), signal.SIGKILL)
         time.sleep(1)  # until the launcher has seen it
