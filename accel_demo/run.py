@@ -61,7 +61,8 @@ class Run:
         """If the run continues from a checkpoint, call `load_state` with its folder.
 
         `scheduler` may be wrapped by Accelerate. A DDP model first runs a forward and a backward
-        pass on one batch of `train_set`: after its first step DDP sums gradients in another order.
+        pass on one batch of `train_set`, because DDP sums gradients in a different order after its
+        first step.
         """
         scheduler = getattr(scheduler, "scheduler", scheduler)
         self.checkpoints.load(load_state, model, scheduler, train_set, self.device)

@@ -3,7 +3,10 @@
 import atexit
 import ctypes
 import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
+import signal
 import sys
 import time
 import uuid
@@ -19,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
+from accel_demo.stopping import SIGNALS
 
 
 def keep_freed_memory() -> None:
@@ -63,6 +67,28 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def safe_start_of_workers() -> dict:
+    """Return the options with which a DataLoader starts its workers so that none of them hangs.
+
+    Normally a worker is forked from this process. Before Python 3.11.10, this can go wrong if a
+    thread enters Python at that very moment, as a thread of gloo does shortly after a collective to
+    release its tensors: the worker inherits a lock that nobody will ever release, and waits for it.
+    So if the processes are connected, a server that has no such threads forks the workers. Python
+    3.14 always does it that way.
+    Source: https://github.com/python/cpython/issues/112275
+    """
+    if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
+        return {}
+    multiprocessing.set_forkserver_preload(["accel_demo.train", "accel_demo.train_ddp"])
+    multiprocessing.resource_tracker.ensure_running()  # or else the next call unblocks SIGINT
+    # The server inherits what is blocked. Otherwise it would end at the first SIGTERM, and the
+    # workers with it, while the training process still needs them until the end of its step.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    multiprocessing.forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    return {"multiprocessing_context": "forkserver"}
 
 
 def fresh_rendezvous(timeout: float) -> dict:

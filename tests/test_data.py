@@ -1,13 +1,16 @@
 """Images: where they come from, what a batch is, and how fast it is made."""
 
 import gzip
+import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 from accel_demo import data
 from accel_demo.batches import BatchShardSampler, loader_options
@@ -88,6 +91,29 @@ def test_loader_workers_deliver_the_same_batches(packaged):
     helped.multiprocessing_context = "forkserver"  # this process has threads: a fork might hang
     for (images, labels), (same_images, same_labels) in zip(alone, helped, strict=True):
         assert torch.equal(images, same_images) and torch.equal(labels, same_labels)
+
+
+class Parents(Dataset):
+    """A sample is the process that started the worker which reads it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return os.getppid()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 11, 10), reason="this Python forks without a risk")
+def test_no_worker_is_forked_beside_threads_of_gloo():
+    config = TrainConfig(num_workers=1)
+    assert "multiprocessing_context" not in loader_options(config, CPU)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        options = {**loader_options(config, CPU), "collate_fn": None}
+        (parent,) = DataLoader(Parents(), **options)
+        assert int(parent) != os.getpid()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_shards_are_accelerates_shards():

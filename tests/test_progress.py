@@ -1,4 +1,4 @@
-"""Where a run stands: its windows of accumulation, and when it is complete."""
+"""Test how a run counts its batches and steps, and when it is complete."""
 
 import pytest
 

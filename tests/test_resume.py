@@ -286,6 +286,18 @@ def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(tellin
     assert "2 processes on cpu" in started.printed()
 
 
+def test_loader_workers_last_until_the_step_ends(launch):
+    """A launcher passes a signal on to all processes, also to one that only starts the workers."""
+    command = [*command_of("train_ddp.py", 2), "--num-workers", 1]
+    started = launch([*command, "--batch-size", 4, "--accumulate", 64], "run")
+    started.reach(4)
+    for process in psutil.Process(started.process.pid).children(recursive=True):
+        process.send_signal(signal.SIGTERM)
+    assert started.end() == 0, started.printed()
+    assert "2 processes on cpu" in started.printed()
+    assert started.printed().count("stopped after step") == 1
+
+
 def test_what_spawn_has_started_is_asked_through_it(launch):
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *LONG]
     started = launch(command, "run", real=True)

@@ -39,7 +39,7 @@ def train(run: Path, **choices) -> None:
 
 
 def metrics_of(run: Path) -> list[dict]:
-    """Return the lines of metrics.jsonl without the speeds."""
+    """Return the evaluations in metrics.jsonl, without the speeds."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: line[name] for name in line if name != "images_per_second"}
