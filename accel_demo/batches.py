@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.config import TrainConfig
-from accel_demo.stopping import ignore_signals
+from accel_demo.processes.signals import ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
 

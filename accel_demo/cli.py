@@ -22,6 +22,8 @@ VERBS = {
     "check": "check an exercise of the tutorials",
 }
 
+MODULES = {"predict": "predict", "check": "check", "bench": "bench"}  # no folder with command.py
+
 
 def main() -> None:
     """The console script. A verb's module has `main(arguments)`, which gives the exit code."""
@@ -36,7 +38,9 @@ def main() -> None:
         verb = parser.parse_args(sys.argv[1:2]).verb
         gc.disable()  # most verbs import torch: collecting garbage is a quarter of it, for nothing
         try:
-            module = importlib.import_module(f"accel_demo.lab.{verb}")
+            module = importlib.import_module(
+                f"accel_demo.lab.{MODULES.get(verb, f'{verb}.command')}"
+            )
         finally:
             gc.enable()
         try:

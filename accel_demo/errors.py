@@ -37,9 +37,6 @@ class Parser(argparse.ArgumentParser):
 def one_line_errors() -> Iterator[None]:
     """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
 
-    With two exceptions, both because another process is gone. If a collective fails, that is one
-    line and exit code 1. If the processes cannot connect, it is one line and exit code 2.
-
     Every process of a run finds the same mistake at the same place, and rank 0 speaks. The others
     wait, because a launcher stops all of them as soon as the first one exits. One that nobody has
     stopped by then knows something the others do not (its disk is full, say), and speaks too.
@@ -51,14 +48,6 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:  # before the run listens to signals, or once it has ended
         say("stopped")
         sys.exit(130)
-    except RuntimeError as error:
-        stopping = sys.modules.get("accel_demo.stopping")
-        if stopping and (line := stopping.could_not_connect(error)):
-            _give_up(line)
-        line = stopping.lost_processes(error) if stopping else None
-        if line is None:
-            raise
-        stopping.leave(line)
 
 
 def _give_up(message: str) -> NoReturn:

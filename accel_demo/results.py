@@ -11,8 +11,8 @@ from PIL import Image
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.models import make_model
-from accel_demo.processes import autocast_for
-from accel_demo.run_folder import read_json, save_model, write_json
+from accel_demo.processes.connect import autocast_for
+from accel_demo.run.folder import read_json, save_model, write_json
 
 MOST_MISTAKES = 24  # kept with their images
 

@@ -21,10 +21,11 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import check_processes, connect, use_cpu
+from accel_demo.processes.connect import check_processes, connect, use_cpu
+from accel_demo.processes.losses import report_lost_processes
+from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
-from accel_demo.run import Run
-from accel_demo.stopping import StopSignals
+from accel_demo.run.run import Run
 
 
 def main(config: TrainConfig) -> None:
@@ -113,6 +114,6 @@ def main(config: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with one_line_errors(), report_lost_processes():
         config, _ = CommandLine(__doc__).read()
         main(config)

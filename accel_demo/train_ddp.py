@@ -20,11 +20,13 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import autocast_for, check_processes, is_launched, own_device, spawn
+from accel_demo.processes.connect import autocast_for, check_processes, is_launched, own_device
+from accel_demo.processes.launch import spawn
+from accel_demo.processes.losses import report_lost_processes
+from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
-from accel_demo.run import Run
-from accel_demo.state import TrainingState
-from accel_demo.stopping import StopSignals
+from accel_demo.run.run import Run
+from accel_demo.run.state import TrainingState
 from accel_demo.workarounds import fresh_rendezvous
 
 
@@ -127,7 +129,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with one_line_errors(), report_lost_processes():
         command_line = CommandLine(__doc__, precision=True)
         help = "without torchrun: how many processes to spawn (default: 1)"
         command_line.add_argument("--nproc", type=int, metavar="N", help=help)

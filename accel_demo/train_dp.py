@@ -16,11 +16,16 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import autocast_for, check_processes, data_parallel_devices, own_device
+from accel_demo.processes.connect import (
+    autocast_for,
+    check_processes,
+    data_parallel_devices,
+    own_device,
+)
+from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
-from accel_demo.run import Run
-from accel_demo.state import TrainingState
-from accel_demo.stopping import StopSignals
+from accel_demo.run.run import Run
+from accel_demo.run.state import TrainingState
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:

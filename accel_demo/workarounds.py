@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
-from accel_demo.stopping import SIGNALS
+from accel_demo.processes.signals import SIGNALS
 
 
 def keep_freed_memory() -> None:

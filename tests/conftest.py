@@ -19,9 +19,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from accel_demo.lab.fork_server import ADDRESS, ForkServer, start_program
-from accel_demo.lab.fork_server_main import adopt_orphans
-from accel_demo.lab.launch import LOOPBACK
+from accel_demo.processes.commands import LOOPBACK
+from accel_demo.processes.fork_server import ADDRESS, ForkServer, start_program
+from accel_demo.processes.fork_server_main import adopt_orphans
 
 # One thread each, here and in what is started: the processes of a test share two cores, and sums
 # come in the same order everywhere. It counts only because torch is not imported yet.
@@ -31,7 +31,7 @@ import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from accel_demo.processes import rank_environment  # noqa: E402
+from accel_demo.processes.connect import rank_environment  # noqa: E402
 
 # Only a test that asks for the GPUs sees them; all others do the same on every machine.
 GPUS = torch.cuda.device_count()

@@ -25,16 +25,16 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from accel_demo.checkpoint import Checkpoints
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.manifest import Damaged, checkpoints_of, newest_whole, verify
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes import describe_run
-from accel_demo.progress import Progress
-from accel_demo.state import TrainingState
-from accel_demo.train_log import TrainLog
+from accel_demo.processes.connect import describe_run
+from accel_demo.run.checkpoint import Checkpoints
+from accel_demo.run.log import TrainLog
+from accel_demo.run.manifest import Damaged, checkpoints_of, newest_whole, verify
+from accel_demo.run.progress import Progress
+from accel_demo.run.state import TrainingState
 
 ENVIRONMENT = describe_run("train_plain", torch.device("cpu"), "no")
 NAMING = r"posix\.(open|mkdir|rename|replace|unlink|rmdir|truncate)|io\.open"

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy import accumulation
 from accel_demo.anatomy.accumulation import EQUAL, FULL, ONE, SHORT, TOKENS, Seen
-from accel_demo.processes import use_cpu
+from accel_demo.processes.connect import use_cpu
 
 RIGHT = {  # (samples, way): all-reduces, optimizer steps
     (ONE, "one batch"): (1, 1),

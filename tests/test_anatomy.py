@@ -11,11 +11,13 @@ import pytest
 from conftest import REPOSITORY
 from matplotlib.text import Text
 
-from accel_demo.anatomy import model_parallel, model_parallel_show, shards, show
+from accel_demo import show
+from accel_demo.anatomy import shards
 from accel_demo.anatomy.group import command_line, read
+from accel_demo.anatomy.model_parallel import splits, tables
 from accel_demo.anatomy.shards import WAYS
 from accel_demo.errors import UserError
-from accel_demo.processes import rank_environment
+from accel_demo.processes.connect import rank_environment
 
 ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
 PAGE = (ANATOMY / "README.md").read_text()
@@ -150,13 +152,13 @@ def test_the_processes_are_those_of_the_launch_or_what_was_asked_for(monkeypatch
 @pytest.mark.parametrize(("count", "ranks"), [(11, 2), (60, 2), (120, 4)])
 def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, ranks, monkeypatch):
     figures = []
-    for module in (shards, model_parallel_show):
+    for module in (shards, tables):
         monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
     batches = [list(range(start, min(start + 2, count))) for start in range(0, count, 2)]
     shards.draw(dict.fromkeys(WAYS, [batches[rank::ranks] for rank in range(ranks)]), count, "")
     pieces = min(count, 8 * ranks)
     log = [(kind, piece) for kind in ("forward", "backward") for piece in range(pieces)]
-    model_parallel_show.draw(model_parallel.timetable([log] * ranks), "")
+    tables.draw(splits.timetable([log] * ranks), "")
     for figure in figures:
         assert overlapping(figure) == []
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import GPUS, VISIBLE_GPUS, launcher
 
-from accel_demo import checkpoint, manifest, train_plain
+from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.manifest import checkpoints_of
+from accel_demo.run import checkpoint, manifest
+from accel_demo.run.manifest import checkpoints_of
 
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 64, "test_samples": 20}
 CHOICES |= {"batch_size": 8, "epochs": 3, "log_every": 1, "checkpoint_every": 3, "keep_last": 99}
@@ -231,7 +232,7 @@ def test_a_process_that_never_comes_is_one_line(start, tmp_path):
 
 LOSES_A_PROCESS = """
 import os
-from accel_demo import processes
+from accel_demo.processes import connect as processes
 from accel_demo.errors import one_line_errors
 from accel_demo.workarounds import fresh_rendezvous
 

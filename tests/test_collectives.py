@@ -13,8 +13,8 @@ from conftest import GPUS, VISIBLE_GPUS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from accel_demo.anatomy import collectives
-from accel_demo.anatomy.collectives import OPERATIONS
+from accel_demo.anatomy.collectives import by_hand
+from accel_demo.anatomy.collectives.by_hand import OPERATIONS
 from accel_demo.anatomy.wire import Wire
 
 DTYPES = [
@@ -99,32 +99,32 @@ def compare(case, device, seen) -> str:
     blank = torch.full_like(mine, 1)
 
     ours, theirs = laid_out(mine), mine.clone()
-    collectives.broadcast(ours, root, wire)
+    by_hand.broadcast(ours, root, wire)
     dist.broadcast(theirs, root)
     if not same([ours], [theirs]):
         return "broadcast"
 
     ours, theirs = laid_out(blank), blank.clone()
     here = wire.rank == root
-    collectives.scatter(ours, [*map(laid_out, many)] if here else None, root, wire)
+    by_hand.scatter(ours, [*map(laid_out, many)] if here else None, root, wire)
     dist.scatter(theirs, many if here else None, root)
     if not same([ours], [theirs]):
         return "scatter"
 
     ours, theirs = [laid_out(blank) for _ in ranks], [blank.clone() for _ in ranks]
-    collectives.gather(laid_out(mine), ours if here else None, root, wire)
+    by_hand.gather(laid_out(mine), ours if here else None, root, wire)
     dist.gather(mine, theirs if here else None, root)
     if not same(ours, theirs):
         return "gather"
 
     ours, theirs = [laid_out(blank) for _ in ranks], [blank.clone() for _ in ranks]
-    collectives.all_gather(ours, laid_out(mine), wire)
+    by_hand.all_gather(ours, laid_out(mine), wire)
     dist.all_gather(theirs, mine)
     if not same(ours, theirs):
         return "all_gather"
 
     ours = [laid_out(blank) for _ in ranks]
-    collectives.all_to_all(ours, [*map(laid_out, many)], wire)
+    by_hand.all_to_all(ours, [*map(laid_out, many)], wire)
     theirs = torch.zeros(wire.world_size * mine.numel()).to(mine)
     dist.all_to_all_single(theirs, torch.cat([part.flatten() for part in many]))
     if not same([torch.cat([part.flatten() for part in ours])], [theirs]):
@@ -151,13 +151,13 @@ def compare(case, device, seen) -> str:
 
     parts = [make(rank) for rank in ranks]
     ours, theirs = laid_out(mine), mine.clone()
-    collectives.reduce(ours, root, wire, operation)
+    by_hand.reduce(ours, root, wire, operation)
     dist.reduce(theirs, root, LIBRARY[operation])
     if not (close(ours, theirs, parts) if here else torch.equal(ours, mine)):
         return "reduce"
 
     ours, theirs = laid_out(mine), mine.clone()
-    collectives.all_reduce(ours, wire, operation)
+    by_hand.all_reduce(ours, wire, operation)
     dist.all_reduce(theirs, LIBRARY[operation])
     in_order = functools.reduce(OPERATIONS[operation], parts)
     in_order = in_order / wire.world_size if operation == "mean" else in_order
@@ -165,7 +165,7 @@ def compare(case, device, seen) -> str:
         return "all_reduce"
 
     ours, theirs = laid_out(blank), blank.clone()
-    collectives.reduce_scatter(ours, [*map(laid_out, many)], wire, operation)
+    by_hand.reduce_scatter(ours, [*map(laid_out, many)], wire, operation)
     dist.reduce_scatter(theirs, many, LIBRARY[operation])
     if not close(ours, theirs, [make(rank, wire.rank) for rank in ranks]):
         return "reduce_scatter"
@@ -197,7 +197,7 @@ def with_nan(device) -> dict[str, list[float]]:
     for operation in ("max", "min"):
         row = torch.ones(dist.get_world_size() + 1, device=device)
         row[dist.get_rank()] = float("nan")
-        collectives.all_reduce(row, Wire(), operation)
+        by_hand.all_reduce(row, Wire(), operation)
         found[operation] = row.tolist()
     return found
 
@@ -222,32 +222,30 @@ def ask_for_what_cannot_be(device):
     other = ones.double() if is_last else ones.clone()
     whole = ones.long()
     mistakes = {
-        "source": lambda: collectives.broadcast(ones, world_size, wire),
-        "source of one": lambda: collectives.scatter(ones, parts(), 0 if not is_last else -1, wire),
-        "target": lambda: collectives.gather(ones, parts(), "0", wire),
-        "target of reduce": lambda: collectives.reduce(ones, None, wire),
-        "operation": lambda: collectives.all_reduce(ones, wire, "median"),
-        "mean of whole": lambda: collectives.all_reduce(whole, wire, "mean"),
-        "mean of whole, reduce": lambda: collectives.reduce(whole, 0, wire, "mean"),
-        "mean of bool": lambda: collectives.reduce_scatter(
+        "source": lambda: by_hand.broadcast(ones, world_size, wire),
+        "source of one": lambda: by_hand.scatter(ones, parts(), 0 if not is_last else -1, wire),
+        "target": lambda: by_hand.gather(ones, parts(), "0", wire),
+        "target of reduce": lambda: by_hand.reduce(ones, None, wire),
+        "operation": lambda: by_hand.all_reduce(ones, wire, "median"),
+        "mean of whole": lambda: by_hand.all_reduce(whole, wire, "mean"),
+        "mean of whole, reduce": lambda: by_hand.reduce(whole, 0, wire, "mean"),
+        "mean of bool": lambda: by_hand.reduce_scatter(
             whole.bool(), parts(like=whole.bool()), wire, "mean"
         ),
-        "max of complex": lambda: collectives.all_reduce(ones + 0j, wire, "max"),
-        "requires grad": lambda: collectives.all_reduce(needs_grad, wire),
-        "requires grad on one": lambda: collectives.broadcast(
-            needs_grad if is_last else ones, 0, wire
-        ),
-        "no tensor": lambda: collectives.all_reduce([1.0, 2.0], wire),
-        "no tensor on one": lambda: collectives.broadcast(None if is_last else ones, 0, wire),
-        "list too short": lambda: collectives.all_gather(parts(world_size - 1), ones, wire),
-        "list too long on one": lambda: collectives.all_to_all(
+        "max of complex": lambda: by_hand.all_reduce(ones + 0j, wire, "max"),
+        "requires grad": lambda: by_hand.all_reduce(needs_grad, wire),
+        "requires grad on one": lambda: by_hand.broadcast(needs_grad if is_last else ones, 0, wire),
+        "no tensor": lambda: by_hand.all_reduce([1.0, 2.0], wire),
+        "no tensor on one": lambda: by_hand.broadcast(None if is_last else ones, 0, wire),
+        "list too short": lambda: by_hand.all_gather(parts(world_size - 1), ones, wire),
+        "list too long on one": lambda: by_hand.all_to_all(
             parts(), parts(world_size + is_last), wire
         ),
-        "no list": lambda: collectives.scatter(ones, None, 0, wire),
-        "list of numbers": lambda: collectives.reduce_scatter(ones, [1.0] * world_size, wire),
-        "source that is no int": lambda: collectives.scatter(ones, parts(), 0.0, wire),
-        "operation that is no word": lambda: collectives.all_reduce(ones, wire, numpy.ones(3)),
-        "sum of float8": lambda: collectives.all_reduce(ones.to(torch.float8_e4m3fn), wire),
+        "no list": lambda: by_hand.scatter(ones, None, 0, wire),
+        "list of numbers": lambda: by_hand.reduce_scatter(ones, [1.0] * world_size, wire),
+        "source that is no int": lambda: by_hand.scatter(ones, parts(), 0.0, wire),
+        "operation that is no word": lambda: by_hand.all_reduce(ones, wire, numpy.ones(3)),
+        "sum of float8": lambda: by_hand.all_reduce(ones.to(torch.float8_e4m3fn), wire),
     }
     odd = {  # what cannot be sent or overwritten, for one rank alone
         "numpy": numpy.ones(3, dtype=numpy.float32),
@@ -263,37 +261,33 @@ def ask_for_what_cannot_be(device):
         for place, has_it in (("first", rank == 0), ("last", is_last)):
             tensor = its if has_it else ones
             mistakes |= {
-                f"{name} on {place}, all_reduce": lambda t=tensor: collectives.all_reduce(t, wire),
-                f"{name} on {place}, broadcast": lambda t=tensor: collectives.broadcast(t, 0, wire),
-                f"{name} on {place}, scatter": lambda t=tensor: collectives.scatter(
+                f"{name} on {place}, all_reduce": lambda t=tensor: by_hand.all_reduce(t, wire),
+                f"{name} on {place}, broadcast": lambda t=tensor: by_hand.broadcast(t, 0, wire),
+                f"{name} on {place}, scatter": lambda t=tensor: by_hand.scatter(
                     t, parts(), 0, wire
                 ),
-                f"{name} on {place}, all_gather": lambda t=tensor: collectives.all_gather(
+                f"{name} on {place}, all_gather": lambda t=tensor: by_hand.all_gather(
                     parts(world_size - 1) + [t], ones, wire
                 ),
             }
     if device.type != "cpu":
         on_cpu = ones.cpu() if is_last else ones
-        mistakes["one on the CPU"] = lambda: collectives.all_reduce(on_cpu, wire)
+        mistakes["one on the CPU"] = lambda: by_hand.all_reduce(on_cpu, wire)
     if world_size > 1:
         mistakes |= {
-            "shape of broadcast": lambda: collectives.broadcast(longer, 0, wire),
-            "dtype of broadcast": lambda: collectives.broadcast(other, 0, wire),
-            "shape of reduce": lambda: collectives.reduce(longer, 0, wire),
-            "dtype of all_reduce": lambda: collectives.all_reduce(other, wire),
-            "shape of scatter": lambda: collectives.scatter(longer, parts(), 0, wire),
-            "shape of gather": lambda: collectives.gather(longer, parts(), 0, wire),
-            "dtype of all_gather": lambda: collectives.all_gather(parts(), other, wire),
-            "shape of all_to_all": lambda: collectives.all_to_all(
-                parts(), parts(like=longer), wire
-            ),
-            "shape of reduce_scatter": lambda: collectives.reduce_scatter(longer, parts(), wire),
-            "two sources": lambda: collectives.broadcast(ones, int(is_last), wire),
-            "two operations": lambda: collectives.all_reduce(
-                ones, wire, "max" if is_last else "min"
-            ),
+            "shape of broadcast": lambda: by_hand.broadcast(longer, 0, wire),
+            "dtype of broadcast": lambda: by_hand.broadcast(other, 0, wire),
+            "shape of reduce": lambda: by_hand.reduce(longer, 0, wire),
+            "dtype of all_reduce": lambda: by_hand.all_reduce(other, wire),
+            "shape of scatter": lambda: by_hand.scatter(longer, parts(), 0, wire),
+            "shape of gather": lambda: by_hand.gather(longer, parts(), 0, wire),
+            "dtype of all_gather": lambda: by_hand.all_gather(parts(), other, wire),
+            "shape of all_to_all": lambda: by_hand.all_to_all(parts(), parts(like=longer), wire),
+            "shape of reduce_scatter": lambda: by_hand.reduce_scatter(longer, parts(), wire),
+            "two sources": lambda: by_hand.broadcast(ones, int(is_last), wire),
+            "two operations": lambda: by_hand.all_reduce(ones, wire, "max" if is_last else "min"),
             "two collectives": lambda: (
-                collectives.all_reduce(ones, wire) if is_last else collectives.reduce(ones, 0, wire)
+                by_hand.all_reduce(ones, wire) if is_last else by_hand.reduce(ones, 0, wire)
             ),
         }
     for name, mistake in mistakes.items():
@@ -302,12 +296,12 @@ def ask_for_what_cannot_be(device):
         raised[name] = str(caught.value)
     assert wire.sent == [] and torch.equal(ones, torch.ones_like(ones))  # found before any message
     with torch.no_grad():
-        collectives.all_reduce(needs_grad, wire)
+        by_hand.all_reduce(needs_grad, wire)
     uneven = torch.zeros(rank, device=device)
     given = [torch.full((count,), float(count), device=device) for count in range(world_size)]
-    collectives.scatter(uneven, given if rank == 0 else None, 0, wire)
+    by_hand.scatter(uneven, given if rank == 0 else None, 0, wire)
     results = [torch.zeros(count, device=device) for count in range(world_size)]
-    collectives.all_gather(results, uneven.requires_grad_(), wire)
+    by_hand.all_gather(results, uneven.requires_grad_(), wire)
     arrived = zip(results, given, strict=True)
     is_right = all(torch.equal(*pair) and not pair[0].requires_grad for pair in arrived)
     return raised, is_right and needs_grad.tolist() == [world_size] * 3

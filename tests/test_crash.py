@@ -13,8 +13,9 @@ from conftest import BIN, REPOSITORY, left_behind, processes_below_this_one
 from safetensors.torch import save_file
 
 from accel_demo.errors import UserError
-from accel_demo.lab import crash, crash_report
 from accel_demo.lab.bench import timed_command
+from accel_demo.lab.crash import command as crash
+from accel_demo.lab.crash import report
 
 
 def crash_and_check(start, tmp_path, kills: int, processes: int, *flags, timeout=240) -> dict:
@@ -89,10 +90,10 @@ def runs(tmp_path):
 
 def test_two_runs_that_are_alike_pass(runs):
     twin, killed, found = runs
-    found |= crash_report.compare(twin, killed)
+    found |= report.compare(twin, killed)
     assert (found["tensors"], found["different_tensors"]) == (2, [])
     assert (found["steps_logged"], found["steps_logged_alike"]) == (3, 3)
-    assert crash_report.passed(found)
+    assert report.passed(found)
 
 
 def test_one_flipped_bit_does_not_pass(runs):
@@ -101,9 +102,9 @@ def test_one_flipped_bit_does_not_pass(runs):
     content = bytearray(path.read_bytes())
     content[-1] ^= 128  # the sign of the last tensor's last number
     path.write_bytes(content)
-    found |= crash_report.compare(twin, killed)
+    found |= report.compare(twin, killed)
     assert len(found["different_tensors"]) == 1
-    assert not crash_report.passed(found)
+    assert not report.passed(found)
 
 
 def test_a_step_with_another_loss_or_without_a_line_does_not_pass(runs):
@@ -112,9 +113,9 @@ def test_a_step_with_another_loss_or_without_a_line_does_not_pass(runs):
     lines = path.read_text().splitlines(keepends=True)
     for wrong in (lines[1:], [*lines[:2], lines[2].replace("0.33", "0.34"), lines[3]]):
         path.write_text("".join(wrong))
-        compared = crash_report.compare(twin, killed)
+        compared = report.compare(twin, killed)
         assert compared["steps_logged"] == 3 > compared["steps_logged_alike"]
-        assert not crash_report.passed(found | compared)
+        assert not report.passed(found | compared)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +124,14 @@ def test_a_step_with_another_loss_or_without_a_line_does_not_pass(runs):
 def test_a_launch_from_the_wrong_checkpoint_does_not_pass(fact, wrong, runs):
     twin, killed, found = runs
     found["launches"][0][fact] = wrong
-    assert not crash_report.passed(found | crash_report.compare(twin, killed))
+    assert not report.passed(found | report.compare(twin, killed))
 
 
 def test_a_verdict_that_is_not_equal_is_exit_code_1(monkeypatch):
     monkeypatch.setattr(crash, "crash", lambda options, folder: {})
-    monkeypatch.setattr(crash_report, "summary", lambda found: "")
+    monkeypatch.setattr(report, "summary", lambda found: "")
     for verdict in (True, False):
-        monkeypatch.setattr(crash_report, "passed", lambda found, verdict=verdict: verdict)
+        monkeypatch.setattr(report, "passed", lambda found, verdict=verdict: verdict)
         assert crash.main(["--kills", "1"]) == (0 if verdict else 1)
 
 

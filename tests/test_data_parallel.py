@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 from torch import nn
 
-from accel_demo.anatomy import data_parallel_picture, data_parallel_show
-from accel_demo.anatomy.data_parallel import (
+from accel_demo.anatomy.data_parallel import pictures, tables
+from accel_demo.anatomy.data_parallel.phases import (
     DataParallel,
     data_parallel,
     parallel_apply,
     replicate,
 )
-from accel_demo.anatomy.data_parallel_show import largest_difference
-from accel_demo.anatomy.scatter_gather import chunk_sizes, gather, scatter
+from accel_demo.anatomy.data_parallel.scatter_gather import chunk_sizes, gather, scatter
+from accel_demo.anatomy.data_parallel.tables import largest_difference
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
 
@@ -371,23 +371,22 @@ def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
     plain, weighted = "inside, plain mean", "inside, weighted mean"
     for replicas in range(1, 9):
         errors = {
-            name: data_parallel_show.gradient_error(loss, replicas)
-            for name, loss in data_parallel_show.LOSSES.items()
+            name: tables.gradient_error(loss, replicas) for name, loss in tables.LOSSES.items()
         }
         assert errors["after the gather"] < 1e-6 and errors[weighted] < 1e-6
         assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # 8, 8, 8, 6 and seven 4 and a 2
         assert errors[plain] > 1e-2 or errors[plain] < 1e-6
-    weights = data_parallel_show.sample_weights(8)
+    weights = tables.sample_weights(8)
     assert weights == pytest.approx([1 / 32] * 28 + [1 / 16] * 2)
 
 
 def test_every_replica_computes_a_loss_only_where_the_loss_is_in_forward():
     net, record = nn.Linear(6, 3), []
     batch = {"inputs": torch.randn(10, 6), "labels": torch.randn(10, 3)}
-    losses = data_parallel(data_parallel_show.LossInside(net), batch, 4, record=record)
+    losses = data_parallel(tables.LossInside(net), batch, 4, record=record)
     assert losses.shape == (4,)
     for loss, part in zip(losses, scatter(batch, [CPU] * 4), strict=True):
-        assert loss.item() == pytest.approx(data_parallel_show.LossInside(net)(part).item())
+        assert loss.item() == pytest.approx(tables.LossInside(net)(part).item())
     gathered = [event.shapes for event in record if event.phase == "gather"]
     assert gathered == [((),)] * 4  # a number from each, instead of all outputs
 
@@ -428,19 +427,19 @@ def test_code_on_weights_is_never_split_outside_forward_not_and_inside_it_is_don
 
 def test_a_gradient_that_is_nan_is_not_passed_over():
     def nan_in_the_last_bias(net, batch, replicas):
-        loss = data_parallel_show.loss_after_gather(net, batch, replicas)
+        loss = tables.loss_after_gather(net, batch, replicas)
         return loss + net[2].bias.sum() * float("nan")
 
-    error = data_parallel_show.gradient_error(nan_in_the_last_bias, 2)
-    assert data_parallel_show.in_digits(error) == "nan"
+    error = tables.gradient_error(nan_in_the_last_bias, 2)
+    assert tables.in_digits(error) == "nan"
     errors = (0.0, 9.9e-7, 1e-6, 4.5e-4, 0.02)
     said = ["below 1e-6", "below 1e-6", "1e-06", "4e-04", "0.020"]
-    assert list(map(data_parallel_show.in_digits, errors)) == said
+    assert list(map(tables.in_digits, errors)) == said
 
 
 @pytest.mark.parametrize("replicas", [2, 8])
 def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradients(replicas, capsys):
-    data_parallel_show.show_parts(replicas)
+    tables.show_parts(replicas)
     rows = [re.split(r" *\| *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
     whole, parts = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
     counts = ("replications", "gathers", "threads", "gradient off by")
@@ -540,7 +539,7 @@ def test_the_program_prints_its_table_and_draws_it(start, tmp_path):
 )
 def test_the_other_tables_are_drawn_too(what, row, words, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["data_parallel", what, "--plot", str(tmp_path / "it.svg")])
-    data_parallel_show.main("")
+    tables.main("")
     assert row in capsys.readouterr().out and words <= words_of(tmp_path / "it.svg")
 
 
@@ -551,10 +550,10 @@ def test_the_other_tables_are_drawn_too(what, row, words, monkeypatch, tmp_path,
 def test_the_picture_of_the_bias_says_how_many_replicas_and_no_number_is_over_another(
     replicas, title
 ):
-    errors = {name: [0.0, 0.047][replicas > 8 :] * replicas for name in data_parallel_show.LOSSES}
+    errors = {name: [0.0, 0.047][replicas > 8 :] * replicas for name in tables.LOSSES}
     errors = {name: values[:replicas] for name, values in errors.items()}
-    weights, sizes = data_parallel_show.sample_weights(replicas), chunk_sizes(30, replicas)
-    figure = data_parallel_picture.draw_bias(weights, sizes, errors)
+    weights, sizes = tables.sample_weights(replicas), chunk_sizes(30, replicas)
+    figure = pictures.draw_bias(weights, sizes, errors)
     figure.draw_without_rendering()
     left, right = figure.axes
     assert left.get_title() == f"30 samples {title}"
@@ -583,7 +582,7 @@ def test_a_mistake_at_the_command_line_is_one_line(start, monkeypatch):
     ):
         monkeypatch.setattr(sys, "argv", ["data_parallel", *flags])
         with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
-            data_parallel_show.main("")
+            tables.main("")
 
 
 def compare_with_torch(gpus):

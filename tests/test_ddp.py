@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy import ddp_ladder
-from accel_demo.anatomy.buckets import assign_buckets, lay_out
-from accel_demo.anatomy.ddp import HandmadeDDP
-from accel_demo.anatomy.ddp_wire import recorded
-from accel_demo.processes import free_port
+from accel_demo.anatomy.ddp import comparison
+from accel_demo.anatomy.ddp.buckets import assign_buckets, lay_out
+from accel_demo.anatomy.ddp.by_hand import HandmadeDDP
+from accel_demo.anatomy.ddp.flight_recorder import recorded
+from accel_demo.processes.launch import free_port
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -410,17 +410,17 @@ def test_a_message_of_any_dtype_has_its_size_in_bytes(found):
 
 def marks_of_a_restless_ddp(device):
     """What the ladder says of a DDP that never ends twice with the same weights."""
-    runs, tellings = count(), ddp_ladder.TELLINGS
+    runs, tellings = count(), comparison.TELLINGS
     restless = dict.fromkeys(
-        (ddp_ladder.REFERENCE, ddp_ladder.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))
+        (comparison.REFERENCE, comparison.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))
     )
-    ddp_ladder.TELLINGS = restless
+    comparison.TELLINGS = restless
     try:
         with tempfile.TemporaryDirectory() as folder:
-            ddp_ladder.ladder(device, Path(folder))
+            comparison.ladder(device, Path(folder))
             return [json.loads(file.read_text()) for file in Path(folder).iterdir()]
     finally:
-        ddp_ladder.TELLINGS = tellings
+        comparison.TELLINGS = tellings
 
 
 def test_the_ladder_would_say_so_if_ddp_did_not_repeat_itself(found):

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import doctor
-from accel_demo.lab.launch import kill_tree
-from accel_demo.lab.launch_config import Promise, promise_of, read_config
-from accel_demo.lab.probe_launch import LaunchFailed, cause_in, launch_probe
+from accel_demo.lab.doctor import command as doctor
+from accel_demo.lab.doctor.launch_config import Promise, promise_of, read_config
+from accel_demo.lab.doctor.launch_probe import LaunchFailed, cause_in, launch_probe
+from accel_demo.processes.commands import kill_tree
 
 CLI = ["accel-demo", "doctor"]
 NO = 'distributed_type: "NO"\n'

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes import check_processes, is_launched, spawn, use_cpu
+from accel_demo.processes.connect import check_processes, is_launched, use_cpu
+from accel_demo.processes.launch import spawn
 
 
 @pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [20])])

@@ -15,7 +15,8 @@ from at_exit import watch
 from conftest import launcher
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.processes import connect, spawn
+from accel_demo.processes.connect import connect
+from accel_demo.processes.launch import spawn
 
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
 FLAGS = [*FLAGS.split(), "--max-steps", "3", "--run-dir"]
@@ -25,7 +26,7 @@ ACCELERATE_PROGRAMS = [
     "tutorials/09_batch_and_learning_rate.py",
     "tutorials/10_precision_and_compilation.py",
     "tutorials/11_kill_and_resume.py",
-    "accel_demo/lab/probe.py",
+    "accel_demo/lab/doctor/probe.py",
 ]
 THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # of a process that has a group
 

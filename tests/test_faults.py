@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import REPOSITORY, launcher, run_all
 
-from accel_demo.manifest import checkpoints_of, verify
+from accel_demo.run.manifest import checkpoints_of, verify
 
 HOW = ("by_hand", "accelerate")
 SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".split()

@@ -26,7 +26,7 @@ from conftest import (
     start_process,
 )
 
-from accel_demo.lab.fork_server import ForkedProcess
+from accel_demo.processes.fork_server import ForkedProcess
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_it_takes_signals_and_can_ignore_one(tmp_path):
 def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tmp_path):
     owner = """
         import os, sys, time
-        from accel_demo.lab.fork_server import ForkServer, ADDRESS, start_program
+        from accel_demo.processes.fork_server import ForkServer, ADDRESS, start_program
         server = ForkServer()
         with open("output", "w") as output:
             command = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -373,7 +373,7 @@ def test_a_server_that_is_gone_is_an_error_and_not_a_hang():
 
 def test_programs_of_the_package_see_the_server_of_the_tests():
     """A command that starts Python programs itself, through lab/launch.py, forks them as well."""
-    program = "from accel_demo.lab.launch import run_to_end\n"
+    program = "from accel_demo.processes.commands import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
     assert int(result.stdout) == fork_server()._process.pid

@@ -11,8 +11,9 @@ from conftest import GPUS
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy import kernel_distance
-from accel_demo.anatomy.kernel_distance import (
+from accel_demo.anatomy.kernel_distance import methods
+from accel_demo.anatomy.kernel_distance.costs import WAYS, bytes_kept, bytes_to_keep, reference
+from accel_demo.anatomy.kernel_distance.methods import (
     chunked,
     closed_form,
     double_loop,
@@ -20,7 +21,6 @@ from accel_demo.anatomy.kernel_distance import (
     over_ranks,
     vectorised,
 )
-from accel_demo.anatomy.kernel_distance_costs import WAYS, bytes_kept, bytes_to_keep, reference
 
 IN_ONE_PROCESS = [double_loop, vectorised, chunked, over_devices, closed_form]
 
@@ -337,7 +337,7 @@ def test_the_program_measures_every_way(start, tmp_path):
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, said):
-    from accel_demo.anatomy.kernel_distance_table import main
+    from accel_demo.anatomy.kernel_distance.table import main
 
     monkeypatch.setattr("sys.argv", ["kernel_distance", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -351,7 +351,7 @@ def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, sa
 def test_two_gpus_share_the_rows(start):
     program = (
         "import torch\n"
-        "from accel_demo.anatomy.kernel_distance import double_loop, over_devices\n"
+        "from accel_demo.anatomy.kernel_distance.methods import double_loop, over_devices\n"
         "weight = torch.randn(9, 4, 3, 3, device='cuda:0', dtype=torch.double).requires_grad_()\n"
         "numbers = [way(weight) for way in (double_loop, over_devices)]\n"
         "one, other = [torch.autograd.grad(number, weight)[0] for number in numbers]\n"
@@ -368,7 +368,7 @@ def test_all_ways_have_one_signature():
     import inspect
 
     ways = (*IN_ONE_PROCESS, over_ranks)
-    functions = {name for name, _ in inspect.getmembers(kernel_distance, inspect.isfunction)}
+    functions = {name for name, _ in inspect.getmembers(methods, inspect.isfunction)}
     public = {name for name in functions if not name.startswith("_")}
     assert public - {"checkpoint", "once_differentiable"} == {way.__name__ for way in ways}
     for way in ways:

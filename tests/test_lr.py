@@ -12,8 +12,8 @@ from conftest import run_to_end
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import lr
-from accel_demo.lab.lr_train import (
+from accel_demo.lab.lr import command as lr
+from accel_demo.lab.lr.training import (
     BATCH,
     MEASURED,
     TEST_IMAGES,

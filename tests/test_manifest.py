@@ -13,7 +13,7 @@ from test_bad_input import one_line
 from accel_demo import train, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.manifest import (
+from accel_demo.run.manifest import (
     MANIFEST,
     SEAL,
     Damaged,

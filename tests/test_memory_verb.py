@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from conftest import GPUS, VISIBLE_GPUS, run_to_end
 from torch import nn
 
-from accel_demo.anatomy.memory import batch, bytes_of, make_network
+from accel_demo.anatomy.memory.count import batch, bytes_of, make_network
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
-from accel_demo.lab import memory, memory_formula
-from accel_demo.lab.memory_formula import KINDS, predict
+from accel_demo.lab.memory import command as memory
+from accel_demo.lab.memory import formula
+from accel_demo.lab.memory.formula import KINDS, predict
 
 TIME_LIMIT = 230  # seconds
 EMPTY = dict.fromkeys(KINDS, 0)
@@ -66,10 +67,10 @@ def test_the_layers_keep_what_the_formula_says(model):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = F.cross_entropy(network(images), labels)
-    on_meta = memory_formula.on_meta(model)
+    on_meta = formula.on_meta(model)
     assert all(parameter.is_meta for parameter in on_meta.parameters())
-    layers = memory_formula.activations(on_meta, len(images))
-    total = layers + memory_formula.activations_of_the_loss(len(images))
+    layers = formula.activations(on_meta, len(images))
+    total = layers + formula.activations_of_the_loss(len(images))
     assert total == bytes_of(kept, counted) > 0
     assert loss.requires_grad
 
@@ -77,7 +78,7 @@ def test_the_layers_keep_what_the_formula_says(model):
 def test_a_layer_without_a_formula_is_refused():
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid()).to("meta")
     with pytest.raises(ValueError, match="no formula for what Sigmoid keeps"):
-        memory_formula.activations(network, 2)
+        formula.activations(network, 2)
 
 
 def test_ddp_has_everything_on_every_rank_and_the_gradients_twice():
@@ -91,9 +92,9 @@ def test_ddp_has_everything_on_every_rank_and_the_gradients_twice():
 
 
 def test_the_shares_of_fsdp_make_up_the_whole():
-    size, network = parameter_bytes("vgg11"), memory_formula.on_meta("vgg11")
+    size, network = parameter_bytes("vgg11"), formula.on_meta("vgg11")
     for processes in (1, 2, 3, 4, 7):
-        ranks = [memory_formula.fsdp(network, 2, rank, processes) for rank in range(processes)]
+        ranks = [formula.fsdp(network, 2, rank, processes) for rank in range(processes)]
         assert sum(rank["optimizer state"] for rank in ranks) == 2 * size
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
@@ -107,7 +108,7 @@ def test_only_the_first_device_of_data_parallel_keeps_more_than_a_copy():
     assert (first["parameters"], first["gradients"], first["copies"]) == (size, size, 0)
     for one in others:
         assert one == EMPTY | {"copies": size, "activations": one["activations"]}
-    loss = memory_formula.activations_of_the_loss(12)
+    loss = formula.activations_of_the_loss(12)
     assert first["activations"] == others[0]["activations"] + loss
 
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from conftest import GPUS, VISIBLE_GPUS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accel_demo.anatomy import model_parallel as parallel
-from accel_demo.anatomy.model_parallel_show import show, verdict
+from accel_demo.anatomy.model_parallel import splits
+from accel_demo.anatomy.model_parallel.tables import show, verdict
 
 WAYS = ["DDP", "`.to()`", "pipeline", "tensor parallel", "FSDP2"]
 KINDS = ["forward", "backward"]
@@ -22,12 +22,12 @@ KINDS = ["forward", "backward"]
 
 def all_ways(device):
     """Rank by rank: what is found for several numbers of micro-batches, and what is refused."""
-    rows = parallel.ROWS_PER_RANK * dist.get_world_size()
-    found = {pieces: parallel.train_all(device, pieces) for pieces in (1, 4, rows)}
+    rows = splits.ROWS_PER_RANK * dist.get_world_size()
+    found = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
     errors = []
     for pieces in (0, 3 * rows, 5):
         with pytest.raises(ValueError) as error:
-            parallel.train_all(device, pieces)
+            splits.train_all(device, pieces)
         errors.append(str(error.value))
     return found, errors, traffic(device)
 
@@ -46,12 +46,12 @@ class Traffic(TorchDispatchMode):
 
 
 def traffic(device):
-    rows, counts = parallel.ROWS_PER_RANK * dist.get_world_size(), {}
-    inputs = parallel.whole_numbers((rows, parallel.WIDTHS[0]), 0).to(device)
-    targets = parallel.whole_numbers((rows, parallel.WIDTHS[-1]), 1).to(device)
-    for way in (parallel.data_parallel, parallel.tensor_parallel, parallel.fully_sharded):
+    rows, counts = splits.ROWS_PER_RANK * dist.get_world_size(), {}
+    inputs = splits.whole_numbers((rows, splits.WIDTHS[0]), 0).to(device)
+    targets = splits.whole_numbers((rows, splits.WIDTHS[-1]), 1).to(device)
+    for way in (splits.data_parallel, splits.tensor_parallel, splits.fully_sharded):
         with Traffic() as noted:
-            way(parallel.make_model(), inputs, targets, device)
+            way(splits.make_model(), inputs, targets, device)
         counts[way.__name__] = dict(noted.count)
     return counts
 
@@ -59,7 +59,7 @@ def traffic(device):
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_way_gives_what_the_unsplit_model_gives_and_shares_it_out(processes, together):
     results = together(all_ways, processes)
-    elements = parallel.elements(parallel.make_model())
+    elements = splits.elements(splits.make_model())
     for found, errors, counts in results:
         for pieces, (ways, moments, logs) in found.items():
             for way, (held, apart) in ways.items():
@@ -72,7 +72,7 @@ def test_every_way_gives_what_the_unsplit_model_gives_and_shares_it_out(processe
             assert moments["inside forward, at the most"] == [one + layer for one in held]
             stages = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * processes
             assert logs == stages  # GPipe: all forwards, then all backwards
-            assert parallel.bubble(parallel.timetable(logs)) == formula(processes, pieces)
+            assert splits.bubble(splits.timetable(logs)) == formula(processes, pieces)
         assert all("microbatches must be a divisor of the batch" in error for error in errors)
         assert len(errors) == 3
         check_traffic(counts)
@@ -100,40 +100,40 @@ def formula(stages: int, pieces: int) -> Fraction:
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 def test_a_model_over_devices_trains_as_a_plain_loop_does(parts):
-    inputs, targets = parallel.whole_numbers((8, 8), 5), parallel.whole_numbers((8, 8), 6)
-    model = parallel.make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=parallel.LEARNING_RATE)
+    inputs, targets = splits.whole_numbers((8, 8), 5), splits.whole_numbers((8, 8), 6)
+    model = splits.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=splits.LEARNING_RATE)
     torch.nn.functional.mse_loss(output := model(inputs), targets).backward()
     optimizer.step()
-    split = parallel.over_devices(parallel.make_model(), inputs, targets, ["cpu"] * parts)
+    split = splits.over_devices(splits.make_model(), inputs, targets, ["cpu"] * parts)
     assert torch.equal(split.output, output)
-    assert sum(split.held) == parallel.elements(model) and len(split.held) == parts
-    before = parallel.make_model().state_dict()
+    assert sum(split.held) == splits.elements(model) and len(split.held) == parts
+    before = splits.make_model().state_dict()
     for name, weight in model.state_dict().items():
         assert torch.equal(split.model.state_dict()[name], weight)
         assert not torch.equal(before[name], weight)
 
 
 def test_a_result_that_differs_is_seen():
-    inputs, targets = parallel.whole_numbers((8, 8), 5), parallel.whole_numbers((8, 8), 6)
+    inputs, targets = splits.whole_numbers((8, 8), 5), splits.whole_numbers((8, 8), 6)
     right, wrong = (
-        parallel.over_devices(parallel.make_model(), inputs, targets, ["cpu"]) for _ in range(2)
+        splits.over_devices(splits.make_model(), inputs, targets, ["cpu"]) for _ in range(2)
     )
-    assert verdict(parallel.difference(wrong, right)) == "the same bits"
+    assert verdict(splits.difference(wrong, right)) == "the same bits"
     for tensor in (wrong.output, wrong.model[2].weight, wrong.model[6].weight.grad):
         kept = tensor.detach().clone()
         tensor.data.view(-1)[3] += 0.5
-        assert parallel.difference(wrong, right) == 0.5
-        assert verdict(parallel.difference(wrong, right)) == "differs by 5e-01"
+        assert splits.difference(wrong, right) == 0.5
+        assert verdict(splits.difference(wrong, right)) == "differs by 5e-01"
         tensor.data.copy_(kept)
     for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last, after numbers
         tensor.data.fill_(math.nan)
-    assert verdict(parallel.difference(wrong, right)) == "differs by nan"
-    assert math.isnan(parallel.largest([0.0, math.nan, 0.5]))  # of several ranks
+    assert verdict(splits.difference(wrong, right)) == "differs by nan"
+    assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # of several ranks
 
 
 def test_a_mistake_of_ours_is_not_said_to_be_the_users(monkeypatch):
-    monkeypatch.setattr(parallel, "train_all", Mock(side_effect=ValueError("ours")))
+    monkeypatch.setattr(splits, "train_all", Mock(side_effect=ValueError("ours")))
     with pytest.raises(ValueError, match="ours"):
         show(torch.device("cpu"), Namespace(microbatches=4))
 
@@ -142,9 +142,9 @@ def test_the_bubble_is_the_formulas_and_one_forward_one_backward_does_not_shrink
     for stages in range(1, 7):
         for pieces in range(1, 9):
             gpipe = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * stages
-            assert parallel.bubble(parallel.timetable(gpipe)) == formula(stages, pieces)
+            assert splits.bubble(splits.timetable(gpipe)) == formula(stages, pieces)
             logs = [one_forward_one_backward(stages - stage, pieces) for stage in range(stages)]
-            assert parallel.bubble(parallel.timetable(logs)) == formula(stages, pieces)
+            assert splits.bubble(splits.timetable(logs)) == formula(stages, pieces)
 
 
 def one_forward_one_backward(stages_left: int, pieces: int) -> list:
@@ -161,19 +161,19 @@ def one_forward_one_backward(stages_left: int, pieces: int) -> list:
 def test_logs_in_which_all_wait_are_refused():
     first, second = [("backward", 0), ("forward", 0)], [("forward", 0), ("backward", 0)]
     with pytest.raises(ValueError, match="logs must fit together"):
-        parallel.timetable([first, second])
+        splits.timetable([first, second])
 
 
 @pytest.mark.parametrize("processes", [0, 5])
 def test_more_processes_than_layers_are_refused(processes):
     with pytest.raises(ValueError, match=f"processes must be from 1 to 4.* got {processes}"):
-        parallel.check(processes, 4)
+        splits.check(processes, 4)
 
 
 def test_each_way_takes_less_than_40_lines():
     ways = ["data_parallel", "over_devices", "pipeline", "tensor_parallel", "fully_sharded"]
     for way in ways:
-        assert len(inspect.getsource(getattr(parallel, way)).splitlines()) < 40
+        assert len(inspect.getsource(getattr(splits, way)).splitlines()) < 40
 
 
 def test_the_program_prints_and_draws(start, tmp_path):

@@ -5,7 +5,7 @@ import runpy
 import pytest
 from pages import TUTORIALS, check, table_rows
 
-from accel_demo.anatomy.devices import visible_devices
+from accel_demo.anatomy.devices.gpus import visible_devices
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "01_visible_devices.py"
 PAGE = "01_choosing_devices.md"

@@ -128,7 +128,7 @@ def test_every_reason_has_a_sign_a_cure_and_a_figure():
 
 @pytest.mark.slow
 def test_each_reason_is_measured_in_two_connected_processes(tmp_path):
-    command = ["python", "-m", "accel_demo.lab.scaling_reasons", "--quick"]
+    command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
     # For real: torch reads TORCH_CPP_LOG_LEVEL, which the command sets, when it is imported.
     result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
     assert result.returncode == 0, result.stderr
@@ -168,7 +168,7 @@ def test_the_model_answer_finds_whoever_is_late_in_most_steps(ranks, data):
 
 
 def test_spans_reads_a_trace_as_the_timeline_merges_it():
-    from accel_demo.lab.timeline_merge import merged
+    from accel_demo.lab.timeline.merge import merged
 
     def of_rank(shift):
         names = ("step 4", "forward", "gloo:all_reduce")

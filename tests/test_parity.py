@@ -11,9 +11,11 @@ from safetensors.torch import save_file
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab import parity, parity_ledger, parity_show
-from accel_demo.lab.parity_ledger import BOUND, NOTHING, SAME_BITS, has_kept_its_promise
-from accel_demo.lab.parity_runs import Run
+from accel_demo.lab.parity import command as parity
+from accel_demo.lab.parity import ledger as parity_ledger
+from accel_demo.lab.parity import tables
+from accel_demo.lab.parity.ledger import BOUND, NOTHING, SAME_BITS, has_kept_its_promise
+from accel_demo.lab.parity.runs import Run
 from accel_demo.models import make_model
 
 TIME_LIMIT = 230  # seconds
@@ -73,7 +75,7 @@ def test_the_table_has_a_row_for_each_pair_and_names_its_processes(quick):
 
 
 def test_markdown_has_the_reasons_the_machine_and_the_versions(quick):
-    text = parity_show.markdown(quick.found)
+    text = tables.markdown(quick.found)
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 8 and len({line.count("|") for line in lines}) == 1
     for line, row in zip(lines[2:], quick.rows, strict=True):

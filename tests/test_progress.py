@@ -3,7 +3,7 @@
 import pytest
 
 from accel_demo.config import TrainConfig
-from accel_demo.progress import Progress
+from accel_demo.run.progress import Progress
 
 
 def progress_at(batches: int, step: int = 0, epoch: int = 0, **choices) -> Progress:

@@ -20,20 +20,21 @@ from hypothesis import strategies as st
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab import report, report_metrics
-from accel_demo.lab.report_curves import MOST_POINTS, chart, log_ticks, thinned, ticks
-from accel_demo.lab.report_files import Unreadable, printable
-from accel_demo.lab.report_metrics import (
+from accel_demo.lab.report import command as report
+from accel_demo.lab.report import metrics as report_metrics
+from accel_demo.lab.report.curves import MOST_POINTS, chart, log_ticks, thinned, ticks
+from accel_demo.lab.report.files import Unreadable, printable
+from accel_demo.lab.report.metrics import (
     CURVES,
     LONGEST_LINE,
     MOST_NOTES,
     MOST_PIECES,
     read_metrics,
 )
-from accel_demo.lab.report_page import write_report
-from accel_demo.lab.report_predictions import check_png
-from accel_demo.lab.report_runs import FILES, read_run
-from accel_demo.lab.report_text import WIDTH, as_text, sparkline
+from accel_demo.lab.report.page import write_report
+from accel_demo.lab.report.predictions import check_png
+from accel_demo.lab.report.runs import FILES, read_run
+from accel_demo.lab.report.text import WIDTH, as_text, sparkline
 
 PLANTED = "<script>document.title=1</script>&\"'"
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b\u202ertl\u2028line\nline\r\ud800"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
-from accel_demo.run import Run
+from accel_demo.run.run import Run
 
 # Two epochs of five micro-batches, which make three optimizer steps: the last has one micro-batch.
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 40, "test_samples": 20}

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import scaling, scaling_picture, scaling_reasons, scaling_text
-from accel_demo.lab.scaling_fit import amdahl, fit, gustafson, serial_share_of
+from accel_demo.lab.scaling import command as scaling
+from accel_demo.lab.scaling import picture, reasons
+from accel_demo.lab.scaling import text as scaling_text
+from accel_demo.lab.scaling.fit import amdahl, fit, gustafson, serial_share_of
 
 LAWS = st.sampled_from([amdahl, gustafson])
 SHARES = st.floats(0, 1)
@@ -169,7 +171,7 @@ def test_the_text_says_what_the_counts_can_tell_and_who_shares_cores():
 
 
 def test_the_picture_names_every_telling_and_law_and_the_shared_cores(tmp_path):
-    scaling_picture.draw(made_up(0.25, [1, 2, 4], cores=2), tmp_path / "drawn.svg")
+    picture.draw(made_up(0.25, [1, 2, 4], cores=2), tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text()
     words = ("ideal", "plain PyTorch", "raw DDP", "Accelerate", "Amdahl, share 0.25")
     for word in (*words, "Gustafson, share 0.25", "cores are shared", "two threads"):
@@ -186,14 +188,14 @@ def test_a_reason_is_shown_with_both_figures_and_the_interval_of_their_ratio():
     by_rank = {"straggler": [30.0, 31.0]}
     found = {"processes": 2, "ms_per_step": ms, "ms_by_rank": by_rank, "megabytes": 7.5}
     found |= {"first_steps": [50.0, 10.0, 10.0, 10.0], "to_first_step": 5.0}
-    rows = {row[0]: row[3] for row in scaling_reasons.rows_of(found)}
+    rows = {row[0]: row[3] for row in reasons.rows_of(found)}
     assert len(rows) == 12  # without the one that only Linux can measure
     assert rows["more to send than to compute"].endswith("batch 8 0.80 ×, batch 512 2.00 ×")
     expected = "8 × 8 images: 10.0 → 5.0 ms (× 0.40 – 0.60)"
     assert rows["sharing in every micro-batch"] == expected
     assert rows["start-up"] == "5.0 s to the first step: 500 steps' worth"
     ms["half of the cores"] = [20.0] * 5
-    rows = {row[0]: row[3] for row in scaling_reasons.rows_of(found)}
+    rows = {row[0]: row[3] for row in reasons.rows_of(found)}
     assert rows["processes share cores"].endswith("20.0 → 10.0 ms (× 0.50 – 0.50)")
 
 

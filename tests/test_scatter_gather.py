@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_demo.anatomy.scatter_gather import (
+from accel_demo.anatomy.data_parallel.scatter_gather import (
     chunk_sizes,
     gather,
     mean_over_samples,

@@ -1,6 +1,6 @@
 """A table is Markdown whatever stands in it."""
 
-from accel_demo.anatomy import show
+from accel_demo import show
 
 
 def test_true_and_false_are_words_and_no_numbers():

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab import (
-    timeline,
-    timeline_merge,
-    timeline_run,
-    timeline_spans,
-    timeline_straggler,
-)
-from accel_demo.lab.timeline_phases import PHASES, Timeline, found_of
+from accel_demo.lab.timeline import command as timeline
+from accel_demo.lab.timeline import merge, recording
+from accel_demo.lab.timeline import spans as timeline_spans
+from accel_demo.lab.timeline import straggler as timeline_straggler
+from accel_demo.lab.timeline.phases import PHASES, Timeline, found_of
 from accel_demo.models import make_model
 
 SMALL = {"model": "small_cnn", "batch_size": 16}
@@ -50,12 +47,12 @@ def others(together, tmp_path_factory):
     by_rank = together(profiled, 2, timeout=300, runs=runs, folder=str(folder))
     by_run = [list(of_run) for of_run in zip(*by_rank, strict=True)]
     assert {found["processes"] for of_run in by_run for found in of_run} == {2}
-    traces = [timeline_merge.load(of_run) for of_run in by_run]
+    traces = [merge.load(of_run) for of_run in by_run]
     return [(*each, found_of(*each)) for each in zip(by_run, traces, strict=True)]
 
 
 def profiled(device, runs, folder):
-    return timeline_run.profile_runs(device, runs, folder)
+    return recording.profile_runs(device, runs, folder)
 
 
 def steps_of(found):
@@ -156,7 +153,7 @@ def barriers_of(trace):
     by_rank = [[e for e in events if e["pid"] == pid] for pid in sorted({e["pid"] for e in events})]
     spans = [[(e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3) for e in own] for own in by_rank]
     assert len(spans) == 2
-    assert {len(own) for own in spans} == {timeline_run.BARRIERS}
+    assert {len(own) for own in spans} == {recording.BARRIERS}
     return list(zip(*spans, strict=True))
 
 
@@ -171,16 +168,16 @@ def line_up(trace):
 
 def test_a_barrier_lines_up_in_the_merged_trace(verb, others):
     assert line_up(verb[2])
-    assert line_up(timeline_merge.merged(others[0][1]))
+    assert line_up(merge.merged(others[0][1]))
 
 
 def test_a_clock_that_is_ahead_is_measured_and_lines_up_all_the_same(others):
     (zero, one), traces, _ = others[2]
     assert zero["clock_ahead_ns"] == 0
     assert one["clock_ahead_ns"] / 1e6 == pytest.approx(40, abs=1)
-    assert line_up(timeline_merge.merged(traces))
-    uncorrected = timeline_merge.load([zero, {**one, "clock_ahead_ns": 0}])
-    assert not line_up(timeline_merge.merged(uncorrected))
+    assert line_up(merge.merged(traces))
+    uncorrected = merge.load([zero, {**one, "clock_ahead_ns": 0}])
+    assert not line_up(merge.merged(uncorrected))
 
 
 def test_the_merged_trace_shows_each_rank_as_a_process_with_its_name(verb):
@@ -204,7 +201,7 @@ def test_every_file_is_written_and_named(verb):
 
 def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
     """The page cannot be written: then nor is the trace, which came before it."""
-    from accel_demo.lab import timeline_page
+    from accel_demo.lab.timeline import page as timeline_page
 
     def fail(found, path):
         raise OSError("no space left")
@@ -498,7 +495,7 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_nobody_in_20_without(
     names, slower = [], []
     for of_run in zip(*by_rank, strict=True):
         assert [found["processes"] for found in of_run] == [processes] * processes
-        found = found_of(list(of_run), timeline_merge.load(list(of_run)))
+        found = found_of(list(of_run), merge.load(list(of_run)))
         names.append(found["straggler"] and found["straggler"]["rank"])
         slower.append([round(rank["slower_ms"], 1) for rank in found["summary"]])
     without, delayed = names[::2], names[1::2]

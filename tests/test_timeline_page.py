@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 
-from accel_demo.lab import timeline_page, timeline_picture
+from accel_demo.lab.timeline import page as timeline_page
+from accel_demo.lab.timeline import picture as timeline_picture
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
 PLANTED = "</script><script>document.title = 'planted'</script><img src=x onerror=alert(1)>"

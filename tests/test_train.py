@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
 from safetensors.torch import load_file
 
-from accel_demo import processes, train, train_ddp, train_dp, train_plain
+from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
-from accel_demo.run_folder import claim_folder, load_config, load_model
+from accel_demo.processes import connect
+from accel_demo.run.folder import claim_folder, load_config, load_model
 
 TELLINGS = {
     "train.py": train,
@@ -82,7 +83,7 @@ def train_here(tmp_path, monkeypatch):
 @contextmanager
 def alone_in_a_group(monkeypatch):
     with monkeypatch.context() as patch:
-        for name, value in processes.rank_environment(0, 1, processes.free_port()).items():
+        for name, value in connect.rank_environment(0, 1, connect.free_port()).items():
             patch.setenv(name, value)
         yield
 
@@ -280,11 +281,11 @@ def test_two_different_runs_never_meet_below_runs(tmp_path, monkeypatch):
 def test_data_parallel_takes_every_gpu_or_says_what_it_cannot(monkeypatch):
     for gpus in range(4):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
-        assert processes.data_parallel_devices(compiled=False, precision="no") == [*range(gpus)]
+        assert connect.data_parallel_devices(compiled=False, precision="no") == [*range(gpus)]
     with pytest.raises(UserError, match="--compile does not reach the replicas"):
-        processes.data_parallel_devices(compiled=True, precision="no")
+        connect.data_parallel_devices(compiled=True, precision="no")
     with pytest.raises(UserError, match="would compute in fp16 instead of bf16"):
-        processes.data_parallel_devices(compiled=False, precision="bf16")
+        connect.data_parallel_devices(compiled=False, precision="bf16")
 
 
 def needs(gpus: int):
@@ -386,12 +387,10 @@ def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher,
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 @pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
-def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(
-    launcher, processes, start, tmp_path
-):
+def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(launcher, connect, start, tmp_path):
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
     command = [*launcher.split(), "train.py", *flags]
     result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert (environment["processes"], environment["device"]) == (processes, "cuda")
+    assert (environment["processes"], environment["device"]) == (connect, "cuda")

@@ -11,7 +11,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 LAUNCHERS = {  # its name: (what is typed, the processes it starts)
@@ -95,7 +95,7 @@ if __name__ == "__main__":
     elif "spawn" in sys.argv:  # torch takes seconds to import, and most workers do without it
         import torch.multiprocessing as mp
 
-        from accel_demo.processes import free_port
+        from accel_demo.processes.launch import free_port
 
         mp.spawn(spawned, args=(2, free_port()), nprocs=2)
     elif "debug_launcher" in sys.argv:

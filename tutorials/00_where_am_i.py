@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, debug_launcher
 
-from accel_demo.processes import spawn, use_cpu
+from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.launch import spawn
 
 
 def where_am_i(plain: bool) -> None:

@@ -7,11 +7,11 @@ CUDA_VISIBLE_DEVICES=0,4 python tutorials/01_choosing_devices.py --mine
 import os
 from pathlib import Path
 
-from accel_demo.anatomy import show
-from accel_demo.anatomy.devices import cuda_order, visible_devices
-from accel_demo.anatomy.devices_picture import draw_map
+from accel_demo import show
+from accel_demo.anatomy.devices.gpus import cuda_order, visible_devices
+from accel_demo.anatomy.devices.picture import draw_map
 from accel_demo.errors import Parser, one_line_errors
-from accel_demo.outputs import check_outputs
+from accel_demo.show import check_outputs
 
 BEGINNINGS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
 GPUS = [f"GPU-{beginning}-c3d2-4f60-a1b9-5e7d80924c11" for beginning in BEGINNINGS]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from accel_demo.anatomy.data_parallel import DataParallel
-from accel_demo.anatomy.show import table
+from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.show import table
 
 REPLICAS, STEPS = 4, 2
 CALLS = []  # (what was called, in which thread, in which process)

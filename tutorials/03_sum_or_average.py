@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from accel_demo.anatomy.data_parallel import DataParallel
-from accel_demo.anatomy.show import table
+from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.show import table
 
 REPLICAS = 4
 

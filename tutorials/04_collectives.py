@@ -6,8 +6,9 @@ python tutorials/04_collectives.py --processes 3
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy import group, show
-from accel_demo.anatomy.collectives import (
+from accel_demo import show
+from accel_demo.anatomy import group
+from accel_demo.anatomy.collectives.by_hand import (
     all_gather,
     broadcast,
     bytes_moved,

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.ddp_wire import recorded
+from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.anatomy.group import run_in_group
-from accel_demo.anatomy.show import table
+from accel_demo.show import table
 
 
 def main(device: torch.device) -> None:

@@ -7,8 +7,8 @@ from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.anatomy.group import run_in_group
-from accel_demo.anatomy.show import table
-from accel_demo.processes import use_cpu
+from accel_demo.processes.connect import use_cpu
+from accel_demo.show import table
 
 SAMPLES, BATCH = range(22), 5
 MISTAKES = torch.tensor([0, 1, 2, 20])  # what the model gets wrong: 18 of 22 are right

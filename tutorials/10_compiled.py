@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch._dynamo.utils import counters
 
-from accel_demo.anatomy.show import table
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
+from accel_demo.show import table
 
 
 def main() -> None:

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from accel_demo.anatomy import group, show
+from accel_demo import show
+from accel_demo.anatomy import group
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.models import make_model
-from accel_demo.processes import check_processes
+from accel_demo.processes.connect import check_processes
 
 BITS = {  # of sign, exponent and significand; the first bit of a significand is not stored
     torch.float32: (1, 8, 23),

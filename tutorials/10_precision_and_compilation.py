@@ -9,11 +9,11 @@ from accelerate import Accelerator
 from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch.nn.functional import cross_entropy
 
-from accel_demo.anatomy.ddp_wire import recorded
-from accel_demo.anatomy.show import table
+from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
-from accel_demo.processes import use_cpu
+from accel_demo.processes.connect import use_cpu
+from accel_demo.show import table
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_demo.processes import check_processes, use_cpu
+from accel_demo.processes.connect import check_processes, use_cpu
 
 LADDER = {  # what a run has got right, and how the table says it
     "weights": "the weights alone",

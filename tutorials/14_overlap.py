@@ -7,7 +7,7 @@ are there, and buckets are sent one after the other, each with a small price of 
 """
 
 from accel_demo.anatomy.group import command_line, read
-from accel_demo.anatomy.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLOURS, new_figure, save, table
 
 LAYERS, PRICE = 8, 0.3  # of one all-reduce, however small
 CASES = [  # all-reduce of everything in the time of backward, and the layers in a bucket

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from accel_demo.lab.launch import REPOSITORY, run_to_end
+from accel_demo.processes.commands import REPOSITORY, run_to_end
 
 TIME_LIMIT = 1800  # seconds, of one command
 RECORDS = {
@@ -20,7 +20,7 @@ RECORDS = {
         "accel-demo timeline --straggler 1:20ms --plot tutorials/14_straggler.svg",
     ],
     "scaling": ["accel-demo scaling --plot tutorials/14_scaling.svg"],
-    "slower": ["python -m accel_demo.lab.scaling_reasons"],
+    "slower": ["python -m accel_demo.lab.scaling.reasons"],
 }
 
 

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.group import run_in_group
-from accel_demo.anatomy.show import table
+from accel_demo.show import table
 
 LATE = 0.25  # seconds that rank 1 is held up in each step
 STEPS = 3  # DDP lays its buckets anew after the first

@@ -10,7 +10,7 @@ when the command ran:
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
 - whether it was forked from a server or started for real;
-- this module, the recorder, `accel_demo/lab/launch.py` and the fork server, which start the
+- this module, the recorder, `accel_demo/processes/commands.py` and the fork server, which start the
   command.
 
 If in doubt, the command runs again. So nothing is stored if it failed, if a file it has read was
@@ -39,8 +39,9 @@ from types import SimpleNamespace
 
 import psutil
 
-from accel_demo.lab import fork_server, fork_server_main, forked_python, launch
-from accel_demo.lab.launch import REPOSITORY, run_to_end
+from accel_demo.processes import commands as launch
+from accel_demo.processes import fork_server, fork_server_main, forked_python
+from accel_demo.processes.commands import REPOSITORY, run_to_end
 
 STORE = REPOSITORY / ".page_cache"
 FORCE = "ACCEL_DEMO_FORCE"  # the variable that makes every command run, if it is not empty

@@ -17,9 +17,9 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.anatomy.group import command_line, read, run_in_group
-from accel_demo.anatomy.show import COLOURS, new_figure, save, table
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes import use_cpu
+from accel_demo.processes.connect import use_cpu
+from accel_demo.show import COLOURS, new_figure, save, table
 
 WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per process and micro-batch
 LENGTHS = [1, 2, 12, 3]  # tokens of each sequence in the micro-batches of a window

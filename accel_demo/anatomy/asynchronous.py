@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy import show
+from accel_demo import show
 from accel_demo.anatomy.group import command_line, read, run_in_group
 from accel_demo.errors import UserError, one_line_errors
 

@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy import group, show
+from accel_demo import show
+from accel_demo.anatomy import group
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes import free_port, is_launched, rank_environment, spawn
+from accel_demo.processes.connect import is_launched, rank_environment
+from accel_demo.processes.launch import free_port, spawn
 
 # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends
 CARRIES = {

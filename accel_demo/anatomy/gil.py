@@ -21,8 +21,8 @@ import torch
 from tqdm import tqdm
 
 from accel_demo.anatomy.group import command_line, read
-from accel_demo.anatomy.show import COLOURS, new_figure, save, table
 from accel_demo.errors import one_line_errors
+from accel_demo.show import COLOURS, new_figure, save, table
 
 REPEATS = 7
 PARTS = 2  # of the work, one for each worker

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.outputs import check_outputs
-from accel_demo.processes import connect, is_launched, number_in, spawn, start_method
+from accel_demo.processes.connect import connect, is_launched, number_in
+from accel_demo.processes.launch import spawn, start_method
+from accel_demo.processes.losses import report_lost_processes
+from accel_demo.show import check_outputs
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
 PRELOADED = ["torch._dynamo", "accel_demo.anatomy.group"]  # for `spawn`; an optimizer takes _dynamo
@@ -58,7 +60,8 @@ def run_in_group(main: Callable, processes: int, *arguments) -> None:
     collective waits longer than `TIME_LIMIT`.
     """
     if is_launched():
-        _join(main, *arguments)
+        with report_lost_processes():
+            _join(main, *arguments)
         return
     spawn(_join, processes, main, *arguments, preloaded=PRELOADED)
 

@@ -16,10 +16,10 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.anatomy.group import command_line, read, run_in_group
-from accel_demo.anatomy.show import COLOURS, new_figure, save, table
 from accel_demo.batches import BatchShardSampler
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes import use_cpu
+from accel_demo.processes.connect import use_cpu
+from accel_demo.show import COLOURS, new_figure, save, table
 
 SEED = 0
 WAYS = {

@@ -5,7 +5,7 @@ N is the number of ranks, and S the size of the tensor in bytes. ring.py has the
 
 from pathlib import Path
 
-from accel_demo.anatomy import show
+from accel_demo import show
 from accel_demo.anatomy.wire import Message
 
 COUNTS = range(2, 65)  # of ranks, for which the formulas are drawn

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.lab.fork_server import start_program
-from accel_demo.lab.launch import REPOSITORY
+from accel_demo.processes.commands import REPOSITORY
+from accel_demo.processes.fork_server import start_program
 
 EXERCISES = REPOSITORY / "tutorials" / "exercises"
 

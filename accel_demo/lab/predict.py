@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from accel_demo.data import load_datasets
-    from accel_demo.run_folder import load_config
+    from accel_demo.run.folder import load_config
 
     config = load_config(options.run)
     _, test_set = load_datasets(config)
@@ -64,7 +64,7 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, 
     import torch
 
     from accel_demo.models import make_model
-    from accel_demo.run_folder import load_model
+    from accel_demo.run.folder import load_model
 
     model = make_model(replace(config, compile=False))
     load_model(run, model)

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import group
-from accel_demo.processes import connect, spawn
+from accel_demo.processes.connect import connect
+from accel_demo.processes.launch import spawn
 
 
 def of_every_rank(function: Callable, processes: int, *arguments, threads: int = 1) -> list:

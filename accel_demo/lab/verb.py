@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.outputs import check_outputs
+from accel_demo.show import check_outputs
 
 
 def parser_of(verb: str, description: str | None, quick: str, plot: bool = True) -> Parser:

@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.outputs import check_outputs
+from accel_demo.show import check_outputs
 
 BENCHMARKS = {
     "input": "images per second of our data path against torchvision's",

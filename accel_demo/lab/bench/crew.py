@@ -9,8 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from accel_demo.lab.launch import LAUNCHER_VARIABLES, LOOPBACK, kill_tree, python_for_workers
-from accel_demo.processes import free_port
+from accel_demo.processes.commands import (
+    LAUNCHER_VARIABLES,
+    LOOPBACK,
+    kill_tree,
+    python_for_workers,
+)
+from accel_demo.processes.launch import free_port
 
 ON_CPU = "-1"
 

@@ -28,7 +28,7 @@ from accel_demo.lab.bench import worker
 from accel_demo.lab.bench.report import Report, Table
 from accel_demo.lab.bench.timed_command import run_timed
 from accel_demo.models import make_model
-from accel_demo.processes import own_device
+from accel_demo.processes.connect import own_device
 
 REPEATS = 7
 STEPS, WARM_UP = 50, 5  # of one run, and how many of them do not count

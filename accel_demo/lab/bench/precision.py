@@ -28,10 +28,10 @@ from tqdm import tqdm
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import machine
-from accel_demo.lab.bench import precision_training as training
+from accel_demo.lab.bench import precision_training
 from accel_demo.lab.bench.report import Report, Table, median_interval
-from accel_demo.lab.launch import kill_tree
-from accel_demo.processes import own_device
+from accel_demo.processes.commands import kill_tree
+from accel_demo.processes.connect import own_device
 
 REPEATS = 5
 WAYS = {  # what to compute in, and whether it is compiled
@@ -122,19 +122,21 @@ def compare(model: str, ways: dict, repeats: int, steps: int, batch_size: int) -
             process = processes[name] = stack.enter_context(worker())
             folder = str(Path(cache, str(number)))  # Inductor cannot compile below one with a blank
             setting = (model, precision, is_compiled, batch_size, torch.get_num_threads(), folder)
-            first = process.submit(training.begin, *setting).result()
+            first = process.submit(precision_training.begin, *setting).result()
             found[name]["first_seconds"], logits[name] = first["seconds"], first["logits"]
             bar.update()
         for repeat in range(repeats):
             order = list(ways)
             shift = repeat % len(order)  # nobody is always first
             for name in order[shift:] + order[:shift]:
-                seconds, losses = processes[name].submit(training.turn, steps).result()
+                seconds, losses = processes[name].submit(precision_training.turn, steps).result()
                 found[name]["seconds_per_step"].append(seconds)
                 found[name]["losses"] += losses
                 bar.update()
         for name, process in processes.items():
-            found[name]["megabytes"] = process.submit(training.bytes_of_a_step).result() / 1e6
+            found[name]["megabytes"] = (
+                process.submit(precision_training.bytes_of_a_step).result() / 1e6
+            )
     bar.close()
     for name, result in found.items():
         seconds = result["seconds_per_step"]

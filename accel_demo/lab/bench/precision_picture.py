@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from accel_demo.anatomy import show
+from accel_demo import show
 
 TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 

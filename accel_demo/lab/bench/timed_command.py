@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from accel_demo.errors import UserError
-from accel_demo.lab.launch import QUIET, REPOSITORY, environment_for, kill_tree
+from accel_demo.processes.commands import QUIET, REPOSITORY, environment_for, kill_tree
 
 TIME_LIMIT = 2 * 60 * 60  # seconds
 

@@ -13,7 +13,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 60  # seconds for one launch; without a mistake it takes under ten
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
@@ -95,7 +95,7 @@ def try_out(answer: Path, folder: Path, plain: bool) -> None:
     import torch
     from accelerate import Accelerator
 
-    from accel_demo.processes import use_cpu
+    from accel_demo.processes.connect import use_cpu
 
     accelerator = Accelerator() if plain else Accelerator(cpu=use_cpu())
     ranks = torch.tensor([accelerator.process_index], device=accelerator.device)

@@ -12,7 +12,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 60  # seconds for one launch; without a mistake it takes under ten
 LAUNCHERS = {
@@ -83,7 +83,7 @@ def train(answer: Path, folder: Path) -> None:
     import torch
     from accelerate import Accelerator
 
-    from accel_demo.processes import use_cpu
+    from accel_demo.processes.connect import use_cpu
 
     accelerator = Accelerator(cpu=use_cpu(), gradient_accumulation_steps=WINDOW)
     rank, processes = accelerator.process_index, accelerator.num_processes

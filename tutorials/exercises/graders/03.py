@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 60  # seconds; without a mistake it takes a few
 TOLERANCE = 1e-6
@@ -201,8 +201,8 @@ def check_gradients(scatter, gather) -> str:
     import torch
     from torch.nn.functional import mse_loss
 
-    from accel_demo.anatomy.data_parallel import parallel_apply, replicate
-    from accel_demo.anatomy.data_parallel_show import largest_difference
+    from accel_demo.anatomy.data_parallel.phases import parallel_apply, replicate
+    from accel_demo.anatomy.data_parallel.tables import largest_difference
 
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))

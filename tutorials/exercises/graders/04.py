@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 WORLD_SIZES = (1, 2, 3, 4)
 SHAPES = [(5,), (300, 1000)]  # of the tensors, one call after the other

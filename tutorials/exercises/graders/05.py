@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 120  # seconds for everything; without a mistake it takes under ten
 # Seconds for one all-gather, of a few numbers, on a machine however busy. It takes far under one.

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 120  # seconds; without a mistake it takes about ten
 PROCESSES = (2, 3)
@@ -72,7 +72,7 @@ def compare(device, answer: Path, folder: Path) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from accel_demo.anatomy.ddp_ladder import train_with
+    from accel_demo.anatomy.ddp.comparison import train_with
 
     rank, processes = dist.get_rank(), dist.get_world_size()
     report = {"rank": rank, "processes": processes, "broken": ""}
@@ -101,7 +101,7 @@ def rungs() -> dict:
     import torch
     import torch.distributed as dist
 
-    from accel_demo.anatomy.ddp import average_each, average_flat
+    from accel_demo.anatomy.ddp.by_hand import average_each, average_flat
 
     def add_up(parameters, step):
         for parameter in parameters:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 90  # seconds; it takes under ten, and no collective waits longer than 60
 PROCESSES, BATCHES, WINDOW, BATCH = 2, 10, 4, 3

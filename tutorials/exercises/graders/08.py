@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TIME_LIMIT = 150  # seconds; it takes under ten, and no collective waits longer than 60
 PATIENCE = 20  # seconds that a rank which is done waits for the others
@@ -158,7 +158,7 @@ def observe(answer: str, note=lambda report: None) -> dict:
     from accelerate import Accelerator
     from accelerate.state import GradientState
 
-    from accel_demo.processes import use_cpu
+    from accel_demo.processes.connect import use_cpu
 
     class Model(torch.nn.Module):
         """It knows each sample, and is wrong where it should be."""

@@ -17,8 +17,9 @@ import time
 import traceback
 from pathlib import Path
 
-from accel_demo.lab.launch import LAUNCHER_VARIABLES, QUIET
-from accel_demo.processes import free_port, rank_environment
+from accel_demo.processes.commands import LAUNCHER_VARIABLES, QUIET
+from accel_demo.processes.connect import rank_environment
+from accel_demo.processes.launch import free_port
 
 TIME_LIMIT = 60  # seconds for one start; without a mistake it takes a few
 EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # batches per process and epoch

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accel_demo.lab.launch import run_to_end
+from accel_demo.processes.commands import run_to_end
 
 TRACES = Path(__file__).parent.parent / "14_traces"
 TIME_LIMIT = 20  # seconds; it takes under one
@@ -112,7 +112,7 @@ def patient(trace: dict) -> int:
 
 
 def make(ranks: int, later: dict, phase: str, once: dict, seed: str) -> dict:
-    """A trace in the form of `accel_demo.lab.timeline_merge.merged`, with the phases alone."""
+    """A trace in the form of `accel_demo.lab.timeline.merge.merged`, with the phases alone."""
     draw = random.Random(seed)
     events = []
     for rank in range(ranks):

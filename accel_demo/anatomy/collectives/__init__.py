@@ -1,0 +1,1 @@
+"""The collectives of torch.distributed, written with send and receive alone."""

@@ -1,0 +1,1 @@
+"""nn.DataParallel taken apart: the phases of a step."""

@@ -1,0 +1,1 @@
+"""DistributedDataParallel by hand, compared with the library bit for bit."""

@@ -1,0 +1,12 @@
+"""python -m accel_demo.anatomy.ddp"""
+
+from accel_demo.anatomy import group
+from accel_demo.anatomy.ddp import by_hand, comparison, timeline
+from accel_demo.errors import one_line_errors
+
+with one_line_errors():
+    options = group.read(group.command_line(by_hand.__doc__))
+    group.PRELOADED.append("accelerate")
+    if options.plot:
+        timeline.draw_timeline(options.plot)
+    comparison.print_ladder()

@@ -1,0 +1,1 @@
+"""Which GPU is which, and how CUDA_VISIBLE_DEVICES renumbers them."""

@@ -1,0 +1,178 @@
+"""Which GPU is which, what this machine has, and who uses it.
+
+python -m accel_demo.anatomy.devices                  # a report of this machine
+python -m accel_demo.anatomy.devices --visible 0,4    # what that means on a machine with 8 GPUs
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import psutil  # torch is imported where it is needed: the map does without
+
+CHILD = """import psutil, torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+print(psutil.Process().memory_full_info().uss)"""  # what the process shares with no other
+
+
+def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[str, int | str]:
+    """Which GPU of the machine each `cuda:N` is, under this value of CUDA_VISIBLE_DEVICES.
+
+    >>> visible_devices("0,4", physical=8)
+    {'cuda:0': 0, 'cuda:1': 4}
+
+    `visible` is None where the variable is not set. `physical` is how many GPUs the machine has, or
+    their UUIDs. With a number alone, a UUID is passed through as it is written; "MIG-…" always is.
+    Raises `ValueError` where `physical` cannot be right.
+
+    NVIDIA's page has the rules for numbers and for the beginnings of UUIDs, says that what follows
+    an invalid number is hidden, and that CUDA takes a single MIG instance. What it leaves open is
+    here as in torch's `_parse_visible_devices`, which was tested against a driver (pytorch#92315):
+    an id that comes twice leaves no GPU; the first id decides between numbers and UUIDs; `1st` is
+    read as 1; blanks may stand around a number, but not around a UUID. torch differs where an id
+    comes again behind one that no GPU has ("0,9,0"): not knowing the GPUs yet, it leaves none.
+    https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
+    """
+    uuids = None if isinstance(physical, int) else list(physical)
+    count = physical if uuids is None else len(uuids)
+    if count < 0 or (uuids and (len(set(uuids)) < count or "" in uuids)):
+        raise ValueError(f"physical must be a number of GPUs or their UUIDs, got {physical!r}")
+    if visible is None:
+        return {f"cuda:{gpu}": gpu for gpu in range(count)}
+    if visible.startswith("MIG-"):
+        return {"cuda:0": visible.split(",")[0]}
+    found = []
+    for written in visible.split(","):
+        if visible.startswith("GPU-"):
+            gpu = _gpu_with_uuid(written, uuids)
+        else:
+            gpu = _gpu_with_number(written, count)
+        if gpu is None:
+            break
+        if gpu in found:
+            return {}
+        found.append(gpu)
+    return {f"cuda:{index}": gpu for index, gpu in enumerate(found)}
+
+
+def _gpu_with_number(written: str, count: int) -> int | None:
+    number = re.match(r"\s*([+-]?[0-9]+)", written)  # what follows the digits is not read
+    return int(number[1]) if number and 0 <= int(number[1]) < count else None
+
+
+def _gpu_with_uuid(written: str, uuids: list[str] | None) -> int | str | None:
+    if uuids is None or not written.startswith("GPU-"):
+        return written if written.startswith("GPU-") else None
+    matching = [number for number, uuid in enumerate(uuids) if uuid.startswith(written)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FIRST") -> list[int]:
+    """The GPUs (places in these lists) as CUDA numbers them, before CUDA_VISIBLE_DEVICES.
+
+    `order` is the value of CUDA_DEVICE_ORDER: FASTEST_FIRST, its default, or PCI_BUS_ID, ascending.
+    How CUDA judges the speed ("a simple heuristic") and what it does with equals is not documented:
+    here `speeds` say it, and equals stay in the order of the bus. Source: as `visible_devices`.
+    """
+    if order not in ("FASTEST_FIRST", "PCI_BUS_ID"):
+        raise ValueError(f"order must be FASTEST_FIRST or PCI_BUS_ID, got {order!r}")
+    places = [[int(part, 16) for part in re.split("[:.]", bus_id)] for bus_id in bus_ids]
+    by_bus = sorted(range(len(bus_ids)), key=lambda gpu: places[gpu])
+    return by_bus if order == "PCI_BUS_ID" else sorted(by_bus, key=lambda gpu: -speeds[gpu])
+
+
+def machine_rows() -> list[tuple[str, str]]:
+    """Cores, memory, every accelerator torch can use, and every GPU: name and value, to print."""
+    import torch
+
+    memory, ids = psutil.virtual_memory(), {}
+    rows = [("cores usable", str(usable_cores()))]
+    rows.append(("memory", f"{gibibytes(memory.available)} of {gibibytes(memory.total)} available"))
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"):
+        rows.append((name, os.environ.get(name, "not set") or "empty"))
+    kind = torch.accelerator.current_accelerator()
+    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # 64: as torch assumes
+    for index in range(torch.accelerator.device_count()):
+        name = f"{kind}:{index}"
+        here = "in the machine's memory" if kind.type == "mps" else "usable"
+        if kind.type == "cuda":
+            gpu = torch.cuda.get_device_properties(index)
+            here = f"{gpu.name}, {gibibytes(gpu.total_memory)}, id {physical.get(name, 'unknown')}"
+            ids[f"GPU-{gpu.uuid}"] = name
+        rows.append((name, here))
+    if torch.accelerator.device_count() == 0:
+        rows.append(("accelerator", "none that torch can use: it computes on the CPU"))
+    try:
+        import pynvml
+    except ImportError:
+        return [*rows, ("who uses GPUs", "not known: pip install nvidia-ml-py")]
+    try:
+        return rows + nvml_rows(pynvml, ids)
+    except pynvml.NVMLError as error:
+        return [*rows, ("who uses GPUs", f"not known: no NVIDIA driver answers ({error})")]
+
+
+def nvml_rows(nvml, ids: dict[str, str]) -> list[tuple[str, str]]:
+    """All GPUs and the processes that compute on them, numbered and seen as by `nvidia-smi`.
+
+    `nvml` is the module `pynvml`; `ids` has what torch calls a GPU, by UUID: CUDA_VISIBLE_DEVICES
+    means nothing to NVML. Inside a container the pids may be those of the host, without a name.
+    """
+
+    def ask(question: str, *about):
+        try:
+            return getattr(nvml, question)(*about)
+        except nvml.NVMLError:  # not every GPU, driver and user can be told everything
+            return None
+
+    rows = []
+    nvml.nvmlInit()
+    try:
+        for number in range(nvml.nvmlDeviceGetCount()):
+            gpu = ask("nvmlDeviceGetHandleByIndex", number)
+            if gpu is None:
+                rows.append((f"GPU {number}", "does not answer: it may be lost"))
+                continue
+            name = ask("nvmlDeviceGetName", gpu) or "name not told"
+            uuid, memory = ask("nvmlDeviceGetUUID", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
+            total = f" of {gibibytes(memory.total)}" if memory else ""
+            used = gibibytes(memory and memory.used)
+            rows.append((f"GPU {number}", f"{name}, {used}{total} used"))
+            here = f"{ids.get(uuid, 'hidden')} here, {uuid}"
+            rows.append(("", here if uuid else "UUID not told: not known which it is here"))
+            users = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
+            for user in users or []:
+                name = ask("nvmlSystemGetProcessName", user.pid) or "name not told"
+                used = gibibytes(user.usedGpuMemory)
+                rows.append(("", f"process {user.pid}, {name[-40:]}: {used}"))
+            if not users:
+                rows.append(("", "not told who uses it" if users is None else "nobody uses it"))
+    finally:
+        nvml.nvmlShutdown()
+    return rows or [("GPU", "NVML answers, and knows of none")]
+
+
+def gloo_rows() -> list[tuple[str, str]]:
+    """How many processes connected by gloo this machine has cores and memory for.
+
+    The memory each takes is that of one, started to be measured, that has no model yet.
+    """
+    on_cpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    each = int(subprocess.check_output([sys.executable, "-c", CHILD], env=on_cpu))
+    room = psutil.virtual_memory().available // each
+    memory = f"each takes {gibibytes(each)} before it has a model: memory for {room}"
+    return [("gloo processes", f"{min(usable_cores(), room)} fit, a core each; {memory}")]
+
+
+def usable_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gibibytes(number_of_bytes: int | None) -> str:
+    return "memory not told" if number_of_bytes is None else f"{number_of_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,1 @@
+"""One number computed in six ways on several devices, outside training."""

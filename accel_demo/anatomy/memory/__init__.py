@@ -1,0 +1,1 @@
+"""Bytes that a training step holds on each device, counted on live tensors."""

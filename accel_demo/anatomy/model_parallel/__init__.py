@@ -1,0 +1,1 @@
+"""One training step of one small model, split in five ways."""

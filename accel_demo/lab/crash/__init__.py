@@ -1,0 +1,1 @@
+"""`accel-demo crash`: kill a training again and again, and compare its weights."""

@@ -1,0 +1,1 @@
+"""`accel-demo doctor`: what this machine has, and what a launch config starts."""

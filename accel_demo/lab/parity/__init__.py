@@ -1,0 +1,1 @@
+"""`accel-demo parity`: train with every version of the loop and compare weights."""

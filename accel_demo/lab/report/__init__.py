@@ -1,0 +1,1 @@
+"""`accel-demo report`: one page of one or more runs, from their files alone."""

@@ -1,0 +1,1 @@
+"""`accel-demo scaling`: what more processes gain, and why not more."""

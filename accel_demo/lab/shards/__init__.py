@@ -1,0 +1,1 @@
+"""`accel-demo shards`: which process reads which sample."""

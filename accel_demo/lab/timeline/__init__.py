@@ -1,0 +1,1 @@
+"""`accel-demo timeline`: where the time of a training step goes."""

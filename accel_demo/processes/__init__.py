@@ -1,0 +1,1 @@
+"""Connect processes, start them, stop them, and notice when one is lost."""

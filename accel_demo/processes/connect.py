@@ -1,0 +1,159 @@
+"""What the launcher promised: how many processes, and a device for each of them."""
+
+import os
+import platform
+from importlib import metadata
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.errors import UserError
+from accel_demo.workarounds import fresh_rendezvous
+
+# torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
+WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def use_cpu() -> bool:
+    """True unless each process on this machine can have an accelerator (GPU) of its own.
+
+    `Accelerator(cpu=use_cpu())` is what connects several processes on a machine without a GPU: a
+    plain `Accelerator()` leaves each of them alone there, rank 0 of 1.
+    """
+    if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
+        return True  # nothing carries tensors between processes on Apple's GPU
+    return torch.accelerator.device_count() < number_in("LOCAL_WORLD_SIZE", 1)
+
+
+def own_device() -> torch.device:
+    """The device of this process: the accelerator with its local rank, or the CPU for all."""
+    if use_cpu():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator().type
+    return torch.device(kind, number_in("LOCAL_RANK", 0))
+
+
+def connect(timeout: float) -> torch.device:
+    """Connect the processes of a launch, and return the device of this one.
+
+    A collective then fails after `timeout` seconds. train_ddp.py does this in its own lines. A
+    single process stays alone, and Accelerate connects the processes that MPI has started. Raises
+    `UserError` or `RuntimeError` if not all processes arrive; `one_line_errors` handles both.
+    """
+    device = own_device()
+    if dist.is_initialized() or "RANK" not in os.environ:
+        return device
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    backend = dist.get_default_backend_for_device(device)
+    device_id = None if device.type == "cpu" else device
+    dist.init_process_group(backend, device_id=device_id, **fresh_rendezvous(timeout))
+    return device
+
+
+def is_main_process() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def autocast_for(device: torch.device, precision: str) -> torch.autocast:
+    """The context Accelerate puts around `forward`, for "no", "bf16" or "fp16"."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "no")
+
+
+def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
+    """Raise `UserError` where the run is not what its launcher promised.
+
+    `world_size` is the number of connected processes, `mixed_precision` is "no", "bf16" or "fp16".
+    """
+    promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
+    if world_size != promised:
+        raise UserError(
+            f"the launcher started {promised} processes, but this one is connected to "
+            f"{world_size - 1} others; `accel-demo doctor --config FILE` shows what a config starts"
+        )
+    if mixed_precision == "fp16" and device.type == "cpu":
+        raise UserError(
+            "fp16 needs a GPU: on a CPU Accelerate would train in fp32 without a word; "
+            "set mixed_precision to bf16 or no"
+        )
+
+
+def describe_run(version: str, device: torch.device, mixed_precision: str) -> dict:
+    """Return the environment of a run, as written to environment.json.
+
+    `version` is the name of a train file without ".py". Call it after the processes have connected.
+    """
+    packages = ("torch", "torchvision", "accelerate")
+    return {
+        "telling": version,
+        "processes": dist.get_world_size() if dist.is_initialized() else 1,
+        "backend": _connection_of(version),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "mixed_precision": mixed_precision,
+        "threads_per_process": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def _connection_of(version: str) -> str:
+    """Return what connects the processes or devices, for people to read."""
+    if version == "train_ddp":
+        return f"DistributedDataParallel, {dist.get_backend()}"
+    if version == "train":
+        from accelerate import PartialState
+
+        state = PartialState()
+        backend = f", {state.backend}" if state.num_processes > 1 else ""
+        return f"distributed_type {state.distributed_type.value}{backend}"
+    single = {"train_plain": "plain", "train_dp": "DataParallel"}
+    return single.get(version) or (dist.get_backend() if dist.is_initialized() else "none")
+
+
+def data_parallel_devices(compiled: bool, precision: str) -> list[int]:
+    """The GPUs for `nn.DataParallel`. With fewer than two it only calls the module it wraps."""
+    count = torch.accelerator.device_count()
+    if count < 2:
+        print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
+    elif compiled:
+        raise UserError("--compile does not reach the replicas nn.DataParallel makes: leave it out")
+    elif precision == "bf16":
+        raise UserError(
+            "nn.DataParallel's threads would compute in fp16 instead of bf16: "
+            "leave --mixed-precision out, or use train_ddp.py"
+        )
+    return list(range(count))
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or a launcher like it, has started this process as one of several."""
+    missing = [name for name in rank_environment(0, 1, 0) if name not in os.environ]
+    if "RANK" not in os.environ:
+        return False
+    if missing:
+        raise UserError(f"RANK is set, but not {', '.join(missing)}: unset it, or use torchrun")
+    return True
+
+
+def number_in(variable: str, default: int) -> int:
+    """The whole number in an environment variable. Raises `UserError` for anything else."""
+    value = os.environ.get(variable, default)
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"{variable} must be a whole number, got {value!r}: unset it") from None
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun tells each process on one machine, and `init_process_group` reads."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }

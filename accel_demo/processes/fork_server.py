@@ -1,0 +1,162 @@
+"""Start Python programs quickly: fork each of them from a server that has already imported torch.
+
+`python program.py` spends 2 to 3 seconds importing torch before the program does anything. The
+server imports torch and the other libraries once. It starts no thread and computes nothing, so each
+program that is forked from it starts from the same clean state: its own environment, arguments and
+working directory, default signal handlers, and freshly seeded random numbers. If the program is a
+launcher, its workers are forked as well (see forked_python.py).
+
+What is different from a real start:
+- a variable that is read when Python or a library starts has no effect, so the server refuses such
+  a request, and the program is started for real;
+- a library that a program forgets to import may be there already;
+- warnings of a library that is being imported go to the server's stderr;
+- strings have the same hashes in all programs, so sets have the same order in all ranks;
+- at its end, the program runs its exit handlers and writes its output, but the interpreter is not
+  finalized: that takes 2 seconds of copying memory that no program looks at again.
+So some of the tests still start real processes. POSIX only.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from accel_demo.processes import forked_python
+from accel_demo.processes.forked_python import (
+    REFUSED,
+    ask,
+    can_be_forked,
+    ignored_signals,
+    limits,
+    receive_number,
+)
+
+ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # the variable with the socket of the server to use, if any
+SERVER = [sys.executable, "-m", "accel_demo.processes.fork_server_main"]
+
+
+class ForkServer:
+    """A running server with this `environment`, or ours.
+
+    It ends when the process that started it ends, and removes its temporary folder.
+    """
+
+    def __init__(self, environment: dict[str, str] | None = None):
+        self._folder = tempfile.mkdtemp(prefix="fork-")
+        self.address = str(Path(self._folder, "socket"))
+        self.python = _write_python(Path(self._folder, "python"), self.address)
+        read, self._lifeline = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                [*SERVER, str(listener.fileno()), str(read), self.python],
+                env=environment,
+                pass_fds=[listener.fileno(), read],
+                stdin=subprocess.DEVNULL,
+            )
+        os.close(read)
+
+    def close(self) -> None:
+        """End the server, and kill the programs it started that are still running."""
+        os.close(self._lifeline)
+        self._process.wait()
+
+
+class ForkedProcess:
+    """A program that the server has started, with some methods of `subprocess.Popen`."""
+
+    def __init__(self, arguments: list[str], connection: socket.socket, pid: int):
+        self.args, self.pid, self.returncode = arguments, pid, None
+        self._connection = connection
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._connection.settimeout(None if timeout is None else max(timeout, 0))
+            try:
+                self.returncode = receive_number(self._connection)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout) from None
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_program(
+    command: list[str],
+    environment: dict[str, str],
+    cwd: str | Path,
+    stdout,
+    stderr,
+    new_session: bool = False,
+    ignored_signal: int | None = None,
+) -> subprocess.Popen | ForkedProcess:
+    """Start a command; a Python program is forked from the server that `environment` names.
+
+    The command is started for real if `environment` names no server, if the server refuses, or if
+    the command is not a Python program. `stdout` and `stderr` are open files. `new_session` makes
+    the process the leader of a new session. `ignored_signal` is ignored in it, as after the shell's
+    `trap '' SIGNAL`.
+    """
+    program, *arguments = command
+    program = shutil.which(program, path=environment.get("PATH")) or program
+    address = environment.get(ADDRESS)
+    if address and (python_arguments := _for_python(program, arguments)):
+        request = {
+            "arguments": python_arguments,
+            "environment": environment,
+            "folder": str(cwd),
+            "new_session": new_session,
+            "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
+            "limits": limits(),
+        }
+        connection, process = ask(address, request, {1: stdout.fileno(), 2: stderr.fileno()})
+        if process != REFUSED:
+            return ForkedProcess(command, connection, process)
+        connection.close()
+
+    def ignore() -> None:
+        signal.signal(ignored_signal, signal.SIG_IGN)
+
+    files = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+    options = {"start_new_session": new_session, "cwd": cwd, "env": environment}
+    options["preexec_fn"] = None if ignored_signal is None else ignore
+    return subprocess.Popen([program, *arguments], **files, **options)
+
+
+def _write_python(path: Path, address: str) -> str:
+    """Write a program that does what `python` does, in a process forked from this server."""
+    words = [sys.executable, "-IS", forked_python.__file__, sys.executable, address]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+def _for_python(program: str, arguments: list[str]) -> list[str] | None:
+    """Return the arguments that Python would get for this command, or None if it is not Python."""
+    ours = Path(sys.executable).parent
+    if Path(program).parent != ours:
+        return None
+    if Path(program).name in ("python", "python3", Path(sys.executable).name):
+        return arguments if can_be_forked(arguments) else None
+    with open(program, "rb") as file:
+        return [program, *arguments] if file.read(2) == b"#!" else None

@@ -1,0 +1,278 @@
+"""The process of the fork server, and how a process forked from it becomes the program asked for.
+
+fork_server.py starts it, and sends it the requests.
+"""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import types
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from accel_demo.processes.forked_python import (
+    MOST_FILES,
+    NUMBER,
+    REFUSED,
+    can_be_forked,
+    limits,
+    split_options,
+)
+
+# The libraries our programs use. Our own modules are not among them: they are quick to import, and
+# a program must not find one that it forgot to import.
+LIBRARIES = """torch torch._dynamo torch.distributed.run torch.nn.parallel torch.optim.lr_scheduler
+torch.profiler torch.utils.data torch.utils.checkpoint torch.utils.tensorboard torchvision
+accelerate accelerate.commands.launch accelerate.test_utils matplotlib.figure
+matplotlib.backends.backend_agg matplotlib.backends.backend_svg numpy PIL.Image psutil safetensors
+safetensors.torch tqdm yaml"""
+# Python and the libraries read these variables when they start.
+READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
+TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
+# These are read later. torchrun sets the second one for its workers, and Accelerate may remove the
+# third one, which has no effect on a machine without a GPU.
+NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
+    NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
+
+
+def main(listener: str, lifeline: str, python: str) -> None:
+    """Be the server; in each process forked from it, run the requested program.
+
+    `listener` and `lifeline` are the numbers of open files: the server's socket, and a pipe that
+    ends with whoever has started the server. `python` is for the workers of a forked launcher.
+    """
+    listener, lifeline = int(listener), int(lifeline)
+    del sys.path[0]  # a program has its own folder there
+    adopt_orphans()
+    select.select([listener, lifeline], [], [])  # nothing is imported before the first request
+    for name in LIBRARIES.split():
+        if select.select([lifeline], [], [], 0)[0]:  # whoever has started this server has ended
+            return
+        with suppress(ImportError):  # matplotlib and TensorBoard need not be installed
+            importlib.import_module(name)
+    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("importing the libraries has started a thread: set OMP_NUM_THREADS=1")
+    gc.collect()
+    gc.freeze()  # so that collecting garbage in a child copies no pages
+    arguments = _serve(socket.socket(fileno=listener), lifeline, python)
+    try:
+        _run_program(arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(*sys.exc_info())
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # wait for the program's threads, as Python does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    if code == -signal.SIGINT:  # Python ends by this signal, too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 255)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each process below this one whose own parent ends. Linux only.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
+    """
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError("this process cannot adopt orphans")
+
+
+def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
+    """Fork a process for each request, and report how it ended. Returns in those processes only."""
+    running = {}  # the connection to report to, by process
+    own_environment = dict(os.environ)
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    # Ctrl-C is for whoever has started the server; a program handles it as after a real start.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    selector = selectors.DefaultSelector()
+    for file in (listener, woken, lifeline):
+        selector.register(file, selectors.EVENT_READ)
+    while True:
+        ready = [key.fileobj for key, _ in selector.select()]
+        if lifeline in ready:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            shutil.rmtree(Path(python).parent, ignore_errors=True)
+            os._exit(0)
+        if woken in ready:
+            woken.recv(4096)
+            _report_ended(running, selector)
+        for process, connection in running.items():
+            if connection in ready and connection in selector.get_map():  # its client was killed
+                selector.unregister(connection)
+                os.kill(process, signal.SIGKILL)
+        if listener in ready:
+            connection, _ = listener.accept()
+            request, files = _receive_request(connection)
+            if request is None:
+                connection.close()
+            elif _differs_at_start(request, own_environment):
+                _send(connection, REFUSED)
+                connection.close()
+            elif (process := os.fork()) == 0:
+                selector.close()
+                for each in (listener, woken, wake, *running.values()):
+                    each.close()
+                os.close(lifeline)
+                signal.signal(signal.SIGINT, handler)
+                with _moved_above(max(request["files"]), connection) as connection:
+                    try:
+                        _become(request, files, python)
+                    finally:
+                        _send(connection, os.getpid())
+                return request["arguments"]
+            else:
+                running[process] = connection
+                if request.get("ends_with_client"):
+                    selector.register(connection, selectors.EVENT_READ)
+            for file in files:
+                os.close(file)
+
+
+def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]:
+    """Return the request, None if its client was killed before it had sent all, and open files."""
+    header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
+    size = NUMBER.unpack(header)[0] if len(header) == NUMBER.size else 0
+    with connection.makefile("rb") as file:
+        content = file.read(size)
+    return (json.loads(content) if content and len(content) == size else None), files
+
+
+def _moved_above(number: int, connection: socket.socket) -> socket.socket:
+    """Return the connection as a file with a greater number, which no file of a program has."""
+    with connection:
+        above = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, number + 1)
+        return socket.socket(fileno=above)
+
+
+def _send(connection: socket.socket, number: int) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # the client was killed
+        connection.sendall(NUMBER.pack(number))
+
+
+def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
+    """Whether the program would start differently: only a real start can do what it asks for."""
+    environment = request["environment"]
+    names = {*environment, *own_environment} - NOT_AT_START
+    changed = [name for name in names if environment.get(name) != own_environment.get(name)]
+    return (
+        any(name.startswith(tuple(READ_AT_START)) for name in changed)
+        or request.get("limits", limits()) != limits()
+        or not can_be_forked(request["arguments"])
+    )
+
+
+def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    with suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            if process not in running:  # an orphan that the server has adopted
+                continue
+            with running.pop(process) as connection:
+                if connection in selector.get_map():
+                    selector.unregister(connection)
+                _send(connection, os.waitstatus_to_exitcode(status))
+
+
+def _become(request: dict, files: list[int], python: str) -> None:
+    """Set up this forked process for the program it will run."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    if request.get("new_session"):
+        os.setsid()
+    # Out of the way first: a file may have the number that another one is to have.
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(aside, request["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    options, request["arguments"] = split_options(request["arguments"])
+    sys.dont_write_bytecode |= "-B" in options
+    unbuffered = "-u" in options or bool(request["environment"].get("PYTHONUNBUFFERED"))
+    sys.stdout = sys.__stdout__ = _text_output(1, unbuffered, sys.stdout.errors)
+    sys.stderr = sys.__stderr__ = _text_output(2, unbuffered, sys.stderr.errors)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    # The program has one thread when it starts, so it may fork, and so pass torch on.
+    os.environ.setdefault("ACCEL_DEMO_START_METHOD", "fork")
+    os.environ["PYTHON_EXEC"] = python  # what torchrun starts its workers with
+    multiprocessing.set_executable(python)
+    os.chdir(request["folder"])
+    tempfile.tempdir = None  # a library may have looked it up, in the server's environment
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].seed()
+
+
+def _text_output(number: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
+    """Open the file with this number the way Python opens its stdout and stderr when it starts."""
+    raw = io.FileIO(number, "w", closefd=False)
+    buffered_by_line = number == 2 or raw.isatty()
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),
+        errors=errors,
+        line_buffering=buffered_by_line,
+        write_through=unbuffered,
+    )
+
+
+def _run_program(arguments: list[str]) -> None:
+    """Do what `python *arguments` does, from `__main__` on."""
+    kind, *others = arguments
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if kind == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = ["-m", *others[1:]]
+        runpy._run_module_as_main(others[0])  # as `python -m` does
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *others[1:]]
+        exec(compile(others[0], "<string>", "exec"), module.__dict__)
+    else:
+        sys.path.insert(0, str(Path(kind).resolve().parent))
+        sys.argv = arguments
+        module.__file__ = os.path.abspath(kind)
+        exec(compile(Path(kind).read_bytes(), kind, "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

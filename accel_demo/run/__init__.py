@@ -1,0 +1,1 @@
+"""One training run: its position, log, folder, checkpoints, and where it resumes."""

@@ -1,0 +1,248 @@
+"""Checkpoints of a run: written whole or not at all, and resumed exactly."""
+
+import hashlib
+import os
+import pickle
+import random
+import shutil
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+
+from accel_demo.config import TrainConfig
+from accel_demo.data import ImageSet
+from accel_demo.errors import UserError
+from accel_demo.optimizer import set_schedule
+from accel_demo.processes.connect import is_main_process
+from accel_demo.run.folder import claim_folder, start_run
+from accel_demo.run.log import TrainLog
+from accel_demo.run.manifest import (
+    UNREADABLE,
+    checkpoints_of,
+    discard,
+    flush,
+    position,
+    rename,
+    seal,
+)
+from accel_demo.run.progress import Progress
+from accel_demo.run.resume import find_start
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+READ_ERRORS += (EOFError, pickle.UnpicklingError)
+UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
+
+
+class Checkpoints:
+    """The checkpoints of one run, and where the run starts: the same place in every process."""
+
+    def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
+        """Find where `--resume` says to start, and bring the run's folder back to that point.
+
+        Raises `UserError` in every process, before anything is written: see `claim_folder` and
+        `find_start`.
+        """
+        self.config, self.environment = config, environment
+        self.is_main_process = is_main_process()
+        self.folder = claim_folder(config, environment)
+        self.start = find_start(self.folder, config, environment, batches_per_epoch)
+        if dist.is_initialized():
+            dist.barrier()  # no process writes while another still reads
+        with _agreement(self.folder / "checkpoints" / UNFINISHED):
+            if self.is_main_process:
+                self._lock()
+                start_run(self.folder, config, environment)
+                self._rewind()
+
+    def load(
+        self,
+        load_state: Callable[[Path], None],
+        model: torch.nn.Module,
+        scheduler: LambdaLR,
+        train_set: ImageSet,
+        device: torch.device,
+    ) -> None:
+        """If the run starts from a checkpoint, let `load_state` read its folder.
+
+        A DDP model first runs a forward and a backward pass with images of `train_set`.
+
+        Raises `UserError` if the states do not fit. If `accelerator.load_state` cannot read random
+        states, it continues silently, so they are compared with the digests in the manifest.
+        """
+        folder = self.start.folder
+        if folder is None:
+            return
+        _settle_buckets(model, train_set, self.config.batch_size, device)
+        try:
+            load_state(folder)
+        except (*READ_ERRORS, SafetensorError) as error:
+            raise UserError(
+                f"{folder} cannot be loaded ({_first_line(error)}): resume from another one"
+            ) from None
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if self.start.other_world:
+            set_schedule(scheduler, self.start.step)
+        elif random_states_digest() != self.start.random_states[rank]:
+            raise UserError(
+                f"{folder} has random states that cannot be read here, so the run would not go on "
+                "as it was: resume it with the packages it was saved with"
+            )
+
+    def save(self, save_state: Callable[[Path], None], progress: Progress, log: TrainLog) -> None:
+        """Let `save_state` of every process write into a folder, and make it a checkpoint.
+
+        Until all of it is on the disk, the folder has a name that no run resumes from. Raises
+        `UserError` in every process if one of them could not write.
+        """
+        unfinished = self.folder / "checkpoints" / UNFINISHED
+        with _agreement(unfinished):
+            if self.is_main_process:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(parents=True)
+                flush(self.folder)
+                flush(self.folder.parent)
+                if (self.folder / "metrics.jsonl").exists():
+                    flush(self.folder / "metrics.jsonl")
+        with _agreement(unfinished):
+            save_state(unfinished)
+        random_states = _from_all(random_states_digest())
+        with _agreement(unfinished):
+            if self.is_main_process:
+                facts = {
+                    "epoch": progress.epoch,
+                    "batches": progress.batches,
+                    "step": progress.step,
+                    "log": log.state(),
+                    "random_states": random_states,
+                    "config": self.config.fixed_choices(),
+                    "environment": self.environment,
+                }
+                seal(unfinished, facts)
+                name = f"epoch-{progress.epoch:04}-batch-{progress.batches:06}"
+                self._publish(unfinished, name)
+
+    def _publish(self, unfinished: Path, name: str) -> None:
+        """Give what was sealed its name, then delete what is older than `--keep-last`."""
+        folder = unfinished.with_name(name)
+        if folder.exists():
+            discard(folder)
+        rename(unfinished, folder)
+        place = position(folder)
+        others = [path for path in checkpoints_of(self.folder) if path != folder]
+        older = [path for path in others if position(path) < place]
+        for path in older[self.config.keep_last - 1 :]:
+            discard(path)
+
+    def _lock(self) -> None:
+        """Raise `UserError` where another run is going on in the folder. It ends with its process.
+
+        Not `flock`: loader workers would inherit that, and outlive a run that is killed.
+        """
+        if fcntl:
+            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
+            weakref.finalize(self, os.close, lock)
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another process is training in {self.folder}: wait until it has ended, or "
+                    "choose another --run-dir"
+                ) from None
+
+    def _rewind(self) -> None:
+        """Drop what the folder holds of later than the start, and say what is resumed."""
+        start, metrics = self.start, self.folder / "metrics.jsonl"
+        for name in ("summary.json", "model.safetensors", "predictions.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        reached = position(start.folder) if start.folder else (-1.0, 0.0)
+        for path in checkpoints_of(self.folder):
+            if reached < position(path) < UNREADABLE:  # whatever that is, it is not ours to delete
+                discard(path)
+        if start.folder is None:
+            metrics.unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        elif metrics.exists():
+            os.truncate(metrics, min(metrics.stat().st_size, start.log["metrics_bytes"]))
+        for remark in start.remarks:
+            print(remark, flush=True)
+
+
+def _settle_buckets(
+    model: torch.nn.Module, train_set: ImageSet, batch_size: int, device: torch.device
+) -> None:
+    """Bring a fresh DDP model to where it is after its first step, before a checkpoint is loaded.
+
+    DDP puts gradients into buckets: at first in the order of the parameters, from the second step
+    on in the order in which the first backward pass produced them. With three or more processes, a
+    gradient that moves within a bucket is summed in a different order, and its last bits differ.
+    Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    if isinstance(model, DistributedDataParallel):
+        images, _ = train_set.__getitems__(list(range(batch_size)))
+        model.train()
+        model(images.to(device)).float().sum().backward()
+        model.zero_grad()
+
+
+def random_states_digest() -> str:
+    """One number for all random states of this process: Python's, numpy's, torch's, its GPU's."""
+    name, keys, *rest = numpy.random.get_state()
+    states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
+    if torch.cuda.is_available():
+        states.append([state.tolist() for state in torch.cuda.get_rng_state_all()])
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
+@contextmanager
+def _agreement(folder: Path) -> Iterator[None]:
+    """All processes come to the end of the block, or all raise a `UserError` that says why not."""
+    problem = None
+    try:
+        yield
+    except UserError as error:
+        problem = str(error)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        problem = (
+            f"cannot write into {folder.parent} ({_why(error, folder)}), so the training stops: "
+            "mend that, and go on from the last checkpoint with --resume auto"
+        )
+    for sentence in filter(None, _from_all(problem)):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(sentence)
+
+
+def _from_all(value) -> list:
+    """What each process gives, by rank."""
+    values = [value]
+    if dist.is_initialized():
+        values *= dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
+def _why(error: Exception, folder: Path) -> str:
+    """Why writing failed. torch and safetensors do not say, so the system is asked once more."""
+    if not isinstance(error, OSError):
+        try:
+            (folder / "probe").write_bytes(bytes(2**16))
+        except OSError as system_error:
+            error = system_error
+    strerror = getattr(error, "strerror", None)
+    return strerror or _first_line(error) or type(error).__name__
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,158 @@
+"""What a run reports: a progress bar, metrics.jsonl, TensorBoard, and a summary at the end."""
+
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from accel_demo.config import TrainConfig
+from accel_demo.metrics import means
+from accel_demo.processes.connect import is_main_process
+from accel_demo.processes.signals import resume_command
+from accel_demo.run.folder import append_metrics, write_json
+from accel_demo.run.progress import Progress
+
+
+class TrainLog:
+    """The metrics of a run. All processes keep them, and the main process writes them.
+
+    Images per second cover training only, over all processes. If the run continues from a
+    checkpoint, `start_step` is its step, and `saved` is what `state()` returned for it.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, processes: int, start_step: int, saved: dict
+    ):
+        self.folder, self.config, self.processes = folder, config, processes
+        self.is_main_process = is_main_process()
+        self.bar = self.writer = None
+        self.start_step = start_step
+        self.images = saved.get("images", 0.0)  # trained on so far, in `seconds`
+        self.seconds = saved.get("seconds", 0.0)
+        self.test_accuracy = saved.get("test_accuracy", 0.0)
+        self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
+        self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
+
+    def state(self) -> dict:
+        """Return what a checkpoint keeps of the metrics, as JSON values."""
+        metrics = self.folder / "metrics.jsonl"
+        return {
+            "images": self.images,
+            "seconds": self.seconds,
+            "test_accuracy": self.test_accuracy,
+            "best_test_accuracy": self.best_test_accuracy,
+            "epoch_totals": self.epoch_totals.tolist(),
+            "metrics_bytes": metrics.stat().st_size if metrics.exists() else 0,
+        }
+
+    def start_epoch(self, progress: Progress) -> None:
+        """Start the clock and the progress bar of the current epoch."""
+        self.epoch = progress.epoch + 1
+        self.name = f"epoch {self.epoch}/{self.config.epochs}"
+        if not progress.batches:
+            self.epoch_totals = torch.zeros(3)
+        self.bar = tqdm(
+            total=progress.batches_per_epoch,
+            initial=progress.batches,
+            desc=self.name,
+            unit="batch",
+            leave=False,
+            disable=not self.is_main_process,
+        )
+        if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # `purge_step`: TensorBoard drops what an earlier start logged from this step on.
+            folder, step = self.folder / "tensorboard", self.start_step + 1
+            self.writer = SummaryWriter(folder, purge_step=step)
+        self.restart_clock()
+
+    def count_batch(self) -> None:
+        """Advance the progress bar by one micro-batch."""
+        self.bar.update()
+
+    def restart_clock(self) -> None:
+        """Exclude the time since the last interval from the next one."""
+        self.interval_started_at = time.perf_counter()
+
+    def interval(self, step: int, learning_rate: float, totals: torch.Tensor) -> None:
+        """Log the training since the last interval, from `batch_totals` over all processes.
+
+        This waits for the device, so the loop does not call it after every step.
+        """
+        totals, now = totals.cpu(), time.perf_counter()
+        seconds, self.interval_started_at = now - self.interval_started_at, now
+        self.epoch_totals += totals
+        self.images += totals[2].item()
+        self.seconds += seconds
+        metrics = {
+            "step": step,
+            "epoch": self.epoch,
+            "learning_rate": learning_rate,
+            **means(totals, "train"),
+            "images_per_second": totals[2].item() / seconds,
+        }
+        self.bar.set_postfix_str(
+            f"loss {metrics['train_loss']:.3f}, accuracy {metrics['train_accuracy']:.3f}, "
+            f"{metrics['images_per_second']:,.0f} images/s",
+            refresh=False,
+        )
+        self._write(metrics)
+
+    def end_epoch(self, step: int, test_totals: torch.Tensor) -> None:
+        """Log an evaluation, from `batch_totals` over the whole test set."""
+        self.bar.close()
+        metrics = {"step": step, "epoch": self.epoch, **means(test_totals.cpu(), "test")}
+        self.test_accuracy = metrics["test_accuracy"]
+        self.best_test_accuracy = max(self.best_test_accuracy, self.test_accuracy)
+        train = means(self.epoch_totals, "train")
+        self._write(metrics)
+        if self.is_main_process:
+            print(
+                f"{self.name}: train loss {train['train_loss']:.4f}, "
+                f"accuracy {train['train_accuracy']:.4f}; test loss {metrics['test_loss']:.4f}, "
+                f"accuracy {metrics['test_accuracy']:.4f}",
+                flush=True,
+            )
+
+    def finish(self, device: torch.device) -> None:
+        """Write summary.json and print it as one line."""
+        summary = {
+            "test_accuracy": self.test_accuracy,
+            "best_test_accuracy": self.best_test_accuracy,
+            "images_per_second": self.images / self.seconds,
+            "train_seconds": self.seconds,
+            "processes": self.processes,
+            "device": device.type,
+        }
+        if device.type == "cuda":
+            summary["peak_gpu_memory_bytes"] = torch.cuda.max_memory_allocated(device)
+        if self.writer:
+            self.writer.close()
+        if self.is_main_process:
+            write_json(self.folder / "summary.json", summary)
+            print(
+                f"done: test accuracy {self.test_accuracy:.4f}, "
+                f"{summary['images_per_second']:,.0f} images/s, {self.seconds:.1f} s of training, "
+                f"{self.processes} process{'es' if self.processes > 1 else ''} on {device.type}; "
+                f"saved in {self.folder}",
+                flush=True,
+            )
+
+    def stop(self, step: int) -> None:
+        """Print the command that continues a run that was asked to stop."""
+        self.bar.close()
+        if self.writer:
+            self.writer.close()
+        if self.is_main_process:
+            command = resume_command(self.folder)
+            print(f"stopped after step {step}; to go on: {command}", flush=True)
+
+    def _write(self, metrics: dict) -> None:
+        if self.is_main_process:
+            append_metrics(self.folder, metrics)
+        if self.writer:
+            for name, value in metrics.items():
+                self.writer.add_scalar(name, value, metrics["step"])
+            self.writer.flush()

@@ -1,0 +1,149 @@
+"""One run from start to end: its position, metrics, checkpoints, and when it stops."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from accel_demo.config import TrainConfig
+from accel_demo.data import ImageSet
+from accel_demo.processes.connect import describe_run
+from accel_demo.processes.signals import StopSignals
+from accel_demo.run.checkpoint import Checkpoints
+from accel_demo.run.log import TrainLog
+from accel_demo.run.progress import Progress
+from accel_demo.workarounds import keep_freed_memory
+
+
+class Run:
+    """Everything a train file does besides training.
+
+    Each process creates one and calls the same methods in the same order. In `Run` the processes
+    communicate only to start, to write and load checkpoints, and to stop after the same step. The
+    train files reduce and gather the metrics themselves.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        config: TrainConfig,
+        stop_signals: StopSignals,
+        device: torch.device,
+        mixed_precision: str,
+        batches_per_epoch: int,
+    ):
+        """Claim the run's folder and find where the run starts; `resume` then loads the state.
+
+        From now on the process keeps the memory it frees: see `keep_freed_memory`.
+
+        `version` is the name of the train file, without ".py". `batches_per_epoch` counts the
+        micro-batches of this process. Raises `UserError` in every process, before anything is
+        written, if `--run-dir` or `--resume` names a folder that does not fit.
+        """
+        keep_freed_memory()
+        self.config, self.device, self.stop_signals = config, device, stop_signals
+        environment = describe_run(version, device, mixed_precision)
+        self.checkpoints = Checkpoints(config, environment, batches_per_epoch)
+        self.folder, start = self.checkpoints.folder, self.checkpoints.start
+        self.progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
+        self.log = TrainLog(self.folder, config, environment["processes"], start.step, start.log)
+        self.totals: torch.Tensor | float = 0.0  # `batch_totals` since the last `log_interval`
+        self.learning_rate = 0.0  # of the last step
+        self.must_log = self.must_save = self.is_stopping = False
+
+    def resume(
+        self,
+        load_state: Callable[[Path], None],
+        model: torch.nn.Module,
+        scheduler,
+        train_set: ImageSet,
+    ) -> None:
+        """If the run continues from a checkpoint, call `load_state` with its folder.
+
+        `scheduler` may be wrapped by Accelerate. A DDP model first runs a forward and a backward
+        pass on one batch of `train_set`, because DDP sums gradients in a different order after its
+        first step.
+        """
+        scheduler = getattr(scheduler, "scheduler", scheduler)
+        self.checkpoints.load(load_state, model, scheduler, train_set, self.device)
+
+    def epochs(self) -> Iterator[int]:
+        """Yield the index of each remaining epoch. `end_epoch` moves on to the next one."""
+        while not self.progress.is_complete:
+            yield self.progress.epoch
+
+    @property
+    def batches_done(self) -> int:
+        """How many batches of this epoch were trained on before it was interrupted: mostly 0.
+
+        Read it before the first batch of the epoch.
+        """
+        return self.progress.batches
+
+    @property
+    def ends_window(self) -> bool:
+        """True on the last micro-batch of an optimizer step."""
+        return self.progress.ends_window
+
+    @property
+    def window_scale(self) -> float:
+        """1, or more if the end of an epoch cuts the window short: see `Progress`."""
+        return self.progress.window_scale
+
+    def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the remaining batches of the epoch from `loader`; end early if the run ends."""
+        progress = self.progress
+        self.log.start_epoch(progress)
+        for batch in loader:
+            progress.batches += 1
+            yield batch
+            if progress.is_complete or self.is_stopping:
+                return
+
+    def add_totals(self, totals: torch.Tensor) -> None:
+        """Add what `batch_totals` has returned for one micro-batch, and move the progress bar."""
+        self.totals = self.totals + totals
+        self.log.count_batch()
+
+    def finish_step(self, learning_rate: float) -> None:
+        """Count an optimizer step made with this learning rate, and decide what follows it.
+
+        Sets `must_log`, `must_save` and `is_stopping`, to the same values in every process.
+        """
+        progress, config = self.progress, self.config
+        progress.step += 1
+        self.learning_rate = learning_rate
+        evaluation_follows = progress.ends_epoch or progress.is_complete  # and after it, a save
+        self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
+        is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
+        self.must_save = self.is_stopping or (is_due and not evaluation_follows)
+        is_log_step = progress.step % config.log_every == 0
+        self.must_log = is_log_step or evaluation_follows or self.must_save
+
+    def log_interval(self, totals: torch.Tensor) -> None:
+        """Log the training metrics since the last call, from totals over all processes."""
+        self.log.interval(self.progress.step, self.learning_rate, totals)
+        self.totals = 0.0
+
+    def end_epoch(self, test_totals: torch.Tensor) -> None:
+        """Log the evaluation, from totals over the whole test set, and count the epoch as done.
+
+        `save` must follow. If the run is killed before, it continues from an earlier checkpoint.
+        """
+        self.log.end_epoch(self.progress.step, test_totals)
+        self.progress.next_epoch()
+
+    def save(self, save_state: Callable[[Path], None]) -> None:
+        """Write a checkpoint of this position: `save_state` writes into the folder it is given."""
+        self.checkpoints.save(save_state, self.progress, self.log)
+        self.log.restart_clock()
+
+    def finish(self) -> None:
+        """Write and print the summary, or print the command that continues a run that was stopped.
+
+        Call it after `save_results`: the summary marks the run as complete.
+        """
+        if self.is_stopping:
+            self.log.stop(self.progress.step)
+        else:
+            self.log.finish(self.device)

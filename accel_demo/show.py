@@ -1,0 +1,74 @@
+"""Print a table, write a picture, and check first that a file can be written."""
+
+import importlib.util
+from pathlib import Path
+
+from accel_demo.errors import UserError
+
+# Okabe and Ito's colours, which everyone can tell apart. https://jfly.uni-koeln.de/color/
+COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000"]
+
+
+def table(head: list[str], rows: list[list]) -> str:
+    """A Markdown table with its columns padded, to be read in a terminal as on a page.
+
+    A column whose cells are all numbers is set to the right; floats come as they print.
+    """
+    # A bare "|" would end the cell, in code too: https://github.github.com/gfm/#example-200
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    columns = range(len(head))
+    widths = [max(3, *(len(row[column]) for row in cells)) for column in columns]
+    right = [all(_is_number(row[column]) for row in rows) for column in columns]
+    lines = []
+    for row in cells:
+        padded = [
+            row[column].rjust(widths[column])
+            if right[column]
+            else row[column].ljust(widths[column])
+            for column in columns
+        ]
+        lines.append(f"| {' | '.join(padded)} |")
+    rule = ["-" * (widths[column] - 1) + (":" if right[column] else "-") for column in columns]
+    lines.insert(1, f"| {' | '.join(rule)} |")
+    return "\n".join(lines)
+
+
+def _is_number(cell) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)  # True is an int
+
+
+def new_figure(width: float, height: float):
+    """An empty matplotlib figure of this size in inches, on white."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save(figure, path: Path) -> None:
+    """Write the picture so that the same drawing gives the same file, by its suffix."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):
+        metadata = {"Date": None} if Path(path).suffix == ".svg" else None
+        figure.savefig(path, dpi=120, metadata=metadata)
+
+
+def check_outputs(options) -> None:
+    """Raise `UserError` where `options.plot` or `options.json` cannot be written.
+
+    A verb may have only one of the two.
+    """
+    for flag, path in (("--json", getattr(options, "json", None)), ("--plot", options.plot)):
+        if path is None:
+            continue
+        try:
+            existed = path.exists()
+            path.open("ab").close()
+            if not existed:
+                path.unlink()
+        except OSError as error:
+            raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs matplotlib: pip install matplotlib")
+    if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot takes a .png, .svg or .pdf file, got {options.plot}")
