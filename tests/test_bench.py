@@ -15,8 +15,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
 from accel_demo.lab import bench
 from accel_demo.lab.bench import BENCHMARKS, limit, overhead, step_parts
-from accel_demo.lab.bench.crew import ON_CPU, Crew
 from accel_demo.lab.bench.step_parts import PARTS, timed_parts
+from accel_demo.lab.crew import ON_CPU, Crew
 
 TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
 TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}

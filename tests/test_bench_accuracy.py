@@ -11,7 +11,7 @@ from accel_demo.data import ASSETS, FASHION_MNIST_SUMS
 from accel_demo.errors import UserError
 from accel_demo.lab.bench import accuracy, baseline
 from accel_demo.lab.bench.accuracy import BASELINE, OURS, Run, compare, read_run, time_to
-from accel_demo.lab.bench.timed_command import Timed, accelerate_launch, run_timed
+from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -122,7 +122,7 @@ def test_a_command_that_hangs_is_stopped_with_all_it_started():
 
 
 def test_without_the_configs_of_the_repository_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("accel_demo.lab.bench.timed_command.REPOSITORY", tmp_path)
+    monkeypatch.setattr("accel_demo.lab.timed_command.REPOSITORY", tmp_path)
     with pytest.raises(UserError, match="cpu.yaml is missing: that folder is part of the repos"):
         accelerate_launch("cpu.yaml")
 

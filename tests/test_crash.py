@@ -13,7 +13,7 @@ from conftest import BIN, REPOSITORY, left_behind, processes_below_this_one
 from safetensors.torch import save_file
 
 from accel_demo.errors import UserError
-from accel_demo.lab.bench import timed_command
+from accel_demo.lab import timed_command
 from accel_demo.lab.crash import command as crash
 from accel_demo.lab.crash import report
 

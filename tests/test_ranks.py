@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.lab.command_line import process_counts, write_json
 from accel_demo.lab.ranks import of_every_rank
-from accel_demo.lab.verb import process_counts, write_json
 from accel_demo.processes.signals import SIGNALS
 
 

@@ -30,8 +30,8 @@ from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import baseline
-from accel_demo.lab.bench.report import Report, Table
-from accel_demo.lab.bench.timed_command import Timed, accelerate_launch, run_timed
+from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
 
 REPEATS = 3
 # The length of our run to each target. The one-cycle schedule ends where the run ends, and only

@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from accel_demo.lab import machine
 from accel_demo.lab.bench.article_loop import BATCH_SIZE, warm_up_steps
-from accel_demo.lab.bench.report import Report, Table
-from accel_demo.lab.bench.timed_command import accelerate_launch, run_timed
+from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.timed_command import accelerate_launch, run_timed
 from accel_demo.processes.connect import own_device
 
 REPEATS = 5

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab.bench.crew import ON_CPU, Crew
-from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.crew import ON_CPU, Crew
 from accel_demo.lab.machine import usable_cores
+from accel_demo.lab.measurements import Report, Table
 
 REPEATS = 9
 STEPS, WARM_UP = 40, 4

@@ -31,8 +31,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import ASSETS, STATISTICS, load_datasets
 from accel_demo.lab import machine
 from accel_demo.lab.bench.baseline import torchvision_folder
-from accel_demo.lab.bench.report import Report, Table
-from accel_demo.lab.bench.timed_command import run_timed
+from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.timed_command import run_timed
 
 REPEATS = 5
 BATCH_SIZE = 128

@@ -23,10 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
+from accel_demo.lab import crew_worker as worker
 from accel_demo.lab import machine
-from accel_demo.lab.bench import worker
-from accel_demo.lab.bench.report import Report, Table
-from accel_demo.lab.bench.timed_command import run_timed
+from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.timed_command import run_timed
 from accel_demo.models import make_model
 from accel_demo.processes.connect import own_device
 

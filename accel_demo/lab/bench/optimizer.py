@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
 from accel_demo.lab.bench.limit import wait_for
-from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.measurements import Report, Table
 from accel_demo.models import make_model
 from accel_demo.processes.connect import own_device
 

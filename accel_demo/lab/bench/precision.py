@@ -29,7 +29,7 @@ from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import precision_training
-from accel_demo.lab.bench.report import Report, Table, median_interval
+from accel_demo.lab.measurements import Report, Table, median_interval
 from accel_demo.processes.commands import kill_tree
 from accel_demo.processes.connect import own_device
 

@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from accel_demo.config import MODELS, TrainConfig
-from accel_demo.lab.bench.crew import ON_CPU, Crew
-from accel_demo.lab.bench.report import Report, Table
+from accel_demo.lab.crew import ON_CPU, Crew
+from accel_demo.lab.measurements import Report, Table
 
 REPEATS = 15
 MICRO_BATCHES, LEAST_STEPS = 60, 10  # of one run; the first tenth of its steps warms up

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from accel_demo.lab.bench.report import Report, Table
-from accel_demo.lab.bench.timed_command import accelerate_launch, run_timed
+from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.timed_command import accelerate_launch, run_timed
 
 REPEATS = 5
 TIME_LIMIT = 120  # seconds, of one command

@@ -101,7 +101,7 @@ def check(options) -> None:
 
 def launcher(telling: str, processes: int) -> list[str]:
     """The start of the command line that trains in so many processes."""
-    from accel_demo.lab.bench.timed_command import accelerate_launch
+    from accel_demo.lab.timed_command import accelerate_launch
 
     config = "cpu.yaml" if processes == 1 else "cpu_two_processes.yaml"
     words = accelerate_launch(config)  # raises where this is no clone

@@ -17,7 +17,7 @@ import torch
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import ranks, verb
+from accel_demo.lab import command_line, ranks
 from accel_demo.lab.lr.picture import draw
 from accel_demo.lab.lr.training import BATCH, MEASURED, WAYS, Trained, train_every_way
 from accel_demo.show import save, table
@@ -28,15 +28,15 @@ TOLERANCE = 1e-5  # weights closer than that are the same; rounding alone makes 
 
 
 def main(arguments: list[str]) -> int:
-    parser = verb.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images")
+    parser = command_line.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images")
     help = "numbers of processes to compare with one (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = f"training images, each seen once (default: {SAMPLES})"
     parser.add_argument("--samples", type=int, metavar="N", help=help)
     help = f"peak of the schedule on one process (default: {LEARNING_RATE})"
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=help)
-    options = verb.read(parser, arguments)
-    counts = sorted({1, *verb.process_counts(options.processes)})
+    options = command_line.read(parser, arguments)
+    counts = sorted({1, *command_line.process_counts(options.processes)})
     samples = options.samples
     if samples is None:
         samples = QUICK_SAMPLES if options.quick else SAMPLES
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     print(LEGEND.format(TOLERANCE))
     if options.json:
         found = {"samples": samples, "runs": [as_json(run, runs[0]) for run in runs]}
-        verb.write_json(options.json, found)
+        command_line.write_json(options.json, found)
     if options.plot:
         save(draw(runs), options.plot)
     return 0

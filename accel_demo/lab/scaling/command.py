@@ -21,9 +21,9 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices.gpus import usable_cores
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab import verb
-from accel_demo.lab.bench.crew import ON_CPU, Crew
-from accel_demo.lab.bench.report import median_interval
+from accel_demo.lab import command_line
+from accel_demo.lab.crew import ON_CPU, Crew
+from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.scaling import picture
 from accel_demo.lab.scaling import text as scaling_text
 from accel_demo.lab.scaling.fit import amdahl, fit, gustafson
@@ -37,7 +37,7 @@ LAWS = {"strong": amdahl, "weak": gustafson}
 
 def main(arguments: list[str]) -> int:
     quick = f"{QUICK_REPEATS} repeats of {QUICK_STEPS} steps"
-    parser = verb.parser_of("scaling", __doc__, quick=quick)
+    parser = command_line.parser_of("scaling", __doc__, quick=quick)
     help = "numbers of processes to compare; 1 is always measured (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = "threads of each process, on the CPU (default: 1)"
@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per process (weak), and of all processes together (strong) (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
-    options = verb.read(parser, arguments)
-    counts = sorted({1, *verb.process_counts(options.processes)})
+    options = command_line.read(parser, arguments)
+    counts = sorted({1, *command_line.process_counts(options.processes)})
     if options.repeats is None:
         options.repeats = QUICK_REPEATS if options.quick else REPEATS
     steps = QUICK_STEPS if options.quick else STEPS
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     found["gil"] = measure_gil(1 if options.quick else min(options.repeats, gil.REPEATS))
     print(scaling_text.text(found))
     if options.json:
-        verb.write_json(options.json, found)
+        command_line.write_json(options.json, found)
     if options.plot:
         picture.draw(found, options.plot)
     return 0

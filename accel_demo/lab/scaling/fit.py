@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 
-from accel_demo.lab.bench.report import median_interval
+from accel_demo.lab.measurements import median_interval
 
 
 def amdahl(serial_share: float, processes: float) -> float:

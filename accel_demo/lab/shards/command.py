@@ -15,7 +15,7 @@ from itertools import chain
 
 from accel_demo.anatomy import group
 from accel_demo.errors import UserError
-from accel_demo.lab import verb
+from accel_demo.lab import command_line
 from accel_demo.lab.ranks import of_every_rank
 from accel_demo.lab.shards.reading import ACCELERATE, TORCH, Dealing, read_all
 from accel_demo.lab.shards.sentences import in_words, metric_table, reading_table, what_would_hang
@@ -46,13 +46,13 @@ def main(arguments: list[str]) -> int:
 
         save(draw(found["ways"]), options.plot)
     if options.json:
-        verb.write_json(options.json, found)
+        command_line.write_json(options.json, found)
     return 0
 
 
 def read_options(arguments: list[str]):
     """What to deal out, and the options. Raises `UserError` for what cannot be dealt."""
-    parser = verb.parser_of("shards", __doc__, quick=f"reads {QUICK_EPOCHS} epochs at most")
+    parser = command_line.parser_of("shards", __doc__, quick=f"reads {QUICK_EPOCHS} epochs at most")
     numbers = {
         "--processes": (2, "how many processes read"),
         "--samples": (22, "how many samples the dataset has"),
@@ -73,7 +73,7 @@ def read_options(arguments: list[str]):
     }
     for flag, help in flags.items():
         parser.add_argument(flag, action="store_true", help=help)
-    options = verb.read(parser, arguments)
+    options = command_line.read(parser, arguments)
     check(options)
     common = {
         "samples": options.samples,
@@ -97,7 +97,7 @@ def read_options(arguments: list[str]):
 
 
 def check(options) -> None:
-    verb.process_counts(str(options.processes))
+    command_line.process_counts(str(options.processes))
     limits = {"samples": MOST_SAMPLES, "batch_size": MOST_SAMPLES, "epochs": MOST_EPOCHS}
     for name, most in limits.items():
         if not 1 <= getattr(options, name) <= most:

@@ -41,7 +41,7 @@ class Crew:
         for path in self.errors:
             with path.open("w") as stderr:
                 worker = subprocess.Popen(
-                    [python_for_workers(), "-m", "accel_demo.lab.bench.worker"],
+                    [python_for_workers(), "-m", "accel_demo.lab.crew_worker"],
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
