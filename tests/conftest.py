@@ -1,6 +1,5 @@
 """How tests start processes, and the state that every test starts from."""
 
-import inspect
 import json
 import multiprocessing
 import os
@@ -154,13 +153,13 @@ def run_all(
     return results
 
 
-def run_ranks(program, arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
-    """Run a Python file as the ranks that `torchrun --nproc-per-node N` would start, to the end.
+def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
+    """Run Python with these arguments as `torchrun --nproc-per-node N` would, to the end.
 
     Returns the returncode (of the first rank that failed), and stdout and stderr of all ranks.
     """
     with rank_environments(processes) as environments:
-        commands = [["python", program, *arguments]] * processes
+        commands = [["python", *arguments]] * processes
         environments = [{**environment, **of_rank} for of_rank in environments]
         results = run_all(commands, timeout, cwd, environments=environments)
     codes = [result.returncode for result in results]
@@ -187,7 +186,7 @@ def run_training(program, arguments, processes: int, timeout=120):
     """Run a train file, or a program that is one, as so many processes, without a launcher."""
     if processes == 1 and "ddp" not in str(program):
         return run_to_end(["python", program, *arguments], timeout)
-    return run_ranks(program, arguments, processes, timeout)
+    return run_ranks([program, *arguments], processes, timeout)
 
 
 def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environment):
@@ -319,11 +318,9 @@ def together(tmp_path_factory):
     def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
         folder = tmp_path_factory.mktemp("together")
         torch.save(arguments, folder / "arguments.pt")
-        target = f"{Path(inspect.getfile(function)).stem}:{function.__name__}"
-        program = str(REPOSITORY / "tests" / "together.py")
-        result = run_ranks(
-            program, [target, processes, folder], processes, timeout, **(environment or {})
-        )
+        target = f"{function.__module__}:{function.__name__}"
+        command = ["-m", "tests.together", target, processes, folder]
+        result = run_ranks(command, processes, timeout, **(environment or {}))
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"{processes} connected process" in result.stdout
         files = [folder / f"{rank}.pt" for rank in range(processes)]

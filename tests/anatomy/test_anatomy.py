@@ -1,0 +1,177 @@
+"""What holds for every module of the anatomy, and for the page that lists them."""
+
+import ast
+import importlib
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+from matplotlib.text import Text
+
+from accel_demo import show
+from accel_demo.anatomy import shards
+from accel_demo.anatomy.group import command_line, read
+from accel_demo.anatomy.model_parallel import splits, tables
+from accel_demo.anatomy.shards import WAYS
+from accel_demo.errors import UserError
+from accel_demo.processes.connect import rank_environment
+from tests.conftest import REPOSITORY
+
+ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
+PAGE = (ANATOMY / "README.md").read_text()
+COMMANDS = re.findall(r"python -m accel_demo\.anatomy\.(\w+)", PAGE)
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if re.match(r"\| S\d", line)
+]
+
+
+def test_no_module_is_longer_than_250_lines():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in ANATOMY.glob("*.py")}
+    assert len(lengths) > 10
+    assert {name: length for name, length in lengths.items() if length > 250} == {}
+
+
+def test_every_module_that_is_a_program_is_on_the_page_and_no_other():
+    programs = {
+        path.stem
+        for path in ANATOMY.glob("*.py")
+        if 'if __name__ == "__main__":' in path.read_text()
+    }
+    assert set(COMMANDS) == programs
+
+
+def test_what_the_articles_describe_is_all_there():
+    numbers = [row[0].split()[0] for row in ROWS]
+    wanted = {"S0": range(1, 13), "S1": range(2, 7), "S2": range(1, 10), "S3": range(1, 7)}
+    expected = [f"{article}.{item}" for article, items in wanted.items() for item in items]
+    assert numbers == [*expected, "S4.2", "S4.4", "S4.8"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].split()[0])
+def test_each_row_names_functions_and_tests_that_exist(row):
+    _, functions, tests = row
+    names = re.findall(r"`([\w.]+)`", functions)
+    assert names and functions.count("`") == 2 * len(names)
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(f"accel_demo.{module}"), attribute), name
+    tested = re.findall(r"`(\w+\.py)::(\w+)`", tests)
+    assert tested and tests.count("`") == 2 * len(tested)
+    for file, name in tested:
+        tree = ast.parse((REPOSITORY / "tests" / "anatomy" / file).read_text())
+        found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in found and name.startswith("test_"), f"{file}::{name}"
+
+
+def test_every_program_tells_its_options_without_starting_anything():
+    code = "import sys, runpy\n"
+    code += "for name in sys.argv[1:]:\n    sys.argv = [name, '--help']\n"
+    code += "    try: runpy.run_module(f'accel_demo.anatomy.{name}', run_name='__main__')\n"
+    code += "    except SystemExit as end: assert not end.code\n"
+    command = [sys.executable, "-W", "error", "-c", code, *COMMANDS]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.count("--plot FILE") >= len(set(COMMANDS))
+
+
+TWO_LAUNCHES = """
+import torch, torch.distributed as dist
+from accel_demo.anatomy.group import run_in_group
+def say(device):
+    line = f"{dist.get_world_size()} x {torch.get_num_threads()} threads\\n"
+    print(line, end="", flush=True)  # one write: two processes cannot take turns
+if __name__ == "__main__":
+    run_in_group(say, 1)
+    run_in_group(say, 2)
+"""
+
+
+def test_several_processes_take_a_thread_each_also_after_a_launch_of_one(start, tmp_path):
+    program = tmp_path / "two_launches.py"
+    program.write_text(TWO_LAUNCHES)
+    result = start(["python", program], OMP_NUM_THREADS=None)
+    assert result.returncode == 0, result.stderr
+    assert "1 connected process on cpu" in result.stdout
+    assert "2 connected processes on cpu" in result.stdout
+    assert result.stdout.count("2 x 1 threads") == 2
+
+
+def test_a_table_is_padded_markdown_with_numbers_to_the_right():
+    text = show.table(["way", "bytes"], [["a", 1], ["longer", 1000]])
+    assert text.splitlines() == [
+        "| way    | bytes |",
+        "| ------ | ----: |",
+        "| a      |     1 |",
+        "| longer |  1000 |",
+    ]
+
+
+def test_the_same_drawing_gives_the_same_file(tmp_path):
+    for name in ("one.svg", "two.svg"):
+        figure = show.new_figure(3, 2)
+        figure.subplots().plot([1, 2], label="a line")
+        show.save(figure, tmp_path / name)
+    assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "launched", "said"),
+    [
+        ("--processes 0", False, "--processes must be at least 1, got 0"),
+        ("--processes 2", True, "--processes is for starting without a launcher: leave it out"),
+        ("--processes two", False, "argument --processes: invalid int value: 'two'"),
+        ("--plot x.gif", False, "--plot takes a .png, .svg or .pdf file, got x.gif"),
+        ("--nonsense", False, "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_a_sentence(typed, launched, said, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+        if launched:
+            monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(UserError, match=re.escape(said)):
+        read(command_line("", processes=3), typed.split())
+
+
+def test_the_processes_are_those_of_the_launch_or_what_was_asked_for(monkeypatch):
+    for name in rank_environment(0, 1, 0):
+        monkeypatch.delenv(name, raising=False)
+    assert read(command_line("", processes=3), []).processes == 3
+    assert read(command_line("", processes=3), ["--processes", "2"]).processes == 2
+    for name, value in rank_environment(1, 5, 29500).items():
+        monkeypatch.setenv(name, value)
+    assert read(command_line("", processes=3), []).processes == 5
+    assert not hasattr(read(command_line(""), []), "processes")
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(11, 2), (60, 2), (120, 4)])
+def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, ranks, monkeypatch):
+    figures = []
+    for module in (shards, tables):
+        monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
+    batches = [list(range(start, min(start + 2, count))) for start in range(0, count, 2)]
+    shards.draw(dict.fromkeys(WAYS, [batches[rank::ranks] for rank in range(ranks)]), count, "")
+    pieces = min(count, 8 * ranks)
+    log = [(kind, piece) for kind in ("forward", "backward") for piece in range(pieces)]
+    tables.draw(splits.timetable([log] * ranks), "")
+    for figure in figures:
+        assert overlapping(figure) == []
+
+
+def overlapping(figure) -> list[tuple[str, str]]:
+    """The pairs of texts in a figure that are drawn over each other."""
+    figure.draw_without_rendering()
+    seen = {}  # a tick's label is at the same place in each layer of it
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text():
+            seen[text] = text.get_window_extent()
+    return [
+        (one.get_text(), other.get_text())
+        for (one, its), (other, others) in itertools.combinations(seen.items(), 2)
+        if its.overlaps(others)
+    ]

@@ -1,0 +1,421 @@
+"""Every collective gives what torch.distributed's gives, but for the max and min of NaN.
+
+A mistake is an error on all ranks.
+"""
+
+import functools
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from accel_demo.anatomy.collectives import by_hand
+from accel_demo.anatomy.collectives.by_hand import OPERATIONS
+from accel_demo.anatomy.wire import Wire
+from tests.conftest import GPUS, VISIBLE_GPUS
+
+DTYPES = [
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+]
+LIBRARY = {  # what torch.distributed calls each operation
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.AVG,
+    "product": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+cases = st.fixed_dictionaries(
+    {
+        "shape": st.lists(st.sampled_from([0, 1, 2, 3, 5, 7, 13]), max_size=3),
+        "dtype": st.sampled_from(DTYPES),
+        "layout": st.sampled_from(["dense", "every second", "transposed"]),
+        "operation": st.sampled_from(list(OPERATIONS)),
+        "root": st.integers(0, 3),
+        "seed": st.integers(0, 2**20),
+    }
+)
+
+
+def compare_with_the_library(device, examples):
+    """Draw the same cases on all ranks: how many, how many had arithmetic, and how often close."""
+    seen = {"cases": 0, "reductions": 0, "not bit-equal": 0}
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases)
+    def all_agree(case):
+        wrong = [None] * dist.get_world_size()
+        try:
+            mistake = compare(case, device, seen)
+        except Exception as error:  # on one rank alone it would leave the others waiting
+            mistake = repr(error)
+        dist.all_gather_object(wrong, mistake)
+        assert not any(wrong), wrong  # so that all ranks look for the smallest such case together
+
+    all_agree()
+    return seen
+
+
+def compare(case, device, seen) -> str:
+    """The collective whose result is another than the library's in this case, or nothing."""
+    wire = Wire()
+    ranks, root = range(wire.world_size), case["root"] % wire.world_size
+    seen["cases"] += 1
+
+    def make(rank, number=0):  # what each rank has; everyone can compute everyone's
+        seed = (case["seed"] * 31 + rank) * 31 + number
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(case["shape"], generator=generator) * 3
+        if case["dtype"] == torch.uint8:
+            values = values.abs()
+        return values.to(case["dtype"]).to(device)
+
+    def laid_out(tensor):  # the same values, another way to lie in memory
+        if case["layout"] == "every second" and tensor.dim():
+            wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
+            room = wide.to(tensor)[..., ::2]
+        elif case["layout"] == "transposed" and tensor.dim() > 1:
+            room = (
+                torch.zeros(tensor.shape[::-1]).to(tensor).permute(*reversed(range(tensor.dim())))
+            )
+        else:
+            room = torch.zeros_like(tensor)
+        return room.copy_(tensor)
+
+    def same(ours, theirs):
+        return all(map(torch.equal, ours, theirs))
+
+    mine, many = make(wire.rank), [make(wire.rank, number) for number in ranks]
+    blank = torch.full_like(mine, 1)
+
+    ours, theirs = laid_out(mine), mine.clone()
+    by_hand.broadcast(ours, root, wire)
+    dist.broadcast(theirs, root)
+    if not same([ours], [theirs]):
+        return "broadcast"
+
+    ours, theirs = laid_out(blank), blank.clone()
+    here = wire.rank == root
+    by_hand.scatter(ours, [*map(laid_out, many)] if here else None, root, wire)
+    dist.scatter(theirs, many if here else None, root)
+    if not same([ours], [theirs]):
+        return "scatter"
+
+    ours, theirs = [laid_out(blank) for _ in ranks], [blank.clone() for _ in ranks]
+    by_hand.gather(laid_out(mine), ours if here else None, root, wire)
+    dist.gather(mine, theirs if here else None, root)
+    if not same(ours, theirs):
+        return "gather"
+
+    ours, theirs = [laid_out(blank) for _ in ranks], [blank.clone() for _ in ranks]
+    by_hand.all_gather(ours, laid_out(mine), wire)
+    dist.all_gather(theirs, mine)
+    if not same(ours, theirs):
+        return "all_gather"
+
+    ours = [laid_out(blank) for _ in ranks]
+    by_hand.all_to_all(ours, [*map(laid_out, many)], wire)
+    theirs = torch.zeros(wire.world_size * mine.numel()).to(mine)
+    dist.all_to_all_single(theirs, torch.cat([part.flatten() for part in many]))
+    if not same([torch.cat([part.flatten() for part in ours])], [theirs]):
+        return "all_to_all"
+
+    operation, dtype = case["operation"], case["dtype"]
+    if operation == "mean" and not dtype.is_floating_point:
+        return ""  # neither has it: see what is refused, below
+    seen["reductions"] += 1
+
+    def close(ours, theirs, parts):
+        # One rounding for two numbers, whoever adds them. From three on gloo adds in an order of
+        # its own, and each addition rounds differently. Maxima and whole numbers never round.
+        if torch.equal(ours, theirs):
+            return True
+        seen["not bit-equal"] += 1
+        if wire.world_size <= 2 or operation in ("max", "min") or not dtype.is_floating_point:
+            return False
+        wide = [part.double().abs() for part in parts]
+        largest = functools.reduce(torch.mul if operation == "product" else torch.add, wide)
+        info = torch.finfo(dtype)
+        allowed = wire.world_size * info.eps * (largest + 100 * info.tiny)
+        return bool(((ours.double() - theirs.double()).abs() <= allowed).all())
+
+    parts = [make(rank) for rank in ranks]
+    ours, theirs = laid_out(mine), mine.clone()
+    by_hand.reduce(ours, root, wire, operation)
+    dist.reduce(theirs, root, LIBRARY[operation])
+    if not (close(ours, theirs, parts) if here else torch.equal(ours, mine)):
+        return "reduce"
+
+    ours, theirs = laid_out(mine), mine.clone()
+    by_hand.all_reduce(ours, wire, operation)
+    dist.all_reduce(theirs, LIBRARY[operation])
+    in_order = functools.reduce(OPERATIONS[operation], parts)
+    in_order = in_order / wire.world_size if operation == "mean" else in_order
+    if not close(ours, theirs, parts) or not torch.equal(ours, in_order):
+        return "all_reduce"
+
+    ours, theirs = laid_out(blank), blank.clone()
+    by_hand.reduce_scatter(ours, [*map(laid_out, many)], wire, operation)
+    dist.reduce_scatter(theirs, many, LIBRARY[operation])
+    if not close(ours, theirs, [make(rank, wire.rank) for rank in ranks]):
+        return "reduce_scatter"
+    return ""
+
+
+def test_every_collective_gives_what_the_library_gives(results):
+    for seen, *_ in results:
+        assert seen["cases"] >= 20 and seen["reductions"] > 10
+        if len(results) <= 2:
+            assert seen["not bit-equal"] == 0
+
+
+def both(device):
+    """What the comparison saw; what was raised, and whether everything still worked then; NaN."""
+    seen = compare_with_the_library(device, 20)
+    return seen, *ask_for_what_cannot_be(device), with_nan(device)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def results(request, together):
+    """What `both` gives, by rank, at each world size."""
+    return together(both, request.param)
+
+
+def with_nan(device) -> dict[str, list[float]]:
+    """The max and min of rows in which rank r has NaN at place r, and 1 at the other places."""
+    found = {}
+    for operation in ("max", "min"):
+        row = torch.ones(dist.get_world_size() + 1, device=device)
+        row[dist.get_rank()] = float("nan")
+        by_hand.all_reduce(row, Wire(), operation)
+        found[operation] = row.tolist()
+    return found
+
+
+def test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(results):
+    for *_, found in results:
+        for row in found.values():
+            assert [value != value for value in row] == [True] * len(results) + [False]
+
+
+def ask_for_what_cannot_be(device):
+    """What each mistake raises on this rank, and whether everything still works after all."""
+    wire, raised = Wire(), {}
+    rank, world_size = wire.rank, wire.world_size
+    ones, is_last = torch.ones(3, device=device), wire.rank == world_size - 1
+    needs_grad = torch.ones(3, device=device, requires_grad=True)
+
+    def parts(count=world_size, like=ones):
+        return [like.clone() for _ in range(count)]
+
+    longer = torch.ones(4, device=device) if is_last else ones.clone()
+    other = ones.double() if is_last else ones.clone()
+    whole = ones.long()
+    mistakes = {
+        "source": lambda: by_hand.broadcast(ones, world_size, wire),
+        "source of one": lambda: by_hand.scatter(ones, parts(), 0 if not is_last else -1, wire),
+        "target": lambda: by_hand.gather(ones, parts(), "0", wire),
+        "target of reduce": lambda: by_hand.reduce(ones, None, wire),
+        "operation": lambda: by_hand.all_reduce(ones, wire, "median"),
+        "mean of whole": lambda: by_hand.all_reduce(whole, wire, "mean"),
+        "mean of whole, reduce": lambda: by_hand.reduce(whole, 0, wire, "mean"),
+        "mean of bool": lambda: by_hand.reduce_scatter(
+            whole.bool(), parts(like=whole.bool()), wire, "mean"
+        ),
+        "max of complex": lambda: by_hand.all_reduce(ones + 0j, wire, "max"),
+        "requires grad": lambda: by_hand.all_reduce(needs_grad, wire),
+        "requires grad on one": lambda: by_hand.broadcast(needs_grad if is_last else ones, 0, wire),
+        "no tensor": lambda: by_hand.all_reduce([1.0, 2.0], wire),
+        "no tensor on one": lambda: by_hand.broadcast(None if is_last else ones, 0, wire),
+        "list too short": lambda: by_hand.all_gather(parts(world_size - 1), ones, wire),
+        "list too long on one": lambda: by_hand.all_to_all(
+            parts(), parts(world_size + is_last), wire
+        ),
+        "no list": lambda: by_hand.scatter(ones, None, 0, wire),
+        "list of numbers": lambda: by_hand.reduce_scatter(ones, [1.0] * world_size, wire),
+        "source that is no int": lambda: by_hand.scatter(ones, parts(), 0.0, wire),
+        "operation that is no word": lambda: by_hand.all_reduce(ones, wire, numpy.ones(3)),
+        "sum of float8": lambda: by_hand.all_reduce(ones.to(torch.float8_e4m3fn), wire),
+    }
+    odd = {  # what cannot be sent or overwritten, for one rank alone
+        "numpy": numpy.ones(3, dtype=numpy.float32),
+        "sparse": ones.to_sparse(),
+        "nested": torch.nested.nested_tensor([ones], layout=torch.strided),
+        "meta": torch.ones(3, device="meta"),
+        "conjugate": (ones * 1j).conj(),
+        "negative": (ones * 1j).conj().imag,
+        "expanded": ones[:1].expand(3),
+        "inference": torch.inference_mode()(ones.clone)(),
+    }
+    for name, its in odd.items():
+        for place, has_it in (("first", rank == 0), ("last", is_last)):
+            tensor = its if has_it else ones
+            mistakes |= {
+                f"{name} on {place}, all_reduce": lambda t=tensor: by_hand.all_reduce(t, wire),
+                f"{name} on {place}, broadcast": lambda t=tensor: by_hand.broadcast(t, 0, wire),
+                f"{name} on {place}, scatter": lambda t=tensor: by_hand.scatter(
+                    t, parts(), 0, wire
+                ),
+                f"{name} on {place}, all_gather": lambda t=tensor: by_hand.all_gather(
+                    parts(world_size - 1) + [t], ones, wire
+                ),
+            }
+    if device.type != "cpu":
+        on_cpu = ones.cpu() if is_last else ones
+        mistakes["one on the CPU"] = lambda: by_hand.all_reduce(on_cpu, wire)
+    if world_size > 1:
+        mistakes |= {
+            "shape of broadcast": lambda: by_hand.broadcast(longer, 0, wire),
+            "dtype of broadcast": lambda: by_hand.broadcast(other, 0, wire),
+            "shape of reduce": lambda: by_hand.reduce(longer, 0, wire),
+            "dtype of all_reduce": lambda: by_hand.all_reduce(other, wire),
+            "shape of scatter": lambda: by_hand.scatter(longer, parts(), 0, wire),
+            "shape of gather": lambda: by_hand.gather(longer, parts(), 0, wire),
+            "dtype of all_gather": lambda: by_hand.all_gather(parts(), other, wire),
+            "shape of all_to_all": lambda: by_hand.all_to_all(parts(), parts(like=longer), wire),
+            "shape of reduce_scatter": lambda: by_hand.reduce_scatter(longer, parts(), wire),
+            "two sources": lambda: by_hand.broadcast(ones, int(is_last), wire),
+            "two operations": lambda: by_hand.all_reduce(ones, wire, "max" if is_last else "min"),
+            "two collectives": lambda: (
+                by_hand.all_reduce(ones, wire) if is_last else by_hand.reduce(ones, 0, wire)
+            ),
+        }
+    for name, mistake in mistakes.items():
+        with pytest.raises(ValueError) as caught:
+            mistake()
+        raised[name] = str(caught.value)
+    assert wire.sent == [] and torch.equal(ones, torch.ones_like(ones))  # found before any message
+    with torch.no_grad():
+        by_hand.all_reduce(needs_grad, wire)
+    uneven = torch.zeros(rank, device=device)
+    given = [torch.full((count,), float(count), device=device) for count in range(world_size)]
+    by_hand.scatter(uneven, given if rank == 0 else None, 0, wire)
+    results = [torch.zeros(count, device=device) for count in range(world_size)]
+    by_hand.all_gather(results, uneven.requires_grad_(), wire)
+    arrived = zip(results, given, strict=True)
+    is_right = all(torch.equal(*pair) and not pair[0].requires_grad for pair in arrived)
+    return raised, is_right and needs_grad.tolist() == [world_size] * 3
+
+
+ODD = {  # what is said of each
+    "numpy": "takes torch.Tensor, got ndarray",
+    "sparse": "must be dense, got torch.sparse_coo",
+    "nested": "must be dense, got a nested tensor",
+    "meta": "must hold values",
+    "conjugate": "must be no view of a conjugate",
+    "negative": "must be no view of a conjugate",
+    "expanded": "must have memory for each element",
+    "inference": "must not be from torch.inference_mode()",
+}
+
+
+def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
+    results, device="cpu"
+):
+    raised, processes = results[0][1], len(results)
+    assert all(its == raised and is_right for _, its, is_right, _ in results)
+    last = processes - 1
+    assert raised["source"].startswith(f"source must be a rank from 0 to {last}, got {processes}")
+    assert raised["source of one"].endswith(f"got -1 (on rank {last})")
+    assert raised["target"].startswith(f"target must be a rank from 0 to {last}, got '0'")
+    assert raised["target of reduce"].startswith("target must be a rank")
+    assert raised["operation"].startswith("operation must be one of sum, mean, product, max, min")
+    for name in ("mean of whole", "mean of whole, reduce"):
+        assert raised[name] == "operation mean is not defined for torch.int64 (on rank 0)"
+    assert raised["mean of bool"].startswith("operation mean is not defined for torch.bool")
+    assert raised["max of complex"].startswith("operation max is not defined for torch.complex64")
+    assert raised["requires grad"].startswith("tensor must not require grad")
+    assert raised["requires grad on one"].endswith(f"(on rank {last})")
+    assert raised["no tensor"] == "tensor takes torch.Tensor, got list (on rank 0)"
+    assert raised["no tensor on one"].startswith("tensor takes torch.Tensor, got NoneType")
+    assert raised["list too short"].startswith(f"parts must be a list of {processes} tensors")
+    assert raised["list too long on one"].endswith(f"got {processes + 1} (on rank {last})")
+    assert raised["no list"].endswith("tensors, got NoneType (on rank 0)")
+    assert raised["list of numbers"] == "parts takes torch.Tensor, got float (on rank 0)"
+    assert raised["source that is no int"].endswith(f"from 0 to {last}, got 0.0 (on rank 0)")
+    assert raised["operation that is no word"].startswith("operation must be one of sum, mean")
+    assert raised["sum of float8"].startswith("operation sum is not defined for torch.float8")
+    for name, said in ODD.items():
+        sentences = {key: its for key, its in raised.items() if key.startswith(f"{name} on ")}
+        assert len(sentences) == 8
+        for key, sentence in sentences.items():
+            assert f" {said}" in sentence and sentence.startswith(("tensor ", "parts ")), key
+            assert sentence.endswith(f"(on rank {last if ' on last' in key else 0})"), key
+    if processes == 1:
+        return
+    mismatched = {name for name in raised if name.startswith(("shape", "dtype"))}
+    assert len(mismatched) == 9
+    for name in mismatched:
+        assert " must match " in raised[name] and raised[name].startswith(("tensor ", "parts "))
+    assert raised["dtype of broadcast"] == (
+        f"tensor must match tensor, got torch.float32 of shape [3] on {device} of rank 0 for rank "
+        f"{last}, which has room for torch.float64 of shape [3] on {device}"
+    )
+    assert raised["two sources"] == (
+        f"rank 0 calls broadcast(source=0), but rank {last} calls broadcast(source=1)"
+    )
+    assert "operation='min'" in raised["two operations"]
+    assert f"rank {last} calls all_reduce(operation='sum')" in raised["two collectives"]
+
+
+def numbers_in(table: str) -> dict[str, list[int]]:
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")]
+    return {row[0].strip(): [int(cell) for cell in row[1:]] for row in rows[2:]}
+
+
+def test_the_messages_are_those_of_the_algorithms(start, tmp_path):
+    for n in (1, 4):
+        picture = tmp_path / f"{n}.svg"
+        command = ["python", "-m", "accel_demo.anatomy.collectives", "--processes", n]
+        result = start([*command, "--plot", picture])
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.startswith(f"{n} connected process{'es' if n > 1 else ''} on cpu")
+        _, counts = result.stdout.split("| collective     | messages", 1)
+        row = 8 * n  # bytes: n numbers of 8
+        others, rounds_of_the_tree = n - 1, (n - 1).bit_length()
+        pairs = [n * others, others, n * others * 8, 2 * others * 8]
+        assert numbers_in("| collective | messages" + counts) == {
+            "broadcast": [others, rounds_of_the_tree, others * row, rounds_of_the_tree * row],
+            "scatter": [others, others, others * 8, others * 8],
+            "gather": [others, others, others * 8, others * 8],
+            "all_gather": pairs,
+            "reduce": [others, others, others * row, others * row],
+            "reduce_scatter": pairs,
+            "all_reduce": [
+                2 * others,
+                others + rounds_of_the_tree,
+                2 * others * row,
+                (others + rounds_of_the_tree) * row,
+            ],
+            "all_to_all": pairs,
+        }
+        drawn = picture.read_text()
+        assert all(f"<!-- {name} -->" in drawn for name in ("all_to_all", "rank 0", "1" * n))
+
+
+@pytest.mark.slow
+def test_more_processes_than_the_picture_has_room_for_is_said_in_one_line(start):
+    result = start(["python", "-m", "accel_demo.anatomy.collectives", "--processes", 7])
+    assert result.returncode == 2
+    assert result.stderr == "error: the picture has room for 6 processes: ask for fewer\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_the_collectives_are_right_on_gpus(together):
+    """NCCL carries all the dtypes above. (It has no int16; a complex number goes as two.)"""
+    ran = together(both, 2, environment=VISIBLE_GPUS)
+    test_every_collective_gives_what_the_library_gives(ran)
+    test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(ran)
+    test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(ran, "cuda")
+    assert " must match " in ran[0][1]["one on the CPU"]

@@ -1,0 +1,643 @@
+"""DataParallel's phases give the whole batch's gradient, and copy, run, sum as torch's own do."""
+
+import os
+import re
+import sys
+import threading
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from accel_demo.anatomy.data_parallel import pictures, tables
+from accel_demo.anatomy.data_parallel.phases import (
+    DataParallel,
+    data_parallel,
+    parallel_apply,
+    replicate,
+)
+from accel_demo.anatomy.data_parallel.scatter_gather import chunk_sizes, gather, scatter
+from accel_demo.anatomy.data_parallel.tables import largest_difference
+from accel_demo.errors import UserError
+from accel_demo.models import VGG11
+from tests.conftest import GPUS, VISIBLE_GPUS
+
+CPU = torch.device("cpu")
+Pair = namedtuple("Pair", "image label")
+PROGRAM = ["python", "-m", "accel_demo.anatomy.data_parallel"]
+
+
+class Structured(nn.Module):
+    """Takes and gives dicts, tuples, named tuples and lists; one table of weights is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.out = nn.Linear(6, 7, bias=False)
+        self.out.weight = self.table.weight
+        self.mixed = nn.Linear(6, 6)
+
+    def forward(self, batch, pair, scale=1.0, *, shift):
+        hidden = self.mixed(self.table(batch["words"]) + batch["more"][0]) * scale
+        logits = self.out(hidden) + shift
+        return {"logits": logits, "both": (hidden, [pair.image * 2]), "pair": pair, "none": None}
+
+
+def structured_inputs(batch_size):
+    words = torch.randint(7, (batch_size,))
+    image = torch.randn(batch_size, 6, requires_grad=True)
+    more = torch.randn(batch_size, 6, requires_grad=True)
+    pair = Pair(image, torch.arange(batch_size))
+    shift = torch.randn(batch_size, 1, requires_grad=True)
+    batch = OrderedDict(words=words, more=[more, "not a tensor"])
+    return (batch, pair, 0.5), {"shift": shift}, [image, more, shift]
+
+
+def structured_loss(output):
+    assert output["none"] is None and isinstance(output["pair"], Pair)
+    hidden, (doubled,) = output["both"]
+    loss = F.cross_entropy(output["logits"], output["pair"].label % 7)
+    return loss + hidden.square().mean() + doubled.abs().mean()
+
+
+def test_the_gradient_is_that_of_the_whole_batch_for_any_replicas_and_batch_sizes():
+    torch.manual_seed(0)
+    net, uneven = Structured(), 0
+    for batch_size in (1, 2, 3, 5, 7, 8, 9, 13, 16, 30):
+        arguments, kwargs, leaves = structured_inputs(batch_size)
+        wanted = [*net.parameters(), *leaves]
+        expected = net(*arguments, **kwargs)
+        right = torch.autograd.grad(structured_loss(expected), wanted)
+        for replicas in range(1, 9):
+            found = data_parallel(net, arguments, replicas, kwargs)
+            torch.testing.assert_close(found["logits"], expected["logits"])
+            assert torch.equal(found["pair"].label, torch.arange(batch_size))
+            gradients = torch.autograd.grad(structured_loss(found), wanted)
+            assert largest_difference(gradients, right) < 1e-6, (batch_size, replicas)
+            uneven += len(set(chunk_sizes(batch_size, replicas))) > 1
+    assert uneven > 20
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()), (7, 1, 5, 5)),
+        (nn.LSTM(5, 4, num_layers=2), (7, 3, 5)),  # keeps a list of its weights; batch second
+        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), (7, 5)),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)).eval(), (7, 5)),
+        (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (7, 3, 8)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_modules_of_every_kind_can_be_replicated(net, shape):
+    torch.manual_seed(0)
+
+    class BatchFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, inputs):
+            if isinstance(self.net, nn.LSTM):
+                return self.net(inputs.transpose(0, 1))[0].transpose(0, 1)
+            return self.net(inputs)
+
+    inputs, module = torch.randn(shape), BatchFirst()
+    parameters = [one for one in module.parameters() if one.requires_grad]
+    expected = torch.autograd.grad(module(inputs).square().mean(), parameters)
+    found = data_parallel(module, inputs, 3)
+    torch.testing.assert_close(found, module(inputs))
+    gradients = torch.autograd.grad(found.square().mean(), parameters)
+    assert largest_difference(gradients, expected) < 1e-6
+
+
+def test_gradients_are_summed_into_the_original_and_backward_goes_through_every_replica():
+    torch.manual_seed(0)
+    net, inputs, record = nn.Linear(4, 3), torch.randn(10, 4), []
+    replicas = replicate(net, [CPU] * 4, record)
+    parts = scatter((inputs,), [CPU] * 4, record)
+    outputs = parallel_apply(replicas, parts, [{}] * 4, [CPU] * 4, record)
+    loss = gather(outputs, CPU, record).square().sum()
+    each = [one.weight for one in replicas]  # no leaves: autograd knows what they are copies of
+    shares = torch.autograd.grad(loss, each, retain_graph=True)
+    net.weight.grad = torch.full_like(net.weight, 5.0)  # added to, as by any backward
+    record.clear()
+    loss.backward()
+    torch.testing.assert_close(net.weight.grad, 5 + torch.stack(shares).sum(dim=0))
+    assert all(share.abs().max() > 0 for share in shares)
+    assert sorted({event.replica for event in record}) == [0, 1, 2, 3]
+    assert {event.phase for event in record} == {"backward"} and len(record) == 2 * 4
+
+
+def test_every_phase_notes_its_shapes_threads_devices_and_bytes():
+    net, record = nn.Linear(4, 3), []
+    data_parallel(net, torch.randn(10, 4), 4, record=record)
+    rows = {}
+    for event in record:
+        assert event.device == CPU
+        rows.setdefault(event.phase, []).append((event.thread, event.shapes, event.size))
+    parameters = ((3, 4), (3,))
+    assert rows == {
+        "scatter": [("main", ((3, 4),), size) for size in (0, 48, 48)] + [("main", ((1, 4),), 16)],
+        "replicate": [("main", parameters, size) for size in (0, 60, 60, 60)],
+        "parallel_apply": rows["parallel_apply"],  # in the order in which the threads end
+        "gather": [("main", ((3, 3),), size) for size in (0, 36, 36)] + [("main", ((1, 3),), 12)],
+    }
+    shapes = [((3, 3),), ((3, 3),), ((3, 3),), ((1, 3),)]
+    expected = [(f"replica {replica}", shapes[replica], 0) for replica in range(4)]
+    assert sorted(rows["parallel_apply"]) == expected
+
+
+class Meeting(nn.Module):
+    """A forward that ends only when as many threads as replicas are within it at once."""
+
+    def __init__(self, replicas):
+        super().__init__()
+        self.barrier, self.seen = threading.Barrier(replicas, timeout=30), []
+
+    def forward(self, inputs):
+        self.barrier.wait()
+        self.seen.append((threading.get_ident(), os.getpid()))
+        self.barrier.wait()
+        return inputs
+
+
+def test_replicas_are_threads_of_this_one_process_and_run_at_the_same_time():
+    meeting = Meeting(5)
+    inputs = torch.randn(10, 2)
+    assert torch.equal(data_parallel(meeting, inputs, 5), inputs)
+    threads, processes = zip(*meeting.seen, strict=True)
+    assert len(set(threads)) == 5 and threading.get_ident() not in threads
+    assert set(processes) == {os.getpid()}
+
+
+class Scale(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.scale, self.barrier = nn.Parameter(torch.tensor(scale)), threading.Barrier(2, None, 30)
+
+    def forward(self, inputs):
+        self.barrier.wait()  # both threads have put their weights in place
+        outputs = inputs * self.scale
+        self.barrier.wait()
+        return outputs
+
+
+def test_threads_that_call_one_module_functionally_would_compute_with_each_others_weights():
+    module, found = Scale(), {}
+
+    def call(scale):
+        found[scale] = torch.func.functional_call(
+            module, {"scale": torch.tensor(scale)}, torch.ones(1)
+        )
+
+    threads = [threading.Thread(target=call, args=(scale,)) for scale in (2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[2.0] == found[3.0]
+
+    replicas = replicate(Scale(), [CPU] * 2)
+    with torch.no_grad():
+        replicas[1].scale.mul_(3)
+    outputs = parallel_apply(replicas, [(torch.ones(1),)] * 2, [{}] * 2, [CPU] * 2)
+    assert [output.item() for output in outputs] == [1, 3]
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.calls = 0
+        self.register_buffer("rebound", torch.zeros(1))
+
+    def forward(self, inputs):
+        self.calls += 1
+        self.rebound = self.rebound + 1
+        assert not list(self.parameters())  # a replica has tensors, and no parameters
+        return inputs * self.weight
+
+
+def test_the_module_is_copied_in_every_forward_and_what_forward_writes_on_itself_is_lost():
+    module, record = Counting(), []
+    wrapped = DataParallel(module, 2, record)
+    for step in range(1, 4):
+        outputs = wrapped(torch.ones(4, 2))
+        assert torch.equal(outputs, torch.full((4, 2), float(step)))
+        with torch.no_grad():
+            module.weight += 1  # what an optimizer does: only the original
+        assert sum(event.phase == "replicate" for event in record) == 2 * step
+    assert module.calls == 0 and module.rebound == 0
+
+
+def test_replica_0_shares_its_memory_with_the_module_and_the_others_do_not():
+    net = nn.BatchNorm1d(3)
+    first, second = replicate(net, [CPU] * 2)
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        assert getattr(first, name).data_ptr() == tensor.data_ptr()
+        assert getattr(second, name).data_ptr() != tensor.data_ptr()
+        assert torch.equal(getattr(second, name), tensor)
+
+
+def test_only_what_replica_0_sees_changes_the_statistics_of_a_batch_norm():
+    torch.manual_seed(0)
+    inputs = torch.randn(9, 3) + torch.arange(9).unsqueeze(1)
+    net, alone, whole = nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    outputs = data_parallel(net, inputs, 2)
+    first, second = inputs.split([5, 4])
+    normalised = [alone(first)]
+    for name, buffer in alone.named_buffers():
+        assert torch.equal(getattr(net, name), buffer), name
+    assert net.num_batches_tracked == 1
+    torch.testing.assert_close(outputs, torch.cat([*normalised, nn.BatchNorm1d(3)(second)]))
+    assert not torch.allclose(outputs, whole(inputs), atol=0.1)
+    assert not torch.allclose(net.running_mean, whole.running_mean, atol=0.1)
+
+
+def test_every_replica_draws_its_own_dropout():
+    torch.manual_seed(0)
+    outputs = data_parallel(nn.Dropout(0.5), torch.ones(4, 1000), 4)
+    assert set(outputs.unique().tolist()) == {0.0, 2.0}
+    assert not any(torch.equal(outputs[a], outputs[b]) for a in range(4) for b in range(a))
+    assert torch.equal(data_parallel(nn.Dropout(0.5).eval(), torch.ones(4, 9), 4), torch.ones(4, 9))
+
+
+class Modes(nn.Linear):
+    """Says in what mode it computes."""
+
+    def forward(self, inputs):
+        self.seen.append(
+            (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+            )
+        )
+        return super().forward(inputs)
+
+
+def test_threads_compute_in_the_mode_of_the_caller():
+    net = Modes(3, 2)
+    for enter, expected, dtype in (
+        (torch.enable_grad(), (True, False, None), torch.float32),
+        (torch.no_grad(), (False, False, None), torch.float32),
+        (torch.inference_mode(), (False, True, None), torch.float32),
+        (torch.autocast("cpu", torch.bfloat16), (True, False, torch.bfloat16), torch.bfloat16),
+        (torch.autocast("cpu", torch.float16), (True, False, torch.float16), torch.float16),
+    ):
+        net.seen = []
+        with enter:
+            outputs = data_parallel(net, torch.randn(3, 3), 3)
+        assert net.seen == [expected] * 3
+        assert (outputs.dtype, outputs.requires_grad) == (dtype, expected[0])
+
+
+def test_a_device_without_autocast_is_a_device_too():
+    outputs = data_parallel(nn.Linear(3, 2, device="meta"), torch.ones(5, 3, device="meta"), 2)
+    assert (outputs.device.type, outputs.shape) == ("meta", (5, 2))
+
+
+class Fails(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, inputs):
+        if 5 in inputs:
+            raise self.error
+        return inputs
+
+
+@pytest.mark.parametrize("error", [KeyError("no five"), SystemExit(3), KeyboardInterrupt("stop")])
+def test_an_exception_of_a_thread_comes_back_with_the_number_of_its_replica(error):
+    what = re.escape(f"{type(error).__name__}: {error}")
+    with pytest.raises(RuntimeError, match=f"^replica 2 on cpu: {what}$") as raised:
+        data_parallel(Fails(error), torch.arange(8), 4)
+    assert raised.value.__cause__ is error
+
+
+LINEAR = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "replicas", "message"),
+    [
+        (LINEAR, torch.ones(4, 3), 0, "replicas must be at least 1, got 0"),
+        (LINEAR, torch.ones(4, 3), -2, "replicas must be at least 1, got -2"),
+        (LINEAR, torch.ones(4, 3), [], "replicas must be a number or a list of devices"),
+        (
+            LINEAR,
+            torch.ones(4, 3),
+            True,
+            "replicas must be a number or a list of devices, got True",
+        ),
+        (LINEAR, torch.ones(4, 3), 2.5, "replicas must be a number or a list of devices"),
+        (LINEAR, torch.ones(4, 3), "cpu", "replicas must be a number or a list of devices"),
+        (LINEAR, torch.ones(4, 3), ["cpu", "cuda:7"], "replicas: device cuda:7 is not available"),
+        (LINEAR, torch.ones(4, 3), ["cpu", 7], "replicas: device 7 is not available"),
+        (LINEAR, torch.ones(4, 3), ["cpu", "gpu"], "replicas: device gpu is not available"),
+        (LINEAR, torch.ones(4, 3), ["meta", "cpu"], "module must be on meta, the first device"),
+        (LINEAR, (torch.ones(4, 3), torch.ones(3)), 2, r"inputs must .* batch size .* \[3, 4\]"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else None,
+)
+def test_what_cannot_be_done_is_one_valueerror_that_names_the_argument(
+    module, inputs, replicas, message
+):
+    with pytest.raises(ValueError, match=message) as raised:
+        data_parallel(module, inputs, replicas)
+    assert "\n" not in str(raised.value)
+    if "replicas" in message:
+        with pytest.raises(ValueError, match=message):
+            DataParallel(module, replicas)
+
+
+def test_an_empty_batch_few_samples_and_a_module_without_parameters_are_right():
+    for batch_size in (0, 1, 3):
+        inputs, record = torch.randn(batch_size, 3), []
+        found = data_parallel(LINEAR, inputs, 8, record=record)
+        torch.testing.assert_close(found, LINEAR(inputs))
+        used = max(batch_size, 1)
+        assert [event.phase for event in record].count("parallel_apply") == used
+        assert torch.equal(data_parallel(nn.ReLU(), inputs, ["cpu"] * 2), inputs.relu())
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    assert not data_parallel(frozen, torch.ones(4, 3), 2).requires_grad
+
+
+def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
+    plain, weighted = "inside, plain mean", "inside, weighted mean"
+    for replicas in range(1, 9):
+        errors = {
+            name: tables.gradient_error(loss, replicas) for name, loss in tables.LOSSES.items()
+        }
+        assert errors["after the gather"] < 1e-6 and errors[weighted] < 1e-6
+        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # 8, 8, 8, 6 and seven 4 and a 2
+        assert errors[plain] > 1e-2 or errors[plain] < 1e-6
+    weights = tables.sample_weights(8)
+    assert weights == pytest.approx([1 / 32] * 28 + [1 / 16] * 2)
+
+
+def test_every_replica_computes_a_loss_only_where_the_loss_is_in_forward():
+    net, record = nn.Linear(6, 3), []
+    batch = {"inputs": torch.randn(10, 6), "labels": torch.randn(10, 3)}
+    losses = data_parallel(tables.LossInside(net), batch, 4, record=record)
+    assert losses.shape == (4,)
+    for loss, part in zip(losses, scatter(batch, [CPU] * 4), strict=True):
+        assert loss.item() == pytest.approx(tables.LossInside(net)(part).item())
+    gathered = [event.shapes for event in record if event.phase == "gather"]
+    assert gathered == [((),)] * 4  # a number from each, instead of all outputs
+
+
+class Traced(nn.Module):
+    """A network with a calculation on its weights, in forward or outside."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.layer, self.inside, self.threads = nn.Linear(4, 3), inside, []
+
+    def kernel_distance(self):
+        self.threads.append(threading.current_thread().name)
+        return torch.cdist(self.layer.weight, self.layer.weight, p=1).sum()
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        return (outputs, self.kernel_distance()) if self.inside else outputs
+
+
+def test_code_on_weights_is_never_split_outside_forward_not_and_inside_it_is_done_by_all():
+    torch.manual_seed(0)
+    inputs, main = torch.randn(8, 4), threading.current_thread().name
+    outside = DataParallel(Traced(inside=False), 4)
+    (outside(inputs).sum() + outside.module.kernel_distance()).backward()
+    assert outside.module.threads == [main]  # once, where the step was called
+    with pytest.raises(AttributeError):
+        outside.kernel_distance()
+
+    inside = DataParallel(Traced(inside=True), 4)
+    inside.load_state_dict(outside.state_dict())
+    outputs, distances = inside(inputs)
+    assert sorted(inside.module.threads) == [f"replica {replica}" for replica in range(4)]
+    (outputs.sum() + distances.mean()).backward()  # four times the same work, not a fourth each
+    assert len(set(distances.tolist())) == 1
+    torch.testing.assert_close(inside.module.layer.weight.grad, outside.module.layer.weight.grad)
+
+
+def test_a_gradient_that_is_nan_is_not_passed_over():
+    def nan_in_the_last_bias(net, batch, replicas):
+        loss = tables.loss_after_gather(net, batch, replicas)
+        return loss + net[2].bias.sum() * float("nan")
+
+    error = tables.gradient_error(nan_in_the_last_bias, 2)
+    assert tables.in_digits(error) == "nan"
+    errors = (0.0, 9.9e-7, 1e-6, 4.5e-4, 0.02)
+    said = ["below 1e-6", "below 1e-6", "1e-06", "4e-04", "0.020"]
+    assert list(map(tables.in_digits, errors)) == said
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradients(replicas, capsys):
+    tables.show_parts(replicas)
+    rows = [re.split(r" *\| *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
+    whole, parts = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    counts = ("replications", "gathers", "threads", "gradient off by")
+    assert [whole[name] for name in counts] == ["1", "1", str(replicas), "below 1e-6"]
+    assert [parts[name] for name in counts] == ["2", "2", str(2 * replicas), "below 1e-6"]
+    assert parts["bytes replicated"] == whole["bytes replicated"]
+    weights = sum(tensor.numel() for tensor in VGG11(channels=3, dropout=0.0).parameters())
+    assert int(whole["bytes replicated"]) == (replicas - 1) * weights * 4  # a float32 has 4
+    moved = 8 - 8 // replicas  # images that are not of replica 0
+    between = moved * 512 * 4  # their features, gathered and scattered again
+    assert int(parts["scattered"]) - int(whole["scattered"]) == between
+    assert int(parts["gathered"]) - int(whole["gathered"]) == between
+
+
+def test_on_a_cpu_torchs_own_wrapper_only_calls_the_module_and_its_functions_raise():
+    meeting = Meeting(1)
+    wrapped = nn.DataParallel(meeting, device_ids=[0, 7], output_device=["anything"])
+    assert wrapped.device_ids == [] and "DataParallel(\n  (module): Meeting()" in str(wrapped)
+    wrapped(torch.ones(8, 2))
+    assert meeting.seen == [(threading.get_ident(), os.getpid())]
+    net, inputs = nn.Linear(2, 2), torch.ones(4, 2)
+    for function, arguments in (
+        (nn.parallel.data_parallel, (net, inputs, [0, 1])),
+        (nn.parallel.replicate, (net, [0, 1])),
+        (nn.parallel.scatter, (inputs, [0, 1])),
+        (nn.parallel.parallel_apply, ([net, net], [inputs, inputs], None, [0, 1])),
+        (nn.parallel.gather, ([inputs, inputs], 0)),
+    ):
+        with pytest.raises((RuntimeError, AssertionError)):
+            function(*arguments)
+
+
+def test_torch_takes_a_list_as_output_device_for_the_current_device(monkeypatch):
+    monkeypatch.setattr(torch._utils, "_get_current_device_index", lambda: 5)
+    asked = torch._utils._get_device_index  # by nn.DataParallel, and only with a device by default
+    assert asked([torch.device("cuda:1")], True) == asked(["anything"], True) == 5
+    assert asked(torch.device("cuda:1"), True) == 1
+
+
+def test_a_variable_is_a_tensor_and_resize_fails_on_a_short_last_batch():
+    assert type(torch.autograd.Variable(torch.ones(2))) is torch.Tensor
+    labels = torch.zeros(6, 1)  # of a last batch that should have had 8
+    with pytest.warns(UserWarning, match="resize is deprecated"), pytest.raises(RuntimeError):
+        labels.resize(8)
+    assert labels.reshape(-1).shape == (6,)
+
+
+def ddp_gradient(device):
+    """Of the weight, for both reductions, with this process's half of the batch."""
+    gradients = {}
+    rank = torch.distributed.get_rank()
+    for reduction in ("mean", "sum"):
+        net, inputs, labels = small_problem(device)
+        ddp = nn.parallel.DistributedDataParallel(net)
+        halves = inputs.chunk(2)[rank], labels.chunk(2)[rank]
+        F.mse_loss(ddp(halves[0]), halves[1], reduction=reduction).backward()
+        gradients[reduction] = net.weight.grad.cpu()
+    return gradients
+
+
+def small_problem(device=CPU):
+    torch.manual_seed(0)
+    net, inputs, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 3)
+    return net.to(device), inputs.to(device), labels.to(device)
+
+
+def test_data_parallel_sums_and_ddp_averages_so_a_sum_as_the_loss_tells_them_apart(together):
+    for averaged in together(ddp_gradient, 2):
+        for reduction, times in (("mean", 1), ("sum", 2)):
+            net, inputs, labels = small_problem()
+            F.mse_loss(data_parallel(net, inputs, 2), labels, reduction=reduction).backward()
+            torch.testing.assert_close(net.weight.grad, times * averaged[reduction])
+
+
+def test_the_program_prints_its_table_and_draws_it(start, tmp_path):
+    result = start([*PROGRAM, "--replicas", 3, "--plot", tmp_path / "step.svg"])
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "| `parallel_apply` | 3 threads | 4×3 " in result.stdout
+    words = {"replica 2", "parallel_apply", "4×6 → 4×3", "2×3 of the output", "3 threads"}
+    assert words <= words_of(tmp_path / "step.svg")
+
+
+@pytest.mark.parametrize(
+    ("what", "row", "words"),
+    [
+        (
+            "bias",
+            "|        8 | 4, 4, 4, 4, 4, 4, 4, 2 | below 1e-6       | 0.0",
+            {"in a chunk of 4", "in one of 2", "right: 1/30", "inside, weighted mean"},
+        ),
+        (
+            "parts",
+            "| features, then classifier |            2 |       2 |",
+            {"37,953,064", "8,352", "features, then classifier"},
+        ),
+    ],
+)
+def test_the_other_tables_are_drawn_too(what, row, words, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["data_parallel", what, "--plot", str(tmp_path / "it.svg")])
+    tables.main("")
+    assert row in capsys.readouterr().out and words <= words_of(tmp_path / "it.svg")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "title"),
+    [(1, "over 1 replica"), (8, "over 8 replicas"), (16, "over 16 replicas, 15 used")],
+)
+def test_the_picture_of_the_bias_says_how_many_replicas_and_no_number_is_over_another(
+    replicas, title
+):
+    errors = {name: [0.0, 0.047][replicas > 8 :] * replicas for name in tables.LOSSES}
+    errors = {name: values[:replicas] for name, values in errors.items()}
+    weights, sizes = tables.sample_weights(replicas), chunk_sizes(30, replicas)
+    figure = pictures.draw_bias(weights, sizes, errors)
+    figure.draw_without_rendering()
+    left, right = figure.axes
+    assert left.get_title() == f"30 samples {title}"
+    boxes = [label.get_window_extent() for label in right.texts] + [
+        right.get_legend().get_window_extent()
+    ]
+    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # each error that is not below 1e-6
+    for index, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:index])
+
+
+def words_of(picture):
+    return set(re.findall("<!-- (.*?) -->", picture.read_text()))
+
+
+def test_a_mistake_at_the_command_line_is_one_line(start, monkeypatch):
+    result = start([*PROGRAM, "--replicas", 0])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: --replicas must be at least 1, got 0\n"
+    for flags, message in (
+        (["bias", "--replicas", "-1"], "--replicas must be at least 1, got -1"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["bias", "--batch-size", "7"], "--batch-size is for the step only, and not for bias"),
+        (["parts", "--batch-size", "10"], "--batch-size is for the step only, and not for parts"),
+        (["other"], "other"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["data_parallel", *flags])
+        with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
+            tables.main("")
+
+
+def compare_with_torch(gpus):
+    """Each phase against nn.parallel's own on the GPUs: run by the test below, where it sees them.
+
+    nn.parallel wants every GPU once; four replicas on one GPU are compared with the whole batch.
+    """
+    torch.manual_seed(0)
+    devices = [torch.device("cuda", index) for index in range(gpus)]
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    net, inputs = net.to(devices[0]), torch.randn(10, 6, device=devices[0])
+    mine, torchs = scatter((inputs,), devices), nn.parallel.scatter((inputs,), devices)
+    for (part,), (other,) in zip(mine, torchs, strict=True):
+        assert part.device == other.device and torch.equal(part, other)
+    replicas, others = replicate(net, devices), nn.parallel.replicate(net, devices)
+    for replica, other in zip(replicas, others, strict=True):
+        assert torch.equal(replica[0].weight, other[0].weight)
+        assert replica[0].weight.device == other[0].weight.device
+        assert not list(replica.parameters()) and not list(other.parameters())
+    outputs = parallel_apply(replicas, mine, [{}] * gpus, devices)
+    expected = nn.parallel.parallel_apply(others, torchs, None, devices)
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(gather(outputs, devices[0]), nn.parallel.gather(expected, 0))
+    found = []
+    for wrapped in (DataParallel(net, devices), nn.DataParallel(net, list(range(gpus)))):
+        net.zero_grad()
+        for part in net.modules():
+            if isinstance(part, nn.BatchNorm1d):
+                part.reset_running_stats()
+        result = wrapped(inputs)
+        assert result.device == devices[0]
+        result.square().mean().backward()
+        tensors = [*(one.grad for one in net.parameters()), *net.buffers()]
+        found.append([result.detach(), *(tensor.clone() for tensor in tensors)])
+    torch.testing.assert_close(*found)
+    net.eval()
+    expected = net(inputs)
+    torch.testing.assert_close(data_parallel(net, inputs.cpu(), [*devices, devices[-1]]), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        pytest.param(count, marks=pytest.mark.skipif(GPUS < count, reason=f"needs {count} GPU(s)"))
+        for count in (1, 2)
+    ],
+)
+def test_on_gpus_each_phase_does_what_torchs_own_does(start, gpus):
+    code = (  # importing this module hides the GPUs: shown again before CUDA is first asked
+        "import os; shown = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
+        "from tests.anatomy.test_data_parallel import compare_with_torch\n"
+        "del os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "if shown is not None: os.environ['CUDA_VISIBLE_DEVICES'] = shown\n"
+        f"compare_with_torch({gpus}); print('the same on {gpus}')"
+    )
+    result = start(["python", "-c", code], **VISIBLE_GPUS)
+    assert result.returncode == 0 and f"the same on {gpus}" in result.stdout, result.stderr

@@ -1,0 +1,513 @@
+"""Our DDP computes what the real one does, to the last bit, and says what is wrong."""
+
+import json
+import re
+import tempfile
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy.ddp import comparison
+from accel_demo.anatomy.ddp.buckets import assign_buckets, lay_out
+from accel_demo.anatomy.ddp.by_hand import HandmadeDDP
+from accel_demo.anatomy.ddp.flight_recorder import recorded
+from accel_demo.processes.launch import free_port
+from tests.conftest import GPUS, VISIBLE_GPUS, run_all
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+@st.composite
+def bucketing(draw):
+    kinds = draw(st.integers(1, 3))
+    tensor = st.tuples(st.integers(0, 40), st.sampled_from(DTYPES[:kinds]))
+    tensors = [torch.empty(size, dtype=dtype) for size, dtype in draw(st.lists(tensor, min_size=1))]
+    limits = draw(st.lists(st.integers(1, 400), min_size=1, max_size=3))
+    return tensors, limits, draw(st.permutations(range(len(tensors)))), kinds
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(bucketing())
+def test_buckets_are_dealt_out_as_torch_does_it(case):
+    tensors, limits, order, kinds = case
+    theirs, _ = dist._compute_bucket_assignment_by_size(tensors, limits)
+    assert assign_buckets(tensors, limits) == theirs
+    ordered, dense = [tensors[index] for index in order], [False] * len(tensors)
+    theirs, _ = dist._compute_bucket_assignment_by_size(ordered, limits, dense, list(order))
+    ours = assign_buckets(tensors, limits, order)
+    if kinds > 1:  # torch leaves open in which order the last bucket of each dtype comes
+        ours, theirs = sorted(ours), sorted(theirs)
+    assert ours == theirs
+
+
+def test_a_bucket_keeps_the_memory_layout_of_its_parameters():
+    parameters = [torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.empty(7)]
+    bucket = lay_out(parameters, [1, 0])
+    assert bucket.flat.shape == (7 + 120,) and bucket.size == 4 * 127
+    assert [view.stride() for view in bucket.views] == [(1,), parameters[0].stride()]
+    bucket.views[1].fill_(1)
+    assert bucket.flat.tolist() == [0] * 7 + [1] * 120
+
+
+@dataclass
+class Outputs:
+    layers: list[torch.Tensor]
+
+
+class Forked(nn.Module):
+    """Parts of it are not used by every rank, in every step, or for the loss."""
+
+    def __init__(self, use: str):
+        super().__init__()
+        self.first, self.last = nn.Linear(13, 31), nn.Linear(31, 3)
+        self.spare, self.extra = nn.Linear(31, 31), nn.Linear(31, 5)
+        self.use, self.calls = use, 0
+
+    def forward(self, inputs):
+        hidden = self.first(inputs).tanh()
+        self.calls += self.training
+        if self.use == "sometimes" and (self.calls + dist.get_rank()) % 3 == 0:
+            hidden = self.spare(hidden).tanh()
+        if self.use == "output":  # the loss leaves the extra one out
+            return {"outputs": self.last(hidden), "more": [self.extra(hidden)]}
+        return Outputs([self.last(hidden)]) if self.use == "dataclass" else self.last(hidden)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(13, 13), nn.Linear(13, 13), nn.Linear(13, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, inputs):
+        return self.last(self.b(self.a(inputs).tanh()).tanh())
+
+
+class NotDense(nn.Module):
+    """Its weight leaves out every second element of the memory it lies in."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.randn(64, 26).t()[::2]), nn.Linear(64, 3)
+
+    def forward(self, inputs):
+        return self.last((inputs @ self.weight).tanh())
+
+
+class TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle = nn.Linear(13, 67), nn.Linear(67, 41).double()
+        self.last = nn.Linear(41, 3)
+
+    def forward(self, inputs):
+        hidden = self.middle(self.first(inputs).tanh().double()).tanh()
+        return self.last(hidden.float())
+
+
+def make_model(kind: str) -> nn.Module:
+    torch.manual_seed(dist.get_rank())  # the ranks begin apart: wrapping has to mend that
+    if kind in FORKED:
+        return Forked(kind)
+    if kind in ("tied", "two dtypes", "not dense"):
+        return {"tied": Tied, "two dtypes": TwoDtypes, "not dense": NotDense}[kind]()
+    if kind in ("batch norm", "channels last"):
+        layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3)
+        shape = nn.Unflatten(1, (1, 1, 13)), nn.ZeroPad2d(1)
+        model = nn.Sequential(*shape, *layers, nn.BatchNorm2d(16), nn.Flatten(), nn.LazyLinear(3))
+        model(torch.zeros(2, 13))
+        last = kind == "channels last"
+        return model.to(memory_format=torch.channels_last) if last else model
+    layers = nn.Linear(13, 67), nn.Tanh(), nn.Linear(67, 41), nn.Tanh(), nn.Linear(41, 3)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind, torch.float32)
+    return nn.Sequential(*layers).to(dtype)
+
+
+KINDS = ["plain", "batch norm", "channels last", "not dense", "bf16", "fp16", "two dtypes", "tied"]
+FORKED = ["unused", "sometimes", "output", "dataclass"]  # only with find_unused_parameters=True
+
+
+def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
+    """All gradients of each step (None where there is none), then all weights and buffers."""
+    seen, dtype = [], next(model.parameters()).dtype
+    for step in range(3):
+        for micro in range(accumulate):
+            seed = 100 * step + 10 * micro + dist.get_rank()
+            inputs = torch.randn(6, 13, generator=torch.Generator().manual_seed(seed))
+            with nullcontext() if micro + 1 == accumulate else model.no_sync():
+                outputs = model(inputs.to(device, dtype))
+                outputs = outputs["outputs"] if isinstance(outputs, dict) else outputs
+                outputs = outputs.layers[0] if isinstance(outputs, Outputs) else outputs
+                (outputs.float().square().mean() / accumulate).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.3 * parameter.grad
+                seen.append(None if parameter.grad is None else parameter.grad.clone())
+        model.zero_grad(set_to_none)
+        model.eval()
+        with torch.no_grad():  # has its say in when buffers are sent
+            model(torch.ones(2, 13, device=device, dtype=dtype))
+        model.train()
+    return [*seen, *(tensor.clone() for tensor in model.state_dict().values())]
+
+
+def same(a, b) -> bool:
+    return (a is None and b is None) or (None not in (a, b) and torch.equal(a, b))
+
+
+def compare_with_ddp(device):
+    """The cases in which our DDP is not the real one; and how many buckets there were at most."""
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.deterministic = True  # for the GPUs
+    different, most_buckets, cases = [], 0, 0
+    for kind in [*KINDS, *FORKED]:
+        for bucket_mib in (None, 0.002):
+            for accumulate in (1, 3):
+                for find in {kind in FORKED, kind in (*FORKED, "plain")}:
+                    options, clear = {"find_unused_parameters": find}, accumulate == 1
+                    theirs = DistributedDataParallel(
+                        make_model(kind).to(device), bucket_cap_mb=bucket_mib, **options
+                    )
+                    ours = HandmadeDDP(make_model(kind).to(device), bucket_mib, **options)
+                    pair = [train(model, device, accumulate, clear) for model in (theirs, ours)]
+                    if not all(same(a, b) for a, b in zip(*pair, strict=True)):
+                        different.append((kind, bucket_mib, accumulate, find))
+                    most_buckets, cases = max(most_buckets, len(ours.buckets)), cases + 1
+    return different, most_buckets, cases
+
+
+def find(device):
+    """One launch for all that two processes can find out."""
+    findings = (
+        *(compare_with_ddp, what_happens, what_is_sent, sizes_of_messages, buckets_seen),
+        *(wrong_modules, marks_of_a_restless_ddp),
+    )
+    return {finding.__name__: finding(device) for finding in findings}
+
+
+BY_RANK = []
+
+
+@pytest.fixture
+def found(together):
+    """What each of two processes has found, by rank; they are started once for all tests."""
+    if not BY_RANK:
+        BY_RANK.extend(together(find, 2))
+    return BY_RANK
+
+
+@pytest.mark.parametrize(
+    "processes", [3, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 4))]
+)
+def test_ours_is_ddp_to_the_last_bit(together, processes):
+    for result in together(compare_with_ddp, processes):
+        check_parity(*result)
+
+
+def test_ours_is_ddp_to_the_last_bit_on_two_processes(found):
+    for facts in found:
+        check_parity(*facts["compare_with_ddp"])
+
+
+def check_parity(different, most_buckets, cases):
+    assert different == []
+    assert most_buckets > 1 and cases == 4 * (len(KINDS) + len(FORKED) + 1)
+
+
+def what_happens(device):
+    """What ours does within no_sync, in its first two backwards, and with what nobody uses."""
+    facts, rank = {}, dist.get_rank()
+    model = HandmadeDDP(make_model("plain").to(device), bucket_mib=0.0002)
+    inputs = torch.randn(6, 13, device=device)
+    with model.no_sync(), recorded() as calls:
+        model(inputs).sum().backward()
+    facts["sent within no_sync, buffers aside"] = [c for c in calls if c.name != "broadcast"]
+    facts["gradient within no_sync"] = model.module[0].weight.grad.clone()
+    for step in ("first events", "second events"):
+        model(inputs).sum().backward()
+        facts[step] = [(what, number) for what, number, _ in model.events]
+    facts["gradient after"] = model.module[0].weight.grad.clone()
+
+    spare = HandmadeDDP(Forked("unused"), find_unused_parameters=True)
+    spare.module.spare.weight.grad = torch.full((31, 31), 7.0 + rank)
+    spare(inputs).sum().backward()
+    facts["gradient of an unused one"] = spare.module.spare.weight.grad.unique().tolist()
+    facts["without one before"] = spare.module.extra.weight.grad
+    return facts
+
+
+def test_buckets_leave_during_the_second_backward_and_gradients_stay_home_in_no_sync(found):
+    results = [facts["what_happens"] for facts in found]
+    for rank, facts in enumerate(results):
+        assert facts["sent within no_sync, buffers aside"] == []
+        first, second = facts["first events"], facts["second events"]
+        last = [index for index, (what, _) in enumerate(first) if what == "gradient"][-1]
+        assert [event for event in first if event[0] == "start"] == [("start", 0)]
+        assert first.index(("start", 0)) > last
+        last = [index for index, (what, _) in enumerate(second) if what == "gradient"][-1]
+        assert second.index(("start", 0)) < last
+        starts = [number for what, number in second if what == "start"]
+        assert starts == sorted(starts) and len(starts) > 2
+        assert sorted(number for what, number in second if what == "end") == starts
+        assert facts["gradient of an unused one"] == [7.0 + rank]
+        assert facts["without one before"] is None
+    alone, shared = (
+        [facts[f"gradient {when}"] for facts in results] for when in ("within no_sync", "after")
+    )
+    assert not torch.equal(*alone) and torch.equal(*shared)
+
+
+ONE_RANK_ALONE = {
+    "zero on rank 1": {"bucket_mib": 0},
+    "small on rank 1": {"bucket_mib": 0.0002},
+    "find on rank 1": {"find_unused_parameters": True},
+}
+
+
+def wrong_modules(device):
+    """What our DDP says to modules that cannot be trained together, on this rank."""
+    rank, said = dist.get_rank(), {}
+    frozen, moved, wider = make_model("plain"), make_model("plain"), make_model("plain")
+    frozen.requires_grad_(rank != 1)
+    moved[2].to("meta")
+    if rank == 1:
+        wider[4] = nn.Linear(41, 4)
+    fewer = make_model("plain")[: 5 if rank == 0 else 3]
+    half = make_model("bf16") if rank else make_model("plain")
+    cases = {"frozen": frozen, "moved": moved, "wider": wider, "fewer": fewer, "half": half}
+    for name, module in cases.items():
+        try:
+            HandmadeDDP(module)
+        except ValueError as error:
+            said[name] = str(error)
+    for name, bucket_mib in (("zero", 0), ("negative", -1), ("no number", float("nan"))):
+        try:
+            HandmadeDDP(make_model("plain"), bucket_mib)
+        except ValueError as error:
+            said[name] = str(error)
+    for name, option in ONE_RANK_ALONE.items():
+        try:
+            HandmadeDDP(make_model("plain"), **(option if rank == 1 else {}))
+        except ValueError as error:
+            said[name] = str(error)
+    model = HandmadeDDP(Forked("unused"))
+    try:
+        model(torch.randn(6, 13)).sum().backward()
+    except ValueError as error:
+        said["unused"] = str(error)
+    return said
+
+
+def test_a_module_that_cannot_be_trained_is_one_sentence_on_every_rank(found):
+    said, other = (facts["wrong_modules"] for facts in found)
+    assert said == other
+    assert said["frozen"] == "module has no parameter that requires a gradient on rank 1"
+    assert said["moved"] == "module must be on one device, it is on cpu and meta on rank 0"
+    assert "rank 0 has 4.weight float32[3, 41]" in said["wider"]
+    assert "where rank 1 has 4.weight float32[4, 41]" in said["wider"]
+    assert said["fewer"].endswith("rank 0 has 4.weight where rank 1 has none")
+    assert "0.weight float32[67, 13]" in said["half"] and "bfloat16[67, 13]" in said["half"]
+    for name, value in (("zero", "0"), ("negative", "-1"), ("no number", "nan")):
+        assert said[name] == f"bucket_mib must be above 0, got {value}"
+    for name, option in ONE_RANK_ALONE.items():
+        ((argument, value),) = option.items()
+        usual = {"bucket_mib": None, "find_unused_parameters": False}[argument]
+        difference = f"rank 0 has {usual} where rank 1 has {value}"
+        assert said[name] == f"{argument} must be the same on all ranks, but {difference}"
+    names = "spare.weight, spare.bias, extra.weight, extra.bias got no gradient in this backward"
+    assert said["unused"].startswith(names)
+
+
+def used_on_one_rank(device):
+    module = Forked("sometimes")  # rank 2 alone uses its spare layer in the first step
+    module.extra.requires_grad_(False)
+    HandmadeDDP(module)(torch.randn(6, 13)).sum().backward()
+
+
+@pytest.mark.slow
+def test_a_parameter_that_only_one_rank_uses_ends_all(start, tmp_path):
+    torch.save({}, tmp_path / "arguments.pt")
+    target = f"{__name__}:used_on_one_rank"
+    result = start(["python", "-m", "tests.together", target, 3, tmp_path], timeout=100)
+    assert result.returncode != 0
+    assert "spare.weight, spare.bias got no gradient" in result.stderr
+
+
+def what_is_sent(device):
+    """The bytes of each moment: when wrapped, then forward, backward and optimizer of two steps."""
+    facts, inputs = {}, torch.randn(6, 13, device=device)
+    for name, wrap in (("ddp", DistributedDataParallel), ("ours", HandmadeDDP)):
+        model, moments = make_model("batch norm").to(device), []
+        with recorded() as calls:
+            wrapped = wrap(model)
+        moments.append(calls)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with recorded() as calls:
+                loss = wrapped(inputs).sum()
+            moments.append(calls)
+            for action in (loss.backward, optimizer.step):
+                with recorded() as calls:
+                    action()
+                moments.append(calls)
+        for what, tensors in (("parameters", model.parameters()), ("buffers", model.buffers())):
+            facts[what] = sum(one.numel() * one.element_size() for one in tensors)
+        kinds = ("broadcast", "all_reduce")
+        facts[name] = [
+            {kind: sum(call.size for call in calls if call.name == kind) for kind in kinds}
+            for calls in moments
+        ]
+    return facts
+
+
+def test_what_is_sent_is_what_ddp_sends_and_nothing_leaves_in_the_optimizers_step(found):
+    for facts in found:
+        check_messages(facts["what_is_sent"])
+
+
+def check_messages(facts):
+    assert facts["parameters"] > facts["buffers"] > 0
+    for name in ("ddp", "ours"):
+        wrapped, *moments = facts[name]
+        assert wrapped["broadcast"] >= facts["parameters"] + facts["buffers"]
+        assert [moment["broadcast"] for moment in moments[:3]] == [facts["buffers"], 0, 0]
+        gradients = [facts["parameters"], 0]
+        assert [moment["all_reduce"] for moment in moments] == [0, *gradients] * 2
+        # The second forward also says how the buckets are rebuilt.
+        assert moments[3]["broadcast"] > facts["buffers"]
+        assert [moment["broadcast"] for moment in moments[4:]] == [0, 0]
+
+
+def sizes_of_messages(device):
+    """The bytes of a broadcast of each dtype: as recorded, and as they are."""
+    facts, whole = {}, (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
+    for dtype in (*whole, torch.float16, *DTYPES, torch.complex64, torch.complex128):
+        message = torch.ones(3, dtype=dtype, device=device)
+        with recorded() as calls:
+            dist.broadcast(message, src=0)
+        facts[str(dtype)] = [call.size for call in calls], [3 * message.element_size()]
+    return facts
+
+
+def test_a_message_of_any_dtype_has_its_size_in_bytes(found):
+    for facts in found:
+        assert len(facts["sizes_of_messages"]) == 11
+        for dtype, (seen, size) in facts["sizes_of_messages"].items():
+            assert seen == size, dtype
+
+
+def marks_of_a_restless_ddp(device):
+    """What the ladder says of a DDP that never ends twice with the same weights."""
+    runs, tellings = count(), comparison.TELLINGS
+    restless = dict.fromkeys(
+        (comparison.REFERENCE, comparison.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))
+    )
+    comparison.TELLINGS = restless
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            comparison.ladder(device, Path(folder))
+            return [json.loads(file.read_text()) for file in Path(folder).iterdir()]
+    finally:
+        comparison.TELLINGS = tellings
+
+
+def test_the_ladder_would_say_so_if_ddp_did_not_repeat_itself(found):
+    (marks,) = found[0]["marks_of_a_restless_ddp"]
+    assert list(marks.values()) == [False, False]
+
+
+def buckets_seen(device):
+    """The parameters in each bucket of three steps: those of DDP by a hook, then ours."""
+    seen, model = [], make_model("batch norm").to(device)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def watch(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen.append([names[parameter] for parameter in bucket.parameters()])
+        return allreduce_hook(None, bucket)
+
+    theirs = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    theirs.register_comm_hook(None, watch)
+    ours, buckets = HandmadeDDP(make_model("batch norm").to(device), 0.001), []
+    for _ in range(3):
+        theirs(torch.ones(6, 13, device=device)).sum().backward()
+        ours(torch.ones(6, 13, device=device)).sum().backward()
+        buckets += [[ours.names[index] for index in bucket.indices] for bucket in ours.buckets]
+    return seen, buckets
+
+
+def test_a_hook_sees_our_buckets_in_ddp_and_they_are_rebuilt_once(found):
+    seen, buckets = found[0]["buckets_seen"]
+    assert seen == buckets
+    first, rest = seen[0], seen[1:]
+    assert len(rest) >= 4 and rest[: len(rest) // 2] == rest[len(rest) // 2 :]
+    assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
+
+
+@pytest.mark.slow  # the page runs the same command, and its marks are tested with the page
+def test_the_program_climbs_the_ladder_and_draws_when_buckets_leave(start, tmp_path):
+    picture = tmp_path / "timeline.svg"
+    result = start(["python", "-m", "accel_demo.anatomy.ddp", "--plot", picture])
+    assert result.returncode == 0, result.stderr
+    for processes in (2, 3, 4):
+        assert f"{processes} connected processes on cpu (gloo)" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if line.startswith("|")][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    marks = {name: set(cells) for name, *cells in rows}
+    assert all(len(row) == 4 for row in rows) and len(rows) == 15
+    for name in ("by hand: buckets that hooks fill and send", "Accelerate"):
+        assert marks[name] == {"equal"}
+    at_two = [row[1] for row in rows]
+    assert at_two == ["different", *["equal"] * 14]
+    assert "bucket 4: 2 MiB" in picture.read_text()
+
+
+@pytest.mark.parametrize("arguments", [["--plot", "x.jpg"], ["more"]])
+def test_what_the_program_cannot_do_is_one_line(start, arguments):
+    result = start(["python", "-m", "accel_demo.anatomy.ddp", *arguments])
+    assert result.returncode == 2 and re.fullmatch("error: .*\n", result.stderr)
+
+
+def test_two_nodes_on_one_machine_are_one_group():
+    port = free_port()
+    commands = []
+    for node in range(2):
+        command = ["torchrun", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", 2]
+        address = ["--master-addr", "127.0.0.1", "--master-port", port]
+        commands.append([*command, *address, "tutorials/06_ddp.py"])
+    first, second = run_all(commands)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout.startswith("4 connected processes on cpu (gloo)")
+    assert "Collectives within `optimizer.step()`: 0" in first.stdout
+    assert second.stdout == ""  # rank 0 is on the first node
+
+
+ON_GPUS = [
+    pytest.param(gpus, marks=pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)"))
+    for gpus in (1, 2, 3, 4)
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpus", ON_GPUS)
+def test_ours_is_ddp_to_the_last_bit_on_gpus(together, gpus):
+    for different, _, cases in together(compare_with_ddp, gpus, environment=VISIBLE_GPUS):
+        assert different == [] and cases > 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpus", ON_GPUS[:2])
+def test_the_recorder_sees_what_nccl_sends(together, gpus):
+    for facts in together(what_is_sent, gpus, environment=VISIBLE_GPUS):
+        check_messages(facts)

@@ -1,0 +1,490 @@
+"""`cuda:N` is the GPU that CUDA_VISIBLE_DEVICES says; the report and early calls hide nothing."""
+
+import doctest
+import itertools
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from accel_demo import show
+from accel_demo.anatomy import asynchronous
+from accel_demo.anatomy.devices import gpus as devices
+from accel_demo.anatomy.devices import picture, table
+from accel_demo.anatomy.devices.gpus import cuda_order, visible_devices
+from accel_demo.errors import UserError
+from accel_demo.processes.launch import free_port
+from tests.conftest import GPUS, VISIBLE_GPUS
+
+STARTS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95 80aa 9b07".split()  # two begin with 1a
+UUIDS = [f"GPU-{start}0000-4000-8000-000000000000" for start in STARTS]
+numbers = st.integers(0, 7)
+written_numbers = st.builds(  # as torch reads them: blanks around, signs, words behind
+    "{}{}{}{}{}".format,
+    st.sampled_from(["", " "]),
+    st.sampled_from(["", "", "+", "-"]),
+    st.integers(0, 9),
+    st.sampled_from(["", "", "gpu", "st"]),
+    st.sampled_from(["", " "]),
+)
+beginnings = st.builds(lambda uuid, length: uuid[:length], st.sampled_from(UUIDS), st.integers(4))
+words = st.sampled_from(["", " ", "-1", "99", "gpu", "GPU-zz", "MIG-1", "GPU-1a", " GPU-3d08"])
+
+
+def values(*ids):
+    return st.lists(st.one_of(*ids), max_size=6).map(",".join)
+
+
+def numbers_of(devices: dict) -> list:
+    """The physical GPUs of `cuda:0`, `cuda:1` …, which must be numbered without gaps."""
+    assert list(devices) == [f"cuda:{index}" for index in range(len(devices))]
+    return list(devices.values())
+
+
+def read_by_torch(value: str | None, uuids: list[str]) -> list:
+    """The GPUs torch counts: what it does before CUDA is initialised, with NVML's UUIDs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if value is not None:
+            patch.setenv("CUDA_VISIBLE_DEVICES", value)
+        ids = torch.cuda._parse_visible_devices()
+    if ids and isinstance(ids[0], str):
+        return (
+            ids if ids[0].startswith("MIG-") else torch.cuda._transform_uuid_to_ordinals(ids, uuids)
+        )
+    valid = [gpu < len(uuids) for gpu in ids]
+    return ids[: valid.index(False)] if False in valid else ids
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    assert doctest.testmod(devices).attempted >= 1
+    assert doctest.testmod(devices).failed == 0
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, unique=True))
+def test_valid_ids_are_numbered_from_0_in_the_order_written(ids):
+    assert numbers_of(visible_devices(",".join(map(str, ids)), 8)) == ids
+    assert numbers_of(visible_devices(" , ".join(map(str, ids)), 8)) == ids
+
+
+@settings(deadline=None)
+@given(values(written_numbers, beginnings, words), st.integers(0, 9))
+def test_whatever_is_written_nothing_is_numbered_twice_or_with_a_gap(value, count):
+    for physical in (count, UUIDS):
+        found = numbers_of(visible_devices(value, physical))
+        assert len(found) == len(set(found)) <= value.count(",") + 1
+
+
+@settings(deadline=None)
+@given(st.integers(0, 9))
+def test_not_set_means_all_and_empty_means_none(count):
+    assert numbers_of(visible_devices(None, count)) == list(range(count))
+    assert visible_devices("", count) == visible_devices(" ", count) == {}
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, unique=True), st.sampled_from(["-1", "8", "99", "", "x"]))
+def test_an_invalid_id_hides_what_follows_it(ids, invalid):
+    before, uuids = list(map(str, ids)), [UUIDS[gpu] for gpu in ids]
+    for after in ([], ["7"], ["7", "7"], before):
+        assert numbers_of(visible_devices(",".join([*before, invalid, *after]), 8)) == ids
+        assert visible_devices(",".join([invalid, *after]), 8) == {}
+    for after in ([], uuids):
+        for unknown in (invalid, "GPU-zz", "GPU-1a"):
+            found = visible_devices(",".join([*uuids, unknown, *after]), UUIDS)
+            assert numbers_of(found) == ids
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, unique=True), st.data())
+def test_an_id_that_comes_twice_leaves_no_gpu(ids, data):
+    again = data.draw(st.sampled_from(ids))
+    assert visible_devices(",".join(map(str, [*ids, again])), 8) == {}
+    uuids = [UUIDS[gpu][:8] for gpu in ids]
+    assert visible_devices(",".join([*uuids, UUIDS[again]]), UUIDS) == {}
+
+
+@settings(deadline=None)
+@given(st.sampled_from(range(10)), st.integers(0, 40))
+def test_a_uuid_may_be_cut_as_long_as_one_gpu_alone_begins_so(gpu, length):
+    beginning = UUIDS[gpu][:length]
+    is_enough = length >= len("GPU-1" if gpu > 1 else "GPU-1a2")
+    assert numbers_of(visible_devices(beginning, UUIDS)) == ([gpu] if is_enough else [])
+    assert numbers_of(visible_devices(f"{UUIDS[gpu]}, {UUIDS[gpu - 1]}", UUIDS)) == [gpu]
+
+
+def test_the_first_id_decides_between_numbers_and_uuids():
+    assert numbers_of(visible_devices(f"2,{UUIDS[0]}", UUIDS)) == [2]
+    assert numbers_of(visible_devices(f"{UUIDS[0]},2", UUIDS)) == [0]
+    assert visible_devices(f" {UUIDS[0]}", UUIDS) == {}
+
+
+def test_what_cannot_be_looked_up_is_passed_through():
+    assert visible_devices("GPU-1a,GPU-3d,5", 8) == {"cuda:0": "GPU-1a", "cuda:1": "GPU-3d"}
+    for value in ("MIG-GPU-1a2b/1/2", "MIG-1a2b"):
+        assert visible_devices(value, 8) == visible_devices(value, UUIDS) == {"cuda:0": value}
+    assert visible_devices("MIG-1a2b,MIG-3d08", 8) == {"cuda:0": "MIG-1a2b"}
+
+
+@pytest.mark.parametrize("physical", [-1, ["GPU-1", "GPU-1"], ["GPU-1", ""]])
+def test_a_machine_that_cannot_be_is_a_mistake(physical):
+    with pytest.raises(ValueError, match="physical must be"):
+        visible_devices("0", physical)
+
+
+@settings(deadline=None)
+@given(st.one_of(st.none(), values(written_numbers, words), values(beginnings, words)))
+def test_torch_reads_the_same(value):
+    """But where an id comes again behind one that no GPU has: torch finds that one first."""
+    ids = [] if value is None else value.split(",")
+    assume(len(ids) == 1 or not (ids and ids[0].startswith("MIG-")))
+    mine, theirs = numbers_of(visible_devices(value, UUIDS)), read_by_torch(value, UUIDS)
+    assert mine == theirs or (theirs == [] and comes_again_behind_an_invalid_one(ids))
+
+
+def comes_again_behind_an_invalid_one(ids: list[str]) -> bool:
+    found = [next(iter(visible_devices(one, UUIDS).values()), one) for one in ids]
+    valid = [isinstance(gpu, int) for gpu in found]
+    return False in valid and len(set(found)) < len(found)
+
+
+def test_torch_differs_where_an_id_comes_again_behind_an_invalid_one():
+    for value in ("0,99,0", "0,99,99", "GPU-1a2,GPU-zz,GPU-1a2"):
+        assert numbers_of(visible_devices(value, UUIDS)) == [0]
+        assert read_by_torch(value, UUIDS) == []
+
+
+def test_the_order_of_the_bus_is_that_of_its_numbers_and_not_of_its_letters():
+    buses = ["00000000:41:00.0", "00000000:0A:00.0", "0000:3:00.0"]
+    assert cuda_order(buses, [1, 1, 1], "PCI_BUS_ID") == [2, 1, 0]
+    assert cuda_order(buses, [1, 1, 1]) == [2, 1, 0]  # equals: as we chose
+    assert cuda_order(buses, [1, 3, 2]) == [1, 2, 0]
+    with pytest.raises(ValueError, match="order must be"):
+        cuda_order(buses, [1, 1, 1], "SLOWEST_FIRST")
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(1, 9)), unique_by=lambda gpu: gpu[0]))
+def test_each_gpu_has_one_number_in_either_order(gpus):
+    buses, speeds = [f"00000000:{bus:02X}:00.0" for bus, _ in gpus], [speed for _, speed in gpus]
+    by_bus, by_speed = (
+        cuda_order(buses, speeds, order) for order in ("PCI_BUS_ID", "FASTEST_FIRST")
+    )
+    assert [gpus[gpu][0] for gpu in by_bus] == sorted(bus for bus, _ in gpus)
+    assert [gpus[gpu][1] for gpu in by_speed] == sorted(speeds, reverse=True)
+    assert sorted(by_speed) == list(range(len(gpus)))
+
+
+class FakeNvml:
+    """pynvml of a machine with two GPUs, of which the second tells little.
+
+    By hand, because the module answers only beside a driver: here to read it on any machine. The
+    names and the fields are those of nvidia-ml-py; a test on a GPU asks the real one.
+    """
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count=2):
+        self.count, self.is_open = count, False
+
+    def nvmlInit(self):
+        self.is_open = True
+
+    def nvmlShutdown(self):
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self):
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        return number
+
+    def nvmlDeviceGetName(self, gpu):
+        return ["NVIDIA A", "NVIDIA B"][gpu]
+
+    def nvmlDeviceGetUUID(self, gpu):
+        return UUIDS[gpu]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        self.only_the_first(gpu)
+        return SimpleNamespace(total=8 * 2**30, used=3 * 2**30)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu):
+        self.only_the_first(gpu)
+        known, unknown = (SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in (7, 8))
+        return [known, unknown, SimpleNamespace(pid=7, usedGpuMemory=None)]
+
+    def nvmlSystemGetProcessName(self, pid):
+        self.only_the_first(pid - 7)
+        return "/usr/bin/python"
+
+    def only_the_first(self, gpu):
+        if gpu > 0:
+            raise self.NVMLError("Not Supported")
+
+
+def test_each_gpu_is_told_with_who_uses_it_and_what_pytorch_calls_it():
+    nvml = FakeNvml()
+    assert devices.nvml_rows(nvml, {UUIDS[0]: "cuda:0"}) == [
+        ("GPU 0", "NVIDIA A, 3.0 GiB of 8.0 GiB used"),
+        ("", f"cuda:0 here, {UUIDS[0]}"),
+        ("", "process 7, /usr/bin/python: 1.0 GiB"),
+        ("", "process 8, name not told: 1.0 GiB"),
+        ("", "process 7, /usr/bin/python: memory not told"),
+        ("GPU 1", "NVIDIA B, memory not told used"),
+        ("", f"hidden here, {UUIDS[1]}"),
+        ("", "not told who uses it"),
+    ]
+    assert not nvml.is_open
+    assert devices.nvml_rows(FakeNvml(0), {}) == [("GPU", "NVML answers, and knows of none")]
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ("nvmlDeviceGetHandleByIndex", [("GPU 1", "does not answer: it may be lost")]),
+        ("nvmlDeviceGetName", [("GPU 1", "name not told, memory not told used")]),
+        ("nvmlDeviceGetUUID", [("", "UUID not told: not known which it is here")]),
+    ],
+)
+def test_a_lost_gpu_hides_no_other(monkeypatch, question, told):
+    answer = getattr(FakeNvml, question)
+
+    def only_for_the_first(self, gpu):
+        self.only_the_first(gpu)
+        return answer(self, gpu)
+
+    everything = devices.nvml_rows(FakeNvml(), {UUIDS[0]: "cuda:0"})
+    monkeypatch.setattr(FakeNvml, question, only_for_the_first)
+    rows = devices.nvml_rows(FakeNvml(), {UUIDS[0]: "cuda:0"})
+    assert rows[:5] == everything[:5]
+    assert [row for row in rows[5:] if row not in everything] == told
+
+
+def test_a_gpu_that_nobody_uses_is_told_so(monkeypatch):
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", lambda self, gpu: [])
+    assert devices.nvml_rows(FakeNvml(1), {})[-1] == ("", "nobody uses it")
+
+
+@pytest.mark.parametrize("library", ["missing", "without a driver"])
+def test_without_the_library_or_a_driver_the_report_says_so(monkeypatch, library):
+    nvml = FakeNvml()
+
+    def refuse():
+        raise nvml.NVMLError("NVML Shared Library Not Found")
+
+    nvml.nvmlInit = refuse
+    monkeypatch.setitem(sys.modules, "pynvml", None if library == "missing" else nvml)
+    row = dict(devices.machine_rows())["who uses GPUs"]
+    assert ("pip install nvidia-ml-py" in row) == (library == "missing")
+    assert ("no NVIDIA driver answers" in row) == (library != "missing")
+
+
+def test_the_report_says_what_is_here_and_what_the_variables_are(monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "")
+    rows = dict(devices.machine_rows())
+    assert 1 <= int(rows["cores usable"]) <= psutil.cpu_count()
+    assert rows["CUDA_VISIBLE_DEVICES"] == "-1"  # conftest.py
+    assert (rows["CUDA_DEVICE_ORDER"], rows["CUDA_LAUNCH_BLOCKING"]) == ("PCI_BUS_ID", "empty")
+    assert not any(name.startswith("cuda:") for name in rows)
+
+
+def test_the_program_reports_this_machine_and_how_many_processes_fit(start):
+    result = start(["python", "-m", "accel_demo.anatomy.devices"])
+    assert result.returncode == 0, result.stderr
+    rows = [line.strip("| ").split("|") for line in result.stdout.splitlines()]
+    says = {row[0].strip(): row[-1].strip() for row in rows}
+    fit, rest = says["gloo processes"].split(" ", 1)
+    room = int(rest.rsplit(" ", 1)[1])
+    assert 0 <= int(fit) == min(room, devices.usable_cores())
+    assert "before it has a model" in rest
+
+
+def early(device):
+    dist.barrier()
+    return asynchronous.all_reduce_early(device)
+
+
+def test_a_call_returns_before_the_other_ranks_have_joined(together):
+    assert together(early, 3) == [(False, True, 6.0)] * 3
+
+
+def test_the_program_shows_that_the_call_returned_early(start):
+    result = start(["python", "-m", "accel_demo.anatomy.asynchronous"])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("2 connected processes on cpu (gloo)")
+    rows = [[cell.strip() for cell in line.split("|")] for line in result.stdout.splitlines()]
+    states = {row[1]: row[2:4] for row in rows if len(row) > 4}
+    assert states["the call has returned"] == ["have not called it", "False"]
+    assert states["`wait()` has returned"] == ["have joined", "True"]
+
+
+def test_one_process_alone_is_a_mistake(start):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="needs at least two processes"):
+            asynchronous.all_reduce_early(torch.device("cpu"))
+        with pytest.raises(UserError, match="at least 2 processes are needed"):
+            asynchronous.main(torch.device("cpu"), None)
+    finally:
+        dist.destroy_process_group()
+    program = ["python", "-m", "accel_demo.anatomy.asynchronous"]
+    said = "error: at least 2 processes are needed: one alone has nobody to wait for\n"
+    result = start([*program, "--processes", 1])
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
+    as_by_torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    result = start(program, **as_by_torchrun, **place)
+    assert (result.returncode, result.stderr) == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--plot map.svg", "--plot draws what --visible asks for: name some ids, as in 0,4"),
+        ("--visible 0 --physical 0", "--physical must be from 1 to 16, got 0"),
+        ("--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'"),
+        ("--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'"),
+        ("--visible '0, 0' --plot map.svg", "--plot draws numbers that come once"),
+        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws numbers that come once"),
+        ("--visible +0,0 --plot map.svg", "--plot draws numbers that come once"),
+        (f"--visible {','.join(map(str, range(17)))} --plot map.svg", "--plot draws up to 16 ids"),
+    ],
+)
+def test_a_map_that_cannot_be_had_is_one_line(typed, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        table.main(shlex.split(typed))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_map_is_printed_and_drawn(tmp_path, capsys):
+    drawn = tmp_path / "map.svg"
+    table.main(["--visible", "0,4", "--visible", "3,9", "--plot", str(drawn)])
+    printed = capsys.readouterr().out.splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed]
+    assert cells == [["0,4", "2", "cuda:0: 0, cuda:1: 4"], ["3,9", "1", "cuda:0: 3"]]
+    assert "no GPU for 9" in drawn.read_text()
+
+
+def test_an_empty_value_is_drawn_as_one_that_leaves_nothing_visible(tmp_path):
+    for value in ("", " "):
+        drawn = tmp_path / "map.svg"
+        table.main(["--visible", value, "--plot", str(drawn)])
+        assert "<!-- none visible -->" in drawn.read_text()
+        assert "no GPU for" not in drawn.read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "physical"),
+    [
+        (["0,4", "0,9,4"], 8),
+        (["0,15,99,3", ""], 16),
+        ([",".join(map(str, range(8))), "7,6,5,4,3,2,1,0", " 0, +4"], 8),
+        ([",".join(map(str, range(15, -1, -1)))], 16),
+        (["", "0", "1"], 1),
+    ],
+)
+def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figures = []
+    monkeypatch.setattr(show, "save", lambda figure, file: figures.append(figure))
+    picture.draw_map(values, physical, "map.svg")
+    canvas = FigureCanvasAgg(figures[0])
+    canvas.draw()
+    for axes in figures[0].axes:
+        places = {text: text.get_window_extent(canvas.get_renderer()) for text in axes.texts}
+        for text, place in places.items():
+            if text.get_bbox_patch():
+                places[text] = place = text.get_bbox_patch().get_window_extent()
+            assert place.x0 >= 0 and place.x1 <= figures[0].bbox.x1, text
+        for one, other in itertools.combinations(places, 2):
+            assert not places[one].overlaps(places[other]), (one, other)
+        for line in axes.lines:  # from its GPU by its id to its device
+            path = line.get_path().transformed(line.get_transform())
+            crossed = [text for text in places if path.intersects_bbox(places[text], filled=False)]
+            assert len(crossed) == 3, crossed
+
+
+def test_only_a_gpu_has_calls_to_time():
+    with pytest.raises(ValueError, match="device must be a CUDA GPU, got cpu"):
+        asynchronous.time_enqueued(torch.device("cpu"))
+
+
+def test_importing_torch_is_not_too_late_to_choose():
+    """Only the driver's first use is: without a GPU, what torch says of that is all there is."""
+    code = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '0,4'\n"
+    code += "print(torch.cuda._parse_visible_devices(), torch.cuda.is_initialized())"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.stdout.strip() == "[0, 4] False"
+
+
+needs_gpu = pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+SET_WHEN = """import os, torch
+{before}
+torch.zeros(1, device="cuda")
+{after}
+print(torch.cuda.device_count())"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_variable_set_after_cuda_is_initialised_does_nothing(start):
+    hide = "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"
+    late = start(["python", "-c", SET_WHEN.format(before="", after=hide)], **VISIBLE_GPUS)
+    assert late.stdout.strip() == str(GPUS)
+    early = start(["python", "-c", SET_WHEN.format(before=hide, after="")], **VISIBLE_GPUS)
+    assert early.returncode != 0 and "RuntimeError" in early.stderr
+
+
+TIMES = """import torch
+from accel_demo.anatomy.asynchronous import time_enqueued
+print(*time_enqueued(torch.device("cuda")))"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_calls_return_long_before_the_gpu_is_done_unless_they_block(start):
+    enqueued, done = map(float, start(["python", "-c", TIMES], **VISIBLE_GPUS).stdout.split())
+    assert enqueued < done / 2
+    blocking = {**VISIBLE_GPUS, "CUDA_LAUNCH_BLOCKING": "1"}
+    enqueued, done = map(float, start(["python", "-c", TIMES], **blocking).stdout.split())
+    assert enqueued > done / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_a_call_on_gpus_returns_before_the_other_rank_has_joined(start):
+    command = ["python", "-m", "accel_demo.anatomy.asynchronous"]
+    result = start(command, **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    assert "on cuda (nccl)" in result.stdout and "ten products: called in" in result.stdout
+    early, late = [line for line in result.stdout.splitlines() if "has returned" in line]
+    assert "False" in early and "True" in late
+
+
+REPORT = """import torch
+from accel_demo.anatomy.devices.gpus import machine_rows
+torch.zeros(1, device="cuda")
+print(*(": ".join(row) for row in machine_rows()), sep="\\n")"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_real_nvml_knows_the_gpu_that_torch_calls_cuda_0(start):
+    pytest.importorskip("pynvml")
+    result = start(["python", "-c", REPORT], **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    assert "cuda:0: " in result.stdout
+    assert ": cuda:0 here, GPU-" in result.stdout

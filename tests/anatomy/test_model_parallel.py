@@ -1,0 +1,202 @@
+"""However a model is split, one step gives what the unsplit model gives."""
+
+import inspect
+import math
+from argparse import Namespace
+from collections import Counter
+from fractions import Fraction
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accel_demo.anatomy.model_parallel import splits
+from accel_demo.anatomy.model_parallel.tables import show, verdict
+from tests.conftest import GPUS, VISIBLE_GPUS
+
+WAYS = ["DDP", "`.to()`", "pipeline", "tensor parallel", "FSDP2"]
+KINDS = ["forward", "backward"]
+
+
+def all_ways(device):
+    """Rank by rank: what is found for several numbers of micro-batches, and what is refused."""
+    rows = splits.ROWS_PER_RANK * dist.get_world_size()
+    found = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
+    errors = []
+    for pieces in (0, 3 * rows, 5):
+        with pytest.raises(ValueError) as error:
+            splits.train_all(device, pieces)
+        errors.append(str(error.value))
+    return found, errors, traffic(device)
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the collectives that torch.distributed's functional operators start."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.namespace in ("_c10d_functional", "c10d"):
+            self.count[function.overloadpacket.__name__.strip("_")] += 1
+        return function(*arguments, **(options or {}))
+
+
+def traffic(device):
+    rows, counts = splits.ROWS_PER_RANK * dist.get_world_size(), {}
+    inputs = splits.whole_numbers((rows, splits.WIDTHS[0]), 0).to(device)
+    targets = splits.whole_numbers((rows, splits.WIDTHS[-1]), 1).to(device)
+    for way in (splits.data_parallel, splits.tensor_parallel, splits.fully_sharded):
+        with Traffic() as noted:
+            way(splits.make_model(), inputs, targets, device)
+        counts[way.__name__] = dict(noted.count)
+    return counts
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_way_gives_what_the_unsplit_model_gives_and_shares_it_out(processes, together):
+    results = together(all_ways, processes)
+    elements = splits.elements(splits.make_model())
+    for found, errors, counts in results:
+        for pieces, (ways, moments, logs) in found.items():
+            for way, (held, apart) in ways.items():
+                exact = processes == 2 or way == "`.to()`"  # a third is rounded
+                assert apart == 0 if exact else apart < 1e-9, (way, apart)
+                split_sum = elements * processes if way == "DDP" else elements
+                assert sum(held) == split_sum and len(held) == processes
+            assert moments["before forward"] == moments["after forward"] == held
+            layer = elements // 4
+            assert moments["inside forward, at the most"] == [one + layer for one in held]
+            stages = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * processes
+            assert logs == stages  # GPipe: all forwards, then all backwards
+            assert splits.bubble(splits.timetable(logs)) == formula(processes, pieces)
+        assert all("microbatches must be a divisor of the batch" in error for error in errors)
+        assert len(errors) == 3
+        check_traffic(counts)
+    assert list(results[0][0][4][0]) == WAYS
+
+
+def check_traffic(counts: dict) -> None:
+    """DDP sends gradients, tensor parallelism activations, FSDP2 parameters and gradients."""
+
+    def count(way, *words):
+        names = counts[way].items()
+        return sum(number for name, number in names if any(word in name for word in words))
+
+    reduces, gathers = ("all_reduce", "allreduce"), ("all_gather", "allgather_base", "allgather_in")
+    assert count("data_parallel", *reduces) == 1  # all gradients fit into one bucket
+    assert count("tensor_parallel", *reduces) == 3  # two pairs forward, one has to go back
+    assert count("fully_sharded", *gathers) == 8  # four layers, forward and backward
+    assert count("fully_sharded", "reduce_scatter") == 4
+    assert count("data_parallel", "reduce_scatter") == count("tensor_parallel", *gathers) == 0
+
+
+def formula(stages: int, pieces: int) -> Fraction:
+    return Fraction(stages - 1, pieces + stages - 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_a_model_over_devices_trains_as_a_plain_loop_does(parts):
+    inputs, targets = splits.whole_numbers((8, 8), 5), splits.whole_numbers((8, 8), 6)
+    model = splits.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=splits.LEARNING_RATE)
+    torch.nn.functional.mse_loss(output := model(inputs), targets).backward()
+    optimizer.step()
+    split = splits.over_devices(splits.make_model(), inputs, targets, ["cpu"] * parts)
+    assert torch.equal(split.output, output)
+    assert sum(split.held) == splits.elements(model) and len(split.held) == parts
+    before = splits.make_model().state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(split.model.state_dict()[name], weight)
+        assert not torch.equal(before[name], weight)
+
+
+def test_a_result_that_differs_is_seen():
+    inputs, targets = splits.whole_numbers((8, 8), 5), splits.whole_numbers((8, 8), 6)
+    right, wrong = (
+        splits.over_devices(splits.make_model(), inputs, targets, ["cpu"]) for _ in range(2)
+    )
+    assert verdict(splits.difference(wrong, right)) == "the same bits"
+    for tensor in (wrong.output, wrong.model[2].weight, wrong.model[6].weight.grad):
+        kept = tensor.detach().clone()
+        tensor.data.view(-1)[3] += 0.5
+        assert splits.difference(wrong, right) == 0.5
+        assert verdict(splits.difference(wrong, right)) == "differs by 5e-01"
+        tensor.data.copy_(kept)
+    for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last, after numbers
+        tensor.data.fill_(math.nan)
+    assert verdict(splits.difference(wrong, right)) == "differs by nan"
+    assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # of several ranks
+
+
+def test_a_mistake_of_ours_is_not_said_to_be_the_users(monkeypatch):
+    monkeypatch.setattr(splits, "train_all", Mock(side_effect=ValueError("ours")))
+    with pytest.raises(ValueError, match="ours"):
+        show(torch.device("cpu"), Namespace(microbatches=4))
+
+
+def test_the_bubble_is_the_formulas_and_one_forward_one_backward_does_not_shrink_it():
+    for stages in range(1, 7):
+        for pieces in range(1, 9):
+            gpipe = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * stages
+            assert splits.bubble(splits.timetable(gpipe)) == formula(stages, pieces)
+            logs = [one_forward_one_backward(stages - stage, pieces) for stage in range(stages)]
+            assert splits.bubble(splits.timetable(logs)) == formula(stages, pieces)
+
+
+def one_forward_one_backward(stages_left: int, pieces: int) -> list:
+    """1F1B: a stage is never more pieces ahead than there are stages from it to the end."""
+    log, backward = [], 0
+    for piece in range(pieces):
+        if piece - backward == stages_left:
+            log.append(("backward", backward))
+            backward += 1
+        log.append(("forward", piece))
+    return log + [("backward", piece) for piece in range(backward, pieces)]
+
+
+def test_logs_in_which_all_wait_are_refused():
+    first, second = [("backward", 0), ("forward", 0)], [("forward", 0), ("backward", 0)]
+    with pytest.raises(ValueError, match="logs must fit together"):
+        splits.timetable([first, second])
+
+
+@pytest.mark.parametrize("processes", [0, 5])
+def test_more_processes_than_layers_are_refused(processes):
+    with pytest.raises(ValueError, match=f"processes must be from 1 to 4.* got {processes}"):
+        splits.check(processes, 4)
+
+
+def test_each_way_takes_less_than_40_lines():
+    ways = ["data_parallel", "over_devices", "pipeline", "tensor_parallel", "fully_sharded"]
+    for way in ways:
+        assert len(inspect.getsource(getattr(splits, way)).splitlines()) < 40
+
+
+def test_the_program_prints_and_draws(start, tmp_path):
+    command = ["python", "-m", "accel_demo.anatomy.model_parallel"]
+    picture = tmp_path / "split.svg"
+    shown = start([*command, "--processes", 4, "--microbatches", 8, "--plot", picture])
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("4 connected processes")
+    assert shown.stdout.count("| the same bits |") == len(WAYS)
+    assert "6 of 22 units of time. The bubble is 3/11:" in shown.stdout
+    assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in shown.stdout
+    assert "<!-- rank 3 -->" in picture.read_text()
+    wrong = start([*command, "--microbatches", 5])
+    assert (wrong.returncode, wrong.stdout) == (2, "")  # before any process is started
+    expected = "error: --microbatches must be a divisor of the batch of 16 rows, got 5\n"
+    assert wrong.stderr == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_every_way_gives_the_same_on_gpus(start):
+    command = ["python", "-m", "accel_demo.anatomy.model_parallel", "--processes", 2]
+    shown = start(command, **VISIBLE_GPUS)
+    assert shown.returncode == 0, shown.stderr
+    assert "2 connected processes on cuda (nccl)" in shown.stdout
+    assert shown.stdout.count("| the same bits |") == len(WAYS)

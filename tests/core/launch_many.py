@@ -1,0 +1,192 @@
+"""Start train.py in two connected processes again and again, and count how the processes end.
+
+python tests/core/launch_many.py 500              # quick: import torch once, then fork
+python tests/core/launch_many.py 50 --launcher    # by `accelerate launch`, which takes 6 s or more
+
+A process whose group's threads are still at work when the interpreter ends can abort (SIGABRT).
+This happens in one of hundreds of launches, and more often if the cores are busy: so several
+launches run at a time, beside processes that only keep a core busy. The trainings are tiny, and
+every process ends like a program of its own, through a real exit of the interpreter.
+
+The exit code is 1 if a process did not end with 0, or if a launch did not connect two processes.
+PYTHONPATH chooses the accel_demo that is tested.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import accel_demo
+from accel_demo.processes.commands import QUIET, REPOSITORY, environment_for
+
+PROCESSES = 2
+FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
+FLAGS = [*FLAGS.split(), "--max-steps", "3", "--log-every", "1"]
+TRAIN = Path(accel_demo.__file__).parent / "train.py"
+CONFIG = REPOSITORY / "accelerate_configs" / "cpu_two_processes.yaml"
+PRELOADED = ["accel_demo.train", "sympy", "triton", "torch._numpy"]
+PRELOADED += ["torch.distributed.tensor", "torch.onnx"]
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+TIME_LIMIT = 300  # seconds for one launch
+
+
+def main() -> None:
+    """No `with` and no `finally` here: a forked process leaves through these lines, too."""
+    options = read()
+    if options.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ.update(environment_for(QUIET))  # before torch is imported
+    folder = Path(tempfile.mkdtemp())
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(options.busy)]
+    begin = time.monotonic()
+    launches = run_all(options, folder)
+    for process in busy:
+        process.kill()
+    shutil.rmtree(folder)
+    sys.exit(report(options, launches, time.monotonic() - begin))
+
+
+def read() -> argparse.Namespace:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    parser.add_argument("launches", type=int, help="how many launches")
+    parser.add_argument("--launcher", action="store_true", help="use `accelerate launch`")
+    help = "launches at a time (default: %(default)s)"
+    parser.add_argument("--at-once", type=int, default=3, metavar="N", help=help)
+    help = "processes that keep a core busy (default: %(default)s)"
+    parser.add_argument("--busy", type=int, default=2, metavar="N", help=help)
+    parser.add_argument("--one-core", action="store_true", help="run all of this on one core")
+    return parser.parse_args()
+
+
+def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
+    """Each launch's exit codes, its number of connected processes, and what it printed."""
+    start = start_launcher if options.launcher else fork_ranks
+    if not options.launcher:
+        preload()
+    running, launches = {}, []  # running: process id → (launch, time limit)
+    for number in range(options.launches):
+        while len({launch for launch, _ in running.values()}) >= options.at_once:
+            wait_for_one(running, launches)
+        launches.append({"codes": [], "folder": folder / str(number)})
+        launches[number]["folder"].mkdir()
+        for pid in start(launches[number]["folder"]):
+            running[pid] = number, time.monotonic() + TIME_LIMIT
+        if number % 20 == 19:
+            aborts = sum(map(has_aborted, launches))
+            print(f"{number + 1} started, {aborts} aborts so far", file=sys.stderr)
+    while running:
+        wait_for_one(running, launches)
+    return launches
+
+
+def wait_for_one(running: dict, launches: list[dict]) -> None:
+    """Wait until one process has ended. If that completes its launch, read its folder."""
+    pid, status = os.waitpid(-1, os.WNOHANG)
+    if pid == 0:
+        for pid, (_, limit) in running.items():
+            if time.monotonic() > limit:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+        return
+    number, _ = running.pop(pid)
+    launch = launches[number]
+    launch["codes"].append(os.waitstatus_to_exitcode(status))
+    if number not in {other for other, _ in running.values()}:
+        folder = launch["folder"]
+        launch["printed"] = "".join(path.read_text() for path in sorted(folder.glob("*.txt")))
+        launch["connected"] = connected_processes(folder / "run" / "environment.json")
+        shutil.rmtree(folder)
+
+
+def connected_processes(file: Path) -> int:
+    found = json.loads(file.read_text()) if file.exists() else {"processes": 0, "backend": ""}
+    return found["processes"] if found["backend"].endswith("gloo") else 0
+
+
+def start_launcher(folder: Path) -> list[int]:
+    accelerate = Path(sys.executable).parent / "accelerate"
+    command = [accelerate, "launch", "--config_file", CONFIG, "--main_process_port", "0"]
+    command = [*map(str, [*command, TRAIN, *FLAGS, "--run-dir", folder / "run"])]
+    pid = fork(folder / "launcher.txt")
+    if pid == 0:
+        os.execv(command[0], command)
+    return [pid]
+
+
+def fork(output: Path) -> int:
+    """`os.fork`, but what the child prints is written to a file."""
+    pid = os.fork()
+    if pid == 0:
+        file = os.open(output, os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, sys.stdout.fileno())
+        os.dup2(file, sys.stderr.fileno())
+    return pid
+
+
+def preload() -> None:
+    """Import what takes long. A fork has only one thread, so there must be no other one now.
+
+    But not torch._dynamo: it holds the process group if it is imported when there is one already,
+    and in a launch by a launcher it is.
+    """
+    for name in PRELOADED:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    assert "torch._dynamo" not in sys.modules
+    assert len(os.listdir("/proc/self/task")) == 1
+
+
+def fork_ranks(folder: Path) -> list[int]:
+    from accel_demo.processes.connect import rank_environment
+    from accel_demo.processes.launch import free_port
+
+    port, ranks = free_port(), []
+    for rank in range(PROCESSES):
+        ranks.append(fork(folder / f"rank-{rank}.txt"))
+        if ranks[rank] == 0:
+            os.environ.update(rank_environment(rank, PROCESSES, port))
+            sys.argv = [str(TRAIN), *FLAGS, "--run-dir", str(folder / "run")]
+            runpy.run_path(str(TRAIN), run_name="__main__")
+            sys.exit()
+    return ranks
+
+
+def report(options: argparse.Namespace, launches: list[dict], seconds: float) -> int:
+    """Print the counts, and what the launches that failed have printed; return the exit code."""
+    bad = [one for one in launches if any(one["codes"]) or one["connected"] != PROCESSES]
+    for launch in bad:
+        codes = ", ".join(map(str, launch["codes"]))
+        print(f"--- exit codes {codes}; {launch['connected']} connected\n{launch['printed']}")
+    mode = "by accelerate launch" if options.launcher else "forked (quick mode)"
+    cores = len(os.sched_getaffinity(0))
+    codes = Counter(code for launch in launches for code in launch["codes"])
+    print(f"accel_demo: {TRAIN.parent}")
+    print(f"mode: {mode}, {options.at_once} at a time, {options.busy} busy processes", end="")
+    print(f", {cores} core{'s' if cores > 1 else ''}, {seconds:.0f} s")
+    print(f"exit codes: {', '.join(f'{count} × {code}' for code, count in codes.most_common())}")
+    aborts = sum(map(has_aborted, launches))
+    connected = Counter(launch["connected"] for launch in launches)
+    print(f"connected processes: {', '.join(f'{n} × {size}' for size, n in connected.items())}")
+    print(f"{len(launches)} launches of {PROCESSES} connected processes: {aborts} aborts")
+    return 1 if bad else 0
+
+
+def has_aborted(launch: dict) -> bool:
+    """Whether one of its processes has. A launcher itself ends with 1 then, and says why."""
+    return -signal.SIGABRT in launch["codes"] or "SIGABRT" in launch.get("printed", "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Every stored launch config is whole, says nothing twice, and starts what its name says."""
+
+import json
+import sys
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+
+from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
+
+FOLDER = REPOSITORY / "accelerate_configs"
+FILES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
+TINY = "--max-steps 4 --train-samples 512 --test-samples 200".split()
+EXPECTED = {  # GPUs needed, device, processes, mixed_precision
+    "cpu.yaml": (1, "cpu", 1, "no"),
+    "cpu_two_processes.yaml": (2, "cpu", 2, "no"),
+    "single_gpu.yaml": (1, "cuda", 1, "no"),
+    "single_gpu_bf16.yaml": (1, "cuda", 1, "bf16"),
+    "multi_gpu.yaml": (2, "cuda", 2, "no"),
+    "multi_gpu_bf16.yaml": (2, "cuda", 2, "bf16"),
+}
+CPU_PROCESSES = {"cpu.yaml": 1, "cpu_two_processes.yaml": 2}
+
+
+def test_these_are_the_stored_configs():
+    assert set(FILES) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_accelerate_reads_it(name):
+    config = load_config_from_file(str(FILES[name]))
+    assert config.num_processes == EXPECTED[name][2]
+    assert (config.mixed_precision or "no") == EXPECTED[name][3]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_key_says_what_is_the_default_anyway(name):
+    config = yaml.safe_load(FILES[name].read_text())
+    kind = config.pop("distributed_type")
+    default = ClusterConfig(**ClusterConfig.process_config({"distributed_type": kind}))
+    default.mixed_precision = "no"  # what the launcher makes of None
+    for key, value in config.items():
+        assert value != getattr(default, key), key
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_its_comment_gives_the_command_that_uses_it(name):
+    first, second, *_ = FILES[name].read_text().splitlines()
+    assert first.startswith("# ")
+    command = f"accelerate launch --config_file accelerate_configs/{name} accel_demo/train.py"
+    assert second == f"# {command}"
+
+
+def test_the_table_has_a_row_for_each():
+    readme = (FOLDER / "README.md").read_text()
+    assert all(readme.count(f"| `{name}` |") == 1 for name in EXPECTED)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)"),
+        )
+        for name, (gpus, *_) in EXPECTED.items()
+    ],
+)
+def test_on_a_machine_with_gpus_it_trains_where_its_name_says(start, tmp_path, name):
+    command = ["accelerate", "launch", "--config_file", FILES[name], "accel_demo/train.py", *TINY]
+    result = start([*command, "--run-dir", tmp_path / "run"], **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stdout + result.stderr
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    obtained = tuple(environment[key] for key in ("device", "processes", "mixed_precision"))
+    assert obtained == EXPECTED[name][1:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+def test_the_two_cpu_processes_see_no_gpu(start):
+    # One GPU is enough to tell: train.py would stay on the CPU there without hiding it, too.
+    count = "import torch; print(f'GPUs={torch.cuda.device_count()};')"
+    command = ["accelerate", "launch", "--config_file", FILES["cpu_two_processes.yaml"]]
+    result = start([*command, "--no_python", sys.executable, "-c", count], **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("GPUs=0;") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CPU_PROCESSES)
+def test_accelerates_own_test_passes_with_every_process_connected(start, name):
+    command = ["accelerate", "test", "--config_file", FILES[name]]
+    result = start(command, ACCELERATE_USE_CPU="true")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Test is a success!" in result.stdout
+    processes = CPU_PROCESSES[name]  # each of them prints how many there are
+    assert result.stdout.count("Num processes: ") == processes
+    assert result.stdout.count(f"Num processes: {processes}\n") == processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CPU_PROCESSES)
+def test_accelerates_own_test_of_gradient_sharing_passes(start, name):
+    command = ["accelerate", "launch", "--config_file", FILES[name]]
+    command += ["-m", "accelerate.test_utils.scripts.test_sync"]
+    result = start(command, ACCELERATE_USE_CPU="true")
+    assert result.returncode == 0, result.stdout + result.stderr
+    # It prints no number of processes; alone it tests another case than connected.
+    is_connected = CPU_PROCESSES[name] > 1
+    assert ("**Test Distributed `no_sync` context manager**" in result.stdout) == is_connected
+    assert ("**Test NOOP `no_sync` context manager**" in result.stdout) != is_connected

@@ -1,0 +1,117 @@
+"""A process ends after the threads of its process group, and so it does not abort.
+
+A thread of gloo that needs Python's lock when Python is shutting down aborts the process:
+https://github.com/pytorch/pytorch/pull/179291
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.processes.connect import connect
+from accel_demo.processes.launch import spawn
+from tests.conftest import launcher
+from tests.core.at_exit import watch
+
+FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
+FLAGS = [*FLAGS.split(), "--max-steps", "3", "--run-dir"]
+ACCELERATE_PROGRAMS = [
+    "tutorials/00_where_am_i.py",
+    "tutorials/07_accumulation.py",
+    "tutorials/09_batch_and_learning_rate.py",
+    "tutorials/10_precision_and_compilation.py",
+    "tutorials/11_kill_and_resume.py",
+    "accel_demo/lab/doctor/probe.py",
+]
+THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # of a process that has a group
+
+
+def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
+    for rank in ranks:
+        found = json.loads((folder / f"{rank}.json").read_text())
+        assert found["processes"] == 2
+        assert found["connected"] == THREADS
+        assert found["at exit"] == [], f"rank {rank}"
+
+
+def run_watched(start, launch: list[str], folder: Path, program: str, *flags, **environment):
+    """Start a program in two processes, as a user does, but below tests/core/at_exit.py.
+
+    Not from the fork server: its programs leave without finalizing the interpreter.
+    """
+    command = [*launch, "tests/core/at_exit.py", folder, program, *flags]
+    return start(command, real=True, **environment)
+
+
+@pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
+def test_no_thread_of_the_group_outlives_a_training(file, start, tmp_path):
+    program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
+    result = run_watched(start, launcher(file, 2), tmp_path, *program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_threads(tmp_path)
+
+
+def train_in_a_cycle(device: torch.device) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(3, 1).to(device))
+    model(torch.ones(2, 3, device=device)).sum().backward()
+    cycle = [model]  # only the garbage collector frees it
+    cycle.append(cycle)
+
+
+def test_a_model_in_a_cycle_of_references_does_not_keep_run_in_groups_threads(start, tmp_path):
+    torch.save({}, tmp_path / "arguments.pt")
+    program = ["tests/together.py", "test_exit:train_in_a_cycle", 2, tmp_path]
+    result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("2 connected processes")
+    check_threads(tmp_path)
+
+
+def connect_and_train(folder: Path) -> None:
+    watch(folder)
+    train_in_a_cycle(connect(60))
+    dist.destroy_process_group()
+
+
+def start_two(folder: str) -> None:
+    """A program of its own."""
+    spawn(connect_and_train, 2, Path(folder))
+
+
+def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
+    """A process forked from multiprocessing's server leaves without finalizing the interpreter."""
+    call = f"from {__name__} import start_two; start_two({str(tmp_path)!r})"
+    result = start(["python", "-c", call], real=True, ACCEL_DEMO_START_METHOD="spawn")
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_threads(tmp_path)
+
+
+@pytest.mark.slow
+def test_no_thread_of_the_group_outlives_a_mistake(start, tmp_path):
+    program = ["accel_demo/train_ddp.py", *FLAGS, tmp_path / "run", "--resume", tmp_path]
+    result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
+    assert "is no checkpoint" in result.stderr and "exitcode: 2" in result.stderr
+    check_threads(tmp_path, ranks=(0,))  # the launcher has stopped rank 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ACCELERATE_PROGRAMS)
+def test_no_thread_of_the_group_outlives_a_program_of_the_course(program, start, tmp_path):
+    result = run_watched(start, launcher("train.py", 2), tmp_path, program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_threads(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
+def test_a_thread_that_is_late_does_not_abort_a_training(file, start, tmp_path):
+    """A thread of gloo takes three seconds to release a tensor. Without a wait, rank 1 aborts."""
+    program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
+    result = run_watched(start, launcher(file, 2), tmp_path, *program, SLOW_RELEASE="3")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "terminate called" not in result.stderr
+    check_threads(tmp_path)

@@ -1,0 +1,379 @@
+"""A program that is forked from the server does what it does when Python is started for it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from accel_demo.processes.fork_server import ForkedProcess
+from tests.conftest import (
+    REPOSITORY,
+    can_fork,
+    fork_server,
+    left_behind,
+    processes_below_this_one,
+    run_all,
+    run_ranks,
+    run_to_end,
+    start_process,
+)
+
+
+@pytest.fixture(autouse=True)
+def there_is_a_fork_server():
+    if not can_fork():
+        pytest.skip("there is no fork server, with --real and on Windows")
+
+
+SHOW = """
+import os, sys, torch, numpy, random, signal, threading
+print(sys.argv, __name__, globals().get("__file__"), sys.path[0], os.getcwd(), sys.stdin.read())
+print(os.environ.get("PLANTED"), os.environ.get("RANK"), os.environ.get("HOME"))
+print(torch.get_num_threads(), torch.get_default_dtype())
+print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)])
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, threading.active_count())
+"""
+ENDS = {
+    "sys.exit(3)": 3,
+    "sys.exit('one line')": 1,
+    "sys.exit(['a list'])": 1,
+    "sys.exit()": 0,
+    "1 / 0": 1,
+    "raise KeyboardInterrupt": -signal.SIGINT,
+    "os.kill(os.getpid(), signal.SIGKILL)": -signal.SIGKILL,
+    "os._exit(7)": 7,
+    "threading.Thread(target=lambda: (time.sleep(0.2), print('a thread'))).start()": 0,
+    "atexit.register(print, 'at exit')": 0,
+}
+
+
+def forked_and_real(command, **options):
+    """The result of a command, forked and started for real, both at the same time."""
+    forked = run_to_end(command, **options)
+    return forked, run_to_end(command, real=True, **options)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """`program(text)` writes a program and returns its path."""
+
+    def program(text: str):
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        return path
+
+    return program
+
+
+def test_it_finds_its_arguments_environment_folder_and_a_clean_state(program, tmp_path):
+    program(SHOW)
+    for command in (["python", "program.py", "a", "b c"], ["python", "-c", SHOW, "a"]):
+        forked, real = forked_and_real(command, cwd=tmp_path, PLANTED="here")
+        assert (forked.returncode, forked.stderr) == (0, "")
+        assert forked.stdout == real.stdout
+        assert "here" in forked.stdout
+
+
+def test_a_module_and_a_script_of_the_environment_run_too(program, tmp_path):
+    program(SHOW)
+    forked, real = forked_and_real(["python", "-m", "program", "a"], cwd=tmp_path)
+    assert (forked.returncode, forked.stdout) == (0, real.stdout)
+    forked, real = forked_and_real(["accel-demo", "no-such-verb"])
+    assert (forked.returncode, forked.stderr) == (2, real.stderr)
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS.items())
+def test_it_ends_as_it_would_end_for_real(end, code):
+    program = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
+    forked, real = forked_and_real(["python", "-c", program])
+    assert forked.returncode == real.returncode == code
+    assert forked.stdout == real.stdout
+    assert forked.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
+
+
+def test_a_program_leaves_nothing_to_the_next_one():
+    change = "import os, torch; torch.manual_seed(1); torch.set_default_dtype(torch.float64)\n"
+    change += "os.environ['PLANTED'] = 'left'; os.chdir('/'); torch.set_num_threads(2)"
+    before = run_to_end(["python", "-c", SHOW])
+    assert run_to_end(["python", "-c", change]).returncode == 0
+    assert run_to_end(["python", "-c", SHOW]).stdout == before.stdout
+
+
+def test_processes_draw_different_random_numbers_unless_they_are_seeded():
+    draw = "import numpy, random, torch, uuid\n"
+    draw += "print(random.random(), numpy.random.rand(), torch.rand(1).item(), uuid.uuid4())"
+    first, second = (run_to_end(["python", "-c", draw]).stdout.split() for _ in range(2))
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "is_forked"),
+    [
+        (["python", "-c", "print(1)"], {}, True),
+        (["python", "-c", "print(1)"], {"PLANTED": "1"}, True),
+        (["python", "-c", "print(1)"], {"OMP_NUM_THREADS": "2"}, False),
+        (["python", "-c", "print(1)"], {"OMP_NUM_THREADS": None}, False),
+        (["python", "-c", "print(1)"], {"PYTHONHASHSEED": "1"}, False),
+        (["python", "-c", "print(1)"], {"PYTORCH_JIT": "0"}, False),
+        (["python", "-c", "print(1)"], {"HF_HOME": "/planted"}, False),
+        (["python", "-W", "error", "-c", "print(1)"], {}, False),
+        (["echo", "1"], {}, False),
+    ],
+)
+def test_only_what_a_fork_can_do_is_forked(command, environment, is_forked):
+    with tempfile.TemporaryFile("w+") as output:
+        process = start_process(command, output, output, **environment)
+        assert process.wait(60) == 0
+        assert isinstance(process, ForkedProcess) == is_forked
+        output.seek(0)
+        assert output.read() == "1\n"
+
+
+def test_it_takes_signals_and_can_ignore_one(tmp_path):
+    program = "import time, sys; print('ready', flush=True); time.sleep(60)"
+    with open(tmp_path / "output", "w+") as output:
+        for number, options in (
+            (signal.SIGTERM, {}),
+            (signal.SIGTERM, {"ignored_signal": signal.SIGUSR1}),
+        ):
+            output.truncate(0)
+            process = start_process(
+                ["python", "-c", program], output, output, new_session=True, **options
+            )
+            while not (tmp_path / "output").read_text().endswith("ready\n"):
+                time.sleep(0.01)
+            assert os.getsid(process.pid) == process.pid
+            if options:
+                process.send_signal(signal.SIGUSR1)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+            process.send_signal(number)
+            assert process.wait(10) == -number
+            process.send_signal(number)  # it has ended: nothing happens
+
+
+def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tmp_path):
+    owner = """
+        import os, sys, time
+        from accel_demo.processes.fork_server import ForkServer, ADDRESS, start_program
+        server = ForkServer()
+        with open("output", "w") as output:
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            environment = {**os.environ, ADDRESS: server.address}
+            program = start_program(command, environment, ".", output, output)
+        print(server._process.pid, program.pid, flush=True)
+        print(server._folder, flush=True)
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(owner)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        started = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        folder = process.stdout.readline()
+        process.kill()
+    assert len(started) == 2
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+    assert not Path(folder.strip()).exists()
+
+
+def outputs(program: str, text: str, **options):
+    """The returncode of `python -c text` with another program as `python`, and what it printed."""
+    result = subprocess.run([program, "-u", "-c", text], capture_output=True, text=True, **options)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS.items())
+def test_the_python_of_workers_ends_as_the_real_one(end, code):
+    text = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
+    forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
+    assert forked[:2] == real[:2] and forked[0] == code
+    assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
+
+
+def test_the_python_of_workers_inherits_what_the_real_one_does(tmp_path):
+    show = "import os, signal, sys; print(os.getcwd(), sys.stdin.read(), os.environ['PLANTED'])\n"
+    show += "os.write({}, b'written'); print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)"
+    options = {"cwd": tmp_path, "input": "typed", "env": {**os.environ, "PLANTED": "here"}}
+    shown = []
+    for python in (fork_server().python, sys.executable):
+        read, write = os.pipe()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        try:
+            text = show.format(write)
+            shown.append(outputs(python, text, pass_fds=[write], **options))
+        finally:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        assert os.read(read, 20) == b"written"
+        os.close(read), os.close(write)
+    assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
+
+
+def test_the_python_of_workers_inherits_files_of_all_numbers_that_the_server_uses():
+    open_files = "import os, sys; [os.dup2(2, number) for number in range(3, 100)]\n"
+    open_files += "os.execv(sys.argv[1], sys.argv[1:])"
+    text = "import os; [os.write(number, b'.') for number in range(3, 100)]"
+    command = [sys.executable, "-c", open_files, fork_server().python, "-c", text]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "." * 97)
+
+
+def test_the_python_of_workers_is_the_real_one_if_a_fork_cannot_be_the_same():
+    parent = "import os; print(os.getppid())"
+    forked = outputs(fork_server().python, parent)
+    assert forked == (0, f"{fork_server()._process.pid}\n", "")
+    other_threads = {**os.environ, "OMP_NUM_THREADS": "2"}
+    assert outputs(fork_server().python, parent, env=other_threads)[1] == f"{os.getpid()}\n"
+    few_files = 'ulimit -n 200; exec "$0" "$@"'
+    command = ["sh", "-c", few_files, fork_server().python, "-c", parent]
+    assert subprocess.check_output(command, text=True) == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_python_of_workers_reaches_the_forked_process(number):
+    text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    command = [fork_server().python, "-u", "-c", text]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+        forked = psutil.Process(int(process.stdout.readline()))
+        assert forked.pid != process.pid
+        process.send_signal(number)
+        ended = process.wait(10)
+    assert ended == -number
+    assert psutil.wait_procs([forked], timeout=10)[1] == []
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_launcher_starts_its_workers_with_it(launcher, program):
+    path = program("import os; print('rank', os.environ['RANK'], 'parent', os.getppid())")
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", path]
+    if launcher == "accelerate":
+        config = "accelerate_configs/cpu_two_processes.yaml"
+        command = ["accelerate", "launch", "--config_file", config, path]
+    result = run_to_end(command)
+    lines = {f"rank {rank} parent {fork_server()._process.pid}" for rank in (0, 1)}
+    assert {*result.stdout.splitlines()} == lines, result.stdout + result.stderr
+
+
+ORPHANS = {
+    "a child": "child = subprocess.Popen(['sleep', '600'])",
+    "a child in a session of its own, with another environment": (
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True, env={})"
+    ),
+    "a forked child": textwrap.dedent("""
+        child = types.SimpleNamespace(pid=os.fork())
+        if child.pid == 0:
+            time.sleep(600)
+    """),
+    "a daemon, whose parent has ended": textwrap.dedent("""
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(write, str(os.getpid()).encode())
+                os.close(1), os.close(2)
+                time.sleep(600)
+            os._exit(0)
+        os.wait()
+        child = types.SimpleNamespace(pid=int(os.read(read, 20)))
+    """),
+    "a process of multiprocessing": textwrap.dedent("""
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+    """),
+}
+IMPORTS = "import multiprocessing, os, subprocess, time, types\n"
+END = "\nprint(child.pid, flush=True)\nos._exit(0)"
+
+
+@pytest.fixture
+def little_grace(monkeypatch):
+    monkeypatch.setattr("conftest.GRACE", 1)
+
+
+def check_that_orphans_are_found(run) -> None:
+    before = processes_below_this_one()
+    with pytest.raises(AssertionError, match="left .* behind") as error:
+        run()
+    message = str(error.value)
+    planted = [int(pid) for pid in re.findall(r"^\s*(\d+)$", message, re.MULTILINE)]
+    found = {int(pid) for pid in re.findall(r"pid=(\d+)", message)}
+    assert planted and found == set(planted)
+    assert processes_below_this_one() == before
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_an_orphan_of_each_kind_is_found_and_ended(real, little_grace):
+    commands = [["python", "-c", IMPORTS + orphan + END] for orphan in ORPHANS.values()]
+    check_that_orphans_are_found(lambda: run_all(commands, real=real))
+
+
+def test_an_orphan_of_a_rank_is_found_and_ended(program, little_grace):
+    path = program(IMPORTS + ORPHANS["a daemon, whose parent has ended"] + END)
+    check_that_orphans_are_found(lambda: run_ranks([path], 2))
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_it_has_started():
+    before = processes_below_this_one()
+    program = "import subprocess; subprocess.run(['sleep', '600'])"
+    for real in (False, True):
+        with pytest.raises(AssertionError, match="took more than 1 s"):
+            run_to_end(["python", "-c", program], timeout=1, real=real)
+    assert left_behind(before) == []
+
+
+def test_one_rank_that_fails_ends_the_others(program):
+    path = program(
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('planted')\ntime.sleep(600)"
+    )
+    result = run_ranks([path], 3)
+    assert (result.returncode, result.stderr) == (1, "planted\n")
+
+
+@pytest.mark.parametrize("which", ["the first", "the second"])
+def test_each_test_starts_from_the_same_state(which):
+    """Whichever runs first leaves all of it changed."""
+    assert torch.initial_seed() == 0
+    assert torch.get_num_threads() == 1
+    assert "PLANTED" not in os.environ
+    assert os.getcwd() != "/"
+    torch.manual_seed(5)
+    torch.set_num_threads(2)
+    os.environ["PLANTED"] = which
+    os.chdir("/")
+
+
+def test_a_client_that_is_killed_at_any_time_does_no_harm_to_the_server():
+    command = [fork_server().python, "-c", "import time; time.sleep(600)"]
+    before = processes_below_this_one()
+    for milliseconds in range(0, 100, 4):
+        process = subprocess.Popen(command)
+        time.sleep(milliseconds / 1000)
+        process.kill()
+        process.wait()
+    parent = "import os; print(os.getppid())"
+    assert outputs(fork_server().python, parent)[1] == f"{fork_server()._process.pid}\n"
+    assert left_behind(before) == []
+
+
+def test_a_server_that_is_gone_is_an_error_and_not_a_hang():
+    server = SimpleNamespace(address=fork_server().address + "-of-another")
+    with tempfile.TemporaryFile() as output, pytest.raises(OSError):
+        start_process(["python", "-c", ""], output, output, ACCEL_DEMO_FORK_SERVER=server.address)
+
+
+def test_programs_of_the_package_see_the_server_of_the_tests():
+    """A command that starts Python programs itself, through lab/launch.py, forks them as well."""
+    program = "from accel_demo.processes.commands import run_to_end\n"
+    program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
+    result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
+    assert int(result.stdout) == fork_server()._process.pid

@@ -1,0 +1,220 @@
+"""A checkpoint that is not as it was written is noticed, and nothing in one can run code."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+from accel_demo import train, train_plain
+from accel_demo.config import TrainConfig
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.run.manifest import (
+    MANIFEST,
+    SEAL,
+    Damaged,
+    checkpoints_of,
+    newest_whole,
+    seal,
+    verify,
+)
+from tests.core.test_bad_input import one_line
+
+TELLINGS = {"train_plain.py": train_plain, "train.py": train}
+CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
+CHOICES |= {"dropout": 0.2}  # so that random states change from step to step
+PICKLES = ("optimizer.bin", "scheduler.bin", "random_states_0.pkl")
+COUNTED = 100  # the manifest's first bytes, which say where the training stood
+
+
+def train_here(file: str, run: pathlib.Path, resume: str = "") -> None:
+    """Two steps in this process, on the CPU, with a checkpoint after each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "device_count", lambda: 0)
+        patch.setattr(torch, "set_num_threads", lambda threads: None)
+        try:
+            config = TrainConfig(**CHOICES, checkpoint_every=1, run_dir=str(run), resume=resume)
+            TELLINGS[file].main(config)
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+
+
+@pytest.fixture(scope="module", params=TELLINGS)
+def trained(request, tmp_path_factory):
+    run = tmp_path_factory.mktemp(request.param) / "run"
+    train_here(request.param, run)
+    return request.param, run
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of a run with two checkpoints."""
+    return shutil.copytree(trained[1], tmp_path / "run")
+
+
+@pytest.fixture
+def resume(trained, run, capsys):
+    """Resume that copy from a checkpoint; gives the one line it ends with, or "" at its end."""
+
+    def resume(folder: pathlib.Path) -> str:
+        capsys.readouterr()
+        try:
+            with one_line_errors():
+                train_here(trained[0], run, str(folder))
+        except SystemExit as stopped:
+            assert stopped.code == 2
+            return one_line(capsys.readouterr().err)
+        return ""
+
+    return resume
+
+
+def flipped(content: bytes, index: int) -> bytes:
+    return content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
+
+
+def damages(name: str, content: bytes):
+    """One damaged version of a file after another; None where it is gone."""
+    yield from (content[:-1], b"", content + b"\0", None)
+    every = {SEAL: len(content), MANIFEST: COUNTED}.get(name, 0)
+    for index in sorted({*range(every), 0, len(content) // 2, len(content) - 1}):
+        yield flipped(content, index)
+
+
+def test_any_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(run):
+    newest, before = checkpoints_of(run)
+    tried = 0
+    for path in sorted(newest.iterdir()):
+        content = path.read_bytes()
+        for damaged in damages(path.name, content):
+            path.unlink(missing_ok=True)
+            if damaged is not None:
+                path.write_bytes(damaged)
+            named = f"{MANIFEST}|{SEAL}" if path.name == SEAL else path.name
+            with pytest.raises(Damaged, match=named):
+                verify(newest)
+            found, remarks = newest_whole(run)
+            assert found == before, (path.name, damaged)
+            assert len(remarks) == 1 and str(newest) in remarks[0], (path.name, damaged)
+            tried += 1
+        path.write_bytes(content)
+    assert newest_whole(run) == (newest, [])
+    assert tried > 200
+
+
+def test_a_file_too_many_is_noticed(run):
+    newest, before = checkpoints_of(run)
+    (newest / "extra").touch()
+    with pytest.raises(Damaged, match="extra is not part of it"):
+        verify(newest)
+    assert newest_whole(run)[0] == before
+
+
+def test_a_renamed_checkpoint_keeps_its_place(run):
+    newest, before = checkpoints_of(run)
+    renamed = newest.rename(newest.with_name("epoch-0000-batch-000000"))
+    older = before.rename(before.with_name("epoch-0099-batch-000000"))
+    assert checkpoints_of(run) == [renamed, older]
+    assert newest_whole(run) == (renamed, [])
+
+
+UNREADABLE = {
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to nothing": lambda path: path.symlink_to(path.parent / "nothing"),
+    "a folder": lambda path: path.mkdir(),
+    "a failing disk": lambda path: path.symlink_to("/proc/self/mem"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_a_sentence(kind, run):
+    newest, before = checkpoints_of(run)
+    for path in sorted(newest.iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        UNREADABLE[kind](path)
+        with pytest.raises((Damaged, UserError), match=f"{path.name}|{newest.name}"):
+            verify(newest)
+        try:
+            found, remarks = newest_whole(run)
+        except UserError as error:
+            assert "cannot be read" in str(error) and kind != "a link to nothing"
+        else:
+            assert (found, len(remarks)) == (before, 1)
+        path.rmdir() if kind == "a folder" else path.unlink()
+        path.write_bytes(content)
+    assert newest_whole(run) == (newest, [])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and POSIX names")
+def test_what_is_no_folder_is_no_checkpoint(run):
+    newest = checkpoints_of(run)[0]
+    (run / "checkpoints" / "epoch-0098-batch-000000").write_text("")
+    loop = run / "checkpoints" / "epoch-0099-batch-000000"
+    loop.symlink_to(loop)
+    assert newest_whole(run) == (newest, [])
+
+
+class Payload:
+    """A pickle of it makes a file when it is loaded."""
+
+    def __init__(self, marker: pathlib.Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.marker,)
+
+
+def plant(path: pathlib.Path, marker: pathlib.Path) -> None:
+    """Put code that runs where it is loaded into a file, and show that it does."""
+    torch.save({"state": Payload(marker)}, path)
+    torch.load(path, weights_only=False)
+    marker.unlink()
+
+
+def seal_again(folder: pathlib.Path) -> None:
+    """Make the checksums right, as whoever may write there can."""
+    facts = json.loads((folder / MANIFEST).read_bytes())
+    del facts["files"]
+    for name in (MANIFEST, SEAL):
+        (folder / name).unlink()
+    seal(folder, facts)
+    verify(folder)
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_planted_code_does_not_run(name, run, resume, tmp_path):
+    newest, marker = checkpoints_of(run)[0], tmp_path / "marker"
+    assert (newest / name).exists()
+    plant(newest / name, marker)
+    assert name in resume(newest), "its checksum is wrong"
+    seal_again(newest)
+    message = resume(newest)
+    assert message.startswith(str(newest)) and not marker.exists()
+
+
+def test_planted_code_in_a_file_too_many_does_not_run(trained, run, resume, tmp_path):
+    newest, marker = checkpoints_of(run)[0], tmp_path / "marker"
+    plant(newest / "custom_checkpoint_0.pkl", marker)
+    seal_again(newest)
+    message = resume(newest)
+    assert bool(message) == (trained[0] == "train.py")  # the others do not look at it
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_sealed_file_of_something_else_is_one_line(name, run, resume):
+    newest = checkpoints_of(run)[0]
+    whole = (newest / name).read_bytes()
+    for content in (b"", b"\0", whole[:100], whole[:-100], bytes(5000)):
+        (newest / name).write_bytes(content)
+        seal_again(newest)
+        assert resume(newest).startswith(str(newest)), content
+    for value in ([1], {}, 1, "text", None):
+        torch.save(value, newest / name)
+        seal_again(newest)
+        assert resume(newest).startswith(str(newest)), value

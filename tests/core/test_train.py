@@ -1,0 +1,396 @@
+"""The four tellings train to the same weights, and leave a run folder that tells all."""
+
+import json
+import math
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from accel_demo import train, train_ddp, train_dp, train_plain
+from accel_demo.config import MODELS, TrainConfig
+from accel_demo.data import load_datasets
+from accel_demo.errors import UserError
+from accel_demo.metrics import batch_totals
+from accel_demo.models import make_model
+from accel_demo.processes import connect
+from accel_demo.run.folder import claim_folder, load_config, load_model
+from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
+
+TELLINGS = {
+    "train.py": train,
+    "train_plain.py": train_plain,
+    "train_dp.py": train_dp,
+    "train_ddp.py": train_ddp,
+}
+# 35 batches for one process and 17 for each of two: the last window of an epoch is short.
+STEPS = "--max-steps 24 --accumulate 2 --batch-size 32 --train-samples 1130 --test-samples 257"
+STEPS = (STEPS + " --label-smoothing 0.1 --clip-norm 0.5 --dropout 0.2 --augment").split()
+
+
+def weights(run_dir) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "model.safetensors")
+
+
+def same_bits(first: dict, second: dict) -> bool:
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def largest_difference(first: dict, second: dict) -> float:
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def lines_of(run_dir) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_numbers(lines: list[str]) -> list[str]:
+    return [re.sub(r"\d[\d.,]*", "#", line).split("; saved in ")[0] for line in lines]
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch):
+    """`train_here(file, precision, **choices)` trains in this process, on the CPU."""
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+
+    def train_here(file: str, precision: str = "no", **choices):
+        from accelerate.state import AcceleratorState, GradientState
+
+        name = f"{file}-{precision}-{len(list(tmp_path.iterdir()))}"
+        config = TrainConfig(**choices, run_dir=str(tmp_path / name))
+        if file == "train.py":
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+            train.main(config)
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+        elif file == "train_ddp.py":
+            with alone_in_a_group(monkeypatch):
+                train_ddp.main(config, precision)
+        else:
+            TELLINGS[file].main(config, precision)
+        return tmp_path / name
+
+    return train_here
+
+
+@contextmanager
+def alone_in_a_group(monkeypatch):
+    with monkeypatch.context() as patch:
+        for name, value in connect.rank_environment(0, 1, connect.free_port()).items():
+            patch.setenv(name, value)
+        yield
+
+
+def test_all_four_have_the_same_sections_in_the_same_order():
+    def sections(module) -> list[str]:
+        lines = Path(module.__file__).read_text().splitlines()
+        names = ("Processes", "Data", "Model", "Resume", "Accumulate", "Evaluate", "Report")
+        starts = tuple(f"# {name}: " for name in (*names, "Finish"))
+        return [line.strip() for line in lines if line.strip().startswith(starts)]
+
+    first = sections(train)
+    assert len(first) == 8
+    for module in TELLINGS.values():
+        assert sections(module) == first
+
+
+def test_four_tellings_give_the_same_bits_at_one_process(train):
+    first, *others = (weights(train(file, *STEPS)) for file in TELLINGS)
+    assert all(same_bits(first, other) for other in others)
+
+
+def test_accelerate_and_raw_ddp_give_the_same_bits_at_two_processes(train):
+    accelerate = weights(train("train.py", *STEPS, processes=2))
+    raw = weights(train("train_ddp.py", *STEPS, processes=2))
+    assert same_bits(accelerate, raw)
+
+
+def test_what_the_parity_runs_have_switched_on_changes_the_weights(train_here):
+    """So that equal weights do not come from a switch that does nothing."""
+    choices = {"batch_size": 32, "train_samples": 320, "max_steps": 4, "test_samples": 100}
+    switched_on = {"accumulate": 2, "clip_norm": 0.5, "dropout": 0.2, "augment": True}
+    on = weights(train_here("train_plain.py", **choices, **switched_on))
+    for name, off in {"accumulate": 1, "clip_norm": 1e9, "dropout": 0.0, "augment": False}.items():
+        changed = {**choices, **switched_on, name: off}
+        assert not same_bits(on, weights(train_here("train_plain.py", **changed))), name
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        *((model, "no") for model in MODELS if model != "resnet101"),
+        pytest.param("resnet101", "no", marks=pytest.mark.slow),
+        (MODELS[0], "bf16"),
+    ],
+)
+def test_every_network_trains_to_the_same_bits_under_all_tellings(model, precision, train_here):
+    choices = {"dataset": "synthetic", "train_samples": 21, "test_samples": 8, "batch_size": 4}
+    choices |= {"model": model, "accumulate": 3, "epochs": 1, "dropout": 0.2}  # 5 micro-batches
+    first, *others = (weights(train_here(file, precision, **choices)) for file in TELLINGS)
+    assert all(same_bits(first, other) for other in others)
+
+
+def test_two_processes_are_one_process_with_twice_the_batch(train, train_here):
+    """Within 1e-5, where an image's gradient does not depend on the rest of its batch.
+
+    Batch statistics are the known reason why it is otherwise: each process has its own. SGD adds
+    the gradients up; AdamW divides them by their size, which blows rounding errors up.
+    """
+    choices = {"max_steps": 20, "train_samples": 1024, "test_samples": 100, "dropout": 0.0}
+    choices |= {"optimizer": "sgd", "learning_rate": 0.1}
+    flags = ["--max-steps", 20, "--train-samples", 1024, "--test-samples", 100, "--dropout", 0]
+    flags += ["--optimizer", "sgd", "--learning-rate", 0.1]
+    difference = {}
+    for model in ("tiny_cnn", "small_cnn"):
+        one = train_here("train.py", **choices, model=model, batch_size=64)
+        two = train(
+            "train.py", *flags, "--model", model, "--batch-size", 32, processes=2, name=model
+        )
+        difference[model] = largest_difference(weights(one), weights(two))
+        rates = [[line.get("learning_rate") for line in lines_of(run)] for run in (one, two)]
+        assert rates[0] == rates[1] and len(rates[0]) > 2, "the learning rates differ"
+    assert difference["tiny_cnn"] < 1e-5
+    assert difference["small_cnn"] > 1e-4
+
+
+def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
+    """5 micro-batches, accumulated by 4: the second step is over one micro-batch."""
+    choices = {"model": "tiny_cnn", "dropout": 0.0, "label_smoothing": 0.0, "warmup": 0.0}
+    choices |= {"dataset": "synthetic", "train_samples": 40, "batch_size": 8, "accumulate": 4}
+    choices |= {"epochs": 1, "clip_norm": math.inf, "optimizer": "sgd", "weight_decay": 0.0}
+    choices |= {"learning_rate": 0.5}
+    run_dir = train_here("train.py", **choices)
+
+    config = TrainConfig(**choices)
+    torch.manual_seed(config.seed)
+    model = make_model(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, nesterov=True)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(config.seed)).tolist()
+    train_set, _ = load_datasets(config)
+    for window, learning_rate in ((order[:32], 0.5), (order[32:], 0.25)):  # half a cosine
+        images, labels = train_set.__getitems__(window)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    assert largest_difference(weights(run_dir), model.state_dict()) < 1e-6
+
+
+def test_padding_is_not_counted(train):
+    """257 test images over two processes by 100: the last round is padded."""
+    run_dir = train("train.py", *STEPS, "--eval-batch-size", "100", processes=2)
+    config = load_config(run_dir)
+    model = make_model(config).eval()
+    load_model(run_dir, model)
+    _, test_set = load_datasets(config)
+    images, labels = test_set.__getitems__(range(len(test_set)))
+    with torch.no_grad():
+        _, correct, count = batch_totals(model(images), labels).tolist()
+    assert count == 257
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["test_accuracy"] == correct / 257
+
+
+@pytest.mark.parametrize("start_method", [None, "spawn"])
+def test_spawn_is_torchrun_without_torchrun(start_method, train, start, tmp_path):
+    """None: the platform's default."""
+    by_torchrun = train("train_ddp.py", *STEPS, processes=2)
+    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *STEPS]
+    variable = {"ACCEL_DEMO_START_METHOD": start_method}
+    result = start([*command, "--run-dir", tmp_path / "spawn"], real=True, **variable)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (2, "cpu")
+    assert same_bits(weights(by_torchrun), weights(tmp_path / "spawn"))
+
+
+@pytest.mark.parametrize("file", TELLINGS)
+def test_the_run_folder_tells_all(file, train_here, capsys):
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "epochs": 2, "log_every": 6}
+    run_dir = train_here(file, **choices, track="tensorboard")
+    assert load_config(run_dir) == TrainConfig(**choices, track="tensorboard", run_dir=str(run_dir))
+    train_lines = [line for line in lines_of(run_dir) if "train_loss" in line]
+    assert [line["step"] for line in train_lines] == [6, 12, 16, 18, 24, 30, 32]
+    assert all(0 <= line["train_accuracy"] <= 1 for line in train_lines)
+    test_lines = [line for line in lines_of(run_dir) if "test_loss" in line]
+    assert [line["epoch"] for line in test_lines] == [1, 2]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["test_accuracy"] == test_lines[-1]["test_accuracy"]
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"done: test accuracy {summary['test_accuracy']:.4f}, ")
+    assert "1 process on cpu" in last
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    for name in ("train_loss", "learning_rate", "test_accuracy"):
+        lines, points = [line for line in lines_of(run_dir) if name in line], logged.Scalars(name)
+        assert [point.step for point in points] == [line["step"] for line in lines]
+        values = [line[name] for line in lines]
+        assert [point.value for point in points] == pytest.approx(values, rel=1e-6)  # float32
+
+
+def test_starting_a_run_again_starts_it_over(train_here):
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 12, "test_samples": 50}
+    choices |= {"track": "tensorboard"}
+    first = train_here("train_plain.py", **choices)
+    before = weights(first), len(lines_of(first))
+    train_plain.main(TrainConfig(**choices, run_dir=str(first)))
+    assert same_bits(before[0], weights(first)) and before[1] == len(lines_of(first))
+    assert len(list((first / "tensorboard").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_loader_workers_do_not_change_the_weights(train):
+    alone = train("train.py", *STEPS, "--num-workers", 0, name="alone")
+    helped = train("train.py", *STEPS, "--num-workers", 2, name="helped")
+    assert same_bits(weights(alone), weights(helped))
+
+
+def test_a_folder_holds_one_launch_too(train_here):
+    """Another telling, precision or number of processes is another run, with other results."""
+    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
+    run_dir = train_here("train_plain.py", **choices)
+    before = (run_dir / "model.safetensors").read_bytes()
+    config = TrainConfig(**choices, run_dir=str(run_dir))
+    with pytest.raises(UserError, match="holds a run with telling train_plain, not train_dp"):
+        train_dp.main(config)
+    with pytest.raises(UserError, match="holds a run with mixed_precision no, not bf16"):
+        train_plain.main(config, "bf16")
+    assert before == (run_dir / "model.safetensors").read_bytes()
+
+
+def test_two_different_runs_never_meet_below_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = {"telling": "train", "processes": 1, "mixed_precision": "no"}
+    two = one | {"processes": 2, "mixed_precision": "bf16"}
+    assert claim_folder(TrainConfig(), one) == Path("runs/train")
+    assert claim_folder(TrainConfig(), two) == Path("runs/train-2-processes-bf16")
+    folders = {
+        claim_folder(TrainConfig(seed=seed), launch) for seed in range(3) for launch in (one, two)
+    }
+    assert len(folders) == 6
+
+
+def test_data_parallel_takes_every_gpu_or_says_what_it_cannot(monkeypatch):
+    for gpus in range(4):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
+        assert connect.data_parallel_devices(compiled=False, precision="no") == [*range(gpus)]
+    with pytest.raises(UserError, match="--compile does not reach the replicas"):
+        connect.data_parallel_devices(compiled=True, precision="no")
+    with pytest.raises(UserError, match="would compute in fp16 instead of bf16"):
+        connect.data_parallel_devices(compiled=False, precision="bf16")
+
+
+def needs(gpus: int):
+    return pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize("file", TELLINGS)
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=needs(1)), pytest.param(2, marks=needs(2))])
+def test_every_telling_learns_on_gpus(file, precision, gpus, start, tmp_path):
+    count = gpus if file in ("train.py", "train_ddp.py") else 1
+    command = [*launcher(file, count), f"accel_demo/{file}"]
+    if file == "train.py":
+        name = {1: "single_gpu", 2: "multi_gpu"}[gpus]
+        config = f"accelerate_configs/{name}.yaml"
+        command = ["accelerate", "launch", "--config_file", config]
+        command += ["--mixed_precision", precision, f"accel_demo/{file}"]
+    else:
+        command += ["--mixed-precision", precision]
+    visible = VISIBLE_GPUS
+    if gpus == 1 and GPUS > 1:
+        visible = {
+            "CUDA_VISIBLE_DEVICES": (VISIBLE_GPUS["CUDA_VISIBLE_DEVICES"] or "0").split(",")[0]
+        }
+    flags = ["--max-steps", 60, "--train-samples", 8192, "--run-dir", tmp_path / "run"]
+    result = start([*command, *flags], **visible)
+    if file == "train_dp.py" and precision == "bf16" and gpus == 2:
+        assert result.returncode == 2 and "fp16 instead of bf16" in result.stderr
+        return
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (found["device"], found["processes"]) == ("cuda", count)
+    assert found["mixed_precision"] == precision
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_accuracy"] > 0.6
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_the_same(start, tmp_path):
+    """For real: Python's end stops the processes that torch has started to compile."""
+    flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
+    for name, more in (("plain", []), ("compiled", ["--compile"])):
+        command = ["python", "accel_demo/train.py", *flags, *more, "--run-dir", tmp_path / name]
+        cache = tmp_path / f"{name}-kernels"
+        result = start(command, real=True, TORCHINDUCTOR_CACHE_DIR=cache)
+        assert result.returncode == 0 and "1 process on cpu" in result.stdout, result.stderr
+        assert any(cache.rglob("*.cpp")) == (name == "compiled")
+    plain, compiled = (weights(tmp_path / name) for name in ("plain", "compiled"))
+    assert largest_difference(plain, compiled) < 1e-4
+
+
+@pytest.mark.slow
+def test_the_articles_network_takes_two_steps(start, tmp_path):
+    command = ["accelerate", "launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    flags = "--model resnet101 --batch-size 256 --learning-rate 1e-3 --optimizer adam --max-steps 2"
+    flags = [*flags.split(), "--run-dir", tmp_path / "run"]
+    result = start([*command, "accel_demo/train.py", *flags], timeout=230, OMP_NUM_THREADS="2")
+    assert result.returncode == 0, result.stderr
+    assert "resnet101 on fashion-mnist-small, 256 images per step" in result.stdout
+
+
+@pytest.mark.slow
+def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
+    accuracy = {}
+    for config, batch_size, threads in (("cpu", 128, "2"), ("cpu_two_processes", 64, "1")):
+        command = ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}.yaml"]
+        flags = ["--batch-size", batch_size, "--run-dir", tmp_path / config]
+        command = [*command, "accel_demo/train.py", *flags]
+        result = start(command, timeout=200, OMP_NUM_THREADS=threads)
+        assert result.returncode == 0, result.stderr
+        summary = json.loads((tmp_path / config / "summary.json").read_text())
+        assert summary["processes"] == 128 // batch_size
+        accuracy[config] = summary["test_accuracy"]
+        if config == "cpu":
+            recorded = REPOSITORY / "tutorials" / "transcripts" / "main_job.txt"
+            _, *lines = recorded.read_text().splitlines()
+            assert without_numbers(lines) == without_numbers(result.stdout.splitlines())
+    assert accuracy["cpu"] >= 0.88
+    assert abs(accuracy["cpu"] - accuracy["cpu_two_processes"]) <= 0.015
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "python",
+        "accelerate launch",
+        "accelerate launch --config_file ../accelerate_configs/cpu.yaml",
+    ],
+)
+def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
+    """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    result = start([*launcher.split(), "train.py", *flags], cwd=REPOSITORY / "accel_demo")
+    assert result.returncode == 0, result.stderr
+    assert "1 process on cpu" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+@pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
+def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(launcher, connect, start, tmp_path):
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    command = [*launcher.split(), "train.py", *flags]
+    result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (connect, "cuda")

@@ -1,0 +1,216 @@
+"""Workers train what they are told to, connected as they are told to; and the step benchmarks."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from accel_demo.config import TrainConfig
+from accel_demo.errors import one_line_errors
+from accel_demo.lab import bench
+from accel_demo.lab.bench import BENCHMARKS, limit, overhead, step_parts
+from accel_demo.lab.bench.step_parts import PARTS, timed_parts
+from accel_demo.lab.crew import ON_CPU, Crew
+from tests.conftest import REPOSITORY
+
+TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
+TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}
+
+
+def test_two_workers_train_connected_and_each_telling_times_every_step():
+    with Crew(2, threads=1, gpus=ON_CPU) as pair:
+        for telling in ("raw DDP", "Accelerate", "raw DDP"):
+            answer = pair.run(telling, TINY, warm_up=2)
+            assert (answer["processes"], answer["device"], answer["threads"]) == (2, "cpu", 1)
+            assert len(answer["stamps"]) == 4  # of five steps, the second to the last
+            assert answer["stamps"] == sorted(answer["stamps"])
+            seconds = answer["stamps"][-1] - answer["stamps"][0]
+            assert answer["seconds_per_step"] == pytest.approx(seconds / 3)
+        with pytest.raises(RuntimeError, match="the launcher started 2 processes"):
+            pair.run("plain PyTorch", TINY)
+        started = [worker.pid for worker in pair.workers]
+    assert not any(psutil.pid_exists(pid) for pid in started)
+
+
+@pytest.mark.skipif(not overhead.profiler_keeps_its_place(), reason=overhead.NO_PROFILE)
+def test_the_profile_shows_what_accelerate_calls():
+    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+        profile = alone.run("Accelerate", TINY, watched="profile")
+    assert profile["processes"] == 1
+    steps, evaluations = TINY["max_steps"], 1  # one batch each; every batch has its totals
+    assert profile["counts"]["functional.cross_entropy"] == 2 * steps + evaluations
+    assert profile["counts"]["accelerate/accelerator.clip_grad_norm_"] == steps
+    calls, seconds = profile["inside"]["accelerate/accelerator.backward: _tensor.backward"]
+    assert calls == steps and seconds > 0
+
+
+def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
+    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+        for version in ("plain PyTorch", "Accelerate"):
+            answer = alone.run(version, TINY, watched="parts")
+            assert len(answer["parts"]) == TINY["max_steps"] - 1
+            assert all(step.keys() == set(PARTS) for step in answer["parts"])
+            seconds = sum(sum(step.values()) for step in answer["parts"])
+            assert seconds == pytest.approx(answer["stamps"][-1] - answer["stamps"][0], rel=0.05)
+
+
+def test_a_delay_is_found_in_its_part_of_the_step():
+    def delay(*_):
+        time.sleep(0.02)
+
+    def delay_in_training(*_):
+        if torch.is_grad_enabled():
+            delay()
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(context, values):
+            return values * 1
+
+        @staticmethod
+        def backward(context, gradients):
+            delay()
+            return gradients
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for slow_part in PARTS:
+        hook = None
+        if slow_part == step_parts.FORWARD:
+            hook = model[1].register_forward_hook(delay_in_training)
+        if slow_part == step_parts.STEP:
+            hook = optimizer.register_step_pre_hook(delay)
+        with timed_parts() as steps:
+            for _ in range(6):
+                delay() if slow_part == step_parts.BEFORE_FORWARD else None
+                outputs = model(torch.ones(1, 2))
+                with torch.no_grad():
+                    model(torch.ones(1, 2))
+                loss = outputs.sum()
+                delay() if slow_part == step_parts.BEFORE_BACKWARD else None
+                loss = Slow.apply(loss) if slow_part == step_parts.BACKWARD else loss
+                loss.backward()
+                delay() if slow_part == step_parts.BEFORE_STEP else None
+                optimizer.step()
+        if hook:
+            hook.remove()
+        assert len(steps) == 5
+        medians = {part: statistics.median(step[part] for step in steps) for part in PARTS}
+        assert {part for part, seconds in medians.items() if seconds > 0.02} == {slow_part}
+
+
+def test_a_crew_that_is_not_as_asked_for_is_an_error():
+    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+        alone.threads = 2
+        with pytest.raises(RuntimeError, match="'threads': 2,.* but trained with .*'threads': 1,"):
+            alone.run("Accelerate", TINY)
+
+
+def test_a_worker_that_dies_is_an_error_with_what_it_said():
+    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+        with pytest.raises(RuntimeError, match="batch_size must be at least 1, got 0"):
+            alone.run("Accelerate", {**TINY, "batch_size": 0})
+
+
+def test_a_worker_that_takes_too_long_is_stopped():
+    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+        with pytest.raises(RuntimeError, match="a worker took over 0.1 s"):
+            alone.run("Accelerate", TINY, time_limit=0.1)
+
+
+def test_operations_are_counted_as_by_hand():
+    """tiny_cnn: two convolutions and a linear layer; the first one needs no gradient of its input.
+
+    A product of [m, k] and [k, n] is 2·m·k·n operations, and a layer has one forward and two
+    backward: for its weights and for its input.
+    """
+    first, second = 14 * 14 * 8 * 9 * 1, 7 * 7 * 16 * 9 * 8
+    linear = 16 * 7 * 7 * 10
+    by_hand = 128 * 2 * (2 * first + 3 * second + 3 * linear)
+    assert limit.flops_of_step(TrainConfig(model="tiny_cnn")) == by_hand
+
+
+def test_the_matrix_rate_is_one_that_this_process_really_reaches():
+    rate = limit.matrix_rate(torch.float32, torch.device("cpu"))
+    a, b = torch.rand(2, 1024, 1024)
+    seconds = []
+    for _ in range(5):
+        started_at = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - started_at)
+    assert 1 / 3 < rate / (2 * 1024**3 / min(seconds)) < 3
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "scaling --batch-size 0",
+        "scaling --model nonsense",
+        "scaling --repeats 0",
+        "dataparallel --global-batch 0",
+        "dataparallel --global-batch 33",
+    ],
+)
+def test_a_wrong_question_gets_one_line_before_anything_starts(question, capsys):
+    with pytest.raises(SystemExit) as stopped, one_line_errors():
+        bench.main(question.split())
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is Linux's")
+def test_a_process_that_keeps_freed_memory_takes_no_new_pages():
+    def page_faults(first_line: str) -> int:
+        program = f"""
+import ctypes, resource, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: pages of 4 KiB on every machine
+from accel_demo.workarounds import keep_freed_memory
+{first_line}
+def allocate():
+    for megabytes in (48, 32, 16):
+        torch.zeros(megabytes * 2**18)
+for _ in range(10):
+    allocate()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    allocate()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+        return int(subprocess.check_output([sys.executable, "-c", program], timeout=60))
+
+    assert page_faults("keep_freed_memory()") < page_faults("") / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["overhead", "scaling", "dataparallel", "optimizer", "limit"])
+def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp_path):
+    json_file, plot = tmp_path / "found.json", tmp_path / "found.svg"
+    command = ["accel-demo", "bench", name, "--repeats", "1", "--json", json_file, "--plot", plot]
+    result = start(command, timeout=200)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(json_file.read_text())
+    assert found["benchmark"] == name and found["environment"]["cores"] >= 1
+    if name == "overhead":
+        assert [facts["processes"] for facts in found["facts"].values()] == [1, 2, 1, 2]
+        assert "Where: Accelerate less plain PyTorch" in result.stdout
+        has_profile = "Inside: Accelerate's dearest" in result.stdout
+        assert has_profile == overhead.profiler_keeps_its_place()
+    if name in ("scaling", "dataparallel"):
+        assert found["facts"]["processes"] == 2
+    for table in found["tables"]:
+        assert table["title"] in result.stdout
+        assert all(row["values"] for row in table["rows"].values())
+    assert plot.stat().st_size > 1000
+
+
+def test_every_benchmark_has_a_recorded_result_of_its_own_command():
+    for name in BENCHMARKS:
+        record = REPOSITORY / "tutorials" / "transcripts" / "bench" / f"{name}.txt"
+        command, *output = record.read_text().splitlines()
+        assert command.split()[:4] == ["$", "accel-demo", "bench", name]
+        assert output[-1].startswith("Measured on ") and "90 % interval" in "\n".join(output)

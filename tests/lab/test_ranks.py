@@ -1,0 +1,95 @@
+"""A function is called in connected processes, and what each found comes back."""
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.lab.command_line import process_counts, write_json
+from accel_demo.lab.ranks import of_every_rank
+from accel_demo.processes.signals import SIGNALS
+
+
+def found_here(device, add):
+    total = torch.tensor(dist.get_rank() + add, device=device)
+    dist.all_reduce(total)
+    return dist.get_rank(), dist.get_world_size(), int(total), torch.get_num_threads()
+
+
+def test_every_rank_answers_and_all_were_connected():
+    assert of_every_rank(found_here, 3, 10) == [(rank, 3, 33, 1) for rank in range(3)]
+    assert of_every_rank(found_here, 1, 5, threads=2) == [(0, 1, 5, 2)]
+
+
+def fail_on_rank_1(device):
+    if dist.get_rank() == 1:
+        raise ValueError("planted")
+
+
+def test_a_process_that_fails_ends_the_others(capfd):
+    with pytest.raises((SystemExit, Exception)) as raised:
+        of_every_rank(fail_on_rank_1, 2)
+    assert "planted" in str(raised.value) + capfd.readouterr().err
+
+
+def ask_to_stop(device, number, starter):
+    """Rank 1 asks the process that started it; no rank listens itself, as in a training."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(starter, number)
+    time.sleep(600)
+
+
+def ask_while_it_starts(number):
+    while not psutil.Process().children():
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+
+def be_asked_to_stop(name, moment):
+    """A program of its own: `start` finds what it leaves behind."""
+    number = getattr(signal, name)
+    if moment == "starting":
+        threading.Thread(target=ask_while_it_starts, args=[number]).start()
+    with one_line_errors():
+        of_every_rank(ask_to_stop, 2, number, os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("name", "moment", "code"), [("SIGINT", "at work", 130), ("SIGTERM", "starting", 143)]
+)
+def test_a_signal_ends_every_process_at_once(name, moment, code, start):
+    call = f"from {__name__} import be_asked_to_stop as b; b({name!r}, {moment!r})"
+    result = start(["python", "-c", call])
+    assert (result.returncode, result.stderr) == (code, "stopped\n")
+
+
+def test_the_written_json_has_null_where_there_is_no_number(tmp_path):
+    found = {"rows": [{"apart": math.inf, "pair": (-math.inf, math.nan, 1.5)}], "same": True}
+    write_json(tmp_path / "found.json", found)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    read = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)
+    assert read["rows"] == [{"apart": None, "pair": [None, None, 1.5]}] and read["same"] is True
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "100000"])
+def test_a_wrong_number_of_processes_gets_one_sentence(text):
+    with pytest.raises(UserError, match="processes"):
+        process_counts(text)
+
+
+def test_numbers_of_processes_come_in_order_and_once():
+    assert process_counts("4,1,2,1") == [1, 2, 4]

@@ -1,0 +1,84 @@
+"""What page 00 says about launchers: what each sets, what it passes, and what it leaves to you."""
+
+import importlib.util
+import tempfile
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import table_rows
+
+SPAWN_MISTAKES = """
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def without_rank(processes):
+    pass
+
+
+def without_variables(rank):
+    dist.init_process_group("gloo")
+
+
+if __name__ == "__main__":
+    for function, arguments in ((without_rank, (2,)), (without_variables, ()), (lambda r: r, ())):
+        try:
+            mp.spawn(function, args=arguments, nprocs=1)
+        except Exception as error:
+            print(str(error).strip().splitlines()[-1])
+"""
+
+
+def test_the_page_shows_what_each_launcher_sets_and_passes():
+    rows = {row[0]: row[1:] for row in table_rows("00_where_am_i.md") if len(row) == 9}
+    dies = "`script.py: error: unrecognized arguments: --local-rank=0`, exit code 2"
+    told_nothing = ["", "`local_rank=None`"]
+    assert rows == {
+        "`python`": [*[""] * 6, *told_nothing],
+        "`mp.spawn`": [*[""] * 6, *told_nothing],
+        "`debug_launcher`": ["", "", "set", "", "set", "set", *told_nothing],
+        "`torchrun`": [*["set"] * 6, *told_nothing],
+        "`python -m torch.distributed.launch`": [*["set"] * 6, "`--local-rank=0`", dies],
+        "`accelerate launch`": [*["set"] * 6, *told_nothing],
+    }
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_one_script_runs_as_one_process_or_as_many(start, processes):
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", processes]
+    result = start([*torchrun, "tutorials/00_where_am_i.py"])
+    assert result.returncode == 0, result.stderr
+    everyone = str(list(range(processes)))
+    lines = sorted(result.stdout.splitlines())
+    assert [line.split(" | heard ")[1] for line in lines] == [everyone] * processes
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={processes} ")
+        assert f"process {rank} of {processes}" in line
+
+
+def test_mp_spawn_puts_the_rank_first_sets_nothing_and_takes_no_lambda(start, tmp_path):
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWN_MISTAKES)
+    result = start(["python", script], RANK=None, WORLD_SIZE=None)
+    without_rank, without_variables, of_lambda = result.stdout.splitlines()
+    assert without_rank == (
+        "TypeError: without_rank() takes 1 positional argument but 2 were given"
+    )
+    assert "environment variable RANK expected, but not set" in without_variables
+    assert "pickle" in of_lambda
+
+
+@pytest.mark.parametrize("number", ["00", pytest.param("02", marks=pytest.mark.slow)])
+def test_a_check_takes_a_folder_for_temporary_files_with_a_blank(monkeypatch, tmp_path, number):
+    exercises = REPOSITORY / "tutorials" / "exercises"
+    path = exercises / "graders" / f"{number}.py"
+    spec = importlib.util.spec_from_file_location("grader", path)
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    blank = tmp_path / "with a blank"
+    blank.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(blank))
+    [answer] = (exercises / "answers").glob(f"{number}_*.py")
+    launch = grader.CASES[0] if number == "00" else 1  # Python alone; on one process
+    assert grader.grade(answer, launch) == ""

@@ -1,0 +1,82 @@
+"""Page 01 says which GPU `cuda:1` is, and its exercise tells right from wrong."""
+
+import runpy
+
+import pytest
+
+from accel_demo.anatomy.devices.gpus import visible_devices
+from tests.pages.pages import TUTORIALS, check, table_rows
+
+ANSWER = TUTORIALS / "exercises" / "answers" / "01_visible_devices.py"
+PAGE = "01_choosing_devices.md"
+
+
+def test_the_table_says_what_cuda_reads():
+    seen = {row[0].strip("`"): row[1:4] for row in table_rows(PAGE, cells=5)}
+    assert seen["0,4"] == ["2", "0", "4"]
+    assert seen["0,9,4"] == seen["0,-1,4"] == ["1", "0", "none"]
+    assert seen["4,0"] == ["2", "4", "0"]
+    assert seen["not set"] == ["8", "0", "1"]
+    for value in ("empty", "-1", "0,4,0"):
+        assert seen[value] == ["0", "none", "none"]
+    gpus = runpy.run_path(TUTORIALS / "01_choosing_devices.py")["GPUS"]
+    for value, (count, first, second) in seen.items():
+        devices = visible_devices({"not set": None, "empty": ""}.get(value, value), gpus)
+        assert count == str(len(devices))
+        assert first == str(devices.get("cuda:0", "none"))
+        assert second == str(devices.get("cuda:1", "none"))
+
+
+def test_the_launcher_gives_every_process_the_ids_and_a_device_of_its_own():
+    for rank, gpu in enumerate([0, 4]):
+        line = f"CUDA_VISIBLE_DEVICES=0,4: my device cuda:{rank} is physical GPU {gpu}"
+        assert line in (TUTORIALS / PAGE).read_text().splitlines()
+
+
+def test_a_call_returned_before_the_others_had_joined():
+    states = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
+    assert states["the call has returned"] == ["have not called it", "False"]
+    assert states["`wait()` has returned"] == ["have joined", "True"]
+
+
+@pytest.mark.parametrize("folder", ["plain", "with a blank"])
+def test_the_model_answer_is_right(start, tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    result = check(start, "01", ANSWER, TMPDIR=str(tmp_path / folder))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+def test_the_unsolved_exercise_is_wrong(start):
+    result = check(start, "01")
+    assert result.returncode == 1
+    assert "wrong: an empty value hides all GPUs" in result.stdout
+
+
+MISTAKES = {  # what is said: (what of the model answer, what instead)
+    "-1 is no GPU, and hides what follows it": ("            break", "            continue"),
+    "a number that comes twice leaves no GPU": ("            return {}", "            continue"),
+    "a beginning that two UUIDs share is no id": ("if len(matching) == 1", "if matching"),
+    "a UUID may be cut": ("uuid.startswith(written)", "uuid == written"),
+    "cuda:N counts the visible GPUs from 0": ("cuda:{index}", "cuda:{gpu}"),
+    "a value that starts with MIG- is passed on": ('startswith("MIG-")', 'startswith("MIGS-")'),
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_a_rule_that_is_broken_is_named(start, tmp_path, said):
+    right, wrong = MISTAKES[said]
+    text = ANSWER.read_text()
+    assert right in text
+    (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
+    result = check(start, "01", tmp_path / "wrong.py")
+    assert result.returncode == 1
+    assert result.stdout.startswith(f"wrong: {said}"), result.stdout
+
+
+@pytest.mark.parametrize("text", ["import nothing_of_this_name\n", "import os\nos._exit(0)\n"])
+def test_a_file_that_cannot_be_used_is_said_so(start, tmp_path, text):
+    (tmp_path / "wrong.py").write_text(text)
+    result = check(start, "01", tmp_path / "wrong.py")
+    assert result.returncode == 1
+    assert result.stdout.startswith("wrong: the file cannot be used: ")

@@ -1,0 +1,152 @@
+"""Page 05 says what the messages show, and its exercise tells right from wrong."""
+
+import re
+import tempfile
+
+import pytest
+
+from tests.pages.pages import TUTORIALS, check, table_rows
+
+PAGE = "05_ring.md"
+EXERCISE = TUTORIALS / "exercises" / "05_all_gather.py"
+ANSWER = TUTORIALS / "exercises" / "answers" / "05_all_gather.py"
+NAMES = ("gather + broadcast", "naive ring", "chunked ring")
+
+
+def rows(first: str) -> list[list[str]]:
+    """The page's table rows that begin with this name."""
+    return [row for row in table_rows(PAGE) if row[0] == first]
+
+
+def test_what_the_busiest_rank_sends_grows_but_in_the_chunked_ring():
+    for name in ("gather + broadcast", "naive ring"):
+        assert [row[2] for row in rows(name) if len(row) == 4] == ["1 × S", "3 × S", "7 × S"]
+    chunked = [row[2] for row in rows("chunked ring") if len(row) == 4]
+    assert chunked == ["1 × S", "1.5 × S", "1.75 × S"]
+
+
+def test_only_the_naive_ring_leaves_the_ranks_with_different_bits():
+    same = {name: [row[3] for row in rows(name) if len(row) == 4] for name in NAMES}
+    assert same == {NAMES[0]: ["yes"] * 3, NAMES[1]: ["yes", "no", "no"], NAMES[2]: ["yes"] * 3}
+
+
+def test_the_bytes_of_the_three_are_those_of_the_formulas():
+    counted = [row[2:-2] for name in NAMES for row in rows(name) if len(row) == 10]
+    busy, idle = "12000", "4000"
+    assert counted == [
+        *(
+            ["sends", busy, idle, idle, idle, "24000"],
+            ["receives", busy, idle, idle, idle, "24000"],
+        ),
+        *(["sends", *[busy] * 4, "48000"], ["receives", *[busy] * 4, "48000"]),
+        *(["sends", *["6000"] * 4, "24000"], ["receives", *["6000"] * 4, "24000"]),
+    ]
+    text = (TUTORIALS / PAGE).read_text()
+    assert text.count("to the byte |") == 6
+    assert "3 of 3 give what dist.all_reduce gives." in text
+
+
+def test_in_each_step_the_four_ranks_send_four_chunks():
+    for step in map(str, range(1, 7)):
+        [row] = rows(step)
+        assert sorted(row[2:]) == [f"chunk {number}" for number in range(4)]
+
+
+def test_the_program_is_not_for_a_launcher_and_says_so_in_one_line(start):
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    result = start(["python", TUTORIALS / "05_ring.py"], **launched)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: this starts its own processes")
+    assert len(result.stderr.splitlines()) == 1
+    helped = start(["python", TUTORIALS / "05_ring.py", "--help"])
+    assert helped.returncode == 0 and "usage:" in helped.stdout
+    assert "busiest sends" not in helped.stdout  # it has not run
+
+
+def test_the_model_answer_is_right(start):
+    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, "05", ANSWER, TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: on 2, 3 and 4 ranks")
+
+
+EXCHANGE = "wire.exchange(chunks[outgoing], right, chunks[incoming], left)"
+WRONG = [  # (what of the model answer, what instead, how the grader says it)
+    (
+        "(wire.rank - step)",
+        "(wire.rank + step)",
+        "on 3 ranks .* chunk 0 without the values of rank",
+    ),
+    ("world_size - 1)", "world_size)", "on 2 ranks .* rank 0 has sent too many bytes: 96, "),
+    (
+        EXCHANGE,
+        "wire.send(chunks[outgoing], right); wire.receive(chunks[incoming], left)",
+        "on 2 ranks rank . still waits after .* they wait for each other for ever",
+    ),
+    (EXCHANGE, "raise KeyError(step)", "on 2 ranks rank . cannot go on: KeyError"),
+    (EXCHANGE, "if wire.rank: raise KeyError(step)", "on 2 ranks rank 1 cannot go on: KeyError"),
+    ("chunks[incoming]", "chunks[incoming - 1]", "on 2 ranks a message has more bytes than"),
+    (
+        f"for step in range(wire.world_size - 1):\n{' ' * 8}outgoing = (wire.rank - step)",
+        f"for step in range(wire.world_size - 1):\n{' ' * 8}outgoing = (wire.rank + 1 - step)",
+        "on 2 ranks .* without the values of rank .: in each step send the chunk that has come",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [*WRONG[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in WRONG[2:])],
+)
+def test_wrong_order_too_many_bytes_and_waiting_are_told_apart(start, tmp_path, right, wrong, said):
+    text = ANSWER.read_text()
+    assert right in text
+    answer = tmp_path / "it is wrong.py"
+    answer.write_text(text.replace(right, wrong))
+    # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
+    hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "still waits" in said else {}
+    result = check(start, "05", answer, **hurry)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert re.match(f"wrong: .*({said})", result.stdout), result.stdout
+    assert len(result.stdout.splitlines()) == 1
+
+
+PAST = "import torch.distributed as dist\n\n\ndef all_gather(chunks, wire):\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            f"{PAST}    for rank in range(wire.world_size):\n"
+            "        dist.broadcast(chunks[rank], rank)\n",
+            "on 2 ranks .* 0 of 48 bytes over the wire",
+        ),
+        (
+            "def all_gather(chunks, wire):\n    for step in range(1, wire.world_size):\n"
+            "        target = (wire.rank + step) % wire.world_size\n"
+            "        source = (wire.rank - step) % wire.world_size\n"
+            "        wire.exchange(chunks[wire.rank], target, chunks[source], source)\n",
+            "on 3 ranks .* rank 0 has sent to rank 2: in a ring it sends to rank 1 alone",
+        ),
+        ("def all_gather(chunks):\n    pass\n", "cannot go on: TypeError"),
+        ("def gather(chunks, wire):\n    pass\n", "cannot go on: AttributeError"),
+        ("import sys\n\nsys.exit(0)\n", "cannot go on: SystemExit"),
+        ("def all_gather(\n", "cannot go on: SyntaxError"),
+    ],
+)
+def test_no_answer_passes_or_breaks_the_grader(start, tmp_path, answer, said):
+    file = tmp_path / "answer.py"
+    file.write_text(answer)
+    result = check(start, "05", file)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert re.match(f"wrong: .*{said}", result.stdout), result.stdout
+
+
+def test_the_exercise_nobody_has_done_is_wrong(start):
+    result = check(start, "05", EXERCISE)
+    assert result.returncode == 1
+    assert "cannot go on: NotImplementedError" in result.stdout

@@ -1,0 +1,97 @@
+"""Page 06 says which sharing has the bits of DDP, and its exercise names the rung of an answer."""
+
+import tempfile
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import check, table_rows
+
+PAGE = "06_ddp.md"
+ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "06_equal_ddp.py"
+
+
+def test_on_two_processes_all_agree_and_on_three_only_who_does_as_ddp_does():
+    ladder = [row for row in table_rows(PAGE) if len(row) == 4 and row[1] in ("equal", "different")]
+    marks = {name: marks for name, *marks in ladder}
+    assert len(marks) == len(ladder) == 15
+    whole, *others = ladder
+    assert whole == ["one process, the batches of all ranks in one", *["different"] * 3]
+    assert [two for _, two, _, _ in others] == ["equal"] * 14
+    assert [name for name, _, three, four in others if (three, four) == ("equal", "equal")] == [
+        "the same, in reverse order from step 2 on",
+        "by hand: buckets that hooks fill and send",
+        "DistributedDataParallel, once more",
+        "Accelerate",
+        "by hand, small buckets (compared with the row above)",
+    ]
+    # Four is a power of two: dividing by it rounds nothing.
+    assert [name for name, _, *marks in others if marks == ["different", "equal"]] == [
+        "the same, but divided by N in the end",
+        "DistributedDataParallel with `allreduce_hook`",
+    ]
+
+
+def test_parameters_are_sent_once_and_gradients_in_each_backward_and_nothing_in_the_step():
+    rows = [row for row in table_rows(PAGE) if len(row) == 4 and row[1].startswith("`")]
+    wrapped, *steps = rows
+    assert wrapped[1] == "`DistributedDataParallel(model)`" and wrapped[3] == "–"
+    text = (REPOSITORY / "tutorials" / PAGE).read_text()
+    line = next(line for line in text.splitlines() if line.startswith("parameters: "))
+    parameters, buffers = (int(word) for word in line.split() if word.isdigit())
+    cells = [[cell.replace("–", "0").split(" + ") for cell in row[2:]] for row in steps]
+    sent = [[sum(map(int, numbers)) for numbers in row] for row in cells]
+    assert sum(map(int, wrapped[2].split(" + "))) >= parameters + buffers
+    assert [all_reduced for _, all_reduced in sent] == [0, parameters, 0] * 3
+    first, _, _, second, *_ = [broadcast for broadcast, _ in sent]
+    assert first == buffers and second > buffers
+    assert [broadcast for broadcast, _ in sent[4:]] == [0, 0, buffers, 0, 0]
+    assert "Collectives within `optimizer.step()`: 0" in text
+
+
+def test_the_page_shows_one_bucket_first_and_then_the_last_layer_first():
+    rows = [row for row in table_rows(PAGE) if len(row) == 3 and row[0] in "123"]
+    buckets = {step: [bucket for one, _, bucket in rows if one == step] for step in "123"}
+    assert len(buckets["1"]) == 1 and buckets["1"][0].startswith("`0.weight` `0.bias`")
+    assert len(buckets["2"]) > 1 and buckets["2"] == buckets["3"]
+    assert buckets["2"][0].startswith("`4.bias` `4.weight`")
+
+
+def test_the_model_answer_is_right(start):
+    # Not tmp_path: processes meet at a socket in it, and a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = start(["accel-demo", "check", "06", "--file", ANSWER], TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+def test_the_exercise_that_nobody_has_done_stands_on_the_first_rung(start):
+    result = check(start, "06")
+    assert result.returncode == 1
+    assert "on 3 processes" in result.stdout
+    assert "rung 1, one all-reduce per parameter, then a division" in result.stdout
+
+
+WRONG = [  # (what of the model answer, what instead, how the grader says it)
+    ("parameters if step == 0 else parameters[::-1]", "parameters", "rung 3, multiplied by 1/N"),
+    ("    flat *= 1 / dist.get_world_size()\n", "", "the sum of the gradients, not their mean"),
+    ("parameters if step == 0 else ", "", "in reverse, but from the first step on"),
+    ("    dist.all_reduce(flat)\n", "", "the gradients are not shared"),
+    ("flat *= 1 /", "flat /=", "rung 2, one flat buffer in the right order, but divided"),
+    ("def share_gradients", "def share", "it cannot be used: AttributeError"),
+    ("    flat = torch", "    raise SystemExit(0)\n    flat = torch", "used: SystemExit"),
+]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [*WRONG[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in WRONG[1:])],
+)
+def test_an_answer_on_a_lower_rung_is_told_apart(start, tmp_path, right, wrong, said):
+    text = ANSWER.read_text()
+    assert right in text
+    answer = tmp_path / "an answer.py"
+    answer.write_text(text.replace(right, wrong))
+    result = check(start, "06", answer)
+    assert result.returncode == 1
+    assert said in result.stdout and "Traceback" not in result.stdout, result.stdout

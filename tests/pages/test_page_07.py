@@ -1,0 +1,114 @@
+"""Page 07 says what was measured, and its exercise tells the usual mistakes apart."""
+
+import importlib.util
+import tempfile
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import table_rows
+
+EXERCISES = REPOSITORY / "tutorials" / "exercises"
+ANSWER = EXERCISES / "answers" / "07_accumulate.py"
+WRONG = [  # (what of the model answer, what instead, how the grader says it)
+    ("(loss / length)", "loss", "the gradient is 4 times too large"),
+    ("(loss / length)", "(loss / window)", "the short window is wrongly scaled (×0.5)"),
+    ("nullcontext() if is_last else model.no_sync()", "nullcontext()", "shared 4, 4, 2 times"),
+    ("nullcontext() if is_last else model.no_sync()", "model.no_sync()", "a gradient of its own"),
+    ("        if is_last:\n", "        if True:\n", "the optimizer steps too often: 10 times"),
+    ("            optimizer.zero_grad()\n", "", "the window before are still there"),
+    (
+        "        with nullcontext() if is_last else model.no_sync():\n"
+        "            loss = mse_loss(model(inputs), targets)\n",
+        "        loss = mse_loss(model(inputs), targets)\n"
+        "        with nullcontext() if is_last else model.no_sync():\n",
+        "shared 4, 4, 2 times",
+    ),
+    ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
+    ("for index", "return\n    for index", "the optimizer steps 0 times"),
+    ("(inputs)", "(inputs + 1)", "the gradients are not those of their windows: off by"),
+]
+
+
+def grade_all(answers: list[str]) -> list[str]:
+    """The grader's verdict on each, in a process of a group that is connected once for all."""
+    path = EXERCISES / "graders" / "07.py"
+    spec = importlib.util.spec_from_file_location("grader", path)
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    return [grader.watch(answer) for answer in answers]
+
+
+def test_the_usual_mistakes_are_told_apart(together, tmp_path):
+    answers, right = [ANSWER], ANSWER.read_text()
+    for number, (truth, lie, _) in enumerate(WRONG):
+        assert truth in right
+        answers.append(tmp_path / f"wrong {number}.py")
+        answers[-1].write_text(right.replace(truth, lie))
+    verdicts, others = together(grade_all, 2, answers=[str(answer) for answer in answers])
+    assert verdicts == others
+    assert verdicts[0] == ""
+    for (*_, said), verdict in zip(WRONG, verdicts[1:], strict=True):
+        assert said in verdict
+
+
+@pytest.mark.parametrize(
+    ("file", "returncode", "said"),
+    [
+        (ANSWER, 0, "right: "),
+        (EXERCISES / "07_accumulate.py", 1, "wrong: the last window, which is short, never"),
+    ],
+)
+def test_the_check_says_right_or_wrong(start, file, returncode, said):
+    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = start(["accel-demo", "check", "07", "--file", file], TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (returncode, "")
+    assert result.stdout.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        'raise ValueError("of one rank")',
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
+    ],
+)
+def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, tmp_path, mistake):
+    here = "    for index"
+    on_rank_1 = f"    import torch\n    if torch.distributed.get_rank() == 1:\n        {mistake}\n"
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
+    result = start(["accel-demo", "check", "07", "--file", answer])
+    named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
+    assert result.stdout.startswith(f"wrong: the file cannot be used: {named}"), result.stdout
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_the_page_shows_where_gradients_are_shared():
+    assert table_rows("07_accumulation.md", cells=5) == [
+        *[[str(number), "0", "0", "0", "another on each rank"] for number in (1, 2, 3)],
+        ["4", "0", "1", "1", "the same"],
+    ]
+
+
+def test_the_page_shows_which_ways_are_right():
+    ways = table_rows("07_accumulation.md", cells=6)
+    right = [row[1] for row in ways if row[-1] == "equal within 1e-6"]
+    assert len(ways) == 13
+    assert right == [
+        "one batch",
+        "DDP, `no_sync` before the last",
+        "DDP, without `no_sync`",
+        "`accumulate`",
+        "clip where `sync_gradients`",
+        "loss × 4 / true length",
+        "sum / tokens of all processes",
+    ]
+    assert [row[2:4] for row in ways if row[1] == "DDP, without `no_sync`"] == [["1", "4"]]
+
+
+def test_the_page_shows_that_the_global_batch_decides():
+    rows = table_rows("07_accumulation.md", cells=8)
+    assert [row[6] for row in rows[:6]] == ["2, 3", "1, 3", "1, 2", "none", "6", "5"]
+    assert {row[7] for row in rows if row[3] == "32"} == {"about the same"}

@@ -1,0 +1,184 @@
+"""Page 08 says what was measured, and its exercise tells the usual mistakes apart."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.pages.pages import TUTORIALS, check, table_rows
+
+PAGE = "08_who_saw_which_sample.md"
+EXERCISES = TUTORIALS / "exercises"
+ANSWER = EXERCISES / "answers" / "08_exact_accuracy.py"
+GATHER = "accelerator.gather_for_metrics("
+PADDED = "accelerator.gather("
+START = "    right = counted = 0\n"
+LINE = f"        predictions, labels = {GATHER}(predictions, labels))\n"
+COUNT = "        right += (predictions == labels).sum().item()\n        counted += len(labels)\n"
+MEAN = "        right += (predictions == labels).float().mean().item()\n        counted += 1\n"
+LOADER = "DataLoader(dataset, batch_size))\n"
+UNEVEN = (LOADER, f"{LOADER}    loader.batch_sampler.even_batches = False\n")
+OWN_MEAN = """import torch
+    own = torch.tensor(right / max(counted, 1))
+    return accelerator.reduce(own, "mean").item()"""
+PREPARED = "accelerator.prepare(DataLoader(dataset, batch_size))"
+NOT_PREPARED = (PREPARED, "DataLoader(dataset, batch_size)")
+ON_MAIN = "    if not accelerator.is_main_process:\n        return None\n"
+RESULT = "return right / counted"
+WRONG = [  # (what of the model answer, what instead, … , how the grader says it)
+    (GATHER, PADDED, "padding is counted: 30 samples instead of 22"),
+    (COUNT, MEAN, "it is a mean of the batches' accuracies"),
+    (*UNEVEN, LINE, "", RESULT, OWN_MEAN, "it is a mean of the ranks' accuracies"),
+    (*UNEVEN, LINE, "", COUNT, MEAN, RESULT, OWN_MEAN, "a mean of means, of batches and of ranks"),
+    ("batch_size)", "batch_size, drop_last=True)", "7 of 22 samples never go through the model"),
+    (LINE, "", "each rank returns a number of its own (0.7000, 0.6000, 1.0000)"),
+    (*NOT_PREPARED, "the work is not shared: of 22 samples 22 go through the model on one rank"),
+    (*NOT_PREPARED, LINE, "", START, ON_MAIN + START, "one process does it all: 22 samples"),
+    (RESULT, f"{RESULT[:-7]}30", "only what is divided by is wrong: 30"),
+    (GATHER, PADDED, RESULT, "return right / len(dataset)", "the right ones of all 30"),
+    (RESULT, f"{RESULT[:-7]}22", "for 30 samples it gives 1.2273 instead of 0.9"),
+    (RESULT, "print()", "rank 0 returns nothing instead of a number"),
+    (RESULT, f"{RESULT} - 0.5", "for 22 samples it gives 0.3182 instead of 0.8182"),
+    ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
+    (START, "    raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0"),
+]
+
+
+@pytest.fixture(scope="module")
+def grader():
+    return load_grader()
+
+
+def load_grader():
+    path = EXERCISES / "graders" / "08.py"
+    spec = importlib.util.spec_from_file_location("grader", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def observe_all(answers):
+    """What the grader sees of each on this rank, in a group that is connected once for all."""
+    grader = load_grader()
+    return [grader.observe(answer) for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def reports(together, tmp_path_factory):
+    """What the ranks saw of the model answer, the unsolved file, and each of the wrong ones."""
+    folder, right = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
+    answers = [ANSWER, EXERCISES / "08_exact_accuracy.py"]
+    for number, (*changes, _) in enumerate(WRONG):
+        text = right
+        for truth, lie in zip(changes[::2], changes[1::2], strict=True):
+            assert truth in text
+            text = text.replace(truth, lie)
+        answers.append(folder / f"wrong {number}.py")
+        answers[-1].write_text(text)
+    ranks = together(observe_all, 3, timeout=220, answers=[str(answer) for answer in answers])
+    return [list(of_all) for of_all in zip(*ranks, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def verdicts(reports, grader):
+    return [grader.judge(of_all) for of_all in reports]
+
+
+def test_the_model_answer_is_right(verdicts):
+    assert verdicts[0] == ""
+
+
+def test_the_unsolved_file_is_wrong(verdicts):
+    assert verdicts[1].startswith("7 of 22 samples never go through the model (15, 16, 17,")
+
+
+def test_the_unsolved_file_does_what_it_says_of_itself(reports):
+    for report in reports[1]:
+        for_22, for_30 = report["results"]  # and none for 4
+        assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
+        assert "RuntimeError" in report["mistake"]
+
+
+def test_the_usual_mistakes_are_told_apart(verdicts):
+    for (*_, said), verdict in zip(WRONG, verdicts[2:], strict=True):
+        assert said in verdict
+
+
+SAID = [
+    (ANSWER, 0, "right: the exact accuracy of 22, 30, 4"),
+    (None, 1, "wrong: 7 of 22 samples never go through the model"),
+]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_grader_prints_what_it_found_in_the_reports(
+    reports, grader, capsys, monkeypatch, number
+):
+    def write(command, time_limit):
+        for rank, report in enumerate(reports[number]):
+            Path(command.split()[-1], f"{rank}.json").write_text(json.dumps(report))
+        return SimpleNamespace(stderr="")
+
+    monkeypatch.setattr(grader, "run_to_end", write)  # these reports are of such a run already
+    file, returncode, said = SAID[number]
+    assert grader.main(file or EXERCISES / "08_exact_accuracy.py") == returncode
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "returncode", "said"), SAID)
+def test_the_check_says_right_or_wrong(start, file, returncode, said):
+    result = check(start, "08", file, timeout=200)
+    assert (result.returncode, result.stderr) == (returncode, "")
+    assert result.stdout.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (
+            "if accelerator.is_main_process:\n            accelerator.gather(labels)",
+            "rank 0 does not",
+        ),
+        (
+            "if accelerator.process_index == 1:\n            raise ValueError('of one rank')",
+            "of one",
+        ),
+    ],
+)
+def test_a_rank_that_waits_or_breaks_off_is_named(start, tmp_path, lie, said):
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
+    result = check(start, "08", answer, timeout=200, real=True)  # a launcher stops the ranks
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.startswith("wrong: ") and said in result.stdout
+
+
+def test_the_page_shows_what_each_way_counts():
+    ways = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
+    assert ways["`gather`"] == ["30", "22", "76.7%", "no"]
+    assert ways["`gather_for_metrics`, loader prepared"] == ["22", "22", "81.8%", "yes"]
+    assert ways["one process, one sum"] == ["22", "22", "81.8%", "yes"]
+    exact = [way for way, cells in ways.items() if cells[0] == "22" and cells[3] == "yes"]
+    assert exact == ["one process, one sum", "`gather_for_metrics`, loader prepared"]
+    assert ways["`DistributedSampler` and prepared"][:2] == ["7", "7"]
+    assert len(ways) == 8
+
+
+def test_the_page_shows_padding_and_the_order_that_is_repeated():
+    rows = table_rows(PAGE, cells=7)  # with set_epoch, then without
+    assert [row[3:5] for row in rows[:12]] == 2 * (3 * [["2", "0"]] + 3 * [["8", "0"]])
+    assert [row[6] for row in rows[:6]] == 2 * ["–", "no", "no"]
+    assert [row[6] for row in rows[6:12]] == ["–", "yes", "yes", "–", "no", "no"]
+    assert [row[2:] for row in table_rows(PAGE, cells=4)][:2] == [
+        ["24 (22 different)", "24 (22 different)"],
+        ["30 (22 different)", "22 (22 different)"],
+    ]
+
+
+def test_the_page_says_which_rank_would_wait():
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert "rank 0 has 2 batches, rank 2 has 1. In training the all-reduce of batch 2" in text

@@ -1,0 +1,181 @@
+"""Page 09 says when a schedule is over, and its exercise tells the usual mistakes apart."""
+
+import importlib.util
+import tempfile
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import check, table_rows
+
+PAGE = "09_batch_and_learning_rate.md"
+EXERCISES = REPOSITORY / "tutorials" / "exercises"
+EXERCISE, ANSWER = (EXERCISES / folder / "09_same_curve.py" for folder in (".", "answers"))
+ONCE = ", step_scheduler_with_optimizer=False"
+DIVIDED = "batch_size=global_batch // accelerator.num_processes"
+BEFORE = ("    total_steps = len(loader)\n", "")
+EARLIER = ("    model, loader = acc", "    total_steps = len(loader)\n    model, loader = acc")
+SPLIT = (
+    ONCE,
+    ", dataloader_config=__import__('accelerate').DataLoaderConfiguration(split_batches=True)",
+)
+RIGHT = [  # changes to the model answer that leave it right
+    [SPLIT, (DIVIDED, "batch_size=global_batch")],
+    [(ONCE, ""), BEFORE, EARLIER],
+    [(ONCE, ""), ("prepare(optimizer, scheduler)", "prepare(optimizer), scheduler")],
+]
+WRONG = [  # (changes to the model answer, how the grader says it)
+    ([(ONCE, "")], "the schedule is over after 4 of 8 steps: the prepared scheduler steps 2 times"),
+    ([BEFORE, EARLIER], "the schedule has come to 1/2 of its way when the epoch ends"),
+    ([(DIVIDED, "batch_size=global_batch")], "a step is taken on 32 samples instead of 16"),
+    (
+        [("lr=learning_rate", "lr=learning_rate * accelerator.num_processes")],
+        "the first learning rate is 2 times the one asked for",
+    ),
+    ([("        scheduler.step()\n", "")], "the learning rate never changes"),
+    ([("        optimizer.zero_grad()\n", "")], "but the weights are off by"),
+    ([("model, loader = accelerator.prepare(model, loader)", "")], "every process reads all"),
+    (
+        [
+            (
+                "model, loader = accelerator.prepare(model, loader)",
+                "loader = accelerator.prepare(loader)",
+            )
+        ],
+        "the processes end with other weights than each other",
+    ),
+    ([("        optimizer.step()\n", "")], "the optimizer never steps"),
+    ([(DIVIDED, "batch_size=4")], "a step is taken on 8 samples, instead of 16"),
+    (
+        [("1 - step / total_steps", "1 / (1 + step)")],
+        "the learning rates of the steps are 0.1 0.05",
+    ),
+    ([("model(inputs)", "model(inputs, 1)")], "the file cannot be used: TypeError"),
+    ([("        loss = mse", "        break\n        loss = mse")], "the optimizer never steps"),
+]
+
+
+def grade_all(answers: list[str]) -> tuple[list[str], float]:
+    """The grader's verdict on each, in a process of a group that is connected once for all.
+
+    And, since it is there: where accumulation leaves a schedule.
+    """
+    path = EXERCISES / "graders" / "09.py"
+    spec = importlib.util.spec_from_file_location("grader", path)
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    return [grader.watch(answer) for answer in answers], last_rate_with_accumulation()
+
+
+def last_rate_with_accumulation() -> float:
+    """From 1 towards 0 in as many steps as the loader has batches before it is prepared."""
+    import torch
+    from accelerate import Accelerator
+    from torch.optim.lr_scheduler import LambdaLR
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, loader = torch.nn.Linear(1, 1), torch.utils.data.DataLoader(torch.zeros(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: 1 - step / 16)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    for inputs in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(inputs).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return scheduler.get_last_lr()[0]
+
+
+@pytest.fixture(scope="module")
+def verdicts(together, tmp_path_factory):
+    """Of the file to fill in, the model answer, the `RIGHT` and the `WRONG` ones, with the rate: by
+    rank."""
+    folder = tmp_path_factory.mktemp("answers")
+    answers = [EXERCISE, ANSWER]
+    for number, changes in enumerate([*RIGHT, *(changes for changes, _ in WRONG)]):
+        text = ANSWER.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new, 1)
+        answers.append(folder / f"answer {number}.py")
+        answers[-1].write_text(text)
+    return together(grade_all, 2, answers=[str(answer) for answer in answers])
+
+
+def test_with_a_window_of_four_a_schedule_comes_to_a_quarter_of_its_way(verdicts):
+    assert [rate for _, rate in verdicts] == [0.75, 0.75]
+
+
+def test_the_usual_mistakes_are_told_apart_and_every_good_answer_is_right(verdicts):
+    ((not_done, *mine), _), (others, _) = verdicts
+    assert [not_done, *mine] == others
+    assert not_done.startswith("a step is taken on 32 samples")
+    rights = 1 + len(RIGHT)
+    assert mine[:rights] == [""] * rights
+    for (_, said), verdict in zip(WRONG, mine[rights:], strict=True):
+        assert said in verdict
+
+
+def test_the_model_answer_is_right(start):
+    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, "09", ANSWER, TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+@pytest.mark.slow
+def test_the_exercise_that_nobody_has_done_is_right_on_one_process_and_not_on_two(start):
+    result = check(start, "09")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.startswith("wrong: on 2 processes a step is taken on 32 samples")
+
+
+def test_the_page_shows_that_on_two_processes_only_two_of_four_ways_end_with_the_epoch():
+    ways = table_rows(PAGE, cells=8)
+    right = ["1", "0.75", "0.5", "0.25", "0", "64"]
+    assert [way[2:] for way in ways[:4]] == [right] * 4  # on one process
+    assert ways[4:] == [
+        ["before `prepare`", "once per process (default)", *right],
+        ["after `prepare`", "once per process (default)", "1", "0.5", "0", "0", "0", "32"],
+        ["before `prepare`", "once", "1", "0.875", "0.75", "0.625", "0.5", "–"],
+        ["after `prepare`", "once", *right],
+    ]
+    text = (REPOSITORY / "tutorials" / PAGE).read_text()
+    assert text.index("Connected processes: 1") < text.index("Connected processes: 2")
+
+
+def test_the_page_shows_a_prepared_plateau_falling_in_every_epoch_of_two_processes():
+    assert [row for row in table_rows(PAGE, cells=5) if row[0].endswith("prepared")] == [
+        ["prepared", "1", "1", "0.1", "0.1"],
+        ["not prepared", "1", "1", "0.1", "0.1"],
+        ["prepared", "1", "0.1", "0.01", "0.001"],
+        ["not prepared", "1", "1", "0.1", "0.1"],
+    ]
+
+
+def test_the_recorded_curves_say_what_the_page_says_of_them():
+    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=10)}
+    assert len(rows) == 8
+    one = rows["every way"]
+    for name in ("right", "right, by split_batches"):
+        assert rows[name][1:] == one[1:]  # in all but the number of processes
+    assert int(rows["scheduler stepped ×N"][5]) * 2 == int(one[5])
+    ends = ["", ", learning rate ×√N", ", learning rate ×N"]
+    none, root, linear = (float(rows[f"global batch ×N{end}"][8]) for end in ends)
+    assert none > root > linear > 0 == float(one[8])
+
+
+@pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])
+@pytest.mark.slow
+def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, tmp_path, mistake):
+    here = "    for inputs"
+    on_rank_1 = f"    if accelerator.process_index == 1:\n        {mistake}\n"
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
+    result = check(start, "09", answer)
+    named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
+    said = f"wrong: on 2 processes the file cannot be used: {named}"
+    assert result.stdout.startswith(said), result.stdout
+    assert (result.returncode, result.stderr) == (1, "")

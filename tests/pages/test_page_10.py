@@ -1,0 +1,172 @@
+"""Page 10 says what was measured, and its exercise tells the usual mistakes apart."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+
+from accel_demo import train_plain
+from accel_demo.config import TrainConfig
+from accel_demo.errors import UserError
+from tests.pages.pages import TUTORIALS, check, table_rows
+
+PAGE = "10_precision_and_compilation.md"
+EXERCISES = TUTORIALS / "exercises"
+ANSWER = EXERCISES / "answers" / "10_precision_setting.py"
+PRECISION = 'precision = "bf16" if machine["bf16_instructions"] else "no"'
+WRONG = [  # (what of the model answer, what instead, how the grader says it)
+    (PRECISION, 'precision = "fp16"', "a laptop without bf16 instructions: fp16 is for GPUs. On a"),
+    (PRECISION, 'precision = "bf16"', "torch emulates it, and is slower"),
+    (PRECISION, 'precision = "no"', "bf16 instructions lie idle"),
+    ('machine["compute_capability"] >= (8, 0)', 'machine["is_bf16_supported"]', "an old GPU"),
+    (">= (7, 0)", ">= (6, 0)", "a GPU of 2016, without tensor cores: fp16 without tensor cores"),
+    ('precision = "fp16"', 'precision = "no"', "tensor cores lie idle"),
+    (">= (8, 0)", ">= (9, 9)", "a GPU of today, for a long run: fp16 works, but bf16 is as fast"),
+    ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 6e-8 become zero"),
+    ('precision == "fp16"', 'precision != "no"', "a scaler for bf16"),
+    ("pays_back and", "True and", "the compiled step is slower here"),
+    ('machine["steps"] * saved', "10**6 * saved", "compiled for 10 steps: that saves 0.2 s and"),
+    ("pays_back and", "False and", "it pays back after 3,000 of 100,000 steps"),
+    ('(machine["has_compiler"] or not is_cpu)', "True", "without a C++ compiler"),
+    ('"compile": pays', '"compiled": pays', "instead of a dictionary with mixed_precision, grad"),
+    ('"bf16" if machine["bf16', '"fp8" if not machine["bf16', "one of no, fp16, bf16, not 'fp8'"),
+    ('machine["device"]', 'machine["gpu"]', "the file cannot be used: KeyError: 'gpu'"),
+]
+
+
+@pytest.fixture(scope="module")
+def grader():
+    spec = importlib.util.spec_from_file_location("grader", EXERCISES / "graders" / "10.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_usual_mistakes_are_told_apart(grader, tmp_path, monkeypatch):
+    monkeypatch.setattr(grader, "train", lambda precision: {"dtype": "x", "loss_falls": True})
+    right = ANSWER.read_text()
+    assert grader.judge(as_written(grader.watch(ANSWER))) == ""
+    for number, (truth, lie, said) in enumerate(WRONG):
+        assert truth in right
+        answer = tmp_path / f"wrong_{number}.py"
+        answer.write_text(right.replace(truth, lie))
+        assert said in grader.judge(as_written(grader.watch(answer))), (truth, lie)
+
+
+def as_written(report: dict) -> dict:
+    """The report as the grader reads it from the process that ran the answer."""
+    return json.loads(json.dumps(report))
+
+
+def test_the_model_answer_is_right_and_trains(grader):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    report = grader.watch(ANSWER)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert report["run"] == {"dtype": "float32", "loss_falls": True}
+    assert grader.judge(as_written(report)) == ""
+
+
+@pytest.mark.slow
+def test_the_check_trains_with_the_model_answer(start):
+    result = check(start, "10", ANSWER)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: 8 machines, and the loss of the laptop's training fall")
+
+
+def test_an_exercise_that_nobody_has_done_is_wrong_and_its_fp16_ran_in_float32(grader):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    report = grader.watch(EXERCISES / "10_precision_setting.py")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert report["run"] == {"dtype": "float32", "loss_falls": True}
+    said = grader.judge(as_written(report))
+    assert said.startswith("a laptop without bf16 instructions: fp16 is for GPUs. On a CPU")
+    assert said.endswith("in a run of yours the first layer gave float32")
+
+
+def test_the_machines_of_the_exercise_have_every_kind_of_answer(grader):
+    answers = [answer for _, *answer in grader.MACHINES.values()]
+    assert {precision for precision, *_ in answers} == set(grader.PRECISIONS)
+    assert {compiled for *_, compiled in answers} == {True, False}
+
+
+def test_the_page_shows_that_layers_give_bfloat16_and_nothing_is_kept_in_it():
+    layers = [row for row in table_rows(PAGE, cells=3) if row[1] in ("float32", "bfloat16")]
+    assert [row for row in layers if row[0] in ("`Conv2d`", "`Linear`")] == [
+        ["`Conv2d`", "float32", "bfloat16"],
+        *[["`Conv2d`", "bfloat16", "bfloat16"]] * 2,
+        ["`Linear`", "bfloat16", "bfloat16"],
+    ]
+    assert ["`cross_entropy`", "float32", "float32"] in layers
+    kept = [row for row in table_rows(PAGE, cells=3) if row[0] in ("weights", "gradients", "AdamW")]
+    assert kept == [
+        ["weights", "11", "float32"],
+        ["gradients", "11", "float32"],
+        ["AdamW", "33", "float32"],
+    ]
+    text = (TUTORIALS / PAGE).read_text()
+    assert "Connected processes: 2" in text and "Tensors kept in bfloat16: 0 of 55" in text
+
+
+def test_the_page_shows_that_only_a_hook_halves_what_is_shared():
+    sent = [row for row in table_rows(PAGE, cells=4) if row[1].endswith(" weights")]
+    assert [[row[0], row[3]] for row in sent] == [["none", "4"], ["`BF16`", "2"]]
+    without, halved = (int(row[2].replace(",", "")) for row in sent)
+    assert without == 2 * halved
+
+
+def test_the_page_shows_the_formats_as_torch_has_them():
+    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=6)}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        bits, significand, epsilon, *_ = rows[str(dtype).removeprefix("torch.")]
+        assert int(bits) == torch.finfo(dtype).bits
+        assert 2.0 ** (1 - int(significand)) == torch.finfo(dtype).eps
+        assert epsilon.startswith(f"2^-{int(significand) - 1} = ")
+    assert rows["float16"][3] == "6e-08"
+
+
+def test_the_page_shows_that_small_gradients_vanish_in_fp16_alone():
+    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
+    assert rows["1e-03"] == ["kept"] * 4
+    assert rows["1e-08"] == ["kept", "kept", "0: lost", "kept"]
+
+
+def test_the_page_shows_that_activations_halve_and_weights_do_not():
+    shares = {row[0]: row[3] for row in table_rows(PAGE, cells=4)}
+    assert shares["activations for backward"] == "0.51"
+    for kind in ("weights", "gradients", "AdamW's state", "indices of max pooling"):
+        assert shares[kind] == "1.00"
+
+
+def test_the_page_shows_that_fp16_on_a_cpu_is_float32_and_is_refused_here():
+    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=4)}
+    assert rows["no"][0] == rows["fp16"][0] == "float32" and rows["bf16"][0] == "bfloat16"
+    assert rows["fp16"][1] == "none" and rows["fp16"][2].startswith("error: fp16 needs a GPU")
+
+
+def test_the_page_shows_when_a_graph_is_made_and_how_weights_are_called():
+    graphs = [row for row in table_rows(PAGE, cells=3) if row[0].endswith(" images")]
+    assert [row[1] for row in graphs] == ["1", "1", "1", "2", "3", "3", "3"]
+    assert {row[2] for row in graphs} == {"3"}
+    names = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
+    assert names["`model.compile()`, then `prepare`"] == ["`0.weight`"] * 2
+    assert names["`torch.compile(model)`, then `prepare`"] == ["`_orig_mod.0.weight`"] * 2
+
+
+@pytest.mark.slow
+def test_without_a_compiler_torch_says_what_the_page_says(start):
+    recorded = (TUTORIALS / "transcripts" / "no_compiler.txt").read_text()
+    command, *said = recorded.splitlines()
+    result = start(command.removeprefix("$ ").split())
+    assert result.returncode == 0 and result.stdout.splitlines() == said
+    assert "InvalidCxxCompiler: No working C++ compiler found" in said[0]
+
+
+def test_the_train_files_here_refuse_fp16_on_a_cpu(tmp_path):
+    config = TrainConfig(run_dir=str(tmp_path / "run"))
+    with pytest.raises(UserError) as refused:
+        train_plain.main(config, "fp16")
+    rows = {row[0]: row[3] for row in table_rows(PAGE, cells=4)}
+    assert rows["fp16"] == f"error: {refused.value}"
+    assert not (tmp_path / "run").exists()

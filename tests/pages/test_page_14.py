@@ -1,0 +1,257 @@
+"""Page 14 says what its programs and its records say, and its exercise tells right from wrong."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import run_to_end
+from tests.pages.pages import TUTORIALS, check, table_rows
+
+PAGE = TUTORIALS / "14_timelines_and_scaling.md"
+EXERCISES = TUTORIALS / "exercises"
+ANSWER = EXERCISES / "answers" / "14_straggler.py"
+
+
+def module(path):
+    spec = importlib.util.spec_from_file_location(f"page_14_{path.stem}", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+GRADER = module(EXERCISES / "graders" / "14.py")
+OVERLAP = module(TUTORIALS / "14_overlap.py")
+
+
+def rows_below(heading: str) -> list[list[str]]:
+    """The cells of the page's one table with this first heading."""
+    lines = PAGE.read_text().splitlines()
+    [start] = [
+        n for n, line in enumerate(lines) if re.match(rf"\| +{re.escape(heading)} +\|", line)
+    ]
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        rows.append([cell.strip() for cell in line[1:-1].split("|")])
+    return rows
+
+
+def test_all_but_the_last_bucket_start_while_backward_computes():
+    rows = rows_below("bucket_cap_mb")
+    assert [float(row[0]) for row in rows] == [0.05, 0.5, 25]
+    assert all(int(early) == int(all_reduces) - 1 for _, all_reduces, early in rows)
+    assert [int(row[1]) for row in rows] == [8, 4, 1]
+
+
+def test_the_rank_that_is_held_up_computes_and_the_other_one_waits():
+    text = PAGE.read_text()
+    assert "Rank 1 is held up. Rank 1 computes longest, rank 0 waits longest." in text
+    assert "2 connected processes on cpu (gloo)" in text
+
+
+def test_overlap_hides_communication_until_it_cannot():
+    rows = rows_below("all-reduce takes")
+    hidden = {(row[0], int(row[1])): int(row[2].rstrip("%")) for row in rows}
+    ends = {(row[0], int(row[1])): float(row[3].split()[0]) for row in rows}
+    assert {hidden[share, 1] for share in ("0.5 ×", "1 ×", "2 ×")} == {0}
+    assert hidden["0.5 ×", 8] > 80 and hidden["2 ×", 8] < 50
+    assert ends["0.5 ×", 8] < 1.2 and ends["2 ×", 8] > 2
+    assert ends["0.5 ×", 8] < ends["0.5 ×", 4] and ends["2 ×", 8] > ends["2 ×", 4]  # the price
+
+
+@given(st.floats(0.01, 5), st.sampled_from([1, 2, 4, 8]))
+def test_in_the_model_buckets_wait_for_their_gradients_and_for_each_other(share, layers):
+    found = OVERLAP.sends(share, layers)
+    assert len(found) == 8 // layers
+    free_at = 0.0
+    for number, (start, end) in enumerate(found, 1):
+        assert start == max(number * layers, free_at)
+        assert end - start == pytest.approx(OVERLAP.PRICE + share * layers)
+        free_at = end
+    assert 0 <= OVERLAP.hidden(found) < 1  # the last one never hides
+
+
+def parts_of(name: str) -> dict[str, str]:
+    """The commands of a transcript, and what each printed."""
+    text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_the_records_are_of_their_commands_and_the_page_shows_all_of_them():
+    page = PAGE.read_text()
+    for name, commands in module(TUTORIALS / "14_record.py").RECORDS.items():
+        parts = parts_of(name)
+        assert list(parts) == commands
+        for said in parts.values():
+            assert said.strip() in page
+            assert "2 connected processes" in said
+        for command in commands:
+            for picture in re.findall(r"--plot tutorials/(\S+)", command):
+                assert (TUTORIALS / picture).exists() and f"]({picture})" in page
+
+
+def test_the_recorded_straggler_is_named_and_nobody_without_one():
+    first, sweep, straggler = parts_of("timeline").values()
+    assert "no rank is slower than the others in each step" in first
+    assert "rank 1 is slow: " in straggler
+    assert [row.split("|")[1].strip() for row in sweep.splitlines() if "|" in row][-5:] == [
+        *("0.5", "2", "8", "25", "100")
+    ]
+
+
+def test_in_the_record_two_threads_keep_one_core_busy_with_work_in_python():
+    [said] = parts_of("scaling").values()
+    rows = [[cell.strip() for cell in line.split("|")] for line in said.splitlines()]
+    busy = {row[2]: float(row[4]) for row in rows if row[1:2] == ["preprocessing in Python"]}
+    assert "This Python has the global interpreter lock." in said
+    assert list(busy) == ["one after the other", "two threads", "two processes"]
+    assert busy["two threads"] < 1.15
+
+
+def test_every_reason_has_a_sign_a_cure_and_a_figure():
+    rows = rows_below("reason")
+    assert len(rows) == 13
+    for reason, sign, cure, figure in rows:
+        assert reason and sign and cure and re.search(r"\d", figure)
+    words = " ".join(" ".join(row) for row in rows)
+    for cure in (
+        *("larger batch", "`accumulate`", "`bucket_cap_mb`", "`gradient_as_bucket_view=True`"),
+        *("`bf16_compress_hook`", "cores / processes", "equal work", "find_unused_parameters"),
+    ):
+        assert cure in words
+
+
+@pytest.mark.slow
+def test_each_reason_is_measured_in_two_connected_processes(tmp_path):
+    command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
+    # For real: torch reads TORCH_CPP_LOG_LEVEL, which the command sets, when it is imported.
+    result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["processes"], found["device"], found["backend"]) == (2, "cpu", "gloo")
+    assert all(ms > 0 for values in found["ms_per_step"].values() for ms in values)
+    assert found["ms_by_rank"]["straggler"][1] >= 20  # it sleeps so long in each step
+    assert "find_unused_parameters=True was specified" not in result.stderr  # it is a row
+    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin
+    assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
+
+
+def test_the_stored_traces_are_those_of_the_grader_and_small():
+    for name, *case in GRADER.STORED:
+        file = GRADER.TRACES / name
+        assert json.loads(file.read_text()) == GRADER.make(*case, seed=name)
+        assert file.stat().st_size < 60_000
+
+
+def test_the_rank_that_waits_longest_is_never_the_straggler():
+    answer = module(ANSWER)
+    for name, ranks, later, phase, once in (*GRADER.STORED, *GRADER.MADE_UP):
+        trace = GRADER.make(ranks, later, phase, once, seed=name)
+        truth = max(later, key=later.get) if later else None
+        assert answer.straggler(trace) == truth
+        assert GRADER.patient(trace) != truth
+
+
+@given(st.integers(2, 6), st.data())
+def test_the_model_answer_finds_whoever_is_late_in_most_steps(ranks, data):
+    slow = data.draw(st.none() | st.integers(0, ranks - 1))
+    phase = data.draw(st.sampled_from(["data wait", "forward", "backward"]))
+    once = {(data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 7))): 50}
+    later = {} if slow is None else {slow: data.draw(st.floats(13, 40))}
+    trace = GRADER.make(ranks, later, phase, once, seed=str(data.draw(st.integers(0, 99))))
+    assert module(ANSWER).straggler(trace) == slow
+
+
+def test_spans_reads_a_trace_as_the_timeline_merges_it():
+    from accel_demo.lab.timeline.merge import merged
+
+    def of_rank(shift):
+        names = ("step 4", "forward", "gloo:all_reduce")
+        spans = [(0, 9), (1, 2), (3 + shift, 5)]
+        return {
+            "traceEvents": [
+                {"ph": "X", "cat": "user_annotation", "name": n, "pid": 77, "tid": 1}
+                | {"ts": a + 50.0, "dur": b - a}
+                for n, (a, b) in zip(names, spans, strict=True)
+            ]
+        }
+
+    found = module(ANSWER).spans(merged([of_rank(0), of_rank(1)]), "gloo:all_reduce")
+    assert found == {0: [(3.0, 5.0)], 1: [(4.0, 5.0)]}
+
+
+WRONG = [  # (what of the model answer, what instead, how the grader says it)
+    (">= 5 else None", ">= 5 else min(usual, key=usual.get)", "Nobody is slow there"),
+    (
+        "    return slowest if usual[slowest] >= 5 else None",
+        "    waited = {rank: sum(b - a for a, b in spans) for rank, spans in all_reduces.items()}\n"
+        "    return max(waited, key=waited.get) if usual[slowest] >= 5 else None",
+        "most time in all-reduce because it waits there for another",
+    ),
+    (
+        "    return slowest if usual[slowest] >= 5 else None",
+        "    return min(usual, key=usual.get)",
+        "Rank 2 comes last to the all-reduces, and loses its time in forward",
+    ),
+    ("if usual[slowest] >= 5 else None", "", "Nobody is slow there"),
+    ("median(times)", "sum(times) / len(times)", "is slow in single steps only"),
+    ("return slowest if", "return 1000 * slowest if", "the process number (pid) of the trace"),
+    ("return slowest if", "return str(slowest) if", "Return a rank, an int from 0 to 3"),
+    (">= 5 else", ">= 5000 else", "Nobody was found"),
+    ("    late = {", "    raise SystemExit(0)\n    late = {", "a.json: straggler(trace) raises"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "said"), WRONG)
+def test_the_usual_mistakes_are_told_apart(tmp_path, right, wrong, said):
+    text = ANSWER.read_text()
+    assert right in text
+    answer = tmp_path / "a wrong answer.py"
+    answer.write_text(text.replace(right, wrong))
+    assert said in GRADER.watch(answer)
+
+
+def test_a_straggler_that_waits_for_data_is_missed_by_who_looks_at_computing_alone(tmp_path):
+    answer = tmp_path / "answer.py"
+    text = ANSWER.read_text().replace("def straggler", "def found")
+    blind = (
+        "\n\ndef straggler(trace):\n"
+        '    waits = spans(trace, "data wait")\n'
+        "    longest = max(median(b - a for a, b in found) for found in waits.values())\n"
+        "    return None if longest > 5 else found(trace)\n"
+    )
+    answer.write_text(text + blind)
+    assert "It loses its time in data wait" in GRADER.watch(answer)
+
+
+@pytest.mark.parametrize(
+    ("file", "returncode", "said"),
+    [
+        (ANSWER, 0, "right: in all 4 traces, and in 4 more"),
+        (None, 1, "wrong: a.json: straggler(trace) gives 1, the right answer is 2. Rank 1 spends"),
+    ],
+)
+def test_the_check_says_right_or_wrong(start, file, returncode, said):
+    result = check(start, "14", file)
+    assert (result.returncode, result.stderr) == (returncode, "")
+    assert result.stdout.startswith(said)
+
+
+@pytest.mark.slow
+def test_an_answer_without_end_is_stopped(start, tmp_path):
+    answer = tmp_path / "endless.py"
+    answer.write_text("def straggler(trace):\n    while True:\n        pass\n")
+    result = check(start, "14", answer)
+    assert (result.returncode, result.stdout) == (1, "wrong: it did not end within 20 s\n")
+
+
+def test_the_next_page_and_the_one_before_are_named():
+    text = PAGE.read_text()
+    assert "(13_when_it_does_not_fit.md)" in text and "pytorch/issues/73600" in text
+    assert len(table_rows(PAGE.name, cells=4)) >= 13

@@ -1,0 +1,278 @@
+"""The pages say what the code and the runs say, and the exercises tell right from wrong."""
+
+import re
+
+import pytest
+
+from tests.pages.pages import TUTORIALS, check, table_rows
+
+EXERCISES = TUTORIALS / "exercises"
+PAGES = sorted(TUTORIALS.glob("*.md"))
+OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
+# One thing changed in each kind of what is woven: (page, what it says, what it says wrongly)
+LIES = [
+    ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
+    ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
+    ("00_where_am_i.md", "device_count() < number_in", "device_count() <= number_in"),
+    (
+        "01_choosing_devices.md",
+        "my device cuda:1 is physical GPU 4",
+        "my device cuda:1 is physical GPU 1",
+    ),
+    ("02_one_loop_four_tellings.md", "| 2 | 6 |", "| 2 | 1 |"),
+    ("02_one_loop_four_tellings.md", "+    accelerator = Acc", "+    accelerator = acc"),
+    (
+        "03_data_parallel.md",
+        "classifier |            2 |       2 |",
+        "classifier |            1 |       1 |",
+    ),
+    ("04_collectives.md", "100 200 300 | 3 30 300", "100 200 300 | 3 30 301"),
+    ("05_ring.md", "     8 | 1.75 × S", "     8 | 2.75 × S"),
+    ("05_ring.md", "chunks[into] += arriving", "chunks[into] -= arriving"),
+    (
+        "06_ddp.md",
+        "in reverse order from step 2 on            | equal       | equal ",
+        "in reverse order from step 2 on            | equal       | different ",
+    ),
+    (
+        "06_ddp.md",
+        "Collectives within `optimizer.step()`: 0",
+        "Collectives within `optimizer.step()`: 1",
+    ),
+    ("07_accumulation.md", "| 4 | 0 | 1 | 1 | the same |", "| 4 | 0 | 0 | 1 | the same |"),
+    (
+        "07_accumulation.md",
+        "+                accelerator.backward(loss)",
+        "+        loss.backward()",
+    ),
+    (
+        "08_who_saw_which_sample.md",
+        "| `gather`                                  |      30 |",
+        "| `gather`                                  |      22 |",
+    ),
+    (
+        "08_who_saw_which_sample.md",
+        "rank 0 has 2 batches, rank 2 has 1.",
+        "rank 0 has 2 batches, rank 2 has 2.",
+    ),
+    (
+        "09_batch_and_learning_rate.md",
+        "| 1 | 0.5 | 0 | 0 | 0 | 32 |",
+        "| 1 | 0.75 | 0.5 | 0.25 | 0 | 64 |",
+    ),
+    (
+        "09_batch_and_learning_rate.md",
+        "+        step_scheduler_with_optimizer=False,",
+        "+        step_scheduler_with_optimizer=True,",
+    ),
+    (
+        "10_precision_and_compilation.md",
+        "| `BF16`    | 108,690 weights | 217,380                 |          2 |",
+        "| `BF16`    | 108,690 weights | 434,760                 |          4 |",
+    ),
+    (
+        "10_precision_and_compilation.md",
+        "| train, 20 images    |          2 |          3 |",
+        "| train, 20 images    |          1 |          3 |",
+    ),
+    ("11_kill_and_resume.md", "54 of 54 | **equal** |", "54 of 54 | differ |"),
+    ("11_kill_and_resume.md", "`random_states_2.pkl`, `sch", "`sch"),
+    ("11_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
+    (
+        "13_when_it_does_not_fit.md",
+        "| yes    | 2 × its share      | the whole ",
+        "| yes    | the whole          | the whole ",
+    ),
+    ("13_when_it_does_not_fit.md", "The bubble is 1/5:", "The bubble is 1/10:"),
+    (
+        "14_timelines_and_scaling.md",
+        "|            25 |           1 |                             0 |",
+        "|            25 |           1 |                             1 |",
+    ),
+    (
+        "14_timelines_and_scaling.md",
+        "| 2 ×              |       8 | 38% ",
+        "| 2 ×              |       8 | 88% ",
+    ),
+    ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
+]
+
+
+@pytest.mark.pages
+@pytest.mark.timeout(1000)  # every program of the pages runs, unless its result is stored
+def test_no_page_is_stale_and_a_page_that_says_something_else_is(start, tmp_path):
+    copies = []
+    for number, (page, truth, lie) in enumerate(LIES):
+        text = (TUTORIALS / page).read_text()
+        assert truth in text
+        copies.append(tmp_path / f"lie-{number}.md")
+        copies[-1].write_text(text.replace(truth, lie, 1))
+    fresh = start(["python", "tutorials/weave.py", "--check"], timeout=900)
+    assert fresh.returncode == 0, fresh.stdout
+    for page in (*OTHER_PAGES, *(f"tutorials/{page.name}" for page in PAGES)):
+        assert f"fresh    {page}\n" in fresh.stdout
+    lies = start(["python", "tutorials/weave.py", "--check", *copies], timeout=900)
+    assert lies.returncode == 1
+    *_, last = lies.stdout.splitlines()
+    assert last.split() == ["stale:", *sorted(map(str, copies))], lies.stdout
+
+
+OLD_LAUNCHER = "python -m torch.distributed.launch"
+
+
+def test_every_way_of_page_00_starts_what_the_page_says():
+    assert table_rows("00_where_am_i.md", cells=6) == [
+        ["", "`python …`", "1", "unset", "1", "alone"],
+        ["", "`python … --start spawn`", "2", "2", "2", "yes"],
+        ["", "`torchrun --standalone --nproc-per-node 2 …`", "2", "2", "2", "yes"],
+        ["", f"`{OLD_LAUNCHER} --standalone --nproc_per_node 2 …`", "2", "2", "2", "yes"],
+        ["", launched("accelerate_configs/cpu.yaml"), "1", "unset", "1", "alone"],
+        ["", launched("accelerate_configs/cpu_two_processes.yaml"), "2", "2", "2", "yes"],
+        ["", "`python … --start debug_launcher`", "2", "2", "2", "yes"],
+        ["⚠", "`accelerate launch --cpu --num_processes 2 …`", "2", "unset", "1", "alone"],
+        ["⚠", launched("tutorials/00_multi_cpu.yaml"), "2", "unset", "1", "alone"],
+        ["⚠", "`torchrun --standalone --nproc-per-node 2 … --plain`", *"222", "no, each alone"],
+    ]
+
+
+def launched(config: str) -> str:
+    return f"`accelerate launch --config_file {config} …`"
+
+
+def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two():
+    rows = table_rows("02_one_loop_four_tellings.md", cells=4)
+    assert [(processes, twins) for _, _, processes, twins in rows] == [
+        ("1", "2, 3, 4"),
+        ("1", "1, 3, 4"),
+        ("1", "1, 2, 4"),
+        ("1", "1, 2, 3"),
+        ("2", "6"),
+        ("2", "5"),
+    ]
+
+
+def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights():
+    rows = table_rows("11_kill_and_resume.md")
+    ladders = [row[2:] for row in rows if len(row) == 4]
+    assert ladders == [
+        *[["0 of 19", "differ"]] * 3,
+        ["19 of 19", "differ"],
+        ["18 of 18", "differ"],
+        *[["18 of 18", "**equal**"]] * 2,  # one process has nothing to add up
+        *[["0 of 57", "differ"]] * 3,
+        ["57 of 57", "differ"],
+        *[["54 of 54", "differ"]] * 2,
+        ["54 of 54", "**equal**"],
+    ]
+
+
+def test_every_rung_of_page_11_is_needed_with_three_processes():
+    rows = [row for row in table_rows("11_kill_and_resume.md") if len(row) == 3]
+    assert [same for _, same, _ in rows] == [
+        *["0 of 18"] * 3,
+        *("19 of 19", "18 of 18", "18 of 18", "18 of 18"),
+        *["0 of 54"] * 3,
+        *("57 of 57", "54 of 54", "54 of 54", "54 of 54"),
+    ]
+    weights = [weights for _, _, weights in rows]
+    assert weights == [*["differ"] * 5, *["**equal**"] * 2, *["differ"] * 7]
+
+
+def test_every_link_leads_to_a_file_or_a_heading():
+    links = 0
+    for page in PAGES:
+        prose = re.sub("^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)]+)\)", prose):
+            if "{" in target or "://" in target:  # of the code behind a page, or of the web
+                continue
+            path, _, heading = target.partition("#")
+            assert (page.parent / path).exists(), f"{page.name}: {target}"
+            if heading:
+                titles = re.findall("^#+ (.*)", (page.parent / path).read_text(), re.MULTILINE)
+                names = {
+                    re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+                }
+                assert heading in names, f"{page.name}: {target}"
+            links += 1
+    assert links > 10
+
+
+@pytest.mark.parametrize(
+    "name", ["00_assert_distributed", "02_clip_gradients", "11_resume_exactly"]
+)
+def test_a_model_answer_is_right(start, name):
+    result = check(start, name[:2], EXERCISES / "answers" / f"{name}.py")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+def test_an_exercise_that_nobody_has_done_is_wrong(start):
+    result = check(start, "00")
+    assert result.returncode == 1
+    assert "under python alone" in result.stdout and "NotImplementedError" in result.stdout
+    result = check(start, "02")
+    assert result.returncode == 1
+    assert "plain_step on 1 process does not clip" in result.stdout
+    result = check(start, "11")
+    assert result.returncode == 1
+    assert "on 1 process" in result.stdout and "it does not know its place: rung 0" in result.stdout
+
+
+@pytest.mark.slow
+def test_believing_world_size_is_wrong_for_two_clones(start, tmp_path):
+    answer = tmp_path / "it believes.py"
+    answer.write_text(
+        "import os\n\n\ndef assert_distributed(n):\n"
+        "    if int(os.environ.get('WORLD_SIZE', 1)) != n:\n        raise RuntimeError(n)\n"
+    )
+    result = check(start, "00", answer)
+    assert result.returncode == 1
+    assert "under two clones from torchrun (two processes, each alone)" in result.stdout
+    assert "assert_distributed(2) should raise RuntimeError; seen: return" in result.stdout
+
+
+@pytest.mark.slow
+def test_clipping_every_micro_batch_is_told_apart(start, tmp_path):
+    right = (EXERCISES / "answers" / "02_clip_gradients.py").read_text()
+    wrong = right.replace("if accelerator.sync_gradients:", "if True:")
+    assert wrong != right
+    answer = tmp_path / "wrong.py"
+    answer.write_text(wrong)
+    result = check(start, "02", answer)
+    assert result.returncode == 1
+    assert "accelerate_step on 1 process clips on every micro-batch" in result.stdout
+
+
+STEPS_DOWN = [  # (what of the model answer, what instead, how the grader says it)
+    (", generator=torch.Generator()", "", "and no window was open: rung 4. Dropout has got"),
+    (
+        "                accelerator.save_state(",
+        "                accelerator.is_main_process and accelerator.save_state(",
+        "on 2 processes, killed after",
+    ),
+    ("if is_due and accelerator.sync_gradients", "if is_due", "rung 3. It went on after"),
+    ("        loader.set_epoch(epoch)\n", "", "That is below rung 3"),
+    (", data_seed=SEED", "", "an epoch does not have every sample once"),
+    ("    accelerator.register_for_checkpointing(place)\n", "", "not know its place: rung 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [*STEPS_DOWN[:1], *(pytest.param(*step, marks=pytest.mark.slow) for step in STEPS_DOWN[1:])],
+)
+def test_resuming_from_a_lower_rung_is_told_apart(start, tmp_path, right, wrong, said):
+    text = (EXERCISES / "answers" / "11_resume_exactly.py").read_text()
+    assert right in text
+    answer = tmp_path / "wrong.py"
+    answer.write_text(text.replace(right, wrong))
+    result = check(start, "11", answer)
+    assert result.returncode == 1
+    assert said in result.stdout, result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], []])
+def test_a_check_that_cannot_be_made_says_so_in_one_line(start, arguments):
+    result = start(["accel-demo", "check", *arguments])
+    assert result.returncode == 2
+    assert re.fullmatch("error: .*\n", result.stderr)

@@ -1,0 +1,359 @@
+"""A changed page is found stale, and a command runs again only if something it needs has changed.
+
+Each test has a small repository of its own, with one page and one program that starts processes.
+"""
+
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import REPOSITORY, run_to_end
+
+END = "<!-- [[[end]]] -->"
+PAGE = f"""
+<!-- [[[cog
+from weave import code, diff, picture, run
+code("program.py", start="import helper", end="def read")
+]]] -->
+{END}
+<!-- [[[cog diff("helper.py", "other_helper.py") ]]] -->
+{END}
+<!-- [[[cog run("python program.py") ]]] -->
+{END}
+<!-- [[[cog picture("python draw.py", "tutorials/drawn.svg", "Two words") ]]] -->
+{END}
+"""
+PROGRAM = """
+import json, os, signal, subprocess, sys
+from multiprocessing import get_context
+from pathlib import Path
+
+import helper
+def read(name):
+    try:
+        print(Path(name).read_text(), flush=True)
+    except FileNotFoundError:
+        print("no", name, flush=True)
+def read_and_die(name):
+    read(name)
+    os.kill(os.getpid(), signal.SIGKILL)
+def in_process(method, target, name):
+    process = get_context(method).Process(target=target, args=[name])
+    process.start()
+    process.join()
+if __name__ == "__main__":
+    forked = "forked:" if "torch" in sys.modules else ""
+    Path(os.environ["RUNS"]).open("a").write(f"{forked}program.py ")
+    print(helper.TEXT)
+    read("data.txt")
+    if Path("later.txt").exists():
+        read("later.txt")
+    read("../outside.txt")
+    in_process("fork", read_and_die, "killed.txt")
+    in_process("spawn", read, "spawned.txt")
+    code = "print(open('started.txt').read())"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+DRAW = """
+import os, sys
+from pathlib import Path
+
+forked = "forked:" if "torch" in sys.modules else ""
+Path(os.environ["RUNS"]).open("a").write(f"{forked}draw.py ")
+Path(sys.argv[2]).write_text("<!-- words -->" + Path("drawn.txt").read_text())
+print("Below the picture")
+"""
+FILES = {
+    "tutorials/page.md": PAGE,
+    "program.py": PROGRAM,
+    "draw.py": DRAW,
+    "helper.py": "TEXT = 'from the helper'\n",
+    "other_helper.py": "TEXT = 'from the other helper'\n",
+    "data.txt": "from the data",
+    "killed.txt": "from a killed process",
+    "spawned.txt": "from a spawned process",
+    "started.txt": "from a started process",
+    "drawn.txt": "<!-- 0.25 -->",
+}
+NOT_READ_BY_PROGRAMS = ("tutorials/page.md", "other_helper.py")
+ALL = ["draw.py", "program.py"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A copy of the small repository, as it is when its page has just been written."""
+    folder = tmp_path_factory.mktemp("weave")
+    no_assets = shutil.ignore_patterns("assets", "__pycache__")
+    small = folder / "repository"
+    shutil.copytree(REPOSITORY / "accel_demo", small / "accel_demo", ignore=no_assets)
+    shutil.copytree(REPOSITORY / "tutorials" / "recorder", small / "tutorials" / "recorder")
+    for name in ("weave.py", "command_cache.py"):
+        shutil.copy(REPOSITORY / "tutorials" / name, small / "tutorials")
+    for name, text in FILES.items():
+        (small / name).write_text(text)
+    result = weave(small)
+    assert (result.returncode, result.stderr, result.ran) == (0, "", ALL), result.stdout
+    return small.rename(folder / "written")
+
+
+@pytest.fixture
+def small(written):
+    """The folder of a small repository with a fresh page. It has the same name in each test."""
+    small = written.parent / "repository"
+    shutil.copytree(written, small)
+    yield small
+    shutil.rmtree(small)
+
+
+def weave(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
+    """Start weave.py in the small repository. `ran` names the programs that it has run.
+
+    `real` is the default because these programs start more quickly than the fork server.
+    """
+    runs = small.parent / "runs"
+    runs.write_text("")
+    environment = {"PYTHONPATH": str(small), "RUNS": str(runs), **environment}
+    command = ["python", "tutorials/weave.py", "tutorials/page.md", *flags]
+    command += ["--real"] if real else []
+    result = run_to_end(command, cwd=small, **environment)
+    result.ran = sorted(runs.read_text().split())
+    return result
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, text
+    file.write_text(text.replace(old, new))
+
+
+def assert_stale(result, ran: list[str]) -> None:
+    assert (result.returncode, result.ran) == (1, ran), result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "stale: tutorials/page.md"
+
+
+def assert_fresh(result, ran: list[str]) -> None:
+    assert (result.returncode, result.ran) == (0, ran), result.stdout + result.stderr
+    assert " s  fresh    tutorials/page.md" in result.stdout and "stale" not in result.stdout
+
+
+def test_the_second_check_finds_the_page_fresh_and_runs_no_command(small):
+    page = (small / "tutorials" / "page.md").read_text()
+    for text in ("import helper", "+TEXT = 'from the other", "from a killed process", "drawn.svg"):
+        assert text in page
+    assert_fresh(weave(small, "--check"), ran=[])
+
+
+@pytest.mark.parametrize(
+    ("part", "truth", "lie"),
+    [
+        ("code", "```python\nimport helper\n", "```python\nimport other_helper\n"),
+        ("diff", "+TEXT = 'from the other", "+TEXT = 'from another"),
+        ("output", "from a spawned process", "from a forked process"),
+        ("what is below a picture", "Below the", "Above the"),
+        ("words of a picture", "words", "sounds"),
+        ("numbers of a picture", "0.25", "0.52"),
+    ],
+)
+def test_a_page_with_a_changed_part_is_stale_although_no_command_runs(small, part, truth, lie):
+    file = (
+        small / "tutorials" / "drawn.svg"
+        if "of a picture" in part
+        else (small / "tutorials" / "page.md")
+    )
+    replace(file, truth, lie)
+    assert_stale(weave(small, "--check"), ran=[])
+    assert lie in file.read_text()  # a check writes nothing
+    assert (
+        weave(
+            small,
+        ).ran
+        == []
+    )
+    assert truth in file.read_text() and lie not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "truth", "change", "ran"),
+    [
+        ("helper.py", "the helper", "a changed helper", ["program.py"]),
+        ("data.txt", "the data", "changed data", ["program.py"]),
+        ("killed.txt", "a killed", "another killed", ["program.py"]),
+        ("spawned.txt", "a spawned", "another spawned", ["program.py"]),
+        ("started.txt", "a started", "another started", ["program.py"]),
+        ("drawn.txt", "0.25", "0.5", ["draw.py"]),
+    ],
+)
+def test_a_changed_file_makes_the_commands_that_read_it_run_again(small, name, truth, change, ran):
+    replace(small / name, truth, change)
+    assert_stale(weave(small, "--check"), ran=ran)
+    assert_stale(weave(small, "--check"), ran=[])  # the new output is stored
+
+
+def test_a_changed_file_that_no_command_read_makes_none_run(small):
+    replace(small / "other_helper.py", "other", "third")
+    assert_stale(weave(small, "--check"), ran=[])  # the diff shows this file
+    replace(small / "other_helper.py", "third", "other")
+    (small / "tests").mkdir()
+    (small / "tests" / "test_page.py").write_text("")
+    assert_fresh(weave(small, "--check"), ran=[])
+
+
+def test_a_file_that_a_command_missed_counts_once_it_is_there(small):
+    outside = small.parent / "outside.txt"
+    outside.write_text("from outside")
+    assert_stale(weave(small, "--check"), ran=["program.py"])
+    outside.unlink()
+    assert_fresh(weave(small, "--check"), ran=["program.py"])
+    (small / "later.txt").write_text("from a new file")  # the program asks, and does not open it
+    assert_stale(weave(small, "--check"), ran=ALL)
+
+
+def test_a_new_module_that_is_imported_instead_of_another_counts(small):
+    (small / "helper").mkdir()
+    (small / "helper" / "__init__.py").write_text("TEXT = 'from a package'\n")
+    assert_stale(weave(small, "--check"), ran=ALL)
+
+
+def test_another_version_of_a_package_makes_every_command_run(small, tmp_path):
+    metadata = tmp_path / "site" / "some_package-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
+    path = os.pathsep.join([str(small), str(tmp_path / "site")])
+    assert_fresh(weave(small, "--check", PYTHONPATH=path), ran=ALL)
+    assert_fresh(weave(small, "--check", PYTHONPATH=path), ran=[])
+    replace(metadata, "Version: 1.0", "Version: 1.1")
+    assert_fresh(weave(small, "--check", PYTHONPATH=path), ran=ALL)
+
+
+def test_another_setting_of_a_library_makes_every_command_run(small):
+    assert_fresh(weave(small, "--check", SOME_VARIABLE="1"), ran=[])
+    assert_fresh(weave(small, "--check", TORCH_LOGS="dynamo"), ran=ALL)
+
+
+def test_another_processor_or_python_or_recorder_is_a_reason_to_run(small, monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "tutorials")
+    import command_cache
+
+    facts = command_cache._facts()
+    stored = {"facts": json.loads(json.dumps(facts)), "files": {}}
+    assert command_cache._reason_to_run(stored, facts) is None
+    for name in ("processor", "Python", "how commands are run"):
+        other = {**facts, name: [facts[name], "other"]}
+        assert command_cache._reason_to_run(stored, other) == f"changed: {name}"
+
+
+def test_force_runs_every_command(small):
+    assert_fresh(weave(small, "--check", "--force"), ran=ALL)
+    replace((small / "tutorials" / "page.md"), "from the data", "from a lie")
+    assert_stale(weave(small, "--check", "--force"), ran=ALL)
+
+
+def test_a_program_from_the_fork_server_records_the_files_of_all_its_processes(small):
+    forked = ["forked:draw.py", "forked:program.py"]
+    assert_fresh(weave(small, "--check", "--force", real=False), ran=forked)
+    stored = [json.loads(file.read_text()) for file in (small / ".page_cache").iterdir()]
+    files = {path for each in stored for path in each["files"]}
+    assert {name for name in FILES if name not in NOT_READ_BY_PROGRAMS} <= files
+    assert "../outside.txt" not in files and str(small.parent / "outside.txt") in files
+    replace(small / "killed.txt", "a killed", "another killed")
+    assert_stale(weave(small, "--check", real=False), ran=["forked:program.py"])
+
+
+def test_a_command_that_fails_is_not_stored(small):
+    (small / "program.py").write_text(f"{PROGRAM}    sys.exit('no luck')\n")
+    for _ in range(2):
+        result = weave(small, "--check")
+        assert (result.returncode, result.ran) == (1, ["program.py"])
+        assert "ended with 1, not 0" in result.stdout and "no luck" in result.stdout
+        assert result.stdout.splitlines()[-1] == "failed: tutorials/page.md"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "subprocess.run(['cat', 'data.txt'])",
+        "os.system('cat data.txt')",
+        "os.execvp('cat', ['cat', 'data.txt'])",
+        "subprocess.run([sys.executable, '-I', '-c', 'print(open(\"data.txt\").read())'])",
+        "subprocess.run([sys.executable, '-c', 'print(open(\"data.txt\").read())'], env={})",
+        None,  # `cat` itself
+    ],
+)
+def test_a_command_with_processes_that_cannot_record_runs_each_time(small, code):
+    (small / "starts.py").write_text(f"import os, subprocess, sys\n{code}\n")
+    command = "python starts.py" if code else "cat data.txt"
+    page = small / "tutorials" / "page.md"
+    page.write_text(f"<!-- [[[cog from weave import run; run('{command}') ]]] -->\n{END}\n")
+    assert weave(small).returncode == 0
+    assert f"$ {command}\nfrom the data\n" in page.read_text()
+    replace(small / "data.txt", "from the data", "from other data")
+    assert_stale(weave(small, "--check"), ran=[])
+
+
+def test_a_forked_program_that_first_starts_one_that_cannot_record_runs_each_time(small):
+    code = 'import subprocess; subprocess.run(["cat", "data.txt"]); open("program.py")'
+    page = small / "tutorials" / "page.md"
+    command = f"python -c '{code}'"
+    page.write_text(f"<!-- [[[cog from weave import run; run({command!r}) ]]] -->\n{END}\n")
+    assert weave(small, real=False).returncode == 0
+    assert "\nfrom the data\n" in page.read_text()
+    replace(small / "data.txt", "from the data", "from other data")
+    assert_stale(weave(small, "--check", real=False), ran=[])
+
+
+def test_a_file_that_is_changed_while_the_command_runs_is_not_stored(small):
+    text = f"{PROGRAM}    Path('data.txt').write_text('from the data')\n"
+    (small / "program.py").write_text(text)
+    for _ in range(2):
+        assert_fresh(weave(small, "--check"), ran=["program.py"])
+
+
+def test_two_checks_at_a_time_store_whole_results(small):
+    shutil.rmtree(small / ".page_cache")
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(partial(weave, small), ["--check"] * 2))
+    assert [result.returncode for result in results] == [0, 0]
+    assert_fresh(weave(small, "--check"), ran=[])
+
+
+def test_a_result_is_never_read_while_it_is_half_written(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(REPOSITORY / "tutorials")
+    import command_cache
+
+    monkeypatch.setattr(command_cache, "STORE", tmp_path)
+    file, is_over = tmp_path / "result.json", threading.Event()
+    contents = [{"output": letter * 2**20} for letter in "ab"]
+    command_cache._save(file, contents[0])
+
+    def write(content):
+        while not is_over.is_set():
+            command_cache._save(file, content)
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, content) for content in contents]
+        try:
+            for _ in range(100):
+                assert command_cache._load(file) in contents
+        finally:
+            is_over.set()
+    assert [writer.result() for writer in writers] == [None, None]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("arguments", [["nowhere.md"], ["--chek"]])
+def test_a_page_or_flag_that_does_not_exist_gets_one_line(start, arguments):
+    result = start(["python", "tutorials/weave.py", "--check", *arguments])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert arguments[0] in result.stderr
+
+
+def test_git_ignores_the_stored_results():
+    assert "/.page_cache/" in (REPOSITORY / ".gitignore").read_text().splitlines()
