@@ -393,4 +393,4 @@ def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(launcher, connec
     result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert (environment["processes"], environment["device"]) == (connect, "cuda")
+    assert (environment["processes"], environment["device"]) == (processes, "cuda")
