@@ -59,10 +59,10 @@ def test_each_row_names_functions_and_tests_that_exist(row):
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(f"accel_demo.{module}"), attribute), name
-    tested = re.findall(r"`(\w+\.py)::(\w+)`", tests)
+    tested = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
     assert tested and tests.count("`") == 2 * len(tested)
     for file, name in tested:
-        tree = ast.parse((REPOSITORY / "tests" / "anatomy" / file).read_text())
+        tree = ast.parse((REPOSITORY / "tests" / file).read_text())
         found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in found and name.startswith("test_"), f"{file}::{name}"
 

@@ -387,7 +387,9 @@ def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher,
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 @pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
-def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(launcher, connect, start, tmp_path):
+def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(
+    launcher, processes, start, tmp_path
+):
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
     command = [*launcher.split(), "train.py", *flags]
     result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
