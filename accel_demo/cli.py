@@ -22,7 +22,7 @@ VERBS = {
     "check": "check an exercise of the tutorials",
 }
 
-MODULES = {"predict": "predict", "check": "check", "bench": "bench"}  # no folder with command.py
+SINGLE_MODULES = {"predict", "check"}  # the other verbs are folders with a command.py
 
 
 def main() -> None:
@@ -38,9 +38,8 @@ def main() -> None:
         verb = parser.parse_args(sys.argv[1:2]).verb
         gc.disable()  # most verbs import torch: collecting garbage is a quarter of it, for nothing
         try:
-            module = importlib.import_module(
-                f"accel_demo.lab.{MODULES.get(verb, f'{verb}.command')}"
-            )
+            name = verb if verb in SINGLE_MODULES else f"{verb}.command"
+            module = importlib.import_module(f"accel_demo.lab.{name}")
         finally:
             gc.enable()
         try:

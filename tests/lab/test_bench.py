@@ -12,10 +12,12 @@ import torch
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
-from accel_demo.lab import bench
-from accel_demo.lab.bench import BENCHMARKS, limit, overhead, step_parts
-from accel_demo.lab.bench.step_parts import PARTS, timed_parts
+from accel_demo.lab import step_parts
+from accel_demo.lab.bench import command as bench
+from accel_demo.lab.bench import limit, overhead
+from accel_demo.lab.bench.command import BENCHMARKS
 from accel_demo.lab.crew import ON_CPU, Crew
+from accel_demo.lab.step_parts import PARTS, timed_parts
 from tests.conftest import REPOSITORY
 
 TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}

@@ -9,8 +9,8 @@ import pytest
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
-from accel_demo.lab import bench
 from accel_demo.lab.bench import article, article_loop, input
+from accel_demo.lab.bench import command as bench
 from accel_demo.lab.measurements import Table, median_interval
 from accel_demo.models import make_model
 

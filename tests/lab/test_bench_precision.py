@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab import bench
+from accel_demo.lab.bench import command as bench
 from accel_demo.lab.bench import precision, precision_training
 from tests.conftest import BIN, kill, left_behind, processes_below_this_one
 

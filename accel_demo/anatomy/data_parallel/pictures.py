@@ -1,4 +1,4 @@
-"""The pictures of data_parallel_show.py: the phases of a step, the bias, VGG in two parts."""
+"""The pictures of tables.py: the phases of a step, the bias, VGG in two parts."""
 
 import math
 

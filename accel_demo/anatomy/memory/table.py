@@ -1,4 +1,4 @@
-"""The table and the picture of what each device holds. memory.py runs it."""
+"""The table and the picture of what each device holds."""
 
 from pathlib import Path
 

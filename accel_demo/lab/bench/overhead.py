@@ -15,9 +15,9 @@ import statistics
 
 from tqdm import tqdm
 
-from accel_demo.lab.bench.step_parts import PARTS
 from accel_demo.lab.crew import Crew
 from accel_demo.lab.measurements import Report, Table, median_interval
+from accel_demo.lab.step_parts import PARTS
 
 REPEATS = 21
 BATCH_SIZE = 128

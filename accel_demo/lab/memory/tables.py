@@ -1,4 +1,4 @@
-"""What memory.py found, as a table and as bars."""
+"""What `accel-demo memory` found, as a table and as bars."""
 
 from pathlib import Path
 

@@ -21,10 +21,9 @@ from accel_demo.lab.report.page import write_report
 from accel_demo.lab.report.runs import FILES, check_folders, read_runs
 from accel_demo.lab.report.text import as_text
 
-# To be read in this order. What a folder holds: report_files (any one file), report_metrics and
-# report_predictions (the two with a form of their own), report_runs (the whole folder). What is
-# said of several runs: report_compare. As text: report_text. As a page: report_curves,
-# report_images, and report_page around both, with report.css and report.js.
+# To be read in this order. What a folder holds: files (any one file), metrics and predictions (the
+# two with a form of their own), runs (the whole folder). What several runs have in common and where
+# they differ: compare. As text: text. As a page: curves, images, and page around both.
 
 
 def main(arguments: list[str]) -> int:

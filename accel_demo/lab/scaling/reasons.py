@@ -40,7 +40,7 @@ PROCESSES = 2
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line.parser_of(
-        "scaling_reasons", __doc__, f"{QUICK_REPEATS} repeat", plot=False
+        "scaling.reasons", __doc__, f"{QUICK_REPEATS} repeat", plot=False
     )
     help = f"how often every way is measured, in turns (default: {REPEATS})"
     parser.add_argument("--repeats", type=int, metavar="N", help=help)

@@ -55,7 +55,7 @@ def shift(trace: Path, nanoseconds: int) -> None:
 def load(found_by_rank: list[dict]) -> list[dict]:
     """The trace of each rank, its events on rank 0's clock; "ts" and "dur" of them are in ms.
 
-    `found_by_rank` is what `timeline_run.profile_runs` gives for one run, by rank. Time 0 is the
+    `found_by_rank` is what `recording.profile_runs` gives for one run, by rank. Time 0 is the
     same for all of them.
     """
     traces = [json.loads(Path(found["trace"]).read_text()) for found in found_by_rank]

@@ -7,7 +7,7 @@ from accel_demo.lab.timeline.spans import Spans, intersect, length, span_of, sub
 from accel_demo.lab.timeline.straggler import lateness, pieces_of, slow_rank
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
-MARKED = ["data wait", "forward", "backward", "optimizer"]  # by timeline_run
+MARKED = ["data wait", "forward", "backward", "optimizer"]  # by recording.py
 SHORTEST_WAIT_MS = 0.1  # less is the way from one operator to the next
 ITEM_BYTES = {"float": 4, "Float": 4, "double": 8, "Double": 8, "long int": 8, "Long": 8}
 ITEM_BYTES |= dict.fromkeys(("c10::BFloat16", "BFloat16", "c10::Half", "Half"), 2)
@@ -17,7 +17,7 @@ NOT_OF_A_STEP = ("gloo:barrier", "gloo:send", "gloo:recv")
 def found_of(found_by_rank: list[dict], traces: list[dict], shown: int = 0) -> dict:
     """The ranks of one run, each with its steps and its bars, and a summary of each.
 
-    `traces` are those of `timeline_merge.load`. With `shown`, only that many steps, the last ones,
+    `traces` are those of `merge.load`. With `shown`, only that many steps, the last ones,
     are told of; who is slow is told from all of them. Times are ms since the first of them began.
     """
     timelines = [Timeline(trace) for trace in traces]
