@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from accel_demo import show
 from accel_demo.anatomy import asynchronous
 from accel_demo.anatomy.devices import gpus as devices
-from accel_demo.anatomy.devices import picture, table
+from accel_demo.anatomy.devices import table
 from accel_demo.anatomy.devices.gpus import cuda_order, visible_devices
 from accel_demo.errors import UserError
 from accel_demo.processes.launch import free_port
@@ -400,7 +400,7 @@ def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeyp
 
     figures = []
     monkeypatch.setattr(show, "save", lambda figure, file: figures.append(figure))
-    picture.draw_map(values, physical, "map.svg")
+    table.draw_map(values, physical, "map.svg")
     canvas = FigureCanvasAgg(figures[0])
     canvas.draw()
     for axes in figures[0].axes:

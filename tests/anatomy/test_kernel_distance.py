@@ -337,7 +337,7 @@ def test_the_program_measures_every_way(start, tmp_path):
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, said):
-    from accel_demo.anatomy.kernel_distance.table import main
+    from accel_demo.anatomy.kernel_distance.costs import main
 
     monkeypatch.setattr("sys.argv", ["kernel_distance", *arguments])
     with pytest.raises(SystemExit) as ended:

@@ -13,8 +13,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab.scaling import command as scaling
-from accel_demo.lab.scaling import picture, reasons
-from accel_demo.lab.scaling import text as scaling_text
+from accel_demo.lab.scaling import reasons, tables
 from accel_demo.lab.scaling.fit import amdahl, fit, gustafson, serial_share_of
 from tests.conftest import run_to_end
 
@@ -158,20 +157,20 @@ def test_fits_compare_a_telling_with_itself_and_speedups_with_plain_pytorch():
 
 
 def test_the_text_says_what_the_counts_can_tell_and_who_shares_cores():
-    crowded = scaling_text.text(made_up(0.25, [1, 2, 4], cores=2))
+    crowded = tables.text(made_up(0.25, [1, 2, 4], cores=2))
     assert "4 processes with 1 thread each share 2 cores" in crowded
     assert "cannot show that the law holds" not in crowded
-    two = scaling_text.text(made_up(0.25, [1, 2], cores=2))
+    two = tables.text(made_up(0.25, [1, 2], cores=2))
     assert "cannot show that the law holds" in two and " share 2 cores" not in two
     assert "Above 1" not in two and "Below 0" not in two and "Noise" not in two
-    alone = scaling_text.text(made_up(0.25, [1], cores=2) | {"threads": 4})
+    alone = tables.text(made_up(0.25, [1], cores=2) | {"threads": 4})
     assert "1 process with 4 threads each share 2 cores" in alone
-    assert "Above 1: slower than one process" in scaling_text.text(made_up(1.5, [1, 2], cores=2))
-    assert "Below 0: faster than the ideal" in scaling_text.text(made_up(-0.1, [1, 2], cores=2))
+    assert "Above 1: slower than one process" in tables.text(made_up(1.5, [1, 2], cores=2))
+    assert "Below 0: faster than the ideal" in tables.text(made_up(-0.1, [1, 2], cores=2))
 
 
 def test_the_picture_names_every_telling_and_law_and_the_shared_cores(tmp_path):
-    picture.draw(made_up(0.25, [1, 2, 4], cores=2), tmp_path / "drawn.svg")
+    tables.draw(made_up(0.25, [1, 2, 4], cores=2), tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text()
     words = ("ideal", "plain PyTorch", "raw DDP", "Accelerate", "Amdahl, share 0.25")
     for word in (*words, "Gustafson, share 0.25", "cores are shared", "two threads"):

@@ -10,7 +10,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab.timeline import command as timeline
 from accel_demo.lab.timeline import merge, recording
-from accel_demo.lab.timeline import spans as timeline_spans
+from accel_demo.lab.timeline import straggler as timeline_spans
 from accel_demo.lab.timeline import straggler as timeline_straggler
 from accel_demo.lab.timeline.phases import PHASES, Timeline, found_of
 from accel_demo.models import make_model

@@ -1,5 +1,5 @@
 """python -m accel_demo.anatomy.kernel_distance"""
 
-from accel_demo.anatomy.kernel_distance.table import main
+from accel_demo.anatomy.kernel_distance.costs import main
 
 main()

@@ -24,8 +24,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab import command_line
 from accel_demo.lab.crew import ON_CPU, Crew
 from accel_demo.lab.measurements import median_interval
-from accel_demo.lab.scaling import picture
-from accel_demo.lab.scaling import text as scaling_text
+from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.fit import amdahl, fit, gustafson
 
 REPEATS, QUICK_REPEATS = 9, 2
@@ -57,11 +56,11 @@ def main(arguments: list[str]) -> int:
 
     found = measure(options, counts, steps)
     found["gil"] = measure_gil(1 if options.quick else min(options.repeats, gil.REPEATS))
-    print(scaling_text.text(found))
+    print(tables.text(found))
     if options.json:
         command_line.write_json(options.json, found)
     if options.plot:
-        picture.draw(found, options.plot)
+        tables.draw(found, options.plot)
     return 0
 
 

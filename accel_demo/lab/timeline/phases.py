@@ -3,8 +3,17 @@
 import math
 from statistics import median
 
-from accel_demo.lab.timeline.spans import Spans, intersect, length, span_of, subtract, union
-from accel_demo.lab.timeline.straggler import lateness, pieces_of, slow_rank
+from accel_demo.lab.timeline.straggler import (
+    Spans,
+    intersect,
+    lateness,
+    length,
+    pieces_of,
+    slow_rank,
+    span_of,
+    subtract,
+    union,
+)
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
 MARKED = ["data wait", "forward", "backward", "optimizer"]  # by recording.py
