@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.config import TrainConfig
-from accel_demo.processes.signals import ignore_signals
+from accel_demo.processes.signals import SIGNALS, ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
 
@@ -24,7 +24,7 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
         "worker_init_fn": ignore_signals,
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",
-        **(safe_start_of_workers() if config.num_workers else {}),
+        **(safe_start_of_workers(SIGNALS) if config.num_workers else {}),
     }
 
 

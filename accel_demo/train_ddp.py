@@ -20,7 +20,8 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import autocast_for, check_processes, is_launched, own_device
+from accel_demo.processes.connect import autocast_for, check_processes, own_device
+from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import spawn
 from accel_demo.processes.losses import report_lost_processes
 from accel_demo.processes.signals import StopSignals

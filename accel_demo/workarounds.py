@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -22,7 +22,6 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
-from accel_demo.processes.signals import SIGNALS
 
 
 def keep_freed_memory() -> None:
@@ -69,14 +68,14 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def safe_start_of_workers() -> dict:
+def safe_start_of_workers(stop_signals: Collection[int]) -> dict:
     """Return the options with which a DataLoader starts its workers so that none of them hangs.
 
     Normally a worker is forked from this process. Before Python 3.11.10, this can go wrong if a
     thread enters Python at that very moment, as a thread of gloo does shortly after a collective to
     release its tensors: the worker inherits a lock that nobody will ever release, and waits for it.
     So if the processes are connected, a server that has no such threads forks the workers. Python
-    3.14 always does it that way.
+    3.14 always does it that way. The server ignores `stop_signals`, as the workers do.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
@@ -85,7 +84,7 @@ def safe_start_of_workers() -> dict:
     multiprocessing.resource_tracker.ensure_running()  # or else the next call unblocks SIGINT
     # The server inherits what is blocked. Otherwise it would end at the first SIGTERM, and the
     # workers with it, while the training process still needs them until the end of its step.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     multiprocessing.forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return {"multiprocessing_context": "forkserver"}

@@ -18,8 +18,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from accel_demo.processes.commands import LOOPBACK
-from accel_demo.processes.fork_server import ADDRESS, ForkServer, start_program
+from accel_demo.processes import launch
+from accel_demo.processes.environment import LOOPBACK, rank_environment
+from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.fork_server_main import adopt_orphans
 
 # One thread each, here and in what is started: the processes of a test share two cores, and sums
@@ -29,8 +30,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-
-from accel_demo.processes.connect import rank_environment  # noqa: E402
 
 # Only a test that asks for the GPUs sees them; all others do the same on every machine.
 GPUS = torch.cuda.device_count()
@@ -208,7 +207,7 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
     environment = {**os.environ, **environment}
     environment = {name: value for name, value in environment.items() if value is not None}
     environment.pop("PYTEST_CURRENT_TEST", None)
-    return start_program(command, environment, cwd, stdout, stderr, **options)
+    return launch.start(command, environment, stdout, stderr, cwd=cwd, **options)
 
 
 OPTIONS = ("new_session", "ignored_signal")

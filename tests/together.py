@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy.group import run_in_group
+from accel_demo.processes.group import run_in_group
 
 
 def call(device: torch.device, target: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ import argparse
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 PROGRAM = "tutorials/00_where_am_i.py"
 CONFIGS = "accelerate_configs"

@@ -11,7 +11,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 LAUNCHERS = {  # its name: (what is typed, the processes it starts)

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy import group
 from accel_demo.anatomy.collectives.by_hand import (
     all_gather,
     broadcast,
@@ -15,8 +14,10 @@ from accel_demo.anatomy.collectives.by_hand import (
     reduce,
     reduce_scatter,
 )
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import one_line_errors
+from accel_demo.processes.group import run_in_group
 
 
 def through_rank_0(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
@@ -55,5 +56,5 @@ def main(device: torch.device) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = group.read(group.command_line(__doc__, processes=3))
-        group.run_in_group(main, options.processes)
+        options = read(command_line(__doc__, processes=3))
+        run_in_group(main, options.processes)

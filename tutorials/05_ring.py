@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy.group import run_in_group
 from accel_demo.anatomy.ring import ALGORITHMS
 from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import Parser, UserError, one_line_errors
-from accel_demo.processes.connect import is_launched
+from accel_demo.processes.environment import is_launched
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 RANKS = (2, 4, 8)

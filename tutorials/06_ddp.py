@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.ddp.flight_recorder import recorded
-from accel_demo.anatomy.group import run_in_group
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 

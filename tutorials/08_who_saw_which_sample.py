@@ -6,8 +6,8 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.anatomy.group import run_in_group
 from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 SAMPLES, BATCH = range(22), 5

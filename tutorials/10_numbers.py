@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from accel_demo import show
-from accel_demo.anatomy import group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.models import make_model
@@ -26,7 +26,7 @@ INDICES = "indices of max pooling"
 
 
 def main() -> None:
-    options = group.read(group.command_line(__doc__))
+    options = read(command_line(__doc__))
     print("The three formats:\n")
     head = ["format", "bits", "of the significand", "epsilon", "smallest", "largest"]
     print(show.table(head, [describe(dtype) for dtype in BITS]))

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.group import run_in_group
 from accel_demo.anatomy.kernel_distance.costs import WAYS, bytes_kept, bytes_to_keep
 from accel_demo.anatomy.kernel_distance.methods import double_loop, over_ranks, vectorised
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 LARGE = (512, 512, 3, 3)  # a layer of ResNet-18: its weight has 9.4 MB

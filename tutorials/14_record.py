@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from accel_demo.processes.commands import REPOSITORY, run_to_end
+from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 TIME_LIMIT = 1800  # seconds, of one command
 RECORDS = {

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.group import run_in_group
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 LATE = 0.25  # seconds that rank 1 is held up in each step

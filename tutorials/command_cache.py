@@ -10,7 +10,7 @@ when the command ran:
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
 - whether it was forked from a server or started for real;
-- this module, the recorder, `accel_demo/processes/commands.py` and the fork server, which start the
+- this module, the recorder, `accel_demo/processes/launch.py` and the fork server, which start the
   command.
 
 If in doubt, the command runs again. So nothing is stored if it failed, if a file it has read was
@@ -39,9 +39,9 @@ from types import SimpleNamespace
 
 import psutil
 
-from accel_demo.processes import commands as launch
-from accel_demo.processes import fork_server, fork_server_main, forked_python
-from accel_demo.processes.commands import REPOSITORY, run_to_end
+from accel_demo.processes import fork_server, fork_server_main, forked_python, launch
+from accel_demo.processes.environment import QUIET, environment_for
+from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 STORE = REPOSITORY / ".page_cache"
 FORCE = "ACCEL_DEMO_FORCE"  # the variable that makes every command run, if it is not empty
@@ -101,7 +101,7 @@ def _run(command: str, folder: str) -> SimpleNamespace:
 
 def environment_of_commands() -> dict[str, str]:
     """Return the environment of a server from which the commands are forked, with the recorder."""
-    return launch.environment_for({**launch.QUIET, "PYTHONPATH": _python_path()})
+    return environment_for({**QUIET, "PYTHONPATH": _python_path()})
 
 
 def _python_path() -> str:
@@ -131,7 +131,7 @@ def _facts() -> dict:
     starting = (launch, fork_server, fork_server_main, forked_python)
     ours = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
     packages = {(package.name, package.version) for package in metadata.distributions()}
-    environment = launch.environment_for(launch.QUIET).items()
+    environment = environment_for(QUIET).items()
     libraries = {name: value for name, value in environment if name.startswith(READ_BY_LIBRARIES)}
     return {
         "names of the files": _sha256("\n".join(sorted(_names(REPOSITORY))).encode()),

@@ -23,8 +23,8 @@ from pathlib import Path
 from command_cache import FORCE, environment_of_commands, result_of
 
 from accel_demo.errors import Parser, UserError, one_line_errors
-from accel_demo.processes.commands import REPOSITORY
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
+from accel_demo.processes.launch import REPOSITORY
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
 # The pages that take longest, by their numbers. They are started first, so that none is left over.

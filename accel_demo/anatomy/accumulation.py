@@ -16,9 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_demo.anatomy.group import command_line, read, run_in_group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per process and micro-batch

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.group import command_line, read, run_in_group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.group import run_in_group
 
 ALONE = "at least 2 processes are needed: one alone has nobody to wait for"
 

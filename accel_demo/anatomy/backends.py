@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy import group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes.connect import is_launched, rank_environment
+from accel_demo.processes.environment import is_launched, rank_environment
+from accel_demo.processes.group import PRELOADED, TIME_LIMIT
 from accel_demo.processes.launch import free_port, spawn
 
 # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends
@@ -48,7 +49,7 @@ def meet(init_method: str) -> list[dict[str, int]]:
     To the sum each adds its rank + 1. Where they had not met, both would find 1 and 1.
     """
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_find, PROCESSES, init_method, folder, preloaded=group.PRELOADED)
+        spawn(_find, PROCESSES, init_method, folder, preloaded=PRELOADED)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 
@@ -58,7 +59,7 @@ def _find(init_method: str, folder: str) -> None:
         place = {"rank": rank, "world_size": PROCESSES}
         for variable in rank_environment(0, 1, 0):
             del os.environ[variable]
-    patience = timedelta(seconds=group.TIME_LIMIT)
+    patience = timedelta(seconds=TIME_LIMIT)
     dist.init_process_group("gloo", init_method=init_method, timeout=patience, **place)
     total = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(total)
@@ -120,7 +121,7 @@ def draw(path: Path) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = group.command_line(__doc__)
+        parser = command_line(__doc__)
         help = "also show which backends this build of torch has"
         parser.add_argument("--build", action="store_true", help=help)
-        main(group.read(parser))
+        main(read(parser))

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from accel_demo.anatomy.group import command_line, read, run_in_group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.batches import BatchShardSampler, loader_options
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet, load_datasets
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import make_model
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 BATCH, LEARNING_RATE = 32, 0.02  # of one process

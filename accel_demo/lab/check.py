@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.processes.commands import REPOSITORY
-from accel_demo.processes.fork_server import start_program
+from accel_demo.processes.launch import REPOSITORY, start
 
 EXERCISES = REPOSITORY / "tutorials" / "exercises"
 
@@ -30,7 +29,7 @@ def main(arguments: list[str]) -> int:
     if answer is None or not answer.is_file():
         raise UserError(f"{answer or EXERCISES} holds no answer to check: name one with --file")
     command = [sys.executable, str(graders[options.exercise]), str(answer)]
-    grader = start_program(command, dict(os.environ), Path.cwd(), sys.stdout, sys.stderr)
+    grader = start(command, dict(os.environ), sys.stdout, sys.stderr, cwd=Path.cwd())
     try:
         return grader.wait()
     finally:

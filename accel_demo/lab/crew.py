@@ -2,20 +2,16 @@
 
 import json
 import os
-import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, Popen
 
-from accel_demo.processes.commands import (
-    LAUNCHER_VARIABLES,
-    LOOPBACK,
-    kill_tree,
-    python_for_workers,
-)
-from accel_demo.processes.launch import free_port
+from accel_demo.processes.environment import LOOPBACK, environment_for
+from accel_demo.processes.launch import free_port, kill_tree, start
 
 ON_CPU = "-1"
 
@@ -32,22 +28,14 @@ class Crew:
         self.folder = tempfile.TemporaryDirectory()
         self.errors = [Path(self.folder.name, f"stderr-{rank}") for rank in range(processes)]
         own = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
-        environment = {**os.environ, **own}
         if gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpus
-        for name in LAUNCHER_VARIABLES:
-            environment.pop(name, None)
+            own["CUDA_VISIBLE_DEVICES"] = gpus
+        python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun chooses it
+        command = [python, "-m", "accel_demo.lab.crew_worker"]
         self.workers = []
         for path in self.errors:
             with path.open("w") as stderr:
-                worker = subprocess.Popen(
-                    [python_for_workers(), "-m", "accel_demo.lab.crew_worker"],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    text=True,
-                )
+                worker = start(command, environment_for(own), PIPE, stderr, stdin=PIPE)
             self.workers.append(worker)
 
     def run(
@@ -118,7 +106,7 @@ class Crew:
             if worker.poll() is None:
                 kill_tree(worker)
 
-    def _answer_of(self, worker: subprocess.Popen) -> str:
+    def _answer_of(self, worker: Popen) -> str:
         line = worker.stdout.readline()
         if not line:
             self.stop()  # the others would wait for it

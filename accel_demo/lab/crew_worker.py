@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.lab.step_parts import timed_parts
-from accel_demo.processes.connect import rank_environment
+from accel_demo.processes.environment import rank_environment
 
 TELLINGS = {
     "plain PyTorch": train_plain,

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from accel_demo.errors import UserError
-from accel_demo.processes.commands import QUIET, REPOSITORY, environment_for, kill_tree
+from accel_demo.processes.environment import QUIET, environment_for
+from accel_demo.processes.launch import REPOSITORY, kill_tree, start
 
 TIME_LIMIT = 2 * 60 * 60  # seconds
 
@@ -48,14 +49,8 @@ def run_timed(
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryFile("w+") as stderr:
         started_at = time.perf_counter()
-        process = subprocess.Popen(
-            list(map(str, command)),
-            cwd=REPOSITORY,
-            env={**_environment(on_cpu), **environment},
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
+        variables = {**_environment(on_cpu), **environment}
+        process = start([str(word) for word in command], variables, subprocess.PIPE, stderr)
         guard = threading.Timer(time_limit, kill_tree, [process])
         guard.start()
         try:

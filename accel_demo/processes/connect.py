@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError
+from accel_demo.processes.environment import number_in
 from accel_demo.workarounds import fresh_rendezvous
 
 # torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
@@ -126,34 +127,3 @@ def data_parallel_devices(compiled: bool, precision: str) -> list[int]:
             "leave --mixed-precision out, or use train_ddp.py"
         )
     return list(range(count))
-
-
-def is_launched() -> bool:
-    """Whether torchrun, or a launcher like it, has started this process as one of several."""
-    missing = [name for name in rank_environment(0, 1, 0) if name not in os.environ]
-    if "RANK" not in os.environ:
-        return False
-    if missing:
-        raise UserError(f"RANK is set, but not {', '.join(missing)}: unset it, or use torchrun")
-    return True
-
-
-def number_in(variable: str, default: int) -> int:
-    """The whole number in an environment variable. Raises `UserError` for anything else."""
-    value = os.environ.get(variable, default)
-    try:
-        return int(value)
-    except ValueError:
-        raise UserError(f"{variable} must be a whole number, got {value!r}: unset it") from None
-
-
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun tells each process on one machine, and `init_process_group` reads."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }

@@ -19,7 +19,6 @@ So some of the tests still start real processes. POSIX only.
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -101,7 +100,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def start_program(
+def fork(
     command: list[str],
     environment: dict[str, str],
     cwd: str | Path,
@@ -109,38 +108,28 @@ def start_program(
     stderr,
     new_session: bool = False,
     ignored_signal: int | None = None,
-) -> subprocess.Popen | ForkedProcess:
-    """Start a command; a Python program is forked from the server that `environment` names.
+) -> ForkedProcess | None:
+    """Fork a Python program from the server that `environment` names.
 
-    The command is started for real if `environment` names no server, if the server refuses, or if
-    the command is not a Python program. `stdout` and `stderr` are open files. `new_session` makes
-    the process the leader of a new session. `ignored_signal` is ignored in it, as after the shell's
-    `trap '' SIGNAL`.
+    Returns None if it names no server, if the server refuses, or if the command is not a Python
+    program. The parameters are those of `launch.start`.
     """
-    program, *arguments = command
-    program = shutil.which(program, path=environment.get("PATH")) or program
-    address = environment.get(ADDRESS)
-    if address and (python_arguments := _for_python(program, arguments)):
-        request = {
-            "arguments": python_arguments,
-            "environment": environment,
-            "folder": str(cwd),
-            "new_session": new_session,
-            "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
-            "limits": limits(),
-        }
-        connection, process = ask(address, request, {1: stdout.fileno(), 2: stderr.fileno()})
-        if process != REFUSED:
-            return ForkedProcess(command, connection, process)
+    address, arguments = environment.get(ADDRESS), _for_python(*command)
+    if not address or not arguments:
+        return None
+    request = {
+        "arguments": arguments,
+        "environment": environment,
+        "folder": str(cwd),
+        "new_session": new_session,
+        "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
+        "limits": limits(),
+    }
+    connection, process = ask(address, request, {1: stdout.fileno(), 2: stderr.fileno()})
+    if process == REFUSED:
         connection.close()
-
-    def ignore() -> None:
-        signal.signal(ignored_signal, signal.SIG_IGN)
-
-    files = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
-    options = {"start_new_session": new_session, "cwd": cwd, "env": environment}
-    options["preexec_fn"] = None if ignored_signal is None else ignore
-    return subprocess.Popen([program, *arguments], **files, **options)
+        return None
+    return ForkedProcess(command, connection, process)
 
 
 def _write_python(path: Path, address: str) -> str:
@@ -151,12 +140,12 @@ def _write_python(path: Path, address: str) -> str:
     return str(path)
 
 
-def _for_python(program: str, arguments: list[str]) -> list[str] | None:
+def _for_python(program: str, *arguments: str) -> list[str] | None:
     """Return the arguments that Python would get for this command, or None if it is not Python."""
     ours = Path(sys.executable).parent
     if Path(program).parent != ours:
         return None
     if Path(program).name in ("python", "python3", Path(sys.executable).name):
-        return arguments if can_be_forked(arguments) else None
+        return list(arguments) if can_be_forked(list(arguments)) else None
     with open(program, "rb") as file:
         return [program, *arguments] if file.read(2) == b"#!" else None

@@ -1,44 +1,71 @@
-"""Start connected processes on this machine, as torchrun would."""
+"""Start processes. Everything in this project that starts one does it with these functions.
+
+`spawn` calls a function in several processes, as torchrun would start them. `run_to_end` runs a
+command as a user types it, up to its end. `start` starts a command and does not wait for it.
+"""
 
 import logging
 import os
+import pickle
+import shlex
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import get_all_start_methods, set_forkserver_preload
+from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
-import torch
 
 from accel_demo.errors import UserError, one_line_errors, say
-from accel_demo.processes.connect import number_in, rank_environment
-from accel_demo.processes.losses import report_lost_processes
-from accel_demo.processes.signals import SIGNALS
+from accel_demo.processes import fork_server
+from accel_demo.processes.environment import QUIET, environment_for, number_in, rank_environment
+from accel_demo.processes.fork_server import ForkedProcess
 
-PRELOADED = ["torch._dynamo"]  # the first optimizer imports it, which takes as long as torch
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PRELOADED = ("torch._dynamo",)  # the first optimizer imports it, which takes as long as torch
 
 
 def spawn(
-    main: Callable, world_size: int, *arguments, preloaded=PRELOADED, stop_at_once: bool = False
-) -> None:
-    """Call `main(*arguments)` in this many processes, as torchrun would start them on one machine.
+    function: Callable,
+    world_size: int,
+    *arguments,
+    preloaded: tuple[str, ...] = PRELOADED,
+    stop_at_once: bool = False,
+) -> list[Any]:
+    """Call `function(*arguments)` in so many processes, and return what each returned, by rank.
 
-    They meet at MASTER_PORT, or at any free port. Signals that ask to stop are passed on to them;
-    with `stop_at_once`, and before all are started, they end them. On Linux a server imports the
-    modules `preloaded` once, and all processes are forked from it. Elsewhere each imports them:
-    Windows cannot fork, and macOS should not once its own libraries are loaded. Raises `UserError`
-    where the port is taken; ends with the exit code of a process that failed.
-    Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
+    The processes start as torchrun would start them on one machine. They can meet at MASTER_PORT,
+    or at any free port if it is not set. The function must be importable by its module and name;
+    arguments and results are pickled. A signal that asks this process to stop is passed on to them;
+    with `stop_at_once`, and as long as they have not all started, it ends them.
+
+    On Linux a server imports the modules `preloaded` once, and all processes are forked from it.
+    Elsewhere each process imports them: Windows cannot fork, and macOS should not once its own
+    libraries are loaded.
+
+    Raises `UserError` if the port is taken. If one of the processes fails, it ends this one with
+    that exit code. Source:
+    https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
+    # Here, because `start` and `run_to_end` need no torch, which takes seconds to import.
+    from torch import multiprocessing
+
+    from accel_demo.processes.signals import SIGNALS
+
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
     port = free_port(number_in("MASTER_PORT", 0))
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    set_forkserver_preload(preloaded)
+    set_forkserver_preload(list(preloaded))
     ranks = None
 
     def asked_to_stop(number, frame):
@@ -53,22 +80,32 @@ def spawn(
                 os.kill(process.pid, number)
 
     earlier = {number: signal.signal(number, asked_to_stop) for number in SIGNALS}
-    try:
-        orders = (world_size, port, main, arguments)
-        ranks = torch.multiprocessing.start_processes(
-            _as_rank, orders, world_size, join=False, start_method=start_method()
-        )
-        while not ranks.join():
-            pass
-    except torch.multiprocessing.ProcessExitedException as error:
-        if error.exit_code == 2:
-            sys.exit(2)  # the process has said why
-        ended = error.signal_name or f"exit code {error.exit_code}"
-        print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
-        sys.exit(1)
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            orders = (world_size, port, Path(folder), stop_at_once, function, arguments)
+            ranks = multiprocessing.start_processes(
+                _as_rank, orders, world_size, join=False, start_method=start_method()
+            )
+            while not ranks.join():
+                pass
+        except multiprocessing.ProcessExitedException as error:
+            if error.exit_code == 2:
+                sys.exit(2)  # the process has said why
+            ended = error.signal_name or f"exit code {error.exit_code}"
+            print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
+            sys.exit(1)
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+        files = [_result_file(Path(folder), rank) for rank in range(world_size)]
+        return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def start_preloading(preloaded: tuple[str, ...] = PRELOADED) -> None:
+    """Let the server of `spawn` import its modules while this process does something else."""
+    if start_method() == "forkserver":
+        set_forkserver_preload(list(preloaded))
+        forkserver.ensure_running()
 
 
 def start_method() -> str:
@@ -83,8 +120,97 @@ def start_method() -> str:
     return chosen
 
 
+def run_to_end(
+    command: str | list[str],
+    time_limit: float = 120,
+    *,
+    environment: dict[str, str] | None = None,
+    cwd: Path = REPOSITORY,
+    **changes: str,
+) -> SimpleNamespace:
+    """Run a command to its end, and return its `returncode`, `stdout` and `stderr`.
+
+    After `time_limit` seconds every process that the command has started is killed, and returncode
+    is None. `python`, `accelerate` and `torchrun` are those of this Python. It runs on the CPU with
+    one thread, in the user's environment with these `changes`, or in exactly `environment` if that
+    is given.
+    """
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    if environment is None:
+        environment = environment_for({**QUIET, **changes})
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = start(words, environment, stdout, stderr, cwd=cwd)
+        try:
+            returncode = process.wait(timeout=time_limit)
+        except subprocess.TimeoutExpired:
+            returncode = None
+        finally:
+            if process.poll() is None:
+                kill_tree(process)
+                process.wait()
+        for file in (stdout, stderr):
+            file.seek(0)
+        return SimpleNamespace(returncode=returncode, stdout=stdout.read(), stderr=stderr.read())
+
+
+def start(
+    command: list[str],
+    environment: dict[str, str],
+    stdout,
+    stderr,
+    *,
+    stdin=subprocess.DEVNULL,
+    cwd: str | Path = REPOSITORY,
+    new_session: bool = False,
+    ignored_signal: int | None = None,
+    real: bool = False,
+) -> subprocess.Popen | ForkedProcess:
+    """Start a command, and return the process without waiting for it.
+
+    If `environment` names a fork server (see fork_server.py), a Python program is forked from it.
+    With `real`, or if a stream is `subprocess.PIPE`, it is not; nor if the server refuses.
+    `new_session` makes the process the leader of a new session. `ignored_signal` is ignored in it,
+    as after the shell's `trap '' SIGNAL`.
+    """
+    program, *arguments = command
+    program = shutil.which(program, path=environment.get("PATH")) or program
+    if not real and subprocess.PIPE not in (stdin, stdout, stderr):
+        options = {"new_session": new_session, "ignored_signal": ignored_signal}
+        forked = fork_server.fork(
+            [program, *arguments], environment, cwd, stdout, stderr, **options
+        )
+        if forked:
+            return forked
+
+    def ignore() -> None:
+        signal.signal(ignored_signal, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        [program, *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        start_new_session=new_session,
+        cwd=cwd,
+        env=environment,
+        preexec_fn=None if ignored_signal is None else ignore,
+    )
+
+
+def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
+    """Kill a process and every process below it. (torchrun puts each worker in its own group.)"""
+    started = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for child in started:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
 def free_port(port: int = 0) -> int:
-    """`port` where it is free, or any free one for 0. Raises `UserError` where it is taken."""
+    """Return `port` if it is free, or any free port for 0. Raises `UserError` if it is taken."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -97,12 +223,31 @@ def free_port(port: int = 0) -> int:
         return probe.getsockname()[1]
 
 
-def _as_rank(rank: int, world_size: int, port: int, main: Callable, arguments: tuple) -> None:
+def _as_rank(
+    rank: int,
+    world_size: int,
+    port: int,
+    folder: Path,
+    stop_at_once: bool,
+    function: Callable,
+    arguments: tuple,
+) -> None:
+    import torch
+
+    from accel_demo.processes.losses import report_lost_processes
+
     os.environ.update(rank_environment(rank, world_size, port))
     if world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # a fork server has the variables of when it was started
+    if stop_at_once:  # a terminal's Ctrl-C comes here too: end without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     with one_line_errors(), report_lost_processes():
-        main(*arguments)
+        result = function(*arguments)
+        _result_file(folder, rank).write_bytes(pickle.dumps(result))
+
+
+def _result_file(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.pickle"
 
 
 def _kill_children() -> None:

@@ -12,11 +12,11 @@ from matplotlib.text import Text
 
 from accel_demo import show
 from accel_demo.anatomy import shards
-from accel_demo.anatomy.group import command_line, read
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.model_parallel import splits, tables
 from accel_demo.anatomy.shards import WAYS
 from accel_demo.errors import UserError
-from accel_demo.processes.connect import rank_environment
+from accel_demo.processes.environment import rank_environment
 from tests.conftest import REPOSITORY
 
 ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
@@ -80,7 +80,7 @@ def test_every_program_tells_its_options_without_starting_anything():
 
 TWO_LAUNCHES = """
 import torch, torch.distributed as dist
-from accel_demo.anatomy.group import run_in_group
+from accel_demo.processes.group import run_in_group
 def say(device):
     line = f"{dist.get_world_size()} x {torch.get_num_threads()} threads\\n"
     print(line, end="", flush=True)  # one write: two processes cannot take turns

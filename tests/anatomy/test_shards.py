@@ -5,7 +5,7 @@ import pytest
 from accel_demo.anatomy import shards
 from accel_demo.anatomy.shards import WAYS, in_words, who_reads_what
 from accel_demo.errors import one_line_errors
-from accel_demo.processes.connect import rank_environment
+from accel_demo.processes.environment import rank_environment
 
 AT_LEAST = "--samples must be at least {}, a batch of 2 for each process ({})"
 SIZES = [(samples, batch_size) for samples in (6, 7, 11, 12, 16, 29) for batch_size in (1, 2)]

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
-from accel_demo.processes.connect import number_in
+from accel_demo.processes.environment import number_in
 from accel_demo.run.manifest import newest_whole, verify
 from accel_demo.run.resume import Start
 from accel_demo.run.run import Run

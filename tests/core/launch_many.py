@@ -28,7 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import accel_demo
-from accel_demo.processes.commands import QUIET, REPOSITORY, environment_for
+from accel_demo.processes.environment import QUIET, environment_for
+from accel_demo.processes.launch import REPOSITORY
 
 PROCESSES = 2
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
@@ -149,7 +150,7 @@ def preload() -> None:
 
 
 def fork_ranks(folder: Path) -> list[int]:
-    from accel_demo.processes.connect import rank_environment
+    from accel_demo.processes.environment import rank_environment
     from accel_demo.processes.launch import free_port
 
     port, ranks = free_port(), []

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes.connect import check_processes, is_launched, use_cpu
+from accel_demo.processes.connect import check_processes, use_cpu
+from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import spawn
 
 

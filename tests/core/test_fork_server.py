@@ -165,12 +165,13 @@ def test_it_takes_signals_and_can_ignore_one(tmp_path):
 def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tmp_path):
     owner = """
         import os, sys, time
-        from accel_demo.processes.fork_server import ForkServer, ADDRESS, start_program
+        from accel_demo.processes.fork_server import ForkServer, ADDRESS
+        from accel_demo.processes.launch import start
         server = ForkServer()
         with open("output", "w") as output:
             command = [sys.executable, "-c", "import time; time.sleep(600)"]
             environment = {**os.environ, ADDRESS: server.address}
-            program = start_program(command, environment, ".", output, output)
+            program = start(command, environment, output, output, cwd=".")
         print(server._process.pid, program.pid, flush=True)
         print(server._folder, flush=True)
         time.sleep(600)

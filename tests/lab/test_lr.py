@@ -191,7 +191,7 @@ def test_processes_that_were_not_connected_or_drifted_apart_are_an_error(monkeyp
     other = dataclasses.replace(run, weights=torch.ones(2))
     for second, said in ((alone, "connected to other"), (other, "drifted apart")):
         found = [[run], [second]]
-        monkeypatch.setattr(lr.ranks, "of_every_rank", lambda *_, found=found: found)
+        monkeypatch.setattr(lr.group, "results_by_rank", lambda *_, found=found: found)
         with pytest.raises(RuntimeError, match=said):
             lr.measure(2, SAMPLES, 0.01)
 
@@ -199,7 +199,7 @@ def test_processes_that_were_not_connected_or_drifted_apart_are_an_error(monkeyp
 def test_a_training_that_diverges_gets_one_sentence(monkeypatch):
     """A fake of the launch. Weights that are no numbers are equal to nothing, on no process."""
     run = Trained(WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}, torch.full((2,), math.nan))
-    monkeypatch.setattr(lr.ranks, "of_every_rank", lambda *_: [[run], [run]])
+    monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
     with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06$"):
         lr.measure(2, SAMPLES, 1e6)
 

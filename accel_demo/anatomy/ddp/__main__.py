@@ -1,12 +1,11 @@
 """python -m accel_demo.anatomy.ddp"""
 
-from accel_demo.anatomy import group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.ddp import by_hand, comparison, timeline
 from accel_demo.errors import one_line_errors
 
 with one_line_errors():
-    options = group.read(group.command_line(by_hand.__doc__))
-    group.PRELOADED.append("accelerate")
+    options = read(command_line(by_hand.__doc__))
     if options.plot:
         timeline.draw_timeline(options.plot)
     comparison.print_ladder()

@@ -16,9 +16,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy import group
 from accel_demo.anatomy.ddp.by_hand import HandmadeDDP, average_each, average_flat
-from accel_demo.processes.connect import is_launched, use_cpu
+from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.environment import is_launched
+from accel_demo.processes.group import PRELOADED, run_in_group
 from accel_demo.show import table
 
 STEPS, BATCH_SIZE, LEARNING_RATE = 4, 8, 0.3
@@ -50,7 +51,8 @@ def print_ladder(numbers: tuple[int, ...] = (2, 3, 4)) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         for processes in numbers[:1] if is_launched() else numbers:
-            group.run_in_group(ladder, processes, Path(folder))
+            preloaded = (*PRELOADED, "accelerate")
+            run_in_group(ladder, processes, Path(folder), preloaded=preloaded)
         files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
         columns = {int(file.stem): json.loads(file.read_text()) for file in files}
     if not columns:  # not rank 0 of its launch

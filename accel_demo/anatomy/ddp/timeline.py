@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_demo.anatomy.ddp.by_hand import HandmadeDDP
-from accel_demo.anatomy.group import run_in_group
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save
 
 PROCESSES, LAYERS, WIDTH, BATCH_SIZE, BUCKET_MIB = 2, 8, 512, 256, 2

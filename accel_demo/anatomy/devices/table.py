@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from accel_demo import show
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.devices import gpus
 from accel_demo.anatomy.devices.gpus import visible_devices
-from accel_demo.anatomy.group import command_line, read
 from accel_demo.errors import UserError
 
 

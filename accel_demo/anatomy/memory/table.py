@@ -5,10 +5,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy.group import command_line, read, run_in_group
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.memory.count import KINDS, OPTIMIZERS, Bytes, check, count_all
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
+from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from accel_demo.processes.commands import QUIET, REPOSITORY, environment_for
+from accel_demo.processes.environment import QUIET, environment_for
+from accel_demo.processes.launch import start
 from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.folder import read_json
 
@@ -41,9 +42,7 @@ class Launch:
         environment = environment_for({**QUIET, "PYTHONUNBUFFERED": "1", MARK: self.mark})
         self.started_at, self.date = time.monotonic(), time.time()
         with open(self.stdout, "w") as stdout, open(self.stderr, "w") as stderr:
-            self.launcher = subprocess.Popen(
-                command, cwd=REPOSITORY, env=environment, stdout=stdout, stderr=stderr
-            )
+            self.launcher = start(command, environment, stdout, stderr, real=True)
 
     def __enter__(self):
         return self

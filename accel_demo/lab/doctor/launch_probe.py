@@ -3,13 +3,10 @@
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from accel_demo.processes.commands import kill_tree
-from accel_demo.processes.fork_server import start_program
+from accel_demo.processes.launch import run_to_end
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
 
@@ -25,23 +22,13 @@ def launch_probe(path: Path, seconds: float = 120) -> list[dict]:
     nothing that was started is left.
     """
     command = [*LAUNCH, str(path), "-m", "accel_demo.lab.doctor.probe"]
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        launcher = start_program(command, dict(os.environ), Path.cwd(), stdout, stderr)
-        try:
-            returncode = launcher.wait(seconds)
-        except subprocess.TimeoutExpired:
-            message = f"no answer within {seconds} seconds; all it had started is stopped"
-            raise LaunchFailed(message) from None
-        finally:
-            kill_tree(launcher)
-            launcher.wait()
-        for file in (stdout, stderr):
-            file.seek(0)
-        printed, errors = stdout.read(), stderr.read()
-    lines = [line for line in printed.splitlines() if line.startswith("PROBE ")]
+    ended = run_to_end(command, seconds, environment=dict(os.environ), cwd=Path.cwd())
+    if ended.returncode is None:
+        raise LaunchFailed(f"no answer within {seconds} seconds; all it had started is stopped")
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("PROBE ")]
     answers = [json.loads(line.removeprefix("PROBE ")) for line in lines]
-    if returncode != 0 or not answers:
-        raise LaunchFailed(cause_in(errors) or "the probe ended without an answer")
+    if ended.returncode != 0 or not answers:
+        raise LaunchFailed(cause_in(ended.stderr) or "the probe ended without an answer")
     return sorted(answers, key=lambda answer: answer["rank"])
 
 

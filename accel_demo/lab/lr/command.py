@@ -17,7 +17,7 @@ import torch
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line, ranks
+from accel_demo.lab import command_line
 from accel_demo.lab.lr.training import (
     BATCH,
     LARGER,
@@ -30,6 +30,7 @@ from accel_demo.lab.lr.training import (
     Trained,
     train_every_way,
 )
+from accel_demo.processes import group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
@@ -89,7 +90,7 @@ def measure(processes: int, samples: int, learning_rate: float) -> list[Trained]
     Raises `UserError` where a loss is no longer a number.
     """
     arguments = (train_every_way, processes, samples, learning_rate, WAYS)
-    found = ranks.of_every_rank(*arguments)
+    found = group.results_by_rank(*arguments)
     for runs in zip(*found, strict=True):
         if any(run.processes != processes for run in runs):
             raise RuntimeError(f"{processes} processes, and one is connected to other than those")

@@ -10,7 +10,7 @@ nn.DataParallel is one process, and on a CPU all of its devices are that process
 
 from tqdm import tqdm
 
-from accel_demo.anatomy import gil, group
+from accel_demo.anatomy import gil
 from accel_demo.anatomy.memory.count import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
@@ -19,8 +19,9 @@ from accel_demo.lab.memory import formula as memory_formula
 from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes
 from accel_demo.lab.memory.measure import measure_each
-from accel_demo.lab.ranks import of_every_rank
 from accel_demo.processes.connect import own_device
+from accel_demo.processes.group import PRELOADED, results_by_rank
+from accel_demo.processes.launch import start_preloading
 
 BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
@@ -40,11 +41,11 @@ def main(arguments: list[str]) -> int:
     alone, connected = STRATEGIES[:1], STRATEGIES[1:]  # nn.DataParallel is one process
     places = []
     with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        group.start_server()  # it imports torch while this process is at work
+        start_preloading(PRELOADED)  # it imports torch while this process is at work
         with gil.one_torch_thread():
             here = measure_each(own_device(), alone, *choices)
         bar.update(len(alone))
-        ranks = of_every_rank(measure_each, options.processes, connected, *choices)
+        ranks = results_by_rank(measure_each, options.processes, connected, *choices)
         bar.update(len(connected))
     for strategies, answers in ((alone, [here]), (connected, ranks)):
         for strategy in strategies:

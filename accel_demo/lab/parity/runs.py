@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from accel_demo.processes.connect import rank_environment
+from accel_demo.processes.environment import rank_environment
 from accel_demo.processes.launch import free_port, spawn
 
 

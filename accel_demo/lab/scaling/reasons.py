@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from accel_demo.anatomy.devices.gpus import usable_cores
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab import command_line, ranks
+from accel_demo.lab import command_line
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.scaling.ways import (
     BATCH,
@@ -31,6 +31,7 @@ from accel_demo.lab.scaling.ways import (
     run,
     seconds,
 )
+from accel_demo.processes import group
 from accel_demo.show import table
 
 REPEATS, QUICK_REPEATS = 9, 1
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Each rank's torch would warn in C++ that find_unused_parameters finds none: it is a row here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     found = together(
-        ranks.of_every_rank(measure, PROCESSES, repeats, steps, time.time(), threads=threads)
+        group.results_by_rank(measure, PROCESSES, repeats, steps, time.time(), threads=threads)
     )
     print(
         f"{found['processes']} connected processes on {found['device']} ({found['backend']}), "

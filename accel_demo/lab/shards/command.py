@@ -13,12 +13,11 @@ import textwrap
 from collections import Counter
 from itertools import chain
 
-from accel_demo.anatomy import group
 from accel_demo.errors import UserError
 from accel_demo.lab import command_line
-from accel_demo.lab.ranks import of_every_rank
 from accel_demo.lab.shards.reading import ACCELERATE, TORCH, Dealing, read_all
 from accel_demo.lab.shards.sentences import in_words, metric_table, reading_table, what_would_hang
+from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 
 QUICK_EPOCHS = 2
@@ -29,8 +28,8 @@ MOST_DRAWN_SAMPLES, MOST_DRAWN_EPOCHS = 400, 20
 def main(arguments: list[str]) -> int:
     """Read, and print who read what and what a metric would count."""
     dealings, options = read_options(arguments)
-    group.PRELOADED[:] = ["torch", read_all.__module__]  # no optimizer, so no torch._dynamo
-    found = merge(of_every_rank(read_all, options.processes, dealings))
+    preloaded = ("torch", read_all.__module__)  # no optimizer, so no torch._dynamo
+    found = merge(results_by_rank(read_all, options.processes, dealings, preloaded=preloaded))
     plural = "es" if found["processes"] > 1 else ""
     print(f"{found['processes']} connected process{plural} on {found['device']}: ", end="")
     print(f"{in_words(dealings[0], found['processes'])}\n")

@@ -20,11 +20,12 @@ from pathlib import Path
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line, ranks
+from accel_demo.lab import command_line
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.phases import PHASES, found_of
 from accel_demo.lab.timeline.picture import verdict
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from accel_demo.processes import group
 from accel_demo.show import table
 
 FILES = ("trace.json", "timeline.html")
@@ -159,7 +160,7 @@ def check_files(options) -> None:
 def measure(options, folder: str) -> tuple[dict, list[dict]]:
     """What was found, and the traces on one clock. Of several bucket sizes, the last is shown."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to stderr
-    by_rank = ranks.of_every_rank(recording.profile_runs, options.processes, options.runs, folder)
+    by_rank = group.results_by_rank(recording.profile_runs, options.processes, options.runs, folder)
     sweep = []
     for number, run in enumerate(options.runs):
         of_run = [of_rank[number] for of_rank in by_rank]

@@ -13,7 +13,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 60  # seconds for one launch; without a mistake it takes under ten
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from accel_demo.anatomy.devices.gpus import visible_devices
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 20  # seconds; without a mistake it takes under two
 STARTS = "5e01 5e7c 0b3a 91d4 c2f8 d660 7a15 3f9b".split()  # two begin with GPU-5e

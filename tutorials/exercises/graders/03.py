@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 60  # seconds; without a mistake it takes a few
 TOLERANCE = 1e-6

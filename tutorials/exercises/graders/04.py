@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 WORLD_SIZES = (1, 2, 3, 4)
 SHAPES = [(5,), (300, 1000)]  # of the tensors, one call after the other
@@ -78,7 +78,7 @@ def judge(reports: list[dict], world_size: int) -> str | None:
 
 def report_all(answer: Path, folder: Path) -> None:
     """Call the learner's function at one world size after the other, until something is wrong."""
-    from accel_demo.anatomy.group import run_in_group
+    from accel_demo.processes.group import run_in_group
 
     for world_size in WORLD_SIZES:
         run_in_group(report, world_size, answer, folder)  # ends here where a process does

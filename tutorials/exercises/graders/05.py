@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 120  # seconds for everything; without a mistake it takes under ten
 # Seconds for one all-gather, of a few numbers, on a machine however busy. It takes far under one.
@@ -108,7 +108,7 @@ def wrong_messages(case: dict, rank: int, world_size: int) -> str:
 
 def run(answer: Path, folder: Path) -> None:
     """Start the ranks, on fewer first, until a rank does not come to its end."""
-    from accel_demo.anatomy.group import run_in_group
+    from accel_demo.processes.group import run_in_group
 
     for world_size in WORLDS:
         run_in_group(gather, world_size, answer, folder)

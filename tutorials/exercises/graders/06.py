@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 120  # seconds; without a mistake it takes about ten
 PROCESSES = (2, 3)
@@ -60,10 +60,10 @@ def judge(reports: list[dict], result) -> str:
 
 def train_in_groups(answer: Path, folder: Path) -> None:
     """Train in groups of 2 and 3 processes, which all write down what they have found."""
-    from accel_demo.anatomy import group
+    from accel_demo.processes.group import run_in_group
 
     for processes in PROCESSES:
-        group.run_in_group(compare, processes, answer, folder)
+        run_in_group(compare, processes, answer, folder)
 
 
 def compare(device, answer: Path, folder: Path) -> None:

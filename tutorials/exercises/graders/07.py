@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 90  # seconds; it takes under ten, and no collective waits longer than 60
 PROCESSES, BATCHES, WINDOW, BATCH = 2, 10, 4, 3
@@ -158,7 +158,7 @@ if __name__ == "__main__":
     parser.add_argument("--report", type=Path, help="train, and write what was seen here")
     options = parser.parse_args()
     if options.report:
-        from accel_demo.anatomy.group import run_in_group
+        from accel_demo.processes.group import run_in_group
 
         run_in_group(one_process, PROCESSES, options.answer, options.report)
     else:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 150  # seconds; it takes under ten, and no collective waits longer than 60
 PATIENCE = 20  # seconds that a rank which is done waits for the others
@@ -226,7 +226,7 @@ if __name__ == "__main__":
     parser.add_argument("--report", type=Path, help="evaluate, and write what was seen here")
     options = parser.parse_args()
     if options.report:
-        from accel_demo.anatomy.group import run_in_group
+        from accel_demo.processes.group import run_in_group
 
         run_in_group(one_process, PROCESSES, options.answer, options.report)
     else:

@@ -17,8 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
-from accel_demo.processes.commands import LAUNCHER_VARIABLES, QUIET
-from accel_demo.processes.connect import rank_environment
+from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environment
 from accel_demo.processes.launch import free_port
 
 TIME_LIMIT = 60  # seconds for one start; without a mistake it takes a few
@@ -33,7 +32,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 def main(answer: Path, seed: int) -> int:
     """Say what is wrong at the first kill after which something is; 0 where nothing is."""
     os.environ.update(QUIET)
-    for name in LAUNCHER_VARIABLES:
+    for name in RANK_VARIABLES:
         os.environ.pop(name, None)
     PROCESSES.set_forkserver_preload(["accelerate", "torch._dynamo"])
     kills = sorted(random.Random(seed).sample(KILLS, 3))

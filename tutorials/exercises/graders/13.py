@@ -12,7 +12,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 100  # seconds for one launch; without a mistake it takes under ten
 PROCESSES = (2, 3)
@@ -122,7 +122,7 @@ if __name__ == "__main__":
     parser.add_argument("--report", type=Path, help="run the answer, and write here what is wrong")
     options = parser.parse_args()
     if options.report:
-        from accel_demo.anatomy.group import run_in_group
+        from accel_demo.processes.group import run_in_group
 
         run_in_group(run, options.processes, options.answer, options.report)
     else:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accel_demo.processes.commands import run_to_end
+from accel_demo.processes.launch import run_to_end
 
 TRACES = Path(__file__).parent.parent / "14_traces"
 TIME_LIMIT = 20  # seconds; it takes under one

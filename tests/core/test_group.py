@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab.command_line import process_counts, write_json
-from accel_demo.lab.ranks import of_every_rank
+from accel_demo.processes.group import results_by_rank
 from accel_demo.processes.signals import SIGNALS
 
 
@@ -25,8 +25,8 @@ def found_here(device, add):
 
 
 def test_every_rank_answers_and_all_were_connected():
-    assert of_every_rank(found_here, 3, 10) == [(rank, 3, 33, 1) for rank in range(3)]
-    assert of_every_rank(found_here, 1, 5, threads=2) == [(0, 1, 5, 2)]
+    assert results_by_rank(found_here, 3, 10) == [(rank, 3, 33, 1) for rank in range(3)]
+    assert results_by_rank(found_here, 1, 5, threads=2) == [(0, 1, 5, 2)]
 
 
 def fail_on_rank_1(device):
@@ -36,7 +36,7 @@ def fail_on_rank_1(device):
 
 def test_a_process_that_fails_ends_the_others(capfd):
     with pytest.raises((SystemExit, Exception)) as raised:
-        of_every_rank(fail_on_rank_1, 2)
+        results_by_rank(fail_on_rank_1, 2)
     assert "planted" in str(raised.value) + capfd.readouterr().err
 
 
@@ -62,7 +62,7 @@ def be_asked_to_stop(name, moment):
     if moment == "starting":
         threading.Thread(target=ask_while_it_starts, args=[number]).start()
     with one_line_errors():
-        of_every_rank(ask_to_stop, 2, number, os.getpid())
+        results_by_rank(ask_to_stop, 2, number, os.getpid())
 
 
 @pytest.mark.parametrize(

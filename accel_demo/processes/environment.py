@@ -1,0 +1,64 @@
+"""The environment variables with which a launcher and its processes understand each other."""
+
+import os
+import sys
+from pathlib import Path
+
+from accel_demo.errors import UserError
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": LOOPBACK,
+    "CUDA_VISIBLE_DEVICES": "-1",  # the same on a machine with GPUs as on one without
+    "HF_HOME": os.devnull,  # so that `accelerate launch` finds no default config of the user
+}
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return what torchrun tells each process on one machine, and `init_process_group` reads."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+RANK_VARIABLES = tuple(rank_environment(0, 1, 0))
+
+
+def is_launched() -> bool:
+    """Return whether torchrun, or a launcher like it, started this process as one of several.
+
+    Raises `UserError` if only some of the variables are there.
+    """
+    missing = [name for name in RANK_VARIABLES if name not in os.environ]
+    if "RANK" not in os.environ:
+        return False
+    if missing:
+        raise UserError(f"RANK is set, but not {', '.join(missing)}: unset it, or use torchrun")
+    return True
+
+
+def number_in(variable: str, default: int) -> int:
+    """Return the whole number in an environment variable. Raises `UserError` for anything else."""
+    value = os.environ.get(variable, default)
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"{variable} must be a whole number, got {value!r}: unset it") from None
+
+
+def environment_for(changes: dict[str, str]) -> dict[str, str]:
+    """Return the user's environment with these changes, for a command outside this launch.
+
+    The variables of a launcher are removed, and the programs of this Python come first.
+    """
+    environment = {**os.environ, **changes}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    for name in (*RANK_VARIABLES, "TORCHELASTIC_USE_AGENT_STORE"):
+        environment.pop(name, None)
+    return environment

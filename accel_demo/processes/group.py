@@ -1,0 +1,81 @@
+"""Call a function in connected processes: the ones of a launcher, or new ones on this machine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.processes.connect import connect
+from accel_demo.processes.environment import is_launched
+from accel_demo.processes.launch import PRELOADED, spawn
+from accel_demo.processes.losses import report_lost_processes
+
+TIME_LIMIT = 60  # seconds that a process waits for any other
+PRELOADED = (*PRELOADED, __name__)
+
+
+def run_in_group(
+    function: Callable, processes: int, *arguments, preloaded: tuple[str, ...] = PRELOADED
+) -> None:
+    """Call `function(device, *arguments)` in so many connected processes.
+
+    `device` is the process's own: a GPU if there is one for each of them, otherwise the CPU. If a
+    launcher started this process, the function is called here, in the group of that launch. Rank 0
+    prints how many processes are connected. No collective waits longer than `TIME_LIMIT`.
+    """
+    if is_launched():
+        with report_lost_processes():
+            _announce_and_call(function, *arguments)
+        return
+    spawn(_announce_and_call, processes, function, *arguments, preloaded=preloaded)
+
+
+def results_by_rank(
+    function: Callable,
+    processes: int,
+    *arguments,
+    threads: int = 1,
+    preloaded: tuple[str, ...] = PRELOADED,
+) -> list[Any]:
+    """Call `function(device, *arguments)` as `run_in_group` does, and return the results by rank.
+
+    The processes are always new ones, and print nothing. On the CPU each computes with so many
+    `threads`. A signal that asks this process to stop, like Ctrl-C, ends them all.
+    """
+    options = {"preloaded": preloaded, "stop_at_once": True}
+    return spawn(_call_with_threads, processes, threads, function, *arguments, **options)
+
+
+def check_connection(device: torch.device) -> None:
+    """Raise `RuntimeError` unless this process hears from each rank of the group, once."""
+    heard = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(heard, torch.tensor([dist.get_rank()], device=device))
+    ranks = [int(rank) for rank in heard]
+    if ranks != list(range(dist.get_world_size())):
+        raise RuntimeError(f"the connected ranks are {ranks}")
+
+
+@contextmanager
+def _connected() -> Iterator[torch.device]:
+    device = connect(TIME_LIMIT)
+    check_connection(device)
+    yield device
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _announce_and_call(function: Callable, *arguments) -> None:
+    with _connected() as device:
+        if dist.get_rank() == 0:
+            plural = "es" if dist.get_world_size() > 1 else ""
+            where = f"{device.type} ({dist.get_backend()})"
+            print(f"{dist.get_world_size()} connected process{plural} on {where}\n", flush=True)
+        function(device, *arguments)
+
+
+def _call_with_threads(threads: int, function: Callable, *arguments) -> Any:
+    torch.set_num_threads(threads)
+    with _connected() as device:
+        return function(device, *arguments)
