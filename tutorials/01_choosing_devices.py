@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 
 from accel_demo import show
-from accel_demo.anatomy.devices.gpus import cuda_order, visible_devices
-from accel_demo.anatomy.devices.table import draw_map
+from accel_demo.anatomy.devices import cuda_order, draw_map, visible_devices
 from accel_demo.errors import Parser, one_line_errors
 from accel_demo.show import check_outputs
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.collectives.by_hand import (
+from accel_demo.anatomy.collectives import (
     all_gather,
     broadcast,
     bytes_moved,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from accel_demo.anatomy.devices.gpus import gibibytes, usable_cores
+from accel_demo.anatomy.devices import gibibytes, usable_cores
 
 # What the launchers, torch and Accelerate read when a run starts.
 LAUNCH_VARIABLES = (

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from accel_demo.anatomy.collectives import by_hand
-from accel_demo.anatomy.collectives.by_hand import OPERATIONS
+from accel_demo.anatomy import collectives as by_hand
+from accel_demo.anatomy.collectives import OPERATIONS
 from accel_demo.anatomy.wire import Wire
 from tests.conftest import GPUS, VISIBLE_GPUS
 

@@ -15,10 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from accel_demo import show
-from accel_demo.anatomy import asynchronous
-from accel_demo.anatomy.devices import gpus as devices
-from accel_demo.anatomy.devices import table
-from accel_demo.anatomy.devices.gpus import cuda_order, visible_devices
+from accel_demo.anatomy import asynchronous, devices
+from accel_demo.anatomy.devices import cuda_order, visible_devices
 from accel_demo.errors import UserError
 from accel_demo.processes.launch import free_port
 from tests.conftest import GPUS, VISIBLE_GPUS
@@ -364,13 +362,13 @@ def test_one_process_alone_is_a_mistake(start):
 def test_a_map_that_cannot_be_had_is_one_line(typed, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
-        table.main(shlex.split(typed))
+        devices.main(shlex.split(typed))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_map_is_printed_and_drawn(tmp_path, capsys):
     drawn = tmp_path / "map.svg"
-    table.main(["--visible", "0,4", "--visible", "3,9", "--plot", str(drawn)])
+    devices.main(["--visible", "0,4", "--visible", "3,9", "--plot", str(drawn)])
     printed = capsys.readouterr().out.splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed]
     assert cells == [["0,4", "2", "cuda:0: 0, cuda:1: 4"], ["3,9", "1", "cuda:0: 3"]]
@@ -380,7 +378,7 @@ def test_the_map_is_printed_and_drawn(tmp_path, capsys):
 def test_an_empty_value_is_drawn_as_one_that_leaves_nothing_visible(tmp_path):
     for value in ("", " "):
         drawn = tmp_path / "map.svg"
-        table.main(["--visible", value, "--plot", str(drawn)])
+        devices.main(["--visible", value, "--plot", str(drawn)])
         assert "<!-- none visible -->" in drawn.read_text()
         assert "no GPU for" not in drawn.read_text()
 
@@ -400,7 +398,7 @@ def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeyp
 
     figures = []
     monkeypatch.setattr(show, "save", lambda figure, file: figures.append(figure))
-    table.draw_map(values, physical, "map.svg")
+    devices.draw_map(values, physical, "map.svg")
     canvas = FigureCanvasAgg(figures[0])
     canvas.draw()
     for axes in figures[0].axes:
@@ -475,7 +473,7 @@ def test_a_call_on_gpus_returns_before_the_other_rank_has_joined(start):
 
 
 REPORT = """import torch
-from accel_demo.anatomy.devices.gpus import machine_rows
+from accel_demo.anatomy.devices import machine_rows
 torch.zeros(1, device="cuda")
 print(*(": ".join(row) for row in machine_rows()), sep="\\n")"""
 

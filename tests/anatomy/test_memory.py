@@ -9,9 +9,8 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.memory import count as memory
-from accel_demo.anatomy.memory import table
-from accel_demo.anatomy.memory.table import together as sum_of_kinds
+from accel_demo.anatomy import memory
+from accel_demo.anatomy.memory import together as sum_of_kinds
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
 from tests.conftest import GPUS, VISIBLE_GPUS
@@ -165,9 +164,9 @@ def test_the_program_prints_and_draws(start, tmp_path):
 
 
 def test_a_mistake_of_ours_is_not_said_to_be_the_users(monkeypatch):
-    monkeypatch.setattr(table, "count_all", Mock(side_effect=ValueError("ours")))
+    monkeypatch.setattr(memory, "count_all", Mock(side_effect=ValueError("ours")))
     with pytest.raises(ValueError, match="ours"):
-        table.show(torch.device("cpu"), Namespace(model="tiny_cnn", optimizer="sgd"))
+        memory.show(torch.device("cpu"), Namespace(model="tiny_cnn", optimizer="sgd"))
 
 
 def test_one_process_takes_the_gpus_of_its_own_machine_alone(monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import command as doctor
+from accel_demo.lab.doctor.command import LaunchFailed, cause_in, launch_probe
 from accel_demo.lab.doctor.launch_config import Promise, promise_of, read_config
-from accel_demo.lab.doctor.launch_probe import LaunchFailed, cause_in, launch_probe
 from accel_demo.processes.launch import kill_tree
 
 CLI = ["accel-demo", "doctor"]

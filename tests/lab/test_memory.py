@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accel_demo.anatomy.memory.count import batch, bytes_of, make_network
+from accel_demo.anatomy.memory import batch, bytes_of, make_network
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab.memory import command as memory

@@ -12,8 +12,16 @@ from matplotlib.text import Text
 from accel_demo.errors import one_line_errors
 from accel_demo.lab.shards import command as shards
 from accel_demo.lab.shards.picture import draw
-from accel_demo.lab.shards.reading import ACCELERATE, TORCH, Dealing, make_loader, read_all
-from accel_demo.lab.shards.sentences import MARKS, reading_table, what_would_hang
+from accel_demo.lab.shards.reading import (
+    ACCELERATE,
+    MARKS,
+    TORCH,
+    Dealing,
+    make_loader,
+    read_all,
+    reading_table,
+    what_would_hang,
+)
 
 SIZES = [(samples, batch_size) for samples in (1, 4, 22, 30, 36) for batch_size in (3, 6)]
 OPTIONS = [

@@ -4,7 +4,7 @@ import runpy
 
 import pytest
 
-from accel_demo.anatomy.devices.gpus import visible_devices
+from accel_demo.anatomy.devices import visible_devices
 from tests.pages.pages import TUTORIALS, check, table_rows
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "01_visible_devices.py"

@@ -4,14 +4,19 @@ accel-demo doctor
 accel-demo doctor --config accelerate_configs/cpu_two_processes.yaml
 """
 
+import json
+import os
+import re
 import sys
 from pathlib import Path
 
 import accel_demo
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab.doctor.launch_config import Promise, promise_of, read_config, starts_several
+from accel_demo.processes.launch import run_to_end
 
 CONFIGS = Path(accel_demo.__file__).parent.parent / "accelerate_configs"
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
 
 
 def main(arguments: list[str]) -> int:
@@ -25,7 +30,7 @@ def report_machine() -> int:
     """Print what this machine has, and which of the stored configs fit it."""
     import torch
 
-    from accel_demo.anatomy.devices import gpus as devices
+    from accel_demo.anatomy import devices
     from accel_demo.lab import machine
 
     print_rows("This machine", devices.machine_rows())
@@ -45,7 +50,6 @@ def report_machine() -> int:
 
 def check_launch(path: Path) -> int:
     """Launch the probe with this config; print what was promised, what came, and what to change."""
-    from accel_demo.lab.doctor.launch_probe import LaunchFailed, launch_probe
 
     config = read_config(path)
     promise = promise_of(config)
@@ -207,3 +211,38 @@ def print_rows(title: str, rows: list[tuple]) -> None:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print(("  " + "  ".join(cells)).rstrip())
     print()
+
+
+class LaunchFailed(Exception):
+    """The launcher ended with an error, or not at all."""
+
+
+def launch_probe(path: Path, seconds: float = 120) -> list[dict]:
+    """What each process of the launch says of itself, in the order of their ranks.
+
+    Raises `LaunchFailed` where the launch goes wrong or takes longer than `seconds`. In the end
+    nothing that was started is left.
+    """
+    command = [*LAUNCH, str(path), "-m", "accel_demo.lab.doctor.probe"]
+    ended = run_to_end(command, seconds, environment=dict(os.environ), cwd=Path.cwd())
+    if ended.returncode is None:
+        raise LaunchFailed(f"no answer within {seconds} seconds; all it had started is stopped")
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("PROBE ")]
+    answers = [json.loads(line.removeprefix("PROBE ")) for line in lines]
+    if ended.returncode != 0 or not answers:
+        raise LaunchFailed(cause_in(ended.stderr) or "the probe ended without an answer")
+    return sorted(answers, key=lambda answer: answer["rank"])
+
+
+def cause_in(stderr: str) -> str:
+    """The last line that names an error of the program, not the launcher's report around it."""
+    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in stderr.splitlines()]
+    lines = [line for line in lines if re.search(r"\w", line)]
+    report = ("CalledProcessError", "ChildFailedError")
+    named = [
+        line
+        for line in lines
+        if re.match(r"[\w.]*(error|Error|Exception): ", line)
+        and not any(name in line for name in report)
+    ]
+    return (named or lines or [""])[-1]

@@ -11,7 +11,7 @@ nn.DataParallel is one process, and on a CPU all of its devices are that process
 from tqdm import tqdm
 
 from accel_demo.anatomy import gil
-from accel_demo.anatomy.memory.count import OPTIMIZERS
+from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import command_line

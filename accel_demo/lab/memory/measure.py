@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.data_parallel import phases
-from accel_demo.anatomy.memory.count import (
+from accel_demo.anatomy.memory import (
     OPTIMIZERS,
     bytes_of,
     devices_of_a_process,

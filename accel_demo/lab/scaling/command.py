@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from accel_demo.anatomy import gil
-from accel_demo.anatomy.devices.gpus import usable_cores
+from accel_demo.anatomy.devices import usable_cores
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab import command_line

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from accel_demo.anatomy.devices.gpus import usable_cores
+from accel_demo.anatomy.devices import usable_cores
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab import command_line
 from accel_demo.lab.measurements import median_interval

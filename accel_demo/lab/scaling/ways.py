@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.devices.gpus import usable_cores
+from accel_demo.anatomy.devices import usable_cores
 from accel_demo.anatomy.gil import preprocess
 
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8

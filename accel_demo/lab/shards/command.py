@@ -15,8 +15,16 @@ from itertools import chain
 
 from accel_demo.errors import UserError
 from accel_demo.lab import command_line
-from accel_demo.lab.shards.reading import ACCELERATE, TORCH, Dealing, read_all
-from accel_demo.lab.shards.sentences import in_words, metric_table, reading_table, what_would_hang
+from accel_demo.lab.shards.reading import (
+    ACCELERATE,
+    TORCH,
+    Dealing,
+    in_words,
+    metric_table,
+    read_all,
+    reading_table,
+    what_would_hang,
+)
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 

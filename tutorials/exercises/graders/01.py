@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accel_demo.anatomy.devices.gpus import visible_devices
+from accel_demo.anatomy.devices import visible_devices
 from accel_demo.processes.launch import run_to_end
 
 TIME_LIMIT = 20  # seconds; without a mistake it takes under two

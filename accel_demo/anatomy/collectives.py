@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
+from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Message, Wire
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.group import run_in_group
 
 OPERATIONS = {
     "sum": torch.add,
@@ -259,3 +261,9 @@ def _draw_cell(axes, left: int, top: int, number: int) -> None:
         axes.bar(left + index * width, 1, width, top, align="edge", color=colour, alpha=0.5)
     axes.bar(left, 1, 1, top, align="edge", fill=False, edgecolor="white", linewidth=2)
     axes.text(left + 0.5, top + 0.5, str(number), ha="center", va="center", fontsize=9)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        options = read(command_line(__doc__, processes=3))
+        run_in_group(main, options.processes, options)

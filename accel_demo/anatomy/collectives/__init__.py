@@ -1,1 +1,0 @@
-"""The collectives of torch.distributed, written with send and receive alone."""

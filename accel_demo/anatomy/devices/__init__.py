@@ -1,1 +1,0 @@
-"""Which GPU is which, and how CUDA_VISIBLE_DEVICES renumbers them."""
