@@ -21,6 +21,14 @@ from accel_demo.anatomy.kernel_distance import methods
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.group import run_in_group
 
+MOST_DIFFERENCES = 1e8  # with more of them, what computes them twice is run only once
+MOST_KEPT = 5e8  # bytes: a way whose graph keeps more than this is not run
+MOST_PAIRS = 128**2  # of the double loop: more take minutes
+EXPLANATION = """\
+seconds: one forward and backward, the fastest of five; of chunks in a large layer one run alone.
+peak memory: what a process of its own grows by, weight.grad included; of several ranks the most.
+error: of value and gradient, the larger, relative to the largest of a float64 reference."""
+
 
 def library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
     """torch's own pairwise distances, added up. Its graph keeps them, n × n, and no difference."""
@@ -46,7 +54,6 @@ WAYS = {
     "torch.cdist": library,
     "closed form": methods.closed_form,
 }
-MOST_DIFFERENCES = 1e8  # with more of them, what computes them twice is run only once
 
 
 def bytes_kept(compute, weight: torch.Tensor) -> int:
@@ -153,14 +160,6 @@ def _peak(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-MOST_KEPT = 5e8  # bytes: a way whose graph keeps more than this is not run
-MOST_PAIRS = 128**2  # of the double loop: more take minutes
-EXPLANATION = """\
-seconds: one forward and backward, the fastest of five; of chunks in a large layer one run alone.
-peak memory: what a process of its own grows by, weight.grad included; of several ranks the most.
-error: of value and gradient, the larger, relative to the largest of a float64 reference."""
 
 
 def main() -> None:

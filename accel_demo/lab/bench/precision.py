@@ -44,6 +44,7 @@ WAYS = {  # what to compute in, and whether it is compiled
 STEPS, BATCH_SIZE = 3, 128  # of a turn, of a step
 LARGE = ("resnet18", "resnet101", "vgg11")  # their steps are long, and more so with emulated bf16
 STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
+TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 
 
 def add_options(parser) -> None:
@@ -208,9 +209,6 @@ def price(eager: dict, compiled: dict) -> str:
     median = statistics.median(saved)
     text += f", and saves {1000 * median:.1f} ms a step"
     return f"{text}: paid back after {took / median:,.0f} steps"
-
-
-TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 
 
 def draw(found: dict[str, dict], path: Path) -> None:

@@ -36,6 +36,20 @@ from accel_demo.show import COLOURS, new_figure, save, table
 SAMPLES, QUICK_SAMPLES = 2048, 1024
 LEARNING_RATE = 0.01  # so low that a larger one still trains faster: see `distance`
 TOLERANCE = 1e-5  # weights closer than that are the same; rounding alone makes about 1e-7
+HEAD = "way, processes, global batch, steps, peak learning rate, in the last step, over at, weights"
+HEAD = [*HEAD.split(", "), "loss", "off by"]
+LEGEND = """
+over at: images seen when the schedule was over. weights: the same as on one process, within {}.
+loss: of test images, after all training images. off by: the mean distance of the loss curve from
+that of one process, at equal images seen."""
+STYLES = {  # the ways that are drawn; the other two lie on a line of these
+    RIGHT.name: {"color": COLOURS[0], "linewidth": 1.5},
+    STEPPED.name: {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
+    LARGER.name: {"color": COLOURS[2], "linewidth": 1.5, "marker": "s"},
+    ROOT.name: {"color": COLOURS[4], "linewidth": 1.5, "marker": "^"},
+    LINEAR.name: {"color": COLOURS[1], "linewidth": 1.5, "marker": "D"},
+}
+ONE = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # others lie upon it
 
 
 def main(arguments: list[str]) -> int:
@@ -127,14 +141,6 @@ def distance(mine: Trained, other: Trained) -> float:
     return sum(apart) / len(apart)
 
 
-HEAD = "way, processes, global batch, steps, peak learning rate, in the last step, over at, weights"
-HEAD = [*HEAD.split(", "), "loss", "off by"]
-LEGEND = """
-over at: images seen when the schedule was over. weights: the same as on one process, within {}.
-loss: of test images, after all training images. off by: the mean distance of the loss curve from
-that of one process, at equal images seen."""
-
-
 def rows(runs: list[Trained]) -> list[list]:
     """The cells of the table. The first run is the one on one process."""
     found = []
@@ -165,16 +171,6 @@ def as_json(run: Trained, one: Trained) -> dict:
         "loss_curve_off_by": distance(run, one),
         "weights_off_by": weights_apart(run, one),
     }
-
-
-STYLES = {  # the ways that are drawn; the other two lie on a line of these
-    RIGHT.name: {"color": COLOURS[0], "linewidth": 1.5},
-    STEPPED.name: {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
-    LARGER.name: {"color": COLOURS[2], "linewidth": 1.5, "marker": "s"},
-    ROOT.name: {"color": COLOURS[4], "linewidth": 1.5, "marker": "^"},
-    LINEAR.name: {"color": COLOURS[1], "linewidth": 1.5, "marker": "D"},
-}
-ONE = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # others lie upon it
 
 
 def draw(runs: list[Trained]):

@@ -8,6 +8,15 @@ from accel_demo.lab.scaling.fit import amdahl, gustafson
 from accel_demo.show import COLOURS, new_figure, save, table
 
 SCALINGS = ("strong", "weak")
+STYLES = {  # colour, marker, and how far beside its count, so that no two cover each other
+    "plain PyTorch": (COLOURS[7], "D", -0.05),
+    "raw DDP": (COLOURS[0], "o", 0.0),
+    "Accelerate": (COLOURS[1], "s", 0.05),
+}
+TITLES = {
+    "strong": "Strong scaling: global batch {batch_size}",
+    "weak": "Weak scaling: {batch_size} images per process",
+}
 
 
 def text(found: dict) -> str:
@@ -116,17 +125,6 @@ def gil_table(found: dict) -> str:
     ]
     lock = "has the global interpreter lock" if found["has_gil"] else "has no interpreter lock"
     return f"{table(head, rows)}\n\nThis Python {lock}."
-
-
-STYLES = {  # colour, marker, and how far beside its count, so that no two cover each other
-    "plain PyTorch": (COLOURS[7], "D", -0.05),
-    "raw DDP": (COLOURS[0], "o", 0.0),
-    "Accelerate": (COLOURS[1], "s", 0.05),
-}
-TITLES = {
-    "strong": "Strong scaling: global batch {batch_size}",
-    "weak": "Weak scaling: {batch_size} images per process",
-}
 
 
 def draw(found: dict, path: Path) -> None:

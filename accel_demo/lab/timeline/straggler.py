@@ -24,6 +24,7 @@ LEAST_SHARE = 0.02  # of a step: two equal ranks differ by some of its length
 
 # ("operator" or the "gap" before it, its name, which of that name): the ms, step by step
 Pieces = dict[tuple[str, str, int], list[float]]
+Spans = list[tuple[float, float]]  # (start, end), here in ms
 
 
 def slow_rank(pieces: list[Pieces]) -> tuple[int | None, list[float]]:
@@ -85,9 +86,6 @@ def lateness(timelines: list) -> list[float]:
             meetings = zip(own, *arrivals, strict=False)
             late[rank].append(max((mine - min(all) for mine, *all in meetings), default=0.0))
     return [median(times) for times in late]
-
-
-Spans = list[tuple[float, float]]  # (start, end), here in ms
 
 
 def union(spans) -> Spans:
