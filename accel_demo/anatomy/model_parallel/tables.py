@@ -1,4 +1,4 @@
-"""Tables and two pictures of a model's five ways through one step. model_parallel.py runs it."""
+"""What `python -m accel_demo.anatomy.model_parallel` prints and draws."""
 
 from fractions import Fraction
 from pathlib import Path

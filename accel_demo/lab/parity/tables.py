@@ -1,4 +1,4 @@
-"""The ledger of parity.py, to print, to paste, and as a picture."""
+"""What `accel-demo parity` found, as a table to print or as Markdown."""
 
 from pathlib import Path
 
