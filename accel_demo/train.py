@@ -22,7 +22,7 @@ from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.connect import check_processes, connect, use_cpu
-from accel_demo.processes.losses import report_lost_processes
+from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
 from accel_demo.run.run import Run

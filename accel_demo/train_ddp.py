@@ -23,7 +23,7 @@ from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.connect import autocast_for, check_processes, own_device
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import spawn
-from accel_demo.processes.losses import report_lost_processes
+from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
 from accel_demo.run.run import Run

@@ -14,7 +14,7 @@ from accel_demo.anatomy.collectives import (
     reduce,
     reduce_scatter,
 )
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group

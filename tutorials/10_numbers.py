@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from accel_demo import show
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.models import make_model

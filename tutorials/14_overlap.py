@@ -6,7 +6,7 @@ Backward computes eight gradients, one unit of time each. A bucket is sent once 
 are there, and buckets are sent one after the other, each with a small price of its own.
 """
 
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.show import COLOURS, new_figure, save, table
 
 LAYERS, PRICE = 8, 0.3  # of one all-reduce, however small

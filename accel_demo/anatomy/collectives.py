@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Message, Wire
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.group import run_in_group

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil  # torch is imported where it is needed: the map does without
 
 from accel_demo import show
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError, one_line_errors
 
 CHILD = """import psutil, torch, torch.distributed as dist

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.batches import BatchShardSampler, loader_options
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet, load_datasets

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import torch
 from tqdm import tqdm
 
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
 from accel_demo.show import COLOURS, new_figure, save, table
 

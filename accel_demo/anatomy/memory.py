@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import CLASSES, make_model

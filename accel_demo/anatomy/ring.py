@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import traffic
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Wire
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.batches import BatchShardSampler
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.connect import use_cpu

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from accel_demo.processes.connect import connect
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import PRELOADED, spawn
-from accel_demo.processes.losses import report_lost_processes
+from accel_demo.processes.lost_processes import report_lost_processes
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
 PRELOADED = (*PRELOADED, __name__)

@@ -234,7 +234,7 @@ def _as_rank(
 ) -> None:
     import torch
 
-    from accel_demo.processes.losses import report_lost_processes
+    from accel_demo.processes.lost_processes import report_lost_processes
 
     os.environ.update(rank_environment(rank, world_size, port))
     if world_size > 1 and "OMP_NUM_THREADS" not in os.environ:

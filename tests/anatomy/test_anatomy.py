@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from accel_demo import show
 from accel_demo.anatomy import shards
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.model_parallel import splits, tables
 from accel_demo.anatomy.shards import WAYS
 from accel_demo.errors import UserError

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab.command_line import process_counts, write_json
+from accel_demo.lab.flags import process_counts, write_json
 from accel_demo.processes.group import results_by_rank
 from accel_demo.processes.signals import SIGNALS
 

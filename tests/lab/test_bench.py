@@ -16,8 +16,8 @@ from accel_demo.lab import step_parts
 from accel_demo.lab.bench import command as bench
 from accel_demo.lab.bench import limit, overhead
 from accel_demo.lab.bench.command import BENCHMARKS
-from accel_demo.lab.crew import ON_CPU, Crew
 from accel_demo.lab.step_parts import PARTS, timed_parts
+from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 from tests.conftest import REPOSITORY
 
 TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test_samples": 64}
@@ -25,7 +25,7 @@ TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}
 
 
 def test_two_workers_train_connected_and_each_telling_times_every_step():
-    with Crew(2, threads=1, gpus=ON_CPU) as pair:
+    with WorkerPool(2, threads=1, gpus=ON_CPU) as pair:
         for telling in ("raw DDP", "Accelerate", "raw DDP"):
             answer = pair.run(telling, TINY, warm_up=2)
             assert (answer["processes"], answer["device"], answer["threads"]) == (2, "cpu", 1)
@@ -41,7 +41,7 @@ def test_two_workers_train_connected_and_each_telling_times_every_step():
 
 @pytest.mark.skipif(not overhead.profiler_keeps_its_place(), reason=overhead.NO_PROFILE)
 def test_the_profile_shows_what_accelerate_calls():
-    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+    with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         profile = alone.run("Accelerate", TINY, watched="profile")
     assert profile["processes"] == 1
     steps, evaluations = TINY["max_steps"], 1  # one batch each; every batch has its totals
@@ -52,7 +52,7 @@ def test_the_profile_shows_what_accelerate_calls():
 
 
 def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
-    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+    with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         for version in ("plain PyTorch", "Accelerate"):
             answer = alone.run(version, TINY, watched="parts")
             assert len(answer["parts"]) == TINY["max_steps"] - 1
@@ -106,21 +106,21 @@ def test_a_delay_is_found_in_its_part_of_the_step():
         assert {part for part, seconds in medians.items() if seconds > 0.02} == {slow_part}
 
 
-def test_a_crew_that_is_not_as_asked_for_is_an_error():
-    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+def test_a_pool_that_is_not_as_asked_for_is_an_error():
+    with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         alone.threads = 2
         with pytest.raises(RuntimeError, match="'threads': 2,.* but trained with .*'threads': 1,"):
             alone.run("Accelerate", TINY)
 
 
 def test_a_worker_that_dies_is_an_error_with_what_it_said():
-    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+    with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         with pytest.raises(RuntimeError, match="batch_size must be at least 1, got 0"):
             alone.run("Accelerate", {**TINY, "batch_size": 0})
 
 
 def test_a_worker_that_takes_too_long_is_stopped():
-    with Crew(1, threads=1, gpus=ON_CPU) as alone:
+    with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         with pytest.raises(RuntimeError, match="a worker took over 0.1 s"):
             alone.run("Accelerate", TINY, time_limit=0.1)
 

@@ -90,7 +90,7 @@ def test_one_count_fits_any_speedup_and_two_counts_show_where_the_law_does_not_h
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(monkeypatch, arguments, said):
-    monkeypatch.setattr(scaling, "Crew", None)
+    monkeypatch.setattr(scaling, "WorkerPool", None)
     with pytest.raises(UserError, match=said):
         scaling.main(arguments)
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel_demo import show
-from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.data_parallel import pictures
 from accel_demo.anatomy.data_parallel.phases import data_parallel
 from accel_demo.anatomy.data_parallel.scatter_gather import Event, chunk_sizes, mean_over_samples
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
 

@@ -1,7 +1,7 @@
 """python -m accel_demo.anatomy.ddp"""
 
-from accel_demo.anatomy.command_line import command_line, read
 from accel_demo.anatomy.ddp import by_hand, comparison, timeline
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
 
 with one_line_errors():

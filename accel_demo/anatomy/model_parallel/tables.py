@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy.command_line import command_line, read
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.model_parallel import splits
 from accel_demo.errors import UserError
 from accel_demo.processes.group import run_in_group

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab.crew import ON_CPU, Crew
 from accel_demo.lab.machine import usable_cores
 from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 9
 STEPS, WARM_UP = 40, 4
@@ -44,17 +44,17 @@ def measure(options) -> Report:
     threads = max(2, usable_cores() // 2 * 2)  # even, so that the pair has as many
     rates: dict[str, list[float]] = {PLAIN: [], DATA_PARALLEL: [], DDP: []}
     with (
-        Crew(1, threads, one) as alone,
-        Crew(1, threads, both) as threaded,
-        Crew(2, threads // 2, both) as pair,
+        WorkerPool(1, threads, one) as alone,
+        WorkerPool(1, threads, both) as threaded,
+        WorkerPool(2, threads // 2, both) as pair,
     ):
-        crews = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
-        for name, crew in crews.items():  # what is imported at the first step is imported now
-            crew.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
+        pools = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
+        for name, pool in pools.items():  # what is imported at the first step is imported now
+            pool.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
         for repeat in tqdm(range(options.repeats), desc="dataparallel", unit="repeat"):
-            for name in list(crews) if repeat % 2 else list(crews)[::-1]:
+            for name in list(pools) if repeat % 2 else list(pools)[::-1]:
                 fields = {**choices, "batch_size": batch_sizes[name]}
-                answer = crews[name].run(name, fields, warm_up=WARM_UP)
+                answer = pools[name].run(name, fields, warm_up=WARM_UP)
                 images = answer["processes"] * batch_sizes[name]
                 rates[name].append(images / answer["seconds_per_step"])
     where = f"the CPU, {threads} threads in all" if on_cpu else "two GPUs"

@@ -15,9 +15,9 @@ import statistics
 
 from tqdm import tqdm
 
-from accel_demo.lab.crew import Crew
 from accel_demo.lab.measurements import Report, Table, median_interval
 from accel_demo.lab.step_parts import PARTS
+from accel_demo.lab.worker_pool import WorkerPool
 
 REPEATS = 21
 BATCH_SIZE = 128
@@ -39,10 +39,10 @@ def measure(options) -> Report:
     """Tables of microseconds per step, of what Accelerate adds to them, and of where."""
     tables, findings, facts = [], [], {}
     extra: dict[str, list[float]] = {}
-    with Crew(1, threads=1) as alone, Crew(2, threads=1) as pair:
-        crews = {1: alone, 2: pair}
+    with WorkerPool(1, threads=1) as alone, WorkerPool(2, threads=1) as pair:
+        pools = {1: alone, 2: pair}
         for model in STEPS:
-            microseconds, devices = in_turns(crews, model, options.repeats)
+            microseconds, devices = in_turns(pools, model, options.repeats)
             for processes, tellings in TELLINGS.items():
                 rows = {name: microseconds[processes, name] for name in tellings}
                 count = f"{processes} process{'es' if processes > 1 else ''}"
@@ -68,7 +68,7 @@ def measure(options) -> Report:
     return Report("overhead", tables, findings, facts)
 
 
-def in_turns(crews: dict[int, Crew], model: str, repeats: int) -> tuple[dict, dict]:
+def in_turns(pools: dict[int, WorkerPool], model: str, repeats: int) -> tuple[dict, dict]:
     """{(processes, telling): microseconds per step of each repeat}, {processes: device}."""
     runs = [(processes, name) for processes, names in TELLINGS.items() for name in names]
     microseconds: dict = {run: [] for run in runs}
@@ -77,7 +77,7 @@ def in_turns(crews: dict[int, Crew], model: str, repeats: int) -> tuple[dict, di
         shift = repeat % len(runs)  # nobody is always first
         for processes, telling in runs[shift:] + runs[:shift]:
             warm_up = STEPS[model] // 10
-            answer = crews[processes].run(telling, choices(model), warm_up=warm_up)
+            answer = pools[processes].run(telling, choices(model), warm_up=warm_up)
             microseconds[processes, telling].append(1e6 * typical_step(answer))
             devices[processes] = answer["device"]
     return microseconds, devices
@@ -136,11 +136,11 @@ def profiler_keeps_its_place() -> bool:
     return any(name == "main" for _, _, name in pstats.Stats(profiler).stats)
 
 
-def parts_of_a_step(crew: Crew) -> Table:
+def parts_of_a_step(pool: WorkerPool) -> Table:
     """Return how much longer each part of a step takes in train.py than in train_plain.py."""
     added: dict[str, list[float]] = {part: [] for part in PARTS}
     for repeat in tqdm(range(WATCHED_RUNS), desc="parts", unit="repeat"):
-        plain, ours = both_loops(crew, repeat, "parts")
+        plain, ours = both_loops(pool, repeat, "parts")
         for part in PARTS:
             added[part].append(median_microseconds(ours, part) - median_microseconds(plain, part))
     title = "Where: Accelerate less plain PyTorch on tiny_cnn"
@@ -151,12 +151,12 @@ def median_microseconds(answer: dict, part: str) -> float:
     return 1e6 * statistics.median(step[part] for step in answer["parts"])
 
 
-def dearest_calls(crew: Crew) -> list[Table]:
+def dearest_calls(pool: WorkerPool) -> list[Table]:
     """Return what Accelerate's functions call that a plain step never does, under the profiler."""
     steps = STEPS["tiny_cnn"]
     inside: dict[str, list[float]] = {}
     for repeat in tqdm(range(WATCHED_RUNS), desc="profile", unit="repeat"):
-        plain, ours = both_loops(crew, repeat, "profile")
+        plain, ours = both_loops(pool, repeat, "profile")
         for name, (count, seconds) in ours["inside"].items():
             called = name.split(": ")[-1]
             if count >= steps // 10 and plain["counts"].get(called, 0) < steps // 10:
@@ -168,10 +168,10 @@ def dearest_calls(crew: Crew) -> list[Table]:
     return [Table(title, "µs per step", rows, digits=0)] if rows else []
 
 
-def both_loops(crew: Crew, repeat: int, watched: str) -> tuple[dict, dict]:
+def both_loops(pool: WorkerPool, repeat: int, watched: str) -> tuple[dict, dict]:
     """Train the tiny model with train_plain.py and with train.py, in an order that alternates."""
     versions = ["plain PyTorch", "Accelerate"]
     answers = {}
     for version in versions if repeat % 2 else versions[::-1]:
-        answers[version] = crew.run(version, choices("tiny_cnn"), watched=watched)
+        answers[version] = pool.run(version, choices("tiny_cnn"), watched=watched)
     return answers["plain PyTorch"], answers["Accelerate"]

@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from accel_demo.config import MODELS, TrainConfig
-from accel_demo.lab.crew import ON_CPU, Crew
 from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 15
 MICRO_BATCHES, LEAST_STEPS = 60, 10  # of one run; the first tenth of its steps warms up
@@ -44,17 +44,17 @@ def measure(options) -> Report:
     first, second, both = (ON_CPU,) * 3 if on_cpu else ("0", "1", "0,1")
     rates: dict[str, list[float]] = {ALONE: [], APART: [], TOGETHER: []}
     with (
-        Crew(1, threads=1, gpus=first) as one,
-        Crew(1, threads=1, gpus=second) as other,
-        Crew(2, threads=1, gpus=both) as pair,
+        WorkerPool(1, threads=1, gpus=first) as one,
+        WorkerPool(1, threads=1, gpus=second) as other,
+        WorkerPool(2, threads=1, gpus=both) as pair,
         ThreadPoolExecutor(2) as pool,
     ):
-        crews = {ALONE: [one], APART: [one, other], TOGETHER: [pair]}
-        for crew in (one, other, pair):  # what is imported at the first step is imported now
-            crew.run("Accelerate", {**choices, "max_steps": 2})
+        pools = {ALONE: [one], APART: [one, other], TOGETHER: [pair]}
+        for pool in (one, other, pair):  # what is imported at the first step is imported now
+            pool.run("Accelerate", {**choices, "max_steps": 2})
         for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
-            for name in list(crews) if repeat % 2 else list(crews)[::-1]:
-                rates[name].append(rate(crews[name], choices, pool))
+            for name in list(pools) if repeat % 2 else list(pools)[::-1]:
+                rates[name].append(rate(pools[name], choices, pool))
     efficiency = {
         name: [value / (2 * alone) for value, alone in zip(rates[name], rates[ALONE], strict=True)]
         for name in (APART, TOGETHER)
@@ -71,13 +71,13 @@ def measure(options) -> Report:
     return Report("scaling", tables, [finding], facts)
 
 
-def rate(crews: list[Crew], choices: dict, pool: ThreadPoolExecutor) -> float:
-    """Images per second of all crews together, while every one of them is training.
+def rate(pools: list[WorkerPool], choices: dict, pool: ThreadPoolExecutor) -> float:
+    """Images per second of all pools together, while every one of them is training.
 
     Raises `RuntimeError` where they trained at different times.
     """
     steps = choices["max_steps"]
-    runs = [pool.submit(crew.run, "Accelerate", choices, warm_up=steps // 10) for crew in crews]
+    runs = [pool.submit(pool.run, "Accelerate", choices, warm_up=steps // 10) for pool in pools]
     answers = [run.result() for run in runs]
     start = max(answer["stamps"][0] for answer in answers)
     end = min(answer["stamps"][-1] for answer in answers)

@@ -17,7 +17,7 @@ import torch
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line
+from accel_demo.lab import flags
 from accel_demo.lab.lr.training import (
     BATCH,
     LARGER,
@@ -53,15 +53,15 @@ ONE = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # others l
 
 
 def main(arguments: list[str]) -> int:
-    parser = command_line.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images")
+    parser = flags.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images")
     help = "numbers of processes to compare with one (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = f"training images, each seen once (default: {SAMPLES})"
     parser.add_argument("--samples", type=int, metavar="N", help=help)
     help = f"peak of the schedule on one process (default: {LEARNING_RATE})"
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=help)
-    options = command_line.read(parser, arguments)
-    counts = sorted({1, *command_line.process_counts(options.processes)})
+    options = flags.read(parser, arguments)
+    counts = sorted({1, *flags.process_counts(options.processes)})
     samples = options.samples
     if samples is None:
         samples = QUICK_SAMPLES if options.quick else SAMPLES
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     print(LEGEND.format(TOLERANCE))
     if options.json:
         found = {"samples": samples, "runs": [as_json(run, runs[0]) for run in runs]}
-        command_line.write_json(options.json, found)
+        flags.write_json(options.json, found)
     if options.plot:
         save(draw(runs), options.plot)
     return 0

@@ -14,7 +14,7 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line
+from accel_demo.lab import flags
 from accel_demo.lab.memory import formula as memory_formula
 from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     }
     print(tables.text(found))
     if options.json:
-        command_line.write_json(options.json, found)
+        flags.write_json(options.json, found)
     if options.plot:
         tables.draw(found, options.plot)
     return 0
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 def read(arguments: list[str]):
     """The options. Raises `UserError` for what could not be measured."""
     quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}, {QUICK_OPTIMIZER}"
-    parser = command_line.parser_of("memory", __doc__, quick=quick)
+    parser = flags.parser_of("memory", __doc__, quick=quick)
     help = "ranks of DDP and FSDP2, devices of nn.DataParallel (default: 2)"
     parser.add_argument("--processes", default="2", metavar="N", help=help)
     help = "the network to train (default: vgg11)"
@@ -80,8 +80,8 @@ def read(arguments: list[str]):
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help=help)
     help = f"images per device (default: {BATCH_SIZE})"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
-    options = command_line.read(parser, arguments)
-    counts = command_line.process_counts(options.processes)
+    options = flags.read(parser, arguments)
+    counts = flags.process_counts(options.processes)
     if len(counts) > 1:
         raise UserError(f"--processes takes one number here, got {options.processes}")
     options.processes = counts[0]

@@ -15,7 +15,7 @@ from pathlib import Path
 from accel_demo.config import MODELS, OPTIMIZERS, TrainConfig
 from accel_demo.data import check_batches, load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line
+from accel_demo.lab import flags
 from accel_demo.lab.parity import tables
 from accel_demo.lab.parity.ledger import has_kept_its_promise, ledger, plan, runs_of
 from accel_demo.lab.parity.runs import train_all
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     found["device"] = next(iter(environments.values()))["device"]
     print(tables.markdown(found) if options.markdown else tables.text(found))
     if options.json:
-        command_line.write_json(options.json, found)
+        flags.write_json(options.json, found)
     if options.plot:
         tables.draw(found, options.plot)
     return 0 if all(map(has_kept_its_promise, rows)) else 1
@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """The options. Raises `UserError` for what could not be trained."""
-    parser = command_line.parser_of(
-        "parity", __doc__, quick=f"{QUICK_STEPS} steps instead of {STEPS}"
-    )
+    parser = flags.parser_of("parity", __doc__, quick=f"{QUICK_STEPS} steps instead of {STEPS}")
     help = "numbers of processes to compare at (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = f"optimizer steps of each run (default: {STEPS})"
@@ -59,8 +57,8 @@ def read(arguments: list[str]):
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=help)
     help = "print a Markdown table, for a page or a pull request"
     parser.add_argument("--markdown", action="store_true", help=help)
-    options = command_line.read(parser, arguments)
-    options.processes = command_line.process_counts(options.processes)
+    options = flags.read(parser, arguments)
+    options.processes = flags.process_counts(options.processes)
     if options.steps is None:
         options.steps = QUICK_STEPS if options.quick else STEPS
     if options.steps < 1:

@@ -54,7 +54,7 @@ def train_all(runs: list[Run], choices: dict, folder: Path) -> dict[Run, dict]:
 def _train(runs: list[Run], ports: list[int], choices: dict, folder: Path) -> None:
     """What each process does: the runs it has a part in, one after the other."""
     from accel_demo.config import TrainConfig
-    from accel_demo.lab.crew_worker import TELLINGS, forget_the_last_run
+    from accel_demo.lab.pool_worker import TELLINGS, forget_the_last_run
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     _compute_the_same_each_time(processes)

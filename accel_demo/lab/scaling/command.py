@@ -21,11 +21,11 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line
-from accel_demo.lab.crew import ON_CPU, Crew
+from accel_demo.lab import flags
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.fit import amdahl, fit, gustafson
+from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS, QUICK_REPEATS = 9, 2
 STEPS, QUICK_STEPS = 20, 3  # optimizer steps of one run; the first tenth warms up
@@ -36,7 +36,7 @@ LAWS = {"strong": amdahl, "weak": gustafson}
 
 def main(arguments: list[str]) -> int:
     quick = f"{QUICK_REPEATS} repeats of {QUICK_STEPS} steps"
-    parser = command_line.parser_of("scaling", __doc__, quick=quick)
+    parser = flags.parser_of("scaling", __doc__, quick=quick)
     help = "numbers of processes to compare; 1 is always measured (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = "threads of each process, on the CPU (default: 1)"
@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per process (weak), and of all processes together (strong) (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
-    options = command_line.read(parser, arguments)
-    counts = sorted({1, *command_line.process_counts(options.processes)})
+    options = flags.read(parser, arguments)
+    counts = sorted({1, *flags.process_counts(options.processes)})
     if options.repeats is None:
         options.repeats = QUICK_REPEATS if options.quick else REPEATS
     steps = QUICK_STEPS if options.quick else STEPS
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     found["gil"] = measure_gil(1 if options.quick else min(options.repeats, gil.REPEATS))
     print(tables.text(found))
     if options.json:
-        command_line.write_json(options.json, found)
+        flags.write_json(options.json, found)
     if options.plot:
         tables.draw(found, options.plot)
     return 0
@@ -103,14 +103,14 @@ def measure(options, counts: list[int], steps: int) -> dict:
     rates: dict[tuple, list[float]] = {case: [] for case in cases}
     connected: dict[tuple, int] = {}
     gpus = first_gpus(counts[-1]) if has_gpus else ON_CPU
-    with Crew(counts[-1], options.threads, gpus) as crew:
+    with WorkerPool(counts[-1], options.threads, gpus) as pool:
         # What is imported at a worker's first step is not part of any measurement.
-        run(crew, (ACCELERATE, counts[-1], options.batch_size), options.model, steps=2)
+        run(pool, (ACCELERATE, counts[-1], options.batch_size), options.model, steps=2)
         total = options.repeats * len(cases)
         with tqdm(total=total, desc="scaling", unit="run") as bar:
             for repeat in range(options.repeats):
                 for case in random.Random(repeat).sample(cases, len(cases)):
-                    answer = run(crew, case, options.model, steps)
+                    answer = run(pool, case, options.model, steps)
                     images = answer["processes"] * case[2]
                     rates[case].append(images / answer["seconds_per_step"])
                     connected[case] = answer["processes"]
@@ -137,13 +137,13 @@ def first_gpus(count: int) -> str:
     return ",".join(names[:count])
 
 
-def run(crew: Crew, case: tuple[str, int, int], model: str, steps: int) -> dict:
-    """Train once. The crew raises where other processes, threads or devices took part."""
+def run(pool: WorkerPool, case: tuple[str, int, int], model: str, steps: int) -> dict:
+    """Train once. The pool raises where other processes, threads or devices took part."""
     telling, count, batch_size = case
     choices = {"model": model, "batch_size": batch_size, "max_steps": steps, "test_samples": 64}
     choices |= {"dataset": "synthetic", "train_samples": steps * batch_size * count}
     TrainConfig(**choices)
-    return crew.run(telling, choices, warm_up=max(1, steps // 10), processes=count)
+    return pool.run(telling, choices, warm_up=max(1, steps // 10), processes=count)
 
 
 def rows_of(rates: dict, connected: dict, counts: list[int], batch_size: int) -> list[dict]:

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab import command_line
+from accel_demo.lab import flags
 from accel_demo.lab.measurements import median_interval
-from accel_demo.lab.scaling.ways import (
+from accel_demo.lab.scaling.trainings import (
     BATCH,
     LARGE,
     LATE,
@@ -40,14 +40,12 @@ PROCESSES = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_line.parser_of(
-        "scaling.reasons", __doc__, f"{QUICK_REPEATS} repeat", plot=False
-    )
+    parser = flags.parser_of("scaling.reasons", __doc__, f"{QUICK_REPEATS} repeat", plot=False)
     help = f"how often every way is measured, in turns (default: {REPEATS})"
     parser.add_argument("--repeats", type=int, metavar="N", help=help)
     parser.prog = "python -m accel_demo.lab.scaling.reasons"
     parser.set_defaults(plot=None)
-    options = command_line.read(parser, sys.argv[1:] if arguments is None else arguments)
+    options = flags.read(parser, sys.argv[1:] if arguments is None else arguments)
     repeats = options.repeats
     if repeats is None:
         repeats = QUICK_REPEATS if options.quick else REPEATS
@@ -68,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     print(table(["reason", "how you see it", "what helps", "measured here"], rows_of(found)))
     if options.json:
-        command_line.write_json(options.json, {"repeats": repeats, "threads": threads, **found})
+        flags.write_json(options.json, {"repeats": repeats, "threads": threads, **found})
     return 0
 
 

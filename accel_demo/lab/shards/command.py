@@ -14,7 +14,7 @@ from collections import Counter
 from itertools import chain
 
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line
+from accel_demo.lab import flags
 from accel_demo.lab.shards.reading import (
     ACCELERATE,
     TORCH,
@@ -53,13 +53,13 @@ def main(arguments: list[str]) -> int:
 
         save(draw(found["ways"]), options.plot)
     if options.json:
-        command_line.write_json(options.json, found)
+        flags.write_json(options.json, found)
     return 0
 
 
 def read_options(arguments: list[str]):
     """What to deal out, and the options. Raises `UserError` for what cannot be dealt."""
-    parser = command_line.parser_of("shards", __doc__, quick=f"reads {QUICK_EPOCHS} epochs at most")
+    parser = flags.parser_of("shards", __doc__, quick=f"reads {QUICK_EPOCHS} epochs at most")
     numbers = {
         "--processes": (2, "how many processes read"),
         "--samples": (22, "how many samples the dataset has"),
@@ -70,7 +70,7 @@ def read_options(arguments: list[str]):
         help += f" (default: {default})"
         parser.add_argument(flag, type=int, default=default, metavar="N", help=help)
     parser.add_argument("--way", choices=[TORCH, ACCELERATE, "both"], default="both")
-    flags = {
+    switches = {
         "--no-set-epoch": "do not call set_epoch before each epoch",
         "--split-batches": "Accelerate cuts each batch of the DataLoader into one for each process",
         "--dispatch-batches": "Accelerate reads on rank 0 alone, and sends each rank its part",
@@ -78,9 +78,9 @@ def read_options(arguments: list[str]):
         "--drop-last": "leave the last samples out instead of padding",
         "--no-shuffle": "read in the order of the dataset",
     }
-    for flag, help in flags.items():
+    for flag, help in switches.items():
         parser.add_argument(flag, action="store_true", help=help)
-    options = command_line.read(parser, arguments)
+    options = flags.read(parser, arguments)
     check(options)
     common = {
         "samples": options.samples,
@@ -104,7 +104,7 @@ def read_options(arguments: list[str]):
 
 
 def check(options) -> None:
-    command_line.process_counts(str(options.processes))
+    flags.process_counts(str(options.processes))
     limits = {"samples": MOST_SAMPLES, "batch_size": MOST_SAMPLES, "epochs": MOST_EPOCHS}
     for name, most in limits.items():
         if not 1 <= getattr(options, name) <= most:

@@ -20,7 +20,7 @@ from pathlib import Path
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import command_line
+from accel_demo.lab import flags
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.phases import PHASES, found_of
 from accel_demo.lab.timeline.picture import verdict
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """The options, their mistakes found. `runs` is what `recording.profile_runs` takes."""
-    parser = command_line.parser_of("timeline", __doc__, quick="a smaller network, fewer steps")
+    parser = flags.parser_of("timeline", __doc__, quick="a smaller network, fewer steps")
     add = parser.add_argument
     add("--processes", default="2", metavar="N", help="connected processes (default: 2)")
     add("--steps", type=int, metavar="N", help="steps to show (default: 8; with --quick 4)")
@@ -64,14 +64,14 @@ def read(arguments: list[str]):
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "where trace.json and timeline.html go (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
-    options = command_line.read(parser, arguments)
+    options = flags.read(parser, arguments)
     if options.steps is None:
         options.steps = 4 if options.quick else 8
     if options.model is None:
         options.model = "small_cnn" if options.quick else "vgg11"
     if options.batch_size is None:
         options.batch_size = 8
-    counts = command_line.process_counts(options.processes)
+    counts = flags.process_counts(options.processes)
     if len(counts) > 1:
         raise UserError(f"--processes takes one number here, got {options.processes}")
     options.processes = counts[0]
@@ -240,7 +240,7 @@ def write(found: dict, traces: list[dict], folder: Path, options) -> list[Path]:
         timeline_picture.draw(found, folder / f"plot{options.plot.suffix}")
         places[folder / f"plot{options.plot.suffix}"] = options.plot
     if options.json:
-        command_line.write_json(folder / "numbers.json", found)
+        flags.write_json(folder / "numbers.json", found)
         places[folder / "numbers.json"] = options.json
     options.output.mkdir(parents=True, exist_ok=True)
     copies = [(place.with_name(f".{place.name}.unfinished"), place) for place in places.values()]

@@ -1,7 +1,7 @@
 """One process that trains again and again on command, and tells how long the steps took.
 
-crew.py starts one for each rank. A line on stdin is a run, a line on stdout its answer, as JSON.
-The train files run as they are: torch calls `note` after every optimizer step.
+worker_pool.py starts one for each rank. A line on stdin is a run, a line on stdout its answer, both
+as JSON. The train files run as they are: torch calls `note` after every optimizer step.
 """
 
 import cProfile

@@ -16,7 +16,7 @@ from accel_demo.processes.launch import free_port, kill_tree, start
 ON_CPU = "-1"
 
 
-class Crew:
+class WorkerPool:
     """`processes` connected workers with `threads` threads each. Use it in a `with` statement.
 
     `gpus` is what they may see, as CUDA_VISIBLE_DEVICES has it; `ON_CPU` hides every accelerator.
@@ -31,7 +31,7 @@ class Crew:
         if gpus is not None:
             own["CUDA_VISIBLE_DEVICES"] = gpus
         python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun chooses it
-        command = [python, "-m", "accel_demo.lab.crew_worker"]
+        command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
         for path in self.errors:
             with path.open("w") as stderr:
@@ -50,9 +50,9 @@ class Crew:
     ) -> dict:
         """Rank 0's answer (see worker.run) to a training with these fields of TrainConfig.
 
-        Only the first `processes` of the crew train where that is given; the others wait for work.
+        Only the first `processes` of the pool train where that is given; the others wait for work.
         Raises `RuntimeError` where a worker dies, takes more than `time_limit` seconds, or trains
-        with another number of processes or threads, or on another device, than this crew has.
+        with another number of processes or threads, or on another device, than this pool has.
         """
         port, too_long = free_port(), threading.Event()
         workers = self.workers[:processes]
