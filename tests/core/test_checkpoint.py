@@ -234,6 +234,7 @@ LOSES_A_PROCESS = """
 import os
 from accel_demo.processes import connect as processes
 from accel_demo.errors import one_line_errors
+from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.workarounds import fresh_rendezvous
 
 def rendezvous_and_die(timeout):
@@ -243,7 +244,7 @@ def rendezvous_and_die(timeout):
     return arguments
 
 processes.fresh_rendezvous = rendezvous_and_die
-with one_line_errors():
+with one_line_errors(), report_lost_processes():
     processes.connect(3.0)
 """
 

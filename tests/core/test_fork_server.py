@@ -298,7 +298,7 @@ END = "\nprint(child.pid, flush=True)\nos._exit(0)"
 
 @pytest.fixture
 def little_grace(monkeypatch):
-    monkeypatch.setattr("conftest.GRACE", 1)
+    monkeypatch.setattr("tests.conftest.GRACE", 1)
 
 
 def check_that_orphans_are_found(run) -> None:
@@ -373,8 +373,8 @@ def test_a_server_that_is_gone_is_an_error_and_not_a_hang():
 
 
 def test_programs_of_the_package_see_the_server_of_the_tests():
-    """A command that starts Python programs itself, through lab/launch.py, forks them as well."""
-    program = "from accel_demo.processes.commands import run_to_end\n"
+    """A command that starts Python programs itself, through launch.py, forks them as well."""
+    program = "from accel_demo.processes.launch import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
     assert int(result.stdout) == fork_server()._process.pid

@@ -17,7 +17,8 @@ from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
-from accel_demo.processes import connect
+from accel_demo.processes.environment import rank_environment
+from accel_demo.processes.launch import free_port
 from accel_demo.run.folder import claim_folder, load_config, load_model
 from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
 
@@ -83,7 +84,7 @@ def train_here(tmp_path, monkeypatch):
 @contextmanager
 def alone_in_a_group(monkeypatch):
     with monkeypatch.context() as patch:
-        for name, value in connect.rank_environment(0, 1, connect.free_port()).items():
+        for name, value in rank_environment(0, 1, free_port()).items():
             patch.setenv(name, value)
         yield
 

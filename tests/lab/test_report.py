@@ -675,8 +675,8 @@ def test_a_pipe_is_no_file_to_write(tmp_path):
 
 
 def test_a_reader_who_goes_away_ends_it_quietly(tmp_path, start):
-    code = "import os, sys; from accel_demo.lab import report; read, write = os.pipe()\n"
-    code += "os.close(read); os.dup2(write, 1); sys.exit(report.main(sys.argv[1:]))"
+    code = "import os, sys; from accel_demo.lab.report import command; read, write = os.pipe()\n"
+    code += "os.close(read); os.dup2(write, 1); sys.exit(command.main(sys.argv[1:]))"
     done = start(["python", "-c", code, make_run(tmp_path / "run")])
     assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
     assert (tmp_path / "run" / "report.html").exists()
