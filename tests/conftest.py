@@ -43,7 +43,7 @@ os.environ["HF_HOME"] = os.devnull  # `accelerate launch` finds no default confi
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 8  # seconds: a process that has torch takes up to two to end, and more under load
+GRACE = 20  # seconds: a process that has torch takes up to two to end, and far more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
 
@@ -256,17 +256,26 @@ def processes_below_this_one() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def left_behind(before: set[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes below this one that were not there `before`, and kill them.
+def left_behind(before: set[psutil.Process]) -> list[str]:
+    """Kill the processes below this one that were not there `before`, and say what each was.
 
     They get `GRACE` seconds to end by themselves first. Every process that a test has started is
     found here, forked or not, because an orphan becomes a child of this process.
     """
     started = [one for one in processes_below_this_one() if one not in before]
+    described = {process: describe(process) for process in started}
     _, orphans = psutil.wait_procs(started, timeout=GRACE)
     kill(orphans)
     psutil.wait_procs(orphans, timeout=5)
-    return orphans
+    return [described[process] for process in orphans]
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        command, parent = " ".join(process.cmdline()), process.ppid()
+    except psutil.NoSuchProcess:
+        command, parent = "ended", "?"
+    return f"pid={process.pid}, child of {parent}: {command[:300]}"
 
 
 def text_of(file) -> str:

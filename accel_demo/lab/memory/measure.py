@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -171,9 +172,17 @@ def held_at(devices: list[torch.device]) -> list[int]:
         for device in devices:
             torch.cuda.synchronize(device)
         return [torch.cuda.memory_allocated(device) for device in devices]
+    before, now = -1, _resident_bytes()
+    while now != before:  # a thread of gloo frees the tensors of a collective some time after it
+        time.sleep(0.02)
+        before, now = now, _resident_bytes()
+    return [now]
+
+
+def _resident_bytes() -> int:
     with suppress(AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-    return [psutil.Process().memory_info().rss]
+    return psutil.Process().memory_info().rss
 
 
 def give_freed_memory_back() -> None:
