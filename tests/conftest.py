@@ -63,7 +63,8 @@ def pytest_configure(config):
 
 
 # These files take longest. They are started first, so that none is left over at the end.
-LONGEST = ("test_resume.py", "test_tutorials.py", "test_fork_server.py", "test_doctor.py")
+LONGEST = ("test_stop_and_kill.py", "test_resume.py", "test_tutorials.py", "test_fork_server.py")
+LONGEST += ("test_doctor.py",)
 
 
 def pytest_collection_modifyitems(config, items):

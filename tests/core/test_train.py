@@ -200,19 +200,6 @@ def test_padding_is_not_counted(train):
     assert summary["test_accuracy"] == correct / 257
 
 
-@pytest.mark.parametrize("start_method", [None, "spawn"])
-def test_spawn_is_torchrun_without_torchrun(start_method, train, start, tmp_path):
-    """None: the platform's default."""
-    by_torchrun = train("train_ddp.py", *STEPS, processes=2)
-    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *STEPS]
-    variable = {"ACCEL_DEMO_START_METHOD": start_method}
-    result = start([*command, "--run-dir", tmp_path / "spawn"], real=True, **variable)
-    assert result.returncode == 0, result.stderr
-    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
-    assert (environment["processes"], environment["device"]) == (2, "cpu")
-    assert same_bits(weights(by_torchrun), weights(tmp_path / "spawn"))
-
-
 @pytest.mark.parametrize("file", TELLINGS)
 def test_the_run_folder_tells_all(file, train_here, capsys):
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "epochs": 2, "log_every": 6}

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_demo.processes.connect import connect
 from accel_demo.processes.launch import spawn
 from tests.conftest import launcher
-from tests.core.at_exit import watch
+from tests.processes.at_exit import watch
 
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
 FLAGS = [*FLAGS.split(), "--max-steps", "3", "--run-dir"]
@@ -39,11 +39,11 @@ def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
 
 
 def run_watched(start, launch: list[str], folder: Path, program: str, *flags, **environment):
-    """Start a program in two processes, as a user does, but below tests/core/at_exit.py.
+    """Start a program in two processes, as a user does, but below tests/processes/at_exit.py.
 
     Not from the fork server: its programs leave without finalizing the interpreter.
     """
-    command = [*launch, "tests/core/at_exit.py", folder, program, *flags]
+    command = [*launch, "tests/processes/at_exit.py", folder, program, *flags]
     return start(command, real=True, **environment)
 
 

@@ -1,6 +1,6 @@
 """Run a program as its launcher does, and write which threads of gloo it has until it ends.
 
-torchrun --standalone --nproc-per-node 2 tests/core/at_exit.py FOLDER accel_demo/train_ddp.py FLAGS…
+torchrun --standalone --nproc-per-node 2 tests/processes/at_exit.py FOLDER PROGRAM FLAGS…
 
 Each process that destroys a process group writes FOLDER/RANK.json. With SLOW_RELEASE=SECONDS, a
 thread of gloo is busy for that long when rank 1 destroys its group.

@@ -1,7 +1,5 @@
 """A function is called in connected processes, and what each found comes back."""
 
-import json
-import math
 import os
 import signal
 import threading
@@ -12,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab.flags import process_counts, write_json
+from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import results_by_rank
 from accel_demo.processes.signals import SIGNALS
 
@@ -72,24 +69,3 @@ def test_a_signal_ends_every_process_at_once(name, moment, code, start):
     call = f"from {__name__} import be_asked_to_stop as b; b({name!r}, {moment!r})"
     result = start(["python", "-c", call])
     assert (result.returncode, result.stderr) == (code, "stopped\n")
-
-
-def test_the_written_json_has_null_where_there_is_no_number(tmp_path):
-    found = {"rows": [{"apart": math.inf, "pair": (-math.inf, math.nan, 1.5)}], "same": True}
-    write_json(tmp_path / "found.json", found)
-
-    def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
-
-    read = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)
-    assert read["rows"] == [{"apart": None, "pair": [None, None, 1.5]}] and read["same"] is True
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "100000"])
-def test_a_wrong_number_of_processes_gets_one_sentence(text):
-    with pytest.raises(UserError, match="processes"):
-        process_counts(text)
-
-
-def test_numbers_of_processes_come_in_order_and_once():
-    assert process_counts("4,1,2,1") == [1, 2, 4]

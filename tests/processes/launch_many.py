@@ -1,7 +1,7 @@
 """Start train.py in two connected processes again and again, and count how the processes end.
 
-python tests/core/launch_many.py 500              # quick: import torch once, then fork
-python tests/core/launch_many.py 50 --launcher    # by `accelerate launch`, which takes 6 s or more
+python tests/processes/launch_many.py 500              # quick: import torch once, then fork
+python tests/processes/launch_many.py 50 --launcher    # by `accelerate launch`: 6 s or more each
 
 A process whose group's threads are still at work when the interpreter ends can abort (SIGABRT).
 This happens in one of hundreds of launches, and more often if the cores are busy: so several

@@ -1,0 +1,280 @@
+"""Runs that are asked to stop, or lose a process: what is saved and said, and that none is left."""
+
+import json
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import (
+    REPOSITORY,
+    kill,
+    launcher,
+    left_behind,
+    processes_below_this_one,
+    rank_environments,
+    run_training,
+    start_process,
+)
+from tests.core.test_resume import train_lines
+
+# Long enough to be reached in the middle: 192 steps of one process, 96 of two.
+LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 4 --dropout 0.2 --augment"
+SHORT = "--dataset synthetic --max-steps 6 --accumulate 2 --dropout 0.5 --augment".split()
+LONG = [*LONG.split(), "--log-every", "1", "--checkpoint-every", "7"]
+
+BOTH = ["train.py", pytest.param("train_ddp.py", marks=pytest.mark.slow)]
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    weights, others = (load_file(run / "model.safetensors") for run in (first, second))
+    return all(torch.equal(weights[name], others[name]) for name in weights | others)
+
+
+class Launch:
+    """A training under way, in a folder of its own, to send signals to.
+
+    With `ranks` the command is started once for each rank, without a launcher. A launcher is
+    started for real, unless `real` is False: it then starts workers that are forked.
+    """
+
+    def __init__(self, command: list, run: Path, ranks=None, ignored=None, real=None):
+        self.run, self.before, self.stack = run, processes_below_this_one(), ExitStack()
+        self.output = self.stack.enter_context(open(run.with_suffix(".txt"), "a+"))
+        environments = self.stack.enter_context(rank_environments(ranks)) if ranks else [{}]
+        self.processes = [
+            start_process(
+                [*command, "--run-dir", run],
+                self.output,
+                self.output,
+                real=command[0] != "python" if real is None else real,
+                new_session=True,
+                ignored_signal=ignored,
+                **environment,
+            )
+            for environment in environments
+        ]
+        self.process = self.processes[0]
+
+    def reach(self, step: int) -> None:
+        deadline = time.monotonic() + 100
+        while not [line for line in train_lines(self.run) if line["step"] >= step]:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.printed()
+            time.sleep(0.01)
+
+    def pid_of(self, rank: int) -> int:
+        """The process with this rank; its loader workers, further down, have its environment."""
+        if len(self.processes) > 1:
+            return self.processes[rank].pid
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            if process.environ().get("RANK") == str(rank):
+                return process.pid
+        raise AssertionError(f"no rank {rank}")
+
+    def end(self, timeout: float = 100) -> int:
+        """Wait for it; the exit code, or the largest of several. No process of it may be left."""
+        codes = [process.wait(timeout) for process in self.processes]
+        orphans = left_behind(self.before)
+        assert not orphans, (orphans, self.printed())
+        return max(codes)
+
+    def printed(self) -> str:
+        self.output.seek(0)
+        return self.output.read()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """`launch(command, name)` starts a training; whatever is left of it in the end is killed."""
+    launches = []
+
+    def launch(command: list, name: str, **options) -> Launch:
+        launches.append(Launch(command, tmp_path / name, **options))
+        return launches[-1]
+
+    yield launch
+    for started in launches:
+        kill(processes_below_this_one() - started.before)
+        for process in started.processes:
+            process.wait(10)
+        started.stack.close()
+
+
+def command_of(telling: str, processes: int, *flags) -> list:
+    return [*launcher(telling, processes), f"accel_demo/{telling}", *LONG, *flags]
+
+
+def resume(run: Path, telling: str, processes: int) -> str:
+    """Go on with the run to its end; what was printed."""
+    arguments = [*LONG, "--resume", "auto", "--run-dir", run]
+    result = run_training(f"accel_demo/{telling}", arguments, processes)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory):
+    """Runs that nobody disturbs: the folder for (telling, processes)."""
+    runs = {}
+
+    def whole_run(telling: str, processes: int) -> Path:
+        if (telling, processes) not in runs:
+            run = tmp_path_factory.mktemp("whole") / "run"
+            arguments = [*LONG, "--run-dir", run]
+            result = run_training(f"accel_demo/{telling}", arguments, processes)
+            assert result.returncode == 0, result.stderr
+            environment = json.loads((run / "environment.json").read_text())
+            assert environment["processes"] == processes
+            runs[telling, processes] = run
+        return runs[telling, processes]
+
+    return whole_run
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
+)
+def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number, launch, whole_runs):
+    command = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 2]
+    started = launch(command, "run")
+    started.reach(20)
+    os.killpg(started.process.pid, number)  # as a terminal does: the loader workers get it too
+    assert started.end() == 0, started.printed()
+    last = train_lines(started.run)[-1]["step"]
+    (told,) = re.findall("stopped after step (\\d+); to go on: (.*)", started.printed())
+    assert int(told[0]) == last < 96
+    assert not (started.run / "summary.json").exists()
+    words = told[1].split()
+    assert words[:2] == ["python", "accel_demo/train_plain.py"] and words[-2:] == [
+        "--resume",
+        "auto",
+    ]
+    assert words.count("--run-dir") == 1
+    resumed = launch([*words[: words.index("--run-dir")], "--resume", "auto"], "run")
+    assert resumed.end() == 0, resumed.printed()
+    assert f"after step {last}" in resumed.printed()
+    assert same_weights(resumed.run, whole_runs("train_plain.py", 1))
+
+
+@pytest.mark.parametrize("telling", BOTH)
+def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launch, whole_runs):
+    started = launch(command_of(telling, 2), "run")
+    started.reach(10)
+    os.kill(started.pid_of(1), signal.SIGUSR1)
+    assert started.end() == 0, started.printed()
+    assert "2 processes on cpu" in started.printed()
+    (told,) = re.findall("stopped after step (\\d+); to go on: (.*)", started.printed())
+    assert int(told[0]) == train_lines(started.run)[-1]["step"] < 48
+    assert told[1].startswith(" ".join(launcher(telling, 2)))
+    assert "2 processes on cpu" in resume(started.run, telling, 2)
+    assert same_weights(started.run, whole_runs(telling, 2))
+
+
+@pytest.mark.parametrize("telling", BOTH)
+def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(telling, launch):
+    """`trap '' USR1` before the launcher; everybody gets the signal, as from Slurm."""
+    started = launch(command_of(telling, 2), "run", ignored=signal.SIGUSR1)
+    started.reach(10)
+    for process in processes_below_this_one() - started.before:
+        process.send_signal(signal.SIGUSR1)
+    assert started.end() == 0, started.printed()
+    assert started.printed().count("stopped after step") == 1
+    assert "2 processes on cpu" in started.printed()
+
+
+def test_loader_workers_last_until_the_step_ends(launch):
+    """A launcher passes a signal on to all processes, also to one that only starts the workers."""
+    command = [*command_of("train_ddp.py", 2), "--num-workers", 1]
+    started = launch([*command, "--batch-size", 4, "--accumulate", 64], "run")
+    started.reach(4)
+    for process in psutil.Process(started.process.pid).children(recursive=True):
+        process.send_signal(signal.SIGTERM)
+    assert started.end() == 0, started.printed()
+    assert "2 processes on cpu" in started.printed()
+    assert started.printed().count("stopped after step") == 1
+
+
+def test_what_spawn_has_started_is_asked_through_it(launch):
+    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *LONG]
+    started = launch(command, "run", real=True)
+    started.reach(10)
+    os.kill(started.process.pid, signal.SIGTERM)
+    assert started.end() == 0, started.printed()
+    assert "2 processes on cpu" in started.printed()
+    (command,) = re.findall("to go on: (.*)", started.printed())
+    assert command.startswith("python accel_demo/train_ddp.py --nproc 2")
+
+
+@pytest.mark.parametrize("telling", BOTH)
+def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
+    telling, launch, whole_runs
+):
+    command = command_of(telling, 2, "--resume", "auto")
+    flag = "--max_restarts" if telling == "train.py" else "--max-restarts"
+    command[-len(LONG) - 3 : -len(LONG) - 3] = [flag, "4"]
+    started = launch(command, "run", real=False)
+    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96: a quick machine takes one in 5 ms
+        started.reach(step)
+        os.kill(started.pid_of(rank), signal.SIGKILL)
+        time.sleep(1)  # until the launcher has seen it
+    assert started.end() == 0, started.printed()
+    assert "Connection refused" not in started.printed()
+    assert started.printed().count("resumed from") == 3
+    assert same_weights(started.run, whole_runs(telling, 2))
+
+
+@pytest.mark.parametrize(("rank", "is_launched"), [(0, False), (1, False), (1, True)])
+def test_who_is_left_says_which_rank_has_died(rank, is_launched, launch):
+    """torchrun also sends SIGTERM to the ranks that are left, as soon as it notices."""
+    if is_launched:
+        started = launch(command_of("train_ddp.py", 3), "run", real=False)
+    else:
+        started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
+    started.reach(5)
+    os.kill(started.pid_of(rank), signal.SIGKILL)
+    assert started.end() != 0
+    lines = [line for line in started.printed().splitlines() if line.startswith("error: ")]
+    assert "3 processes on cpu" in started.printed()
+    assert len(lines) == 1 and f"rank {rank} has died; rank {1 - rank} noticed" in lines[0]
+
+
+def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
+    command = ["python", "accel_demo/train_ddp.py", *LONG, "--collective-timeout", "3"]
+    started = launch(command, "run", ranks=3)
+    started.reach(5)
+    pid, stopped_at = started.pid_of(1), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while "error: " not in started.printed():
+            assert time.monotonic() - stopped_at < 30, started.printed()
+            time.sleep(0.2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert started.end() != 0
+    lines = [line for line in started.printed().splitlines() if line.startswith("error: ")]
+    assert "3 processes on cpu" in started.printed()
+    assert len(lines) == 1
+    assert "rank 1 has not answered within --collective-timeout" in lines[0]
+    place = re.search("rank 0 noticed at `(.*)`", lines[0])[1]
+    assert place in (REPOSITORY / "accel_demo" / "train_ddp.py").read_text()
+
+
+@pytest.mark.parametrize("start_method", [None, "spawn"])
+def test_spawn_is_torchrun_without_torchrun(start_method, train, start, tmp_path):
+    """None: the platform's default."""
+    by_torchrun = train("train_ddp.py", *SHORT, processes=2)
+    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
+    variable = {"ACCEL_DEMO_START_METHOD": start_method}
+    result = start([*command, "--run-dir", tmp_path / "spawn"], real=True, **variable)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (2, "cpu")
+    assert same_weights(by_torchrun, tmp_path / "spawn")
