@@ -16,12 +16,7 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import (
-    autocast_for,
-    check_processes,
-    data_parallel_devices,
-    own_device,
-)
+from accel_demo.processes.connect import autocast_for, check_processes, own_device, replica_devices
 from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
 from accel_demo.run.run import Run
@@ -32,7 +27,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: connect them, and give each one its device
     device = own_device()
     stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
-    device_ids = data_parallel_devices(config.compile, precision)
+    device_ids = replica_devices(config.compile, precision)
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)
 

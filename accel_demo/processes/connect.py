@@ -114,7 +114,7 @@ def _connection_of(version: str) -> str:
     return single.get(version) or (dist.get_backend() if dist.is_initialized() else "none")
 
 
-def data_parallel_devices(compiled: bool, precision: str) -> list[int]:
+def replica_devices(compiled: bool, precision: str) -> list[int]:
     """The GPUs for `nn.DataParallel`. With fewer than two it only calls the module it wraps."""
     count = torch.accelerator.device_count()
     if count < 2:

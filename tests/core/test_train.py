@@ -17,7 +17,7 @@ from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
-from accel_demo.processes.connect import data_parallel_devices
+from accel_demo.processes.connect import replica_devices
 from accel_demo.processes.environment import rank_environment
 from accel_demo.processes.launch import free_port
 from accel_demo.run.folder import claim_folder, load_config, load_model
@@ -270,11 +270,11 @@ def test_two_different_runs_never_meet_below_runs(tmp_path, monkeypatch):
 def test_data_parallel_takes_every_gpu_or_says_what_it_cannot(monkeypatch):
     for gpus in range(4):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
-        assert data_parallel_devices(compiled=False, precision="no") == [*range(gpus)]
+        assert replica_devices(compiled=False, precision="no") == [*range(gpus)]
     with pytest.raises(UserError, match="--compile does not reach the replicas"):
-        data_parallel_devices(compiled=True, precision="no")
+        replica_devices(compiled=True, precision="no")
     with pytest.raises(UserError, match="would compute in fp16 instead of bf16"):
-        data_parallel_devices(compiled=False, precision="bf16")
+        replica_devices(compiled=False, precision="bf16")
 
 
 def needs(gpus: int):
