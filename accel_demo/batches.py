@@ -10,6 +10,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.processes.signals import SIGNALS, ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
+PRELOADED = ["accelerate", "torch.utils.data"]  # what takes a loader worker long to import
+
 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
     """What every DataLoader of a run has in common.
@@ -24,7 +26,7 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
         "worker_init_fn": ignore_signals,
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",
-        **(safe_start_of_workers(SIGNALS) if config.num_workers else {}),
+        **(safe_start_of_workers(SIGNALS, PRELOADED) if config.num_workers else {}),
     }
 
 

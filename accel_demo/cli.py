@@ -1,4 +1,4 @@
-"""accel-demo VERB: one thin entry per module of accel_demo/lab/, imported when it is called."""
+"""accel-demo VERB: find the command in accel_demo/lab/, import it and run it."""
 
 import gc
 import importlib

@@ -68,19 +68,20 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def safe_start_of_workers(stop_signals: Collection[int]) -> dict:
+def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
     """Return the options with which a DataLoader starts its workers so that none of them hangs.
 
     Normally a worker is forked from this process. Before Python 3.11.10, this can go wrong if a
     thread enters Python at that very moment, as a thread of gloo does shortly after a collective to
     release its tensors: the worker inherits a lock that nobody will ever release, and waits for it.
     So if the processes are connected, a server that has no such threads forks the workers. Python
-    3.14 always does it that way. The server ignores `stop_signals`, as the workers do.
+    3.14 always does it that way. The server imports the modules `preloaded` once, and does not see
+    `stop_signals`, as the workers do not.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
         return {}
-    multiprocessing.set_forkserver_preload(["accel_demo.train", "accel_demo.train_ddp"])
+    multiprocessing.set_forkserver_preload(preloaded)
     multiprocessing.resource_tracker.ensure_running()  # or else the next call unblocks SIGINT
     # The server inherits what is blocked. Otherwise it would end at the first SIGTERM, and the
     # workers with it, while the training process still needs them until the end of its step.

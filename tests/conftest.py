@@ -43,7 +43,7 @@ os.environ["HF_HOME"] = os.devnull  # `accelerate launch` finds no default confi
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 20  # seconds: a process that has torch takes up to two to end, and far more under load
+GRACE = 12  # seconds, fewer than errors.PATIENCE: a process with torch takes two, more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
 

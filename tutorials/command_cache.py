@@ -10,8 +10,8 @@ when the command ran:
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
 - whether it was forked from a server or started for real;
-- this module, the recorder, `accel_demo/processes/launch.py` and the fork server, which start the
-  command.
+- this module, the recorder, `launch.py`, `environment.py` and the fork server of
+  `accel_demo/processes/`, which start the command.
 
 If in doubt, the command runs again. So nothing is stored if it failed, if a file it has read was
 changed while it ran, or if it is or has started a program that is not Python, because such a
@@ -39,6 +39,7 @@ from types import SimpleNamespace
 
 import psutil
 
+from accel_demo.processes import environment as variables_of_launchers
 from accel_demo.processes import fork_server, fork_server_main, forked_python, launch
 from accel_demo.processes.environment import QUIET, environment_for
 from accel_demo.processes.launch import REPOSITORY, run_to_end
@@ -128,7 +129,7 @@ def _facts() -> dict:
     They are collected once, before the first command runs. So a file that is added while commands
     run makes their results old.
     """
-    starting = (launch, fork_server, fork_server_main, forked_python)
+    starting = (launch, variables_of_launchers, fork_server, fork_server_main, forked_python)
     ours = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
     packages = {(package.name, package.version) for package in metadata.distributions()}
     environment = environment_for(QUIET).items()

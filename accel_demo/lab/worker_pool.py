@@ -35,7 +35,8 @@ class WorkerPool:
         self.workers = []
         for path in self.errors:
             with path.open("w") as stderr:
-                worker = start(command, environment_for(own), PIPE, stderr, stdin=PIPE)
+                options = {"stdin": PIPE, "cwd": Path.cwd()}
+                worker = start(command, environment_for(own), PIPE, stderr, **options)
             self.workers.append(worker)
 
     def run(
@@ -48,7 +49,7 @@ class WorkerPool:
         time_limit: float = 600,
         processes: int | None = None,
     ) -> dict:
-        """Rank 0's answer (see worker.run) to a training with these fields of TrainConfig.
+        """Rank 0's answer (see pool_worker.run) to a training with these fields of TrainConfig.
 
         Only the first `processes` of the pool train where that is given; the others wait for work.
         Raises `RuntimeError` where a worker dies, takes more than `time_limit` seconds, or trains

@@ -39,7 +39,8 @@ def connect(timeout: float) -> torch.device:
 
     A collective then fails after `timeout` seconds. train_ddp.py does this in its own lines. A
     single process stays alone, and Accelerate connects the processes that MPI has started. Raises
-    `UserError` or `RuntimeError` if not all processes arrive; `one_line_errors` handles both.
+    `UserError` or `RuntimeError` if not all processes arrive; `one_line_errors` handles the first,
+    `report_lost_processes` the second.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:

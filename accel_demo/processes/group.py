@@ -7,13 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accel_demo.processes import launch
 from accel_demo.processes.connect import connect
 from accel_demo.processes.environment import is_launched
-from accel_demo.processes.launch import PRELOADED, spawn
 from accel_demo.processes.lost_processes import report_lost_processes
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
-PRELOADED = (*PRELOADED, __name__)
+PRELOADED = (*launch.PRELOADED, __name__)
 
 
 def run_in_group(
@@ -29,7 +29,7 @@ def run_in_group(
         with report_lost_processes():
             _announce_and_call(function, *arguments)
         return
-    spawn(_announce_and_call, processes, function, *arguments, preloaded=preloaded)
+    launch.spawn(_announce_and_call, processes, function, *arguments, preloaded=preloaded)
 
 
 def results_by_rank(
@@ -45,7 +45,7 @@ def results_by_rank(
     `threads`. A signal that asks this process to stop, like Ctrl-C, ends them all.
     """
     options = {"preloaded": preloaded, "stop_at_once": True}
-    return spawn(_call_with_threads, processes, threads, function, *arguments, **options)
+    return launch.spawn(_call_with_threads, processes, threads, function, *arguments, **options)
 
 
 def check_connection(device: torch.device) -> None:

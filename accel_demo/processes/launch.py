@@ -1,4 +1,4 @@
-"""Start processes. Everything in this project that starts one does it with these functions.
+"""Start the processes of a training, and commands.
 
 `spawn` calls a function in several processes, as torchrun would start them. `run_to_end` runs a
 command as a user types it, up to its end. `start` starts a command and does not wait for it.
@@ -50,9 +50,10 @@ def spawn(
     Elsewhere each process imports them: Windows cannot fork, and macOS should not once its own
     libraries are loaded.
 
-    Raises `UserError` if the port is taken. If one of the processes fails, it ends this one with
-    that exit code. Source:
-    https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
+    Raises `UserError` if the port is taken, and `ProcessRaisedException` if the function raises an
+    error in one of the processes. If one of them ends with exit code 2, so does this one; if one
+    ends with any other, this one says so and ends with 1.
+    Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
     # Here, because `start` and `run_to_end` need no torch, which takes seconds to import.
     from torch import multiprocessing
@@ -79,8 +80,8 @@ def spawn(
             if process.is_alive():
                 os.kill(process.pid, number)
 
-    earlier = {number: signal.signal(number, asked_to_stop) for number in SIGNALS}
     with tempfile.TemporaryDirectory() as folder:
+        earlier = {number: signal.signal(number, asked_to_stop) for number in SIGNALS}
         try:
             orders = (world_size, port, Path(folder), stop_at_once, function, arguments)
             ranks = multiprocessing.start_processes(
@@ -97,11 +98,10 @@ def spawn(
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
-        files = [_result_file(Path(folder), rank) for rank in range(world_size)]
-        return [pickle.loads(file.read_bytes()) for file in files]
+        return [_read_result(Path(folder), rank) for rank in range(world_size)]
 
 
-def start_preloading(preloaded: tuple[str, ...] = PRELOADED) -> None:
+def start_preloading(preloaded: tuple[str, ...]) -> None:
     """Let the server of `spawn` import its modules while this process does something else."""
     if start_method() == "forkserver":
         set_forkserver_preload(list(preloaded))
@@ -130,11 +130,13 @@ def run_to_end(
 ) -> SimpleNamespace:
     """Run a command to its end, and return its `returncode`, `stdout` and `stderr`.
 
-    After `time_limit` seconds every process that the command has started is killed, and returncode
-    is None. `python`, `accelerate` and `torchrun` are those of this Python. It runs on the CPU with
-    one thread, in the user's environment with these `changes`, or in exactly `environment` if that
-    is given.
+    After `time_limit` seconds, or on Ctrl-C, every process that the command has started is killed;
+    after the time limit returncode is None. `python`, `accelerate` and `torchrun` are those of this
+    Python. It runs on the CPU with one thread, in the user's environment with these `changes`, or
+    in exactly `environment` if that is given.
     """
+    if environment is not None and changes:
+        raise ValueError("either environment or changes")
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if environment is None:
         environment = environment_for({**QUIET, **changes})
@@ -168,13 +170,14 @@ def start(
     """Start a command, and return the process without waiting for it.
 
     If `environment` names a fork server (see fork_server.py), a Python program is forked from it.
-    With `real`, or if a stream is `subprocess.PIPE`, it is not; nor if the server refuses.
+    With `real` it is not; nor if the server refuses, or if a stream is none of our open files.
     `new_session` makes the process the leader of a new session. `ignored_signal` is ignored in it,
     as after the shell's `trap '' SIGNAL`.
     """
     program, *arguments = command
     program = shutil.which(program, path=environment.get("PATH")) or program
-    if not real and subprocess.PIPE not in (stdin, stdout, stderr):
+    are_files = stdin == subprocess.DEVNULL and all(hasattr(f, "fileno") for f in (stdout, stderr))
+    if not real and are_files:
         options = {"new_session": new_session, "ignored_signal": ignored_signal}
         forked = fork_server.fork(
             [program, *arguments], environment, cwd, stdout, stderr, **options
@@ -243,11 +246,13 @@ def _as_rank(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with one_line_errors(), report_lost_processes():
         result = function(*arguments)
-        _result_file(folder, rank).write_bytes(pickle.dumps(result))
+        if result is not None:
+            (folder / f"{rank}.pickle").write_bytes(pickle.dumps(result))
 
 
-def _result_file(folder: Path, rank: int) -> Path:
-    return folder / f"{rank}.pickle"
+def _read_result(folder: Path, rank: int) -> Any:
+    file = folder / f"{rank}.pickle"
+    return pickle.loads(file.read_bytes()) if file.exists() else None
 
 
 def _kill_children() -> None:

@@ -1,4 +1,4 @@
-"""How a run ends: in order, because a signal asks it to, or because another process is gone."""
+"""How a run stops after a step if a signal asks it to, and which command resumes it."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ SIGNALS = [
     if hasattr(signal, name)  # Windows has no SIGUSR1
 ]
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
-PATIENCE = 5  # seconds, for a launcher to pass a signal on, and for others to notice a loss
+PATIENCE = 5  # seconds, for a launcher to pass a signal on
 
 
 class StopSignals:

@@ -1,10 +1,11 @@
-"""Imports go down one list of layers and never in a circle, imports inside functions included."""
+"""The order of imports, those inside functions included, and who may start a process."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
+from accel_demo.cli import VERBS
 from tests.conftest import REPOSITORY
 
 # From the top to the bottom: a module may import what stands in its own line or below it.
@@ -51,22 +52,33 @@ def imports_of(root: Path) -> dict[str, set[str]]:
                 assert node.level == 0, f"{path}: a relative import"
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
                 imported |= {one if one in modules else node.module for one in full}
+        for one in [*imported, name]:  # an import also runs every package above the module
+            imported |= packages_above(one)
         found[name] = {one for one in imported if one in modules and one != name}
     return found
+
+
+def packages_above(module: str) -> set[str]:
+    parts = module.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts))}
 
 
 def layer_of(module: str) -> int:
     """Return the line of `LAYERS` in which a module stands; 0 is the top."""
     _, _, rest = module.partition(".")
-    (layer,) = [index for index, names in enumerate(LAYERS) if rest.split(".")[0] in names]
-    return layer
+    layers = [index for index, names in enumerate(LAYERS) if rest.split(".")[0] in names]
+    assert len(layers) == 1, f"{module} is in {len(layers)} lines of LAYERS instead of in one"
+    return layers[0]
+
+
+def is_in_lab(module: str) -> bool:
+    return module.split(".")[1] == "lab"
 
 
 def folder_of(module: str) -> str:
     """Return the command that a module of lab/ belongs to, or `SHARED`."""
-    parts = module.split(".")
-    is_package = (REPOSITORY / "accel_demo" / "lab" / parts[2]).is_dir()
-    return parts[2] if is_package or parts[2] in ("predict", "check") else SHARED
+    _, _, name, *_ = [*module.split("."), ""]
+    return name if name in VERBS else SHARED
 
 
 def violations(root: Path) -> list[str]:
@@ -76,7 +88,7 @@ def violations(root: Path) -> list[str]:
         for other in imported - {"accel_demo"}:
             if layer_of(other) < layer_of(module):
                 lines.append(f"{module} imports {other}, which is above it")
-            if ".lab." in module and ".lab." in other:
+            if is_in_lab(module) and is_in_lab(other):
                 ours, theirs = folder_of(module), folder_of(other)
                 if theirs not in (ours, SHARED):
                     lines.append(f"{module} imports {other}, which belongs to {theirs}")
@@ -117,24 +129,33 @@ def test_imports_go_down_and_never_in_a_circle():
         ("errors.py", "import accel_demo.lab.machine", "accel_demo.lab.machine, which is above"),
         (
             "lab/crash/command.py",
-            "from accel_demo.lab.timeline import merge",
+            "from accel_demo.lab.timeline.merge import merge",
             "accel_demo.lab.timeline.merge, which belongs to timeline",
+        ),
+        (
+            "lab/__init__.py",
+            "from accel_demo.lab.predict import main",
+            "accel_demo.lab.predict, which belongs to predict",
         ),
     ],
 )
 def test_a_planted_import_that_goes_up_is_found(file, line, said, indent, tmp_path):
     planted(tmp_path, file, indent + line)
-    (found,) = violations(tmp_path)
-    assert said in found
+    found = violations(tmp_path)
+    assert found and any(said in line for line in found), found
 
 
 @pytest.mark.parametrize("indent", ["", "def later():\n    "])
-def test_a_planted_circle_is_found(indent, tmp_path):
-    planted(tmp_path, "run/progress.py", indent + "from accel_demo.run import checkpoint")
-    assert set(circle(imports_of(tmp_path))) >= {
-        "accel_demo.run.checkpoint",
-        "accel_demo.run.progress",
-    }
+@pytest.mark.parametrize(
+    ("file", "line", "members"),
+    [
+        ("run/progress.py", "import accel_demo.run.checkpoint", {"run.checkpoint", "run.progress"}),
+        ("run/__init__.py", "from accel_demo.run.run import Run", {"run", "run.run"}),
+    ],
+)
+def test_a_planted_circle_is_found(file, line, members, indent, tmp_path):
+    planted(tmp_path, file, indent + line)
+    assert set(circle(imports_of(tmp_path))) >= {f"accel_demo.{name}" for name in members}
 
 
 def planted(folder: Path, file: str, lines: str) -> None:
@@ -145,3 +166,32 @@ def planted(folder: Path, file: str, lines: str) -> None:
         copy.write_text(path.read_text())
     with (folder / "accel_demo" / file).open("a") as target:
         target.write(f"\n{lines}\n")
+
+
+STARTING = {"Popen", "check_output", "check_call", "fork", "execv", "system", "start_processes"}
+STARTING |= {"ProcessPoolExecutor", "subprocess.run", "subprocess.call"}
+# What starts a process without `launch.spawn`, `launch.run_to_end` or `launch.start`, and why.
+STARTS_ITSELF = {
+    "processes.fork_server": "launch.start asks this server",
+    "processes.fork_server_main": "it is the server",
+    "processes.forked_python": "it becomes the real Python if the server refuses",
+    "anatomy.devices": "measures the memory of a process that is not forked",
+    "anatomy.gil": "compares a pool of processes with a pool of threads",
+    "anatomy.kernel_distance.costs": "measures in a pool of one process",
+    "lab.bench.precision": "measures in a pool of one process",
+}
+
+
+def starts_a_process(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in STARTING or name.rpartition(".")[2] in STARTING:
+                return True
+    return False
+
+
+def test_one_module_starts_processes_and_the_exceptions_are_known():
+    modules = modules_of(REPOSITORY)
+    found = {name for name, path in modules.items() if starts_a_process(path)}
+    assert found == {f"accel_demo.{name}" for name in ["processes.launch", *STARTS_ITSELF]}

@@ -32,7 +32,7 @@ def checkpoint(run: Path, name: str) -> Path:
     [
         pytest.param("train", 1, 1, marks=pytest.mark.slow),
         ("train", 2, 1),
-        pytest.param("train_ddp", 3, 1, marks=pytest.mark.slow),
+        ("train_ddp", 3, 1),
         pytest.param("train_plain", 1, 2, marks=pytest.mark.slow),
         pytest.param("train_dp", 1, 2, marks=pytest.mark.slow),
         pytest.param("train", 1, 14, marks=pytest.mark.slow),

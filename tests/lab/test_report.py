@@ -421,7 +421,7 @@ def test_what_is_planted_stays_text_and_moves_no_cursor(planted, tmp_path, capsy
     assert "\\x1b[31m" in page.read_text() and "\\ud800" in page.read_text()
     assert all(line.isprintable() for line in shown.split("\n"))
     seen = Page(page.read_text(encoding="utf-8"))
-    assert seen.tags["script"] == 2 and seen.handlers == []  # the data, and report.js
+    assert seen.tags["script"] == 2 and seen.handlers == []  # the data, and page.js
     assert [image["src"][:22] for image in seen.images] == ["data:image/png;base64,"] * 2
     assert sum(PLANTED in text for text in seen.text) >= 5
     assert not set("\x1b\x07\u202e\u2028") & set(page.read_text(encoding="utf-8"))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab.timeline import command as timeline
-from accel_demo.lab.timeline import merge, recording
-from accel_demo.lab.timeline import straggler as timeline_spans
-from accel_demo.lab.timeline import straggler as timeline_straggler
+from accel_demo.lab.timeline import merge, recording, straggler
+from accel_demo.lab.timeline import spans as stretches
 from accel_demo.lab.timeline.phases import PHASES, Timeline, found_of
 from accel_demo.models import make_model
 from tests.conftest import REPOSITORY, run_to_end
@@ -42,7 +41,7 @@ def others(together, tmp_path_factory):
     40 ms ahead. Of each: what the ranks have found, their traces, and what they tell together."""
     folder = tmp_path_factory.mktemp("others")
     run = {"choices": SMALL, "steps": 8, "bucket_mb": 25.0, "straggler": None}
-    runs = [{**run, "steps": timeline_straggler.STEPS_NEEDED}]
+    runs = [{**run, "steps": straggler.STEPS_NEEDED}]
     runs += [{**run, "choices": {**SMALL, "accumulate": 2}}, {**run, "clock_ahead_ms": 40}]
     by_rank = together(profiled, 2, timeout=300, runs=runs, folder=str(folder))
     by_run = [list(of_run) for of_run in zip(*by_rank, strict=True)]
@@ -392,14 +391,14 @@ def test_jitter_alone_names_nobody(jitter):
 def test_a_rank_is_slow_when_it_is_so_against_a_steps_length_too():
     short = [{("op", 0): [100.0] * 8}, {("op", 0): [110.0] * 8}]
     long = [{("op", 0): [1000.0] * 8}, {("op", 0): [1010.0] * 8}]
-    assert timeline_straggler.slow_rank(short) == (1, [0.0, 10.0])
-    assert timeline_straggler.slow_rank(long) == (None, [0.0, 10.0])
+    assert straggler.slow_rank(short) == (1, [0.0, 10.0])
+    assert straggler.slow_rank(long) == (None, [0.0, 10.0])
 
 
 def test_the_pieces_of_a_step_and_its_waiting_are_all_of_it():
     (_, late) = found_in([synthetic(r, 8, [[0] * 8, [20] * 8]) for r in range(2)])["ranks"]
     timeline_of_late = Timeline(synthetic(1, 8, [[0] * 8, [20] * 8]))
-    pieces = timeline_straggler.pieces_of(timeline_of_late)
+    pieces = straggler.pieces_of(timeline_of_late)
     for number, step in enumerate(late["steps"]):
         computed = sum(times[number] for times in pieces.values())
         waited = step["phases_ms"]["all-reduce"]
@@ -410,14 +409,14 @@ def test_what_only_one_rank_does_in_every_step_makes_it_slow_and_an_accident_doe
     both = {("operator", "aten::mm", 0): [10.0] * 8}
     more = {**both, ("operator", "aten::sort", 0): [7.0] * 8}
     once = {**both, ("operator", "aten::sort", 0): [7.0]}
-    assert timeline_straggler.slow_rank([more, both]) == (0, [7.0, 0.0])
-    assert timeline_straggler.slow_rank([both, more, both]) == (1, [0.0, 7.0, 0.0])
-    assert timeline_straggler.slow_rank([once, both]) == (None, [0.0, 0.0])
-    assert timeline_straggler.slow_rank([more]) == (None, [0.0])
+    assert straggler.slow_rank([more, both]) == (0, [7.0, 0.0])
+    assert straggler.slow_rank([both, more, both]) == (1, [0.0, 7.0, 0.0])
+    assert straggler.slow_rank([once, both]) == (None, [0.0, 0.0])
+    assert straggler.slow_rank([more]) == (None, [0.0])
 
 
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=8).map(
-    lambda pairs: timeline_spans.union([(start, start + size) for start, size in pairs])
+    lambda pairs: stretches.union([(start, start + size) for start, size in pairs])
 )
 
 
@@ -426,12 +425,10 @@ def test_spans_are_sets_of_moments(one, other):
     def moments(spans):
         return {moment for start, end in spans for moment in range(start, end)}
 
-    assert moments(timeline_spans.intersect(one, other)) == moments(one) & moments(other)
-    assert moments(timeline_spans.subtract(one, other)) == moments(one) - moments(other)
-    assert timeline_spans.length(timeline_spans.subtract(one, other)) == len(
-        moments(one) - moments(other)
-    )
-    assert moments(timeline_spans.union([*one, *other])) == moments(one) | moments(other)
+    assert moments(stretches.intersect(one, other)) == moments(one) & moments(other)
+    assert moments(stretches.subtract(one, other)) == moments(one) - moments(other)
+    assert stretches.length(stretches.subtract(one, other)) == len(moments(one) - moments(other))
+    assert moments(stretches.union([*one, *other])) == moments(one) | moments(other)
 
 
 def test_on_a_gpu_the_phase_of_a_kernel_is_that_of_its_launch():
@@ -489,7 +486,7 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_nobody_in_20_without(
     together, tmp_path, processes
 ):
     """Each run is a whole training with a profile; they take turns, in one launch."""
-    run = {"choices": SMALL, "steps": timeline_straggler.STEPS_NEEDED, "bucket_mb": 25.0}
+    run = {"choices": SMALL, "steps": straggler.STEPS_NEEDED, "bucket_mb": 25.0}
     runs = [{**run, "straggler": each} for _ in range(20) for each in (None, (1, 20.0))]
     by_rank = together(profiled, processes, timeout=1500, runs=runs, folder=str(tmp_path))
     names, slower = [], []

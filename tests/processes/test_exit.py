@@ -64,7 +64,7 @@ def train_in_a_cycle(device: torch.device) -> None:
 
 def test_a_model_in_a_cycle_of_references_does_not_keep_run_in_groups_threads(start, tmp_path):
     torch.save({}, tmp_path / "arguments.pt")
-    program = ["tests/together.py", "test_exit:train_in_a_cycle", 2, tmp_path]
+    program = ["tests/together.py", f"{__name__}:train_in_a_cycle", 2, tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.startswith("2 connected processes")

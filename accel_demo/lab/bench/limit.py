@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
 from accel_demo.lab import machine
-from accel_demo.lab import pool_worker as worker
+from accel_demo.lab import pool_worker
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import run_timed
 from accel_demo.models import make_model
@@ -146,7 +146,7 @@ def kind_of(event) -> str:
 
 
 def train_plain(config: TrainConfig, precision: str) -> dict:
-    """The answer of worker.run to STEPS steps on synthetic images, in this process."""
+    """The answer of pool_worker.run to STEPS steps on synthetic images, in this process."""
     with (
         tempfile.TemporaryDirectory() as run_dir,
         open(os.devnull, "w") as nowhere,
@@ -161,7 +161,7 @@ def train_plain(config: TrainConfig, precision: str) -> dict:
             "max_steps": STEPS,
             "run_dir": run_dir,
         }
-        return worker.run("plain PyTorch", choices, precision, warm_up=WARM_UP)
+        return pool_worker.run("plain PyTorch", choices, precision, warm_up=WARM_UP)
 
 
 def wait_for(device: torch.device) -> None:

@@ -47,14 +47,14 @@ def measure(options) -> Report:
         WorkerPool(1, threads=1, gpus=first) as one,
         WorkerPool(1, threads=1, gpus=second) as other,
         WorkerPool(2, threads=1, gpus=both) as pair,
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(2) as executor,
     ):
         pools = {ALONE: [one], APART: [one, other], TOGETHER: [pair]}
         for pool in (one, other, pair):  # what is imported at the first step is imported now
             pool.run("Accelerate", {**choices, "max_steps": 2})
         for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:
-                rates[name].append(rate(pools[name], choices, pool))
+                rates[name].append(rate(pools[name], choices, executor))
     efficiency = {
         name: [value / (2 * alone) for value, alone in zip(rates[name], rates[ALONE], strict=True)]
         for name in (APART, TOGETHER)
@@ -71,13 +71,14 @@ def measure(options) -> Report:
     return Report("scaling", tables, [finding], facts)
 
 
-def rate(pools: list[WorkerPool], choices: dict, pool: ThreadPoolExecutor) -> float:
+def rate(pools: list[WorkerPool], choices: dict, executor: ThreadPoolExecutor) -> float:
     """Images per second of all pools together, while every one of them is training.
 
     Raises `RuntimeError` where they trained at different times.
     """
     steps = choices["max_steps"]
-    runs = [pool.submit(pool.run, "Accelerate", choices, warm_up=steps // 10) for pool in pools]
+    options = {"warm_up": steps // 10}
+    runs = [executor.submit(pool.run, "Accelerate", choices, **options) for pool in pools]
     answers = [run.result() for run in runs]
     start = max(answer["stamps"][0] for answer in answers)
     end = min(answer["stamps"][-1] for answer in answers)

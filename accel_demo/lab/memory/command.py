@@ -15,7 +15,7 @@ from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import flags
-from accel_demo.lab.memory import formula as memory_formula
+from accel_demo.lab.memory import formula
 from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes
 from accel_demo.lab.memory.measure import measure_each
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     for strategies, answers in ((alone, [here]), (connected, ranks)):
         for strategy in strategies:
             places += places_of(strategy, [one[strategy] for one in answers], *choices)
-    network = memory_formula.on_meta(options.model)
+    network = formula.on_meta(options.model)
     found = {
         "model": options.model,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -107,13 +107,13 @@ def places_of(
     """What was predicted, counted and measured at each place, with the error of the prediction."""
     choices = (strategy, model, optimizer)
     if strategy != "nn.DataParallel":
-        predicted = memory_formula.predict(*choices, processes, batch_size)
+        predicted = formula.predict(*choices, processes, batch_size)
         answers_and_sizes = [(answer, answer["measured"][0]) for answer in answers]
         names = [f"rank {rank}" for rank in range(processes)]
     else:
         on_cpu = answers[0]["device"] == "cpu"
         devices = processes if on_cpu else len(answers[0]["measured"])
-        predicted = memory_formula.predict(*choices, devices, batch_size)
+        predicted = formula.predict(*choices, devices, batch_size)
         names = [f"device {device}" for device in range(devices)]
         devices_alone = predicted
         if on_cpu and devices > 1:

@@ -172,10 +172,12 @@ def held_at(devices: list[torch.device]) -> list[int]:
         for device in devices:
             torch.cuda.synchronize(device)
         return [torch.cuda.memory_allocated(device) for device in devices]
-    before, now = -1, _resident_bytes()
-    while now != before:  # a thread of gloo frees the tensors of a collective some time after it
+    now = _resident_bytes()
+    for _ in range(50):  # a thread of gloo frees the tensors of a collective some time after it
         time.sleep(0.02)
         before, now = now, _resident_bytes()
+        if now == before:
+            break
     return [now]
 
 

@@ -17,7 +17,7 @@ from accel_demo.processes.launch import free_port, spawn
 
 @dataclass(frozen=True)
 class Run:
-    """One training: which telling (a key of bench.worker.TELLINGS), and its share of the batch."""
+    """One training: which telling (a key of pool_worker.TELLINGS), and its share of the batch."""
 
     telling: str
     processes: int = 1

@@ -1,5 +1,5 @@
 // Hover and arrow keys on the curves: a line at the nearest step, and each run's value there.
-// Geometry is that of report_curves.py; the texts of a run only ever become text.
+// Geometry is that of curves.py; the texts of a run only ever become text.
 "use strict";
 const { runs, curves, box } = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";

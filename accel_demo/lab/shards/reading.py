@@ -47,7 +47,7 @@ class Dealing:
 
 
 def read_all(device: torch.device, dealings: list[Dealing]) -> dict:
-    """What this rank has read under each of them, and what it has gathered. For `ranks`."""
+    """Return what this rank has read under each of them, and what it has gathered."""
     rounds = [(dealing, epoch) for dealing in dealings for epoch in range(dealing.epochs)]
     bar = tqdm(total=len(rounds), desc="reading", unit="epoch", disable=dist.get_rank() > 0)
     found = []

@@ -3,17 +3,8 @@
 import math
 from statistics import median
 
-from accel_demo.lab.timeline.straggler import (
-    Spans,
-    intersect,
-    lateness,
-    length,
-    pieces_of,
-    slow_rank,
-    span_of,
-    subtract,
-    union,
-)
+from accel_demo.lab.timeline.spans import Spans, intersect, length, span_of, subtract, union
+from accel_demo.lab.timeline.straggler import lateness, pieces_of, slow_rank
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
 MARKED = ["data wait", "forward", "backward", "optimizer"]  # by recording.py

@@ -18,13 +18,14 @@ to its time, so the shortest time is the one to trust)
 import math
 from statistics import median
 
+from accel_demo.lab.timeline.spans import length, span_of, subtract
+
 STEPS_NEEDED = 32
 LEAST_MS = 5.0
 LEAST_SHARE = 0.02  # of a step: two equal ranks differ by some of its length
 
 # ("operator" or the "gap" before it, its name, which of that name): the ms, step by step
 Pieces = dict[tuple[str, str, int], list[float]]
-Spans = list[tuple[float, float]]  # (start, end), here in ms
 
 
 def slow_rank(pieces: list[Pieces]) -> tuple[int | None, list[float]]:
@@ -53,7 +54,7 @@ def slower_by(rank: int, pieces: list[Pieces]) -> float:
 
 
 def pieces_of(timeline) -> Pieces:
-    """The pieces of a rank's steps, from its `timeline_phases.Timeline`."""
+    """The pieces of a rank's steps, from its `phases.Timeline`."""
     pieces: Pieces = {}
     for event in timeline.steps.values():
         start, end = span_of(event)
@@ -86,40 +87,3 @@ def lateness(timelines: list) -> list[float]:
             meetings = zip(own, *arrivals, strict=False)
             late[rank].append(max((mine - min(all) for mine, *all in meetings), default=0.0))
     return [median(times) for times in late]
-
-
-def union(spans) -> Spans:
-    joined = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def intersect(one: Spans, other: Spans) -> Spans:
-    common, i, j = [], 0, 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if start < end:
-            common.append((start, end))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
-def subtract(spans: Spans, taken: Spans) -> Spans:
-    ends = [-math.inf, *(end for _, end in taken)]
-    starts = [*(start for start, _ in taken), math.inf]
-    return intersect(spans, list(zip(ends, starts, strict=True)))  # with what lies between them
-
-
-def length(spans: Spans) -> float:
-    return sum(end - start for start, end in spans)
-
-
-def span_of(event: dict) -> tuple[float, float]:
-    return event["ts"], event["ts"] + event["dur"]
