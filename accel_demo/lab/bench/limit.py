@@ -23,8 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
-from accel_demo.lab import machine
-from accel_demo.lab import pool_worker
+from accel_demo.lab import machine, pool_worker
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import run_timed
 from accel_demo.models import make_model

@@ -15,8 +15,7 @@ from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import flags
-from accel_demo.lab.memory import formula
-from accel_demo.lab.memory import tables
+from accel_demo.lab.memory import formula, tables
 from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes
 from accel_demo.lab.memory.measure import measure_each
 from accel_demo.processes.connect import own_device
