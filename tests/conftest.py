@@ -43,7 +43,7 @@ os.environ["HF_HOME"] = os.devnull  # `accelerate launch` finds no default confi
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 12  # seconds, fewer than errors.PATIENCE: a process with torch takes two, more under load
+GRACE = 8  # seconds: a process that has torch takes up to two to end, and more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
 
@@ -261,14 +261,24 @@ def left_behind(before: set[psutil.Process]) -> list[str]:
     """Kill the processes below this one that were not there `before`, and say what each was.
 
     They get `GRACE` seconds to end by themselves first. Every process that a test has started is
-    found here, forked or not, because an orphan becomes a child of this process.
+    found here, forked or not, because an orphan becomes a child of this process. What a process
+    that was there before starts is not the test's: a browser starts helpers at any time.
     """
-    started = [one for one in processes_below_this_one() if one not in before]
+    server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
+    started = processes_below_this_one() - before
+    started = [one for one in started if not before.intersection(parents_of(one)) - server]
     described = {process: describe(process) for process in started}
     _, orphans = psutil.wait_procs(started, timeout=GRACE)
     kill(orphans)
     psutil.wait_procs(orphans, timeout=5)
     return [described[process] for process in orphans]
+
+
+def parents_of(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.parents()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def describe(process: psutil.Process) -> str:

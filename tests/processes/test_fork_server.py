@@ -20,6 +20,7 @@ from tests.conftest import (
     REPOSITORY,
     can_fork,
     fork_server,
+    kill,
     left_behind,
     processes_below_this_one,
     run_all,
@@ -378,3 +379,17 @@ def test_programs_of_the_package_see_the_server_of_the_tests():
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
     assert int(result.stdout) == fork_server()._process.pid
+
+
+def test_what_an_earlier_process_starts_is_not_left_behind_by_a_command():
+    """A browser that is open during all tests starts helpers whenever it likes."""
+    starts_another = "import subprocess, sys; sys.stdin.read(1); subprocess.run(['sleep', '600'])"
+    command = [sys.executable, "-c", starts_another]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as browser:
+        before = processes_below_this_one()
+        browser.stdin.write(b"x")
+        browser.stdin.flush()
+        while not psutil.Process(browser.pid).children():
+            time.sleep(0.01)
+        assert left_behind(before) == []
+        kill(psutil.Process(browser.pid).children())
