@@ -1,4 +1,4 @@
-"""What the measuring verbs have in common: their options, and their results as JSON."""
+"""The flags that the measuring commands share, and their results as JSON."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from accel_demo.show import check_outputs
 
 
 def parser_of(verb: str, description: str | None, quick: str, plot: bool = True) -> Parser:
-    """A parser with `--quick`, which does less (`quick` says how), `--json` and `--plot`."""
+    """Return a parser with `--quick`, `--json` and `--plot`. `quick` is the help of --quick."""
     parser = Parser(description, prog=f"accel-demo {verb}")
     parser.add_argument("--quick", action="store_true", help=f"{quick}; takes about 20 s at most")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
@@ -22,14 +22,14 @@ def parser_of(verb: str, description: str | None, quick: str, plot: bool = True)
 
 
 def read(parser: Parser, arguments: list[str]):
-    """The options. Raises `UserError` for a mistake in them, and for a file nobody can write."""
+    """Return the options. Raises `UserError` for a mistake or a file that is not writable."""
     options = parser.parse_args(arguments)
     check_outputs(options)
     return options
 
 
 def process_counts(text: str) -> list[int]:
-    """ "1,2,4" as a list: numbers of processes, each at least 1. Raises `UserError` for others."""
+    """Return "1,2,4" as a list of numbers of processes. Raises `UserError` for anything else."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
@@ -42,9 +42,9 @@ def process_counts(text: str) -> list[int]:
 
 
 def write_json(path: Path, found: dict) -> None:
-    """What was found, below the command that found it and the machine it was found on.
+    """Write the results, with the command and the machine.
 
-    JSON knows neither NaN nor infinity (RFC 8259, section 6): there they are null.
+    NaN and infinity become null: JSON does not have them (RFC 8259, section 6).
     """
     from accel_demo.lab import machine
 
@@ -53,7 +53,7 @@ def write_json(path: Path, found: dict) -> None:
 
 
 def _finite(value):
-    """The same lists and dictionaries, with None for each number that is not finite."""
+    """Return the same lists and dictionaries, with None for each number that is not finite."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What the launcher promised: how many processes, and a device for each of them."""
+"""Connect the processes of a launch, choose their devices, and check how many there are."""
 
 import os
 import platform
@@ -11,15 +11,15 @@ from accel_demo.errors import UserError
 from accel_demo.processes.environment import number_in
 from accel_demo.workarounds import fresh_rendezvous
 
-# torchrun, Open MPI, MPICH, MVAPICH: where each launcher writes how many processes it started.
+# The variable with the number of processes, of torchrun, Open MPI, MPICH and MVAPICH.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def use_cpu() -> bool:
-    """True unless each process on this machine can have an accelerator (GPU) of its own.
+    """Return True unless there is an accelerator (GPU) for each process on this machine.
 
-    `Accelerator(cpu=use_cpu())` is what connects several processes on a machine without a GPU: a
-    plain `Accelerator()` leaves each of them alone there, rank 0 of 1.
+    Without a GPU, `Accelerator(cpu=use_cpu())` connects several processes, but `Accelerator()`
+    leaves each process on its own, as rank 0 of 1.
     """
     if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
         return True  # nothing carries tensors between processes on Apple's GPU
@@ -27,7 +27,7 @@ def use_cpu() -> bool:
 
 
 def own_device() -> torch.device:
-    """The device of this process: the accelerator with its local rank, or the CPU for all."""
+    """Return this process's device: the GPU with its local rank, or the CPU for all processes."""
     if use_cpu():
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator().type
@@ -58,13 +58,13 @@ def is_main_process() -> bool:
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
-    """The context Accelerate puts around `forward`, for "no", "bf16" or "fp16"."""
+    """Return the autocast context of Accelerate's `forward`, for "no", "bf16" or "fp16"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "no")
 
 
 def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
-    """Raise `UserError` where the run is not what its launcher promised.
+    """Raise `UserError` if fewer processes are connected than were started, or for fp16 on a CPU.
 
     `world_size` is the number of connected processes, `mixed_precision` is "no", "bf16" or "fp16".
     """
@@ -116,7 +116,7 @@ def _connection_of(version: str) -> str:
 
 
 def replica_devices(compiled: bool, precision: str) -> list[int]:
-    """The GPUs for `nn.DataParallel`. With fewer than two it only calls the module it wraps."""
+    """Return the GPUs for `nn.DataParallel`. With fewer than two it only calls its module."""
     count = torch.accelerator.device_count()
     if count < 2:
         print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")

@@ -1,4 +1,4 @@
-"""Notice that another process is gone, and say which one in one line."""
+"""Report in one line which process of a training has died or hangs."""
 
 import os
 import platform
@@ -14,17 +14,17 @@ import torch.distributed as dist
 
 from accel_demo.errors import UserError, say
 
-# What gloo and NCCL say when another process is gone or late; torch passes it on as RuntimeError.
+# Words in the RuntimeError of a collective if another process has died or is late (gloo, NCCL).
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
-PATIENCE = 5  # seconds, for others to notice the loss too
+PATIENCE = 5  # seconds until all remaining processes have noticed the loss
 
 
 @contextmanager
 def report_lost_processes() -> Iterator[None]:
-    """Turn the error of a collective into one line and exit code 1 if another process is gone.
+    """Print one line and exit with code 1 if a collective fails because another process has died.
 
-    If the processes could not even connect, raise `UserError`.
+    Raises `UserError` if the processes could not even connect.
     """
     try:
         yield
@@ -38,10 +38,10 @@ def report_lost_processes() -> Iterator[None]:
 
 
 def lost_processes(error: RuntimeError) -> str | None:
-    """One line on which process is gone or stuck, where `error` comes from a collective.
+    """Return one line about the missing processes, or None if `error` has a different cause.
 
-    The processes that have noticed tell each other so in the store where they have met; who does
-    not is missing. Only the first of those that are left gives the line; the others give "".
+    Each remaining process writes into the store that it has noticed the loss. A process that does
+    not is missing. Only the remaining process with the lowest rank returns the line, the rest "".
     """
     said = str(error)
     if not _is_about_processes(error) or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -58,7 +58,7 @@ def lost_processes(error: RuntimeError) -> str | None:
         return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
     try:
         missing = _missing(store, ranks, timed_out)
-    except dist.DistError:  # the process that keeps the store has given the line, and left
+    except dist.DistError:  # the process that keeps the store has printed the line and exited
         return ""
     if min(set(ranks) - set(missing)) != rank:
         return ""
@@ -80,17 +80,17 @@ def could_not_connect(error: RuntimeError) -> str | None:
 
 
 def _is_about_processes(error: RuntimeError) -> bool:
-    """True if the error is that another process is gone or late, rather than a bug."""
+    """Return True if a dead or late process caused the error, and not a bug."""
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in SIGNS)
 
 
 def leave(line: str) -> None:
     """End this process and its loader workers at once, with exit code 1.
 
-    Its process group is broken: taking it down in order would wait for the ones that are gone.
+    An orderly shutdown of the broken process group would wait for the processes that have died.
     """
     if line:
-        say(f"\nerror: {line}")  # a line of its own: the progress bar of rank 0 may stand there
+        say(f"\nerror: {line}")  # on a new line: rank 0's progress bar may be on this one
     sys.stdout.flush()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -99,16 +99,16 @@ def leave(line: str) -> None:
 
 
 def _missing(store, ranks: range, may_hang: bool) -> list[int]:
-    """The ranks that have died, as far as this machine can tell; else those that stay silent.
+    """Return the ranks that have died on this machine, or if there are none, the silent ranks.
 
-    One that waits for a rank that is still there does not notice a third one's death: it is silent
-    until the other leaves, and must not be taken for dead.
+    A rank that is silent need not be dead. While it waits for a living rank it does not notice that
+    a third rank has died; it does when the living rank exits.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
         silent = [rank for rank in ranks if not store.check([f"left/{rank}"])]
         dead = [rank for rank in silent if _has_died(store, rank)]
-        # One that has noticed the loss, too, may have left since: it has said so before it did.
+        # A rank that noticed the loss may have exited meanwhile, but it wrote so before.
         dead = [rank for rank in dead if not store.check([f"left/{rank}"])]
         if dead and not may_hang:
             return dead
@@ -128,7 +128,7 @@ def _has_died(store, rank: int) -> bool:
 
 
 def _place_in_the_training(error: RuntimeError) -> str:
-    """The collective's place: the line of a train file, "at `accelerator.backward(loss)`"."""
+    """Return the line of the train file that failed, such as "at `accelerator.backward(loss)`"."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line for frame in frames if Path(frame.filename).name in TRAIN_FILES]
     return f"at `{lines[-1]}`" if lines else "in a collective"

@@ -23,19 +23,19 @@ PATIENCE = 5  # seconds, for a launcher to pass a signal on
 
 
 class StopSignals:
-    """Turns a request to stop into a step after which all processes stop.
+    """Turns a signal to one process into a step after which all processes stop.
 
-    Whoever is asked leaves word in the store where the processes have met: which step is the last.
-    It has to be one that nobody can be past. With gloo all finish a step together, because they
-    share its gradients: then it is the next step. With NCCL a process only tells its GPU what to
-    share, and may be ahead of the others until the next metrics, every `log_every` steps, for
-    which all wait: then it is the step after those. Looking into the store is cheaper than a
-    collective in every step, and waits for no GPU.
+    The process that gets the signal writes the number of the last step into the store. No process
+    may be past that step yet. With gloo all processes finish a step together, because they average
+    its gradients, so the last step is the next one. With NCCL a process only queues work on its
+    GPU, and may be ahead of the rest until the metrics are reduced, every `log_every` steps; so the
+    last step is the one after that. Reading the store is cheaper than a collective in every step,
+    and does not wait for the GPU.
     """
 
     def __init__(self, log_every: int):
         self.asked_at, self.log_every = None, log_every
-        myself = weakref.ref(self)  # a handler is never forgotten, but this is when the run is over
+        myself = weakref.ref(self)  # Python keeps the handler longer than the run exists
 
         def ask(number, frame):
             stop = myself()
@@ -44,12 +44,12 @@ class StopSignals:
                 os.kill(os.getpid(), number)
 
         earlier = {number: signal.signal(number, ask) for number in SIGNALS}
-        if dist.is_initialized():  # for those who may miss this process one day
+        if dist.is_initialized():  # `lost_processes` looks this up if the process disappears
             store = dist.distributed_c10d._get_default_store()
             store.set(f"process/{dist.get_rank()}", f"{platform.node() or '-'} {os.getpid()}")
 
     def after(self, step: int) -> bool:
-        """Whether to stop after this optimizer step. Every process calls it after every step."""
+        """Return whether to stop after this optimizer step. Every process calls it each time."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self.asked_at is not None
         store = dist.distributed_c10d._get_default_store()
@@ -62,20 +62,20 @@ class StopSignals:
         return False
 
     def is_asked_again(self) -> bool:
-        """Note a request to stop; True where there was one `PATIENCE` seconds ago: it is meant."""
+        """Record a signal to stop. Return True if the first came over `PATIENCE` seconds ago."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE
 
 
 def ignore_signals(worker: int) -> None:
-    """For loader workers, which get a terminal's Ctrl-C too: they end when their process does."""
+    """Ignore signals in a loader worker, which gets Ctrl-C too. It ends with its process."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def resume_command(run: Path) -> str:
-    """What to type to go on with the run in this folder: the command it was started with, again."""
+    """Return the command that resumes the run in this folder, from the command that started it."""
     words = [sys.executable, *sys.argv]
     for parent in psutil.Process().parents():
         with suppress(psutil.Error):

@@ -355,33 +355,3 @@ def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
             assert without_numbers(lines) == without_numbers(result.stdout.splitlines())
     assert accuracy["cpu"] >= 0.88
     assert abs(accuracy["cpu"] - accuracy["cpu_two_processes"]) <= 0.015
-
-
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        "python",
-        "accelerate launch",
-        "accelerate launch --config_file ../accelerate_configs/cpu.yaml",
-    ],
-)
-def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
-    """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
-    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
-    result = start([*launcher.split(), "train.py", *flags], cwd=REPOSITORY / "accel_demo")
-    assert result.returncode == 0, result.stderr
-    assert "1 process on cpu" in result.stdout
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
-@pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
-def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(
-    launcher, processes, start, tmp_path
-):
-    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
-    command = [*launcher.split(), "train.py", *flags]
-    result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
-    assert result.returncode == 0, result.stderr
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert (environment["processes"], environment["device"]) == (processes, "cuda")

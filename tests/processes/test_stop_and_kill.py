@@ -27,7 +27,6 @@ from tests.core.test_resume import train_lines
 
 # Long enough to be reached in the middle: 192 steps of one process, 96 of two.
 LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 4 --dropout 0.2 --augment"
-SHORT = "--dataset synthetic --max-steps 6 --accumulate 2 --dropout 0.5 --augment".split()
 LONG = [*LONG.split(), "--log-every", "1", "--checkpoint-every", "7"]
 
 BOTH = ["train.py", pytest.param("train_ddp.py", marks=pytest.mark.slow)]
@@ -265,16 +264,3 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
     assert "rank 1 has not answered within --collective-timeout" in lines[0]
     place = re.search("rank 0 noticed at `(.*)`", lines[0])[1]
     assert place in (REPOSITORY / "accel_demo" / "train_ddp.py").read_text()
-
-
-@pytest.mark.parametrize("start_method", [None, "spawn"])
-def test_spawn_is_torchrun_without_torchrun(start_method, train, start, tmp_path):
-    """None: the platform's default."""
-    by_torchrun = train("train_ddp.py", *SHORT, processes=2)
-    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
-    variable = {"ACCEL_DEMO_START_METHOD": start_method}
-    result = start([*command, "--run-dir", tmp_path / "spawn"], real=True, **variable)
-    assert result.returncode == 0, result.stderr
-    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
-    assert (environment["processes"], environment["device"]) == (2, "cpu")
-    assert same_weights(by_torchrun, tmp_path / "spawn")

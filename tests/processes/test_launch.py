@@ -1,0 +1,53 @@
+"""Start a training without a config, and with `spawn` instead of torchrun."""
+
+import json
+
+import pytest
+
+from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
+from tests.processes.test_stop_and_kill import same_weights
+
+SHORT = "--dataset synthetic --max-steps 6 --accumulate 2 --dropout 0.5 --augment".split()
+
+
+@pytest.mark.parametrize("start_method", [None, "spawn"])
+def test_spawn_is_torchrun_without_torchrun(start_method, train, start, tmp_path):
+    """None: the platform's default."""
+    by_torchrun = train("train_ddp.py", *SHORT, processes=2)
+    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
+    variable = {"ACCEL_DEMO_START_METHOD": start_method}
+    result = start([*command, "--run-dir", tmp_path / "spawn"], real=True, **variable)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (2, "cpu")
+    assert same_weights(by_torchrun, tmp_path / "spawn")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "python",
+        "accelerate launch",
+        "accelerate launch --config_file ../accelerate_configs/cpu.yaml",
+    ],
+)
+def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
+    """`accel_demo/` is then first on sys.path, and no module of it may hide a known package."""
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    result = start([*launcher.split(), "train.py", *flags], cwd=REPOSITORY / "accel_demo")
+    assert result.returncode == 0, result.stderr
+    assert "1 process on cpu" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+@pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
+def test_without_a_config_train_py_takes_one_gpu_or_all_of_them(
+    launcher, processes, start, tmp_path
+):
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    command = [*launcher.split(), "train.py", *flags]
+    result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (processes, "cuda")
