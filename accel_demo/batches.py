@@ -40,12 +40,12 @@ class BatchShardSampler(DistributedSampler):
 
     def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=True)
-        self.batch_size = batch_size
-        self.num_samples = len(dataset) // (batch_size * num_replicas) * batch_size
+        self.batch_size, self.samples = batch_size, len(dataset)
+        self.num_samples = self.samples // (batch_size * num_replicas) * batch_size
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        batches = torch.randperm(len(self.dataset), generator=generator).split(self.batch_size)
+        batches = torch.randperm(self.samples, generator=generator).split(self.batch_size)
         return iter(torch.cat(batches[self.rank :: self.num_replicas])[: self.num_samples].tolist())
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import math
 import sys
 from dataclasses import dataclass
+from typing import cast
 
 from accel_demo.errors import Parser, UserError
 
@@ -138,7 +139,7 @@ class CommandLine(Parser):
                 self.add_argument(flag, action=action, default=field.default, help=help)
             else:
                 choices = field.metadata["choices"]
-                metavar = None if choices else field.type.__name__.upper()
+                metavar = None if choices else cast(type, field.type).__name__.upper()
                 self.add_argument(
                     flag,
                     type=field.type,

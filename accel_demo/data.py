@@ -193,7 +193,9 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
     return ImageSet(images, labels, class_names, mean, std, augment, config.seed)
 
 
-def _read_split(folder: Path, split: str, sums: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_split(
+    folder: Path, split: str, sums: dict[str, str] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     prefix = {"train": "train", "test": "t10k"}[split]
     images = read_idx(folder, f"{prefix}-images-idx3-ubyte", sums)
     labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte", sums)

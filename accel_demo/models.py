@@ -96,7 +96,7 @@ class VGG11(nn.Module):
         for layer in self.modules():  # without this 11 layers without normalisation do not learn
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+                nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType] (it has one)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         missing = 32 - images.shape[-1]

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -19,7 +20,7 @@ MOST_MISTAKES = 24  # kept with their images
 
 def save_results(
     folder: Path,
-    state_dict: dict[str, torch.Tensor],
+    state_dict: dict[str, Any],
     config: TrainConfig,
     test_set: ImageSet,
     device: torch.device,

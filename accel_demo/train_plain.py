@@ -32,7 +32,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     download(config)
     train_set, test_set = load_datasets(config, world_size=1)
     options = loader_options(config, device)
-    sampler = RandomSampler(train_set, generator=torch.Generator())
+    order = torch.Generator()
+    sampler = RandomSampler(train_set, generator=order)
     train_loader = DataLoader(
         train_set, config.batch_size, sampler=sampler, drop_last=True, **options
     )
@@ -52,7 +53,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
     for epoch in run.epochs():
         train_set.set_epoch(epoch)  # new random augmentation
-        sampler.generator.manual_seed(config.seed + epoch)  # new random order
+        order.manual_seed(config.seed + epoch)  # new random order
         done = run.batches_done
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()

@@ -49,7 +49,7 @@ def skip_the_search_for_lomo() -> None:
     answers no at once. We use no optimizer from that package.
     Source: `is_lomo_available` in accelerate/utils/imports.py
     """
-    sys.modules.setdefault("lomo_optim", None)
+    sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
 
 
 @contextmanager

@@ -30,8 +30,9 @@ def own_device() -> torch.device:
     """Return this process's device: the GPU with its local rank, or the CPU for all processes."""
     if use_cpu():
         return torch.device("cpu")
-    kind = torch.accelerator.current_accelerator().type
-    return torch.device(kind, number_in("LOCAL_RANK", 0))
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None  # otherwise use_cpu() is true
+    return torch.device(accelerator.type, number_in("LOCAL_RANK", 0))
 
 
 def connect(timeout: float) -> torch.device:

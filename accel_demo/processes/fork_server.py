@@ -82,7 +82,7 @@ class ForkedProcess:
             try:
                 self.returncode = receive_number(self._connection)
             except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired(self.args, timeout) from None
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
             self._connection.close()
         return self.returncode
 

@@ -54,13 +54,12 @@ if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg"
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
 
 
-def main(listener: str, lifeline: str, python: str) -> None:
+def main(listener: int, lifeline: int, python: str) -> None:
     """Be the server; in each process forked from it, run the requested program.
 
     `listener` and `lifeline` are the numbers of open files: the server's socket, and a pipe that
     ends with whoever has started the server. `python` is for the workers of a forked launcher.
     """
-    listener, lifeline = int(listener), int(lifeline)
     del sys.path[0]  # a program has its own folder there
     adopt_orphans()
     select.select([listener, lifeline], [], [])  # nothing is imported before the first request
@@ -82,9 +81,9 @@ def main(listener: str, lifeline: str, python: str) -> None:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
-        sys.excepthook(*sys.exc_info())
+        sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    threading._shutdown()  # wait for the program's threads, as Python does
+    threading._shutdown()  # pyright: ignore (it is private): wait for the program's threads, as Python does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or nobody reads it any more
@@ -243,7 +242,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
     sys.modules["torch"].seed()
 
 
-def _text_output(number: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
+def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIOWrapper:
     """Open the file with this number the way Python opens its stdout and stderr when it starts."""
     raw = io.FileIO(number, "w", closefd=False)
     buffered_by_line = number == 2 or raw.isatty()
@@ -262,7 +261,7 @@ def _run_program(arguments: list[str]) -> None:
     if kind == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *others[1:]]
-        runpy._run_module_as_main(others[0])  # as `python -m` does
+        runpy._run_module_as_main(others[0])  # pyright: ignore (private): as `python -m` does
     elif kind == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *others[1:]]
@@ -275,4 +274,4 @@ def _run_program(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

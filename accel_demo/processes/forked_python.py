@@ -17,10 +17,8 @@ import struct
 import sys
 from contextlib import suppress
 
-try:
+if sys.platform != "win32":  # which has no fork either
     import resource
-except ImportError:  # on Windows, which has no fork either
-    resource = None
 
 NUMBER = struct.Struct("!i")
 REFUSED = -1

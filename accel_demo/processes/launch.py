@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def spawn(
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     set_forkserver_preload(list(preloaded))
-    ranks = None
+    ranks: Any = None  # torch's context of the processes, as soon as all have started
 
     def asked_to_stop(number, frame):
         if stop_at_once or ranks is None:
@@ -185,9 +186,6 @@ def start(
         if forked:
             return forked
 
-    def ignore() -> None:
-        signal.signal(ignored_signal, signal.SIG_IGN)
-
     return subprocess.Popen(
         [program, *arguments],
         stdin=stdin,
@@ -197,8 +195,12 @@ def start(
         start_new_session=new_session,
         cwd=cwd,
         env=environment,
-        preexec_fn=None if ignored_signal is None else ignore,
+        preexec_fn=None if ignored_signal is None else partial(_ignore, ignored_signal),
     )
+
+
+def _ignore(number: int) -> None:
+    signal.signal(number, signal.SIG_IGN)
 
 
 def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy
 import torch
@@ -69,7 +70,7 @@ class Checkpoints:
 
     def load(
         self,
-        load_state: Callable[[Path], None],
+        load_state: Callable[..., object],
         model: torch.nn.Module,
         scheduler: LambdaLR,
         train_set: ImageSet,
@@ -101,7 +102,7 @@ class Checkpoints:
                 "as it was: resume it with the packages it was saved with"
             )
 
-    def save(self, save_state: Callable[[Path], None], progress: Progress, log: TrainLog) -> None:
+    def save(self, save_state: Callable[..., object], progress: Progress, log: TrainLog) -> None:
         """Let `save_state` of every process write into a folder, and make it a checkpoint.
 
         Until all of it is on the disk, the folder has a name that no run resumes from. Raises
@@ -199,7 +200,7 @@ def _settle_buckets(
 
 def random_states_digest() -> str:
     """One number for all random states of this process: Python's, numpy's, torch's, its GPU's."""
-    name, keys, *rest = numpy.random.get_state()
+    name, keys, *rest = cast(tuple, numpy.random.get_state())
     states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
     if torch.cuda.is_available():
         states.append([state.tolist() for state in torch.cuda.get_rng_state_all()])

@@ -26,7 +26,7 @@ class TrainLog:
     ):
         self.folder, self.config, self.processes = folder, config, processes
         self.is_main_process = is_main_process()
-        self.bar = self.writer = None
+        self.bar, self.writer = tqdm(disable=True), None
         self.start_step = start_step
         self.images = saved.get("images", 0.0)  # trained on so far, in `seconds`
         self.seconds = saved.get("seconds", 0.0)

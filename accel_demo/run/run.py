@@ -1,7 +1,7 @@
 """One run from start to end: its position, metrics, checkpoints, and when it stops."""
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,13 +47,13 @@ class Run:
         self.folder, start = self.checkpoints.folder, self.checkpoints.start
         self.progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
         self.log = TrainLog(self.folder, config, environment["processes"], start.step, start.log)
-        self.totals: torch.Tensor | float = 0.0  # `batch_totals` since the last `log_interval`
+        self.totals = torch.zeros(3, device=device)  # `batch_totals` since the last `log_interval`
         self.learning_rate = 0.0  # of the last step
         self.must_log = self.must_save = self.is_stopping = False
 
     def resume(
         self,
-        load_state: Callable[[Path], None],
+        load_state: Callable[..., object],
         model: torch.nn.Module,
         scheduler,
         train_set: ImageSet,
@@ -105,14 +105,14 @@ class Run:
         self.totals = self.totals + totals
         self.log.count_batch()
 
-    def finish_step(self, learning_rate: float) -> None:
+    def finish_step(self, learning_rate: float | torch.Tensor) -> None:
         """Count an optimizer step made with this learning rate, and decide what follows it.
 
         Sets `must_log`, `must_save` and `is_stopping`, to the same values in every process.
         """
         progress, config = self.progress, self.config
         progress.step += 1
-        self.learning_rate = learning_rate
+        self.learning_rate = float(learning_rate)
         evaluation_follows = progress.ends_epoch or progress.is_complete  # and after it, a save
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
@@ -120,10 +120,10 @@ class Run:
         is_log_step = progress.step % config.log_every == 0
         self.must_log = is_log_step or evaluation_follows or self.must_save
 
-    def log_interval(self, totals: torch.Tensor) -> None:
-        """Log the training metrics since the last call, from totals over all processes."""
+    def log_interval(self, totals: Any) -> None:
+        """Log the metrics since the last call, from totals (float32 [3]) over all processes."""
         self.log.interval(self.progress.step, self.learning_rate, totals)
-        self.totals = 0.0
+        self.totals = torch.zeros_like(self.totals)
 
     def end_epoch(self, test_totals: torch.Tensor) -> None:
         """Log the evaluation, from totals over the whole test set, and count the epoch as done.
@@ -133,7 +133,7 @@ class Run:
         self.log.end_epoch(self.progress.step, test_totals)
         self.progress.next_epoch()
 
-    def save(self, save_state: Callable[[Path], None]) -> None:
+    def save(self, save_state: Callable[..., object]) -> None:
         """Write a checkpoint of this position: `save_state` writes into the folder it is given."""
         self.checkpoints.save(save_state, self.progress, self.log)
         self.log.restart_clock()

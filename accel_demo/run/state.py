@@ -5,6 +5,7 @@ Nothing is read in a way that could run code: safetensors, and torch.load with `
 
 import random
 from pathlib import Path
+from typing import cast
 
 import numpy
 import torch
@@ -35,7 +36,7 @@ class TrainingState:
             save_file(weights, folder / WEIGHTS)
             for name, other in self.others.items():
                 torch.save(other.state_dict(), folder / name)
-        name, keys, *rest = numpy.random.get_state()
+        name, keys, *rest = cast(tuple, numpy.random.get_state())
         states = {
             "python": random.getstate(),
             "numpy": (name, keys.tolist(), *rest),
