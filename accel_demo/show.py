@@ -1,6 +1,7 @@
 """Print a table, write a picture, and check first that a file can be written."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from accel_demo.errors import UserError
@@ -9,7 +10,7 @@ from accel_demo.errors import UserError
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000"]
 
 
-def table(head: list[str], rows: list[list]) -> str:
+def table(head: Sequence, rows: Sequence[Sequence]) -> str:
     """A Markdown table with its columns padded, to be read in a terminal as on a page.
 
     A column whose cells are all numbers is set to the right; floats come as they print.

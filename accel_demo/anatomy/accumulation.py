@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -170,7 +171,7 @@ def right_gradient(model: torch.nn.Module, samples: tuple, device: torch.device)
     return _flat(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def compare(gradients: torch.Tensor, right: torch.Tensor) -> str:
+def compare(gradients: Any, right: torch.Tensor) -> str:
     """In words: the gradients [ranks, numbers] that were used, against the right one."""
     if (gradients - gradients[0]).abs().max() > TOLERANCE:
         return "another on each rank"
@@ -212,7 +213,7 @@ def draw(seen: list[Seen]):
     figure = new_figure(10, 0.4 * len(seen) + 0.8)
     axes = figure.subplots()
     blue, orange = COLOURS[:2]
-    box = {"color": "#dddddd", "edgecolor": "#777777"}
+    box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
     for lane, one in enumerate(seen):
         x, width = 0, 1
         for event in one.events:

@@ -5,6 +5,7 @@ python -m accel_demo.anatomy.asynchronous
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
     """
     if dist.get_world_size() < 2:
         raise ValueError("all_reduce_early needs at least two processes")
-    telling = dist.new_group(backend="gloo")
+    telling: Any = dist.new_group(backend="gloo")
     total = torch.tensor([dist.get_rank() + 1.0], device=device)
     was_completed = torch.zeros(1)
     if dist.get_rank() == 0:

@@ -11,6 +11,7 @@ import os
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,7 +57,7 @@ def meet(init_method: str) -> list[dict[str, int]]:
 def _find(init_method: str, folder: str) -> None:
     rank, place = int(os.environ["RANK"]), {}
     if init_method != "env://":  # then nothing may come from the environment
-        place = {"rank": rank, "world_size": PROCESSES}
+        place: dict[str, Any] = {"rank": rank, "world_size": PROCESSES}
         for variable in rank_environment(0, 1, 0):
             del os.environ[variable]
     patience = timedelta(seconds=TIME_LIMIT)

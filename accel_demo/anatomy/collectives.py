@@ -19,6 +19,7 @@ from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Message, Wire
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 
 OPERATIONS = {
@@ -53,6 +54,7 @@ def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) 
     if wire.rank != source:
         wire.receive(tensor, source)
         return
+    assert parts is not None  # `agree` has looked
     for turn in range(1, wire.world_size):
         target = (source + turn) % wire.world_size
         wire.send(parts[target], target, step=turn - 1)
@@ -126,6 +128,7 @@ def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire)
     if wire.rank != target:
         wire.send(tensor, target, step=(wire.rank - target) % wire.world_size - 1)
         return
+    assert parts is not None  # `agree` has looked
     for turn in range(1, wire.world_size):
         source = (target + turn) % wire.world_size
         wire.receive(parts[source], source)
@@ -173,8 +176,7 @@ def main(device: torch.device, options) -> None:
     examples, counts = [], []
     for name, before, after, wire in _examples(device):
         messages = wire.messages()
-        shown = [None] * wire.world_size
-        dist.all_gather_object(shown, (before.tolist(), after.tolist()))
+        shown = gather_objects((before.tolist(), after.tolist()))
         examples.append((name, shown))
         rounds = len({message.step for message in messages})
         counts.append([name, len(messages), rounds, *bytes_moved(messages)])

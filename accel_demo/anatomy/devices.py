@@ -45,8 +45,10 @@ def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[
     comes again behind one that no GPU has ("0,9,0"): not knowing the GPUs yet, it leaves none.
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
     """
-    uuids = None if isinstance(physical, int) else list(physical)
-    count = physical if uuids is None else len(uuids)
+    if isinstance(physical, int):
+        uuids, count = None, physical
+    else:
+        uuids, count = list(physical), len(physical)
     if count < 0 or (uuids and (len(set(uuids)) < count or "" in uuids)):
         raise ValueError(f"physical must be a number of GPUs or their UUIDs, got {physical!r}")
     if visible is None:
@@ -102,7 +104,7 @@ def machine_rows() -> list[tuple[str, str]]:
     rows.append(("memory", f"{gibibytes(memory.available)} of {gibibytes(memory.total)} available"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"):
         rows.append((name, os.environ.get(name, "not set") or "empty"))
-    kind = torch.accelerator.current_accelerator()
+    kind = torch.accelerator.current_accelerator() or torch.device("cpu")
     physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # 64: as torch assumes
     for index in range(torch.accelerator.device_count()):
         name = f"{kind}:{index}"
@@ -115,7 +117,7 @@ def machine_rows() -> list[tuple[str, str]]:
     if torch.accelerator.device_count() == 0:
         rows.append(("accelerator", "none that torch can use: it computes on the CPU"))
     try:
-        import pynvml
+        import pynvml  # pyright: ignore[reportMissingImports] (nvidia-ml-py may be missing)
     except ImportError:
         return [*rows, ("who uses GPUs", "not known: pip install nvidia-ml-py")]
     try:
@@ -150,7 +152,7 @@ def nvml_rows(nvml, ids: dict[str, str]) -> list[tuple[str, str]]:
             total = f" of {gibibytes(memory.total)}" if memory else ""
             used = gibibytes(memory and memory.used)
             rows.append((f"GPU {number}", f"{name}, {used}{total} used"))
-            here = f"{ids.get(uuid, 'hidden')} here, {uuid}"
+            here = f"{ids.get(str(uuid), 'hidden')} here, {uuid}"
             rows.append(("", here if uuid else "UUID not told: not known which it is here"))
             users = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
             for user in users or []:

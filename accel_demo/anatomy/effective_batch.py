@@ -6,6 +6,7 @@ torchrun --standalone --nproc-per-node 4 -m accel_demo.anatomy.effective_batch
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -110,8 +111,8 @@ def train(
 
 def train_all(runs: list[Run], device: torch.device) -> list[Trained]:
     """Each run in the first ranks of the launch. Rank 0 is one of them, and gets the results."""
-    groups = {run.processes: None for run in runs}
-    for processes in groups:
+    groups: dict[int, Any] = {}
+    for processes in dict.fromkeys(run.processes for run in runs):
         groups[processes] = dist.new_group(list(range(processes)))  # every rank has to call it
     sets = load_datasets(TrainConfig(train_samples=IMAGES, test_samples=TEST_IMAGES))
     trained = []
@@ -174,7 +175,7 @@ def draw(runs: list[Run], trained: list[Trained]):
         curve[1].append(f"{run.processes} × {run.batch_size}")
     colours = [*COLOURS[:6], COLOURS[7]]  # without yellow, which is faint on white
     for index, ((_, factor), (mine, names)) in enumerate(curves.items()):
-        style = {"color": colours[index % 7], "marker": "osD^vPX"[index % 7]}
+        style: dict[str, Any] = {"color": colours[index % 7], "marker": "osD^vPX"[index % 7]}
         if index == 0:  # it lies below those that ought to be like it
             style |= {"linewidth": 6, "alpha": 0.5}
         elif index % 2:

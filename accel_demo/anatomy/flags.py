@@ -7,7 +7,7 @@ from accel_demo.processes.environment import is_launched, number_in
 from accel_demo.show import check_outputs
 
 
-def command_line(description: str, processes: int | None = None) -> Parser:
+def command_line(description: str | None, processes: int | None = None) -> Parser:
     """Return a parser with `--plot`, and with `--processes` if it is given a default."""
     parser = Parser(description)
     if processes is not None:

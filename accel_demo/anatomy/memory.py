@@ -23,6 +23,7 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import CLASSES, make_model
+from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
@@ -56,8 +57,7 @@ def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, lis
     found["DDP, gradients as bucket views"] = measured(ddp, [device], *setup, views=True)
     found["the same, ZeRO optimizer"] = measured(ddp, [device], *setup, views=True, zero=True)
     found["FSDP2"] = measured(fsdp, [device], *setup)
-    everyone = [None] * world_size
-    dist.all_gather_object(everyone, found)
+    everyone = gather_objects(found)
     return {way: [one for found in everyone for one in found.get(way, [])] for way in everyone[0]}
 
 
@@ -145,7 +145,8 @@ def fsdp(devices: list, model: str, make_optimizer: Callable) -> list[Bytes]:
         )
     fully_shard(network, mesh=mesh)
     optimizer = make_optimizer(network.parameters())
-    train(network, optimizer, *_share(devices[0]))
+    images, labels = _share(devices[0])
+    train(network, optimizer, images, labels)
     return [held(network, optimizer, gathered=max(gathered))]
 
 
@@ -196,7 +197,7 @@ def bytes_of(tensors: Iterable[torch.Tensor], counted: set | None = None) -> int
 def make_network(model: str, device: torch.device) -> nn.Module:
     """The network, in the usual memory format: FSDP2 takes no other."""
     network = make_model(TrainConfig(model=model))
-    return network.to(device, memory_format=torch.contiguous_format)
+    return network.to(device=device, memory_format=torch.contiguous_format)  # pyright: ignore
 
 
 def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

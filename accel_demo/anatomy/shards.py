@@ -9,6 +9,7 @@ twice, or left out, so that all ranks have the same number of batches.
 
 import math
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.batches import BatchShardSampler
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.connect import gather_objects, use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
@@ -39,16 +40,17 @@ def who_reads_what(way: str, samples: int, batch_size: int, epoch: int = 0) -> l
     if way not in WAYS:
         raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
     if way.startswith("Accelerate"):
-        loader = loader_of_accelerate(samples, batch_size, drop_last=way.endswith("drop_last"))
+        loader: Any = loader_of_accelerate(samples, batch_size, drop_last=way.endswith("drop_last"))
         loader.set_epoch(epoch)
     elif way == "DistributedSampler":
-        loader = loader_of_torch(samples, batch_size)
+        loader: Any = loader_of_torch(samples, batch_size)
         loader.sampler.set_epoch(epoch)
     else:
-        ids, rank, world_size = range(samples), dist.get_rank(), dist.get_world_size()
+        ids: Any = range(samples)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
         sampler = BatchShardSampler(ids, batch_size, world_size, rank, SEED)
         sampler.set_epoch(epoch)
-        loader = DataLoader(ids, batch_size, sampler=sampler)
+        loader: Any = DataLoader(ids, batch_size, sampler=sampler)
     return [batch.tolist() for batch in loader]
 
 
@@ -59,8 +61,9 @@ def loader_of_torch(
 
     `drop_last` is for both: the sampler drops what does not go round, the loader a smaller batch.
     """
-    sampler = DistributedSampler(range(samples), shuffle=shuffle, seed=SEED, drop_last=drop_last)
-    return DataLoader(range(samples), batch_size, sampler=sampler, drop_last=drop_last)
+    ids: Any = range(samples)
+    sampler = DistributedSampler(ids, shuffle=shuffle, seed=SEED, drop_last=drop_last)
+    return DataLoader(ids, batch_size, sampler=sampler, drop_last=drop_last)
 
 
 def loader_of_accelerate(
@@ -69,15 +72,9 @@ def loader_of_accelerate(
     """Sample ids, dealt out by Accelerate; `dealing` is what `DataLoaderConfiguration` takes."""
     dealing = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED, **dealing)
     accelerator = Accelerator(cpu=use_cpu(), dataloader_config=dealing)
-    loader = DataLoader(range(samples), batch_size, shuffle=shuffle, drop_last=drop_last)
+    ids: Any = range(samples)
+    loader = DataLoader(ids, batch_size, shuffle=shuffle, drop_last=drop_last)
     return accelerator.prepare(loader)
-
-
-def of_every_rank(batches: list[list[int]]) -> list[list[list[int]]]:
-    """The batches of all ranks, by rank. Every rank has to ask."""
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, batches)
-    return everyone
 
 
 def in_words(ranks: list[list[list[int]]], samples: int) -> str:
@@ -123,7 +120,7 @@ def show(device: torch.device, options) -> None:
     """Print who reads what in each of the `WAYS`, and draw it."""
     found = {}
     for way in WAYS:
-        found[way] = of_every_rank(who_reads_what(way, options.samples, options.batch_size))
+        found[way] = gather_objects(who_reads_what(way, options.samples, options.batch_size))
     if dist.get_rank() > 0:
         return
     rows = []

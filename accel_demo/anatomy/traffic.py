@@ -89,8 +89,9 @@ def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
     side = max(1.7, 0.42 * world_size)  # of a grid, in inches
     height = rows * (side + 0.85) + 0.8
     figure = show.new_figure(4 * (side + 0.15) + 0.6, height + 3.4)
-    figure.get_layout_engine().set(h_pad=0.07)
-    upper, lower = figure.subfigures(2, 1, height_ratios=[height, 3.4], hspace=0.04)
+    figure.set_layout_engine("constrained", h_pad=0.07)
+    ratios = [height, 3.4]
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios, hspace=0.04)[:, 0]
     upper.suptitle(
         "The chunked ring: how many ranks' values each chunk holds before the step.\n"
         "Outlined: what is sent in the step, to the next rank (from the last to the first).",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from accel_demo.processes.connect import gather_objects
+
 # Real numbers that torch adds, multiplies and compares. (Not float8, nor the wider unsigned ones.)
 SUMMABLE = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -97,8 +99,7 @@ class Wire:
         except ValueError as error:
             mistake = mistake or str(error)
         listed = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
-        everyone = [None] * self.world_size
-        dist.all_gather_object(everyone, (mistake, f"{name}({listed})", given, gotten))
+        everyone = gather_objects((mistake, f"{name}({listed})", given, gotten))
         for rank, (mistake, *_) in enumerate(everyone):
             if mistake:
                 raise ValueError(f"{mistake} (on rank {rank})")
@@ -115,8 +116,7 @@ class Wire:
 
     def messages(self) -> list[Message]:
         """What all ranks have sent so far, by step, then by sender. Every rank has to ask."""
-        sent = [None] * self.world_size
-        dist.all_gather_object(sent, self.sent)
+        sent = gather_objects(self.sent)
         everything = [message for one in sent for message in one]
         return sorted(everything, key=lambda message: (message.step, message.source))
 

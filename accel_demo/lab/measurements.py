@@ -29,6 +29,7 @@ class Table:
 
     def ratios(self, name: str) -> list[float]:
         """The row's values over the reference's, repeat by repeat."""
+        assert self.reference is not None
         pairs = zip(self.rows[name], self.rows[self.reference], strict=True)
         return [value / reference for value, reference in pairs]
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import QUIET, environment_for
@@ -50,7 +51,7 @@ def run_timed(
     with tempfile.TemporaryFile("w+") as stderr:
         started_at = time.perf_counter()
         variables = {**_environment(on_cpu), **environment}
-        process = start([str(word) for word in command], variables, subprocess.PIPE, stderr)
+        process: Any = start([str(word) for word in command], variables, subprocess.PIPE, stderr)
         guard = threading.Timer(time_limit, kill_tree, [process])
         guard.start()
         try:

@@ -8,7 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE
+from typing import Any
 
 from accel_demo.processes.environment import LOOPBACK, environment_for
 from accel_demo.processes.launch import free_port, kill_tree, start
@@ -93,7 +94,7 @@ class WorkerPool:
             said = "\n".join(path.read_text() for path in self.errors)
             raise RuntimeError(f"{telling}: a worker {reason}\n{said}")
         answer = json.loads(lines[0])
-        wanted = {"processes": len(workers), "threads": self.threads}
+        wanted: dict[str, Any] = {"processes": len(workers), "threads": self.threads}
         if self.gpus == ON_CPU:
             wanted["device"] = "cpu"
         found = {name: answer[name] for name in wanted}
@@ -107,7 +108,7 @@ class WorkerPool:
             if worker.poll() is None:
                 kill_tree(worker)
 
-    def _answer_of(self, worker: Popen) -> str:
+    def _answer_of(self, worker: Any) -> str:
         line = worker.stdout.readline()
         if not line:
             self.stop()  # the others would wait for it

@@ -3,6 +3,7 @@
 import os
 import platform
 from importlib import metadata
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from accel_demo.errors import UserError
 from accel_demo.processes.environment import number_in
 from accel_demo.workarounds import fresh_rendezvous
 
+T = TypeVar("T")
 # The variable with the number of processes, of torchrun, Open MPI, MPICH and MVAPICH.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -56,6 +58,15 @@ def connect(timeout: float) -> torch.device:
 
 def is_main_process() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def gather_objects(value: T) -> list[T]:
+    """Return the value of every process, by rank. Every process calls it; values are pickled."""
+    values = [value]
+    if dist.is_initialized():
+        values *= dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:

@@ -22,7 +22,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.errors import UserError
 from accel_demo.optimizer import set_schedule
-from accel_demo.processes.connect import is_main_process
+from accel_demo.processes.connect import gather_objects, is_main_process
 from accel_demo.run.folder import claim_folder, start_run
 from accel_demo.run.log import TrainLog
 from accel_demo.run.manifest import (
@@ -119,7 +119,7 @@ class Checkpoints:
                     flush(self.folder / "metrics.jsonl")
         with _agreement(unfinished):
             save_state(unfinished)
-        random_states = _from_all(random_states_digest())
+        random_states = gather_objects(random_states_digest())
         with _agreement(unfinished):
             if self.is_main_process:
                 facts = {
@@ -220,18 +220,9 @@ def _agreement(folder: Path) -> Iterator[None]:
             f"cannot write into {folder.parent} ({_why(error, folder)}), so the training stops: "
             "mend that, and go on from the last checkpoint with --resume auto"
         )
-    for sentence in filter(None, _from_all(problem)):
+    for sentence in filter(None, gather_objects(problem)):
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(sentence)
-
-
-def _from_all(value) -> list:
-    """What each process gives, by rank."""
-    values = [value]
-    if dist.is_initialized():
-        values *= dist.get_world_size()
-        dist.all_gather_object(values, value)
-    return values
 
 
 def _why(error: Exception, folder: Path) -> str:

@@ -37,8 +37,8 @@ def data_parallel(
     parts = scatter((arguments, kwargs or {}), devices, record)
     devices = devices[: len(parts)]  # a small batch does not reach all of them
     copies = replicate(module, devices, record)
-    arguments, kwargs = zip(*parts, strict=True)
-    outputs = parallel_apply(copies, arguments, kwargs, devices, record)
+    positional, named = zip(*parts, strict=True)
+    outputs = parallel_apply(copies, positional, named, devices, record)
     return gather(outputs, devices[0], record)
 
 
@@ -90,7 +90,8 @@ def parallel_apply(
     An exception comes back as a RuntimeError with the number of the replica.
     Source: torch/nn/parallel/parallel_apply.py
     """
-    outputs, errors = [None] * len(replicas), [None] * len(replicas)
+    outputs: list[Any] = [None] * len(replicas)
+    errors: list[BaseException | None] = [None] * len(replicas)
     callers_modes = [_modes(device) for device in devices]
 
     def work(replica: int) -> None:
@@ -152,7 +153,7 @@ def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Modu
     parts = {part: part._replicate_for_data_parallel() for part in module.modules()}
     for part, its_copy in parts.items():  # which has the same attributes, but no parameters
         for name, child in part._modules.items():
-            its_copy._modules[name] = parts.get(child)
+            its_copy._modules[name] = child and parts.get(child)
         for name, parameter in part._parameters.items():
             # A copy is no leaf of the graph, so it cannot be a Parameter: a plain attribute.
             setattr(its_copy, name, None if parameter is None else copies[id(parameter)])

@@ -138,7 +138,9 @@ def draw_parts(moved: dict[str, dict[str, int]]):
     phases = list(next(iter(moved.values())))
     for index, (name, sizes) in enumerate(moved.items()):
         places = [place + 0.36 * index for place in range(len(phases))]
-        bars = axes.barh(places, sizes.values(), 0.34, color=(BLUE, ORANGE)[index], label=name)
+        bars = axes.barh(
+            places, list(sizes.values()), 0.34, color=(BLUE, ORANGE)[index], label=name
+        )
         axes.bar_label(bars, [f"{size:,}" for size in sizes.values()], padding=4)
     axes.set_yticks([place + 0.18 for place in range(len(phases))], phases)
     axes.invert_yaxis()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ FLOAT = 4  # bytes of a float32
 SAMPLES = 30  # of the bias: over 8 replicas they do not divide
 
 
-def main(description: str) -> None:
+def main(description: str | None) -> None:
     """Print one of the three tables, and draw its pictures."""
     parser = command_line(description)
     parser.add_argument("what", nargs="?", default="step", choices=["step", "bias", "parts"])
@@ -87,7 +88,7 @@ def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, l
     used = 1 + max(event.replica for event in record)
     averages = [one[name] for one in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
 
-    def on_the_first(*tensors: torch.Tensor) -> list[int]:
+    def on_the_first(*tensors: Any) -> list[int]:
         return [FLOAT * sum(tensor.numel() for tensor in tensors)] + [0] * (used - 1)
 
     def on_each(phase: str) -> list[int]:
@@ -197,7 +198,7 @@ def sample_weights(replicas: int) -> list[float]:
     """How much each sample counts in the plain mean of the replicas' means."""
     values = torch.zeros(SAMPLES, requires_grad=True)
     data_parallel(Mean(), values, replicas).mean().backward()
-    return values.grad.tolist()
+    return cast(torch.Tensor, values.grad).tolist()
 
 
 def whole(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):

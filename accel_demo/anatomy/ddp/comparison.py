@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.ddp.by_hand import HandmadeDDP, average_each, average_flat
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.connect import gather_objects, use_cpu
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.group import PRELOADED, run_in_group
 from accel_demo.show import table
@@ -36,8 +37,7 @@ def ladder(device: torch.device, folder: Path) -> None:
     marks = {}
     for name, train in TELLINGS.items():
         marks[name] = torch.equal(train(device), small if name == SMALL_BY_HAND else usual)
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, marks)
+    everyone = gather_objects(marks)
     if any(other != marks for other in everyone):
         raise RuntimeError(f"the ranks do not agree: {everyone}")
     if dist.get_rank() == 0:
@@ -164,7 +164,7 @@ def train_with_accelerate(device):
 def descend(model: nn.Module) -> None:
     """One step of plain gradient descent."""
     for parameter in model.parameters():
-        parameter -= LEARNING_RATE * parameter.grad
+        parameter -= LEARNING_RATE * cast(torch.Tensor, parameter.grad)
         parameter.grad = None
 
 

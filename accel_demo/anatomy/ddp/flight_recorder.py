@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ def recorded() -> Iterator[list[Collective]]:
 
 def _entries() -> list[dict]:
     """What the recorder still has; older entries make room for new ones."""
-    c10d = torch._C._distributed_c10d
+    c10d: Any = getattr(torch._C, "_distributed_c10d")  # noqa: B009 (torch's stubs do not have it)
     # NCCL notes its calls in a recorder of its own.
     dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
     return pickle.loads(dump(True, False, False)).get("entries", [])

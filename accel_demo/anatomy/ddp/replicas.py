@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accel_demo.processes.connect import gather_objects
+
 
 def check_replicas(module: nn.Module, **options) -> None:
     """Raise the same `ValueError` on every rank where their modules cannot be trained together.
@@ -22,8 +24,7 @@ def check_replicas(module: nn.Module, **options) -> None:
             for name, tensor in [*parameters, *module.named_buffers()]
         ],
     }
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = gather_objects(mine)
     for rank, other in enumerate(everyone):
         for name, here in everyone[0]["options"].items():
             there = other["options"][name]
@@ -63,8 +64,9 @@ def parameters_behind(output) -> set[int]:
     seen, found = set(nodes), set()
     while nodes:
         node = nodes.pop()
-        if hasattr(node, "variable"):  # where the gradient of a leaf is added up
-            found.add(id(node.variable))
+        leaf = getattr(node, "variable", None)  # where the gradient of a leaf is added up
+        if leaf is not None:
+            found.add(id(leaf))
         new = {following for following, _ in node.next_functions if following} - seen
         seen |= new
         nodes += new

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import psutil
 import torch
@@ -19,6 +20,7 @@ from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.kernel_distance import methods
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 
 MOST_DIFFERENCES = 1e8  # with more of them, what computes them twice is run only once
@@ -38,7 +40,7 @@ def library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
 
 def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
     """Every GPU; without one the CPU stands for two, which have their shares in the same memory."""
-    devices = None if weight.is_cuda else ["cpu", "cpu"]
+    devices: list[torch.device | str] | None = None if weight.is_cuda else ["cpu", "cpu"]
     return methods.over_devices(weight, p, devices=devices)
 
 
@@ -133,7 +135,7 @@ def measure(
         times.append(time.perf_counter() - started_at)
         peaks.append(_peak(device) - before)
     # What other programs do can only make it slower: https://docs.python.org/3/library/timeit.html
-    return min(times), max(0, *peaks), value, weight.grad.cpu()
+    return min(times), max(0, *peaks), value, cast(torch.Tensor, weight.grad).cpu()
 
 
 def _reset_peak(device: torch.device) -> int:
@@ -152,9 +154,10 @@ def _peak(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+        (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+        return 1024 * int(kilobytes)
     memory = psutil.Process().memory_info()
-    if hasattr(memory, "peak_wset"):  # Windows
+    if sys.platform == "win32":
         return memory.peak_wset
     import resource
 
@@ -234,10 +237,9 @@ def _measure_way(way, shape, p, device, expected) -> tuple | None:
         mine = measure(way, shape, p, device)
     else:
         mine = _on_rank_0(measure, way, shape, p, device)
-    everyone = [None] * ranks
-    dist.all_gather_object(everyone, mine and mine[:2])
+    everyone = gather_objects(mine and mine[:2])
     seconds, peak = (max(numbers) for numbers in zip(*filter(None, everyone), strict=True))
-    if expected is None:
+    if expected is None or mine is None:
         return seconds, peak, 0.0
     value, gradient = expected
     error = ((mine[3] - gradient).abs().max() / gradient.abs().max().clamp(min=1)).item()
@@ -256,14 +258,13 @@ def _on_rank_0(function, *arguments):
     multiprocessing.set_forkserver_preload(["torch", "psutil"])
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else None)
     with ProcessPoolExecutor(1, mp_context=context) as own_process:
-        rank_0 = dist.get_rank() == 0
-        future = own_process.submit(function, *arguments) if rank_0 else None
+        future = own_process.submit(function, *arguments) if dist.get_rank() == 0 else None
         is_done = [False]
         while not is_done[0]:
             time.sleep(0.1)
-            is_done = [rank_0 and future.done()]
+            is_done = [future is not None and future.done()]
             dist.broadcast_object_list(is_done)
-        return future.result() if rank_0 else None
+        return future.result() if future else None
 
 
 def _cells(way: str, row: tuple) -> list:

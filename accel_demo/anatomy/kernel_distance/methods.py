@@ -16,10 +16,14 @@ Whatever else is asked for raises ValueError. The values are not looked at: wher
 among them the functions may differ.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from accel_demo.processes.connect import gather_objects
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -84,9 +88,9 @@ def over_devices(
     way. `rows_at_once` as in `over_ranks`.
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
-    devices = _devices(devices, kernels.device)
+    usable = _devices(devices, kernels.device)
     shares = []
-    for rows, device in zip(kernels.tensor_split(len(devices)), devices, strict=True):
+    for rows, device in zip(kernels.tensor_split(len(usable)), usable, strict=True):
         shares.append(_rows_distance(rows.to(device), kernels.to(device), p, rows_at_once))
     return torch.stack([share.to(kernels.device) for share in shares]).sum()
 
@@ -127,7 +131,7 @@ def _rows_distance(
 ) -> torch.Tensor:
     if rows_at_once is None:
         return _distance(rows, kernels, p)
-    options = {"use_reentrant": False, "preserve_rng_state": False}
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     parts = [
         checkpoint(_distance, part, kernels, p, **options) for part in rows.split(rows_at_once)
     ]
@@ -209,8 +213,7 @@ def _agree(weight, p, signed, rows_at_once) -> None:
         needs_gradient = weight.requires_grad and torch.is_grad_enabled()
         mine |= {"p": p, "shape": tuple(weight.shape), "dtype": str(weight.dtype)}
         mine |= {"needs gradient": needs_gradient}
-    ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, mine)
+    ranks = gather_objects(mine)
     for rank, its in enumerate(ranks):
         if its["mistake"]:
             raise ValueError(f"on rank {rank}: {its['mistake']}")
@@ -224,8 +227,8 @@ def _devices(devices, here: torch.device) -> list[torch.device]:
     """Raises ValueError where one of them cannot be used."""
     if devices is None:
         gpus = range(torch.accelerator.device_count())
-        devices = [torch.device(torch.accelerator.current_accelerator().type, gpu) for gpu in gpus]
-        return devices or [here]
+        kind = torch.accelerator.current_accelerator()
+        return [torch.device(f"{kind}:{gpu}") for gpu in gpus] or [here]
     if not isinstance(devices, list | tuple) or not devices:
         raise ValueError(f"devices must be a list of one device or more, got {devices!r}")
     for device in devices:

@@ -3,7 +3,7 @@
 python -m accel_demo.anatomy.model_parallel --processes 2
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,6 +17,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.processes.connect import gather_objects
 
 WIDTHS = [8, 24, 8, 24, 8]  # features before, between and after the four linear layers
 ROWS_PER_RANK, LEARNING_RATE = 8, 2**-6
@@ -46,8 +48,7 @@ def train_all(device: torch.device, microbatches: int) -> tuple[dict, dict, list
     found["tensor parallel"] = tensor_parallel(make_model(), *batch)
     found["FSDP2"], held = fully_sharded(make_model(), *batch)
     mine = {way: (one.held, difference(one, reference)) for way, one in found.items()}
-    everyone = [None] * world_size
-    dist.all_gather_object(everyone, (mine, held, events))
+    everyone = gather_objects((mine, held, events))
     ways = {}
     for way in found:
         seen = [results[way] for results, _, _ in everyone if way in results]
@@ -103,8 +104,9 @@ def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[Trained
 
         return call_and_note
 
-    stage.forward_one_chunk = noted("forward", stage.forward_one_chunk)
-    stage.backward_one_chunk = noted("backward", stage.backward_one_chunk)
+    for kind in ("forward", "backward"):
+        name = f"{kind}_one_chunk"
+        setattr(stage, name, noted(kind, getattr(stage, name)))
     schedule = ScheduleGPipe(stage, microbatches, loss_fn=F.mse_loss)
     last = rank == world_size - 1
     arguments, options = [inputs] if rank == 0 else [], {"target": targets} if last else {}
@@ -147,7 +149,9 @@ def fully_sharded(model, inputs, targets, device) -> tuple[Trained, dict[str, in
 def difference(trained: Trained, reference: Trained) -> float:
     """The largest difference in outputs, gradients and new weights. Every rank has to ask."""
     expected = dict(reference.model.named_parameters())
-    pairs = [(trained.output, reference.output[trained.rows])] if trained.output is not None else []
+    pairs = []
+    if trained.output is not None and reference.output is not None:
+        pairs = [(trained.output, reference.output[trained.rows])]
     for name, parameter in trained.model.named_parameters():
         pairs += [(parameter, expected[name]), (parameter.grad, expected[name].grad)]
     whole = [(a.full_tensor() if isinstance(a, DTensor) else a, b) for a, b in pairs]
@@ -181,7 +185,7 @@ def stage_of(model: nn.Sequential, index: int, count: int) -> nn.Sequential:
     return model[2 * linear[0] : 2 * linear[-1] + 2]
 
 
-def elements(model: nn.Module, beside: list[torch.Tensor] = ()) -> int:
+def elements(model: nn.Module, beside: Sequence[torch.Tensor] = ()) -> int:
     """How many elements of parameters this rank has now, in the model and in tensors beside it."""
     return sum({one.data_ptr(): one.numel() for one in (*_local(model), *beside)}.values())
 

@@ -23,7 +23,7 @@ WAYS = {
 FORWARD, BACKWARD, EMPTY = COLOURS[5], COLOURS[1], "#eeeeee"
 
 
-def main(description: str) -> None:
+def main(description: str | None) -> None:
     """What `python -m accel_demo.anatomy.model_parallel` does."""
     parser = command_line(description, processes=2)
     help = "into how many pieces the pipeline cuts the batch (default: 4)"
@@ -104,7 +104,8 @@ def draw(grid: list[dict], path: Path) -> None:
     length = 1 + max(time for row in grid for time in row)
     width = min(16, max(10, 1 + 0.29 * length))  # inches
     figure = new_figure(width, 6.5)
-    upper, lower = figure.subfigures(2, 1, height_ratios=[3.4, 0.7 + 0.45 * len(grid)])
+    ratios = [3.4, 0.7 + 0.45 * len(grid)]
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
     left, right = upper.subplots(1, 2)
     ranks = len(grid)
     model = splits.make_model()

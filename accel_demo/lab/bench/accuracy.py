@@ -22,6 +22,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -230,7 +231,7 @@ def verdict(target: float, runs: list[Run]) -> str:
     )
 
 
-def threads() -> dict[str, str]:
+def threads() -> dict[str, Any]:
     """As many as the user says, else one per core: each way to start has its own idea of it."""
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())}
 

@@ -126,7 +126,7 @@ def check_alike(found: dict, theirs: dict, device: str) -> None:
 
 def findings(ratio: dict[str, float], loss: dict[str, float], steps: int) -> list[str]:
     """What the medians say, in sentences."""
-    best = max(ratio, key=ratio.get)
+    best = max(ratio, key=lambda name: ratio[name])
     precision = best.removeprefix("ours, ")
     sentences = [
         f"Our loop in {precision}: {ratio[best]:.1f} x the images/s of the article's loop."

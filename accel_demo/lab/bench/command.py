@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """Each module beside this one has REPEATS, `add_options(parser)` and `measure(options)`."""
     names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
     parser = Parser(
-        f"{__doc__.strip()}\n\nbenchmarks:\n{names}",
+        f"{(__doc__ or '').strip()}\n\nbenchmarks:\n{names}",
         prog="accel-demo bench",
         epilog="accel-demo bench NAME --help tells more of one.",
     )

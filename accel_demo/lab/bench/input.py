@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 
 import torch
@@ -92,7 +93,7 @@ def make_loaders() -> dict[str, DataLoader]:
     }
 
 
-def torchvision_set(mean: list[float], std: list[float]):
+def torchvision_set(mean: Sequence[float], std: Sequence[float]):
     """The packaged training images as torchvision's own `FashionMNIST`, which loads them all."""
     from torchvision import datasets, transforms
 
@@ -166,7 +167,7 @@ def data_wait(run_dir: str) -> float:
                 return
             yield batch
 
-    DataLoader.__iter__ = timed
+    setattr(DataLoader, "__iter__", timed)  # noqa: B010 (torch's annotation forbids the plain form)
     register_optimizer_step_post_hook(lambda *step: ends.append(time.perf_counter()))
     with redirect_stdout(sys.stderr):
         train.main(TrainConfig(max_steps=STEPS, run_dir=run_dir))

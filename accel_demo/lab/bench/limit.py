@@ -121,7 +121,7 @@ def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float
     """The share of each kind of operator in the time of train_plain.py's steps, in percent."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train_plain(config, precision)
-    events = profiler.events()
+    events = profiler.events() or []
     ends = sorted(e.time_range.end for e in events if e.name.startswith("Optimizer.step#"))
     start, end = ends[WARM_UP - 1], ends[-1]
     shares = dict.fromkeys([*KINDS, "other operators"], 0.0)

@@ -133,7 +133,7 @@ def profiler_keeps_its_place() -> bool:
 
     profiler = cProfile.Profile()
     profiler.runcall(main)
-    return any(name == "main" for _, _, name in pstats.Stats(profiler).stats)
+    return any(name == "main" for _, _, name in vars(pstats.Stats(profiler))["stats"])
 
 
 def parts_of_a_step(pool: WorkerPool) -> Table:

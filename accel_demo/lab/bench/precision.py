@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -113,6 +114,7 @@ def compare(model: str, ways: dict, repeats: int, steps: int, batch_size: int) -
     "logits_off" is the length of the difference over the length of fp32's logits, in the first
     forward, where the weights are still the same.
     """
+    found: dict[str, dict[str, Any]]
     found = {name: {"seconds_per_step": [], "losses": []} for name in ways}
     bar = tqdm(total=len(ways) * (repeats + 1), desc=model, unit="turn")
     with ExitStack() as stack:
@@ -162,7 +164,7 @@ def worker() -> Iterator[ProcessPoolExecutor]:
             yield executor
         except BaseException:
             with suppress(psutil.NoSuchProcess):  # it may have died
-                kill_tree(process)
+                kill_tree(process)  # pyright: ignore[reportArgumentType] (it has pid and kill)
             raise
 
 

@@ -155,7 +155,7 @@ def crash(options, folder: Path) -> dict:
             else:
                 wait_for_moment(run, kill, usual)
                 run.kill(kill.rank)
-        if run.points:
+        if run.points and run.ranks_seen_at is not None:
             started = run.points[0][0] - run.ranks_seen_at
             usual["start-up"] = min(usual["start-up"], started)
         row = describe(run, kill, newest, whole, farthest, began_at)

@@ -6,6 +6,7 @@ accelerate launch --config_file accelerate_configs/cpu.yaml -m accel_demo.lab.do
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,8 +19,8 @@ def main() -> None:
     accelerator = Accelerator(cpu=use_cpu())  # as in train.py
     device, rank = accelerator.device, accelerator.process_index
     pid = os.getpid()
-    total = accelerator.reduce(torch.tensor(rank + 1.0, device=device), reduction="sum")
-    pids = accelerator.gather(torch.tensor([pid], device=device))
+    total: Any = accelerator.reduce(torch.tensor(rank + 1.0, device=device), reduction="sum")
+    pids: Any = accelerator.gather(torch.tensor([pid], device=device))
     connected = torch.distributed.is_initialized()
     facts = {
         "rank": rank,

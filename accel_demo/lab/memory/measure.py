@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -216,7 +217,7 @@ class Watch:
 
     before_copies: Callable[[], None]
     after_copies: Callable[[Iterable[torch.Tensor]], None]
-    bucket: Callable[[torch.Tensor], None] | None = None
+    bucket: Callable[[torch.Tensor], None] = lambda tensor: None
 
 
 def wrap(strategy: str, network: nn.Module, devices: list, watch: Watch) -> nn.Module:
@@ -257,7 +258,7 @@ def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
     """
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
     layers = [layer for layer in network.modules() if [*layer.parameters(recurse=False)]]
-    largest = max(layers, key=lambda layer: bytes_of(layer.parameters(recurse=False)))
+    largest: Any = max(layers, key=lambda layer: bytes_of(layer.parameters(recurse=False)))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(network, mesh=mesh)

@@ -74,16 +74,16 @@ def ledger(pairs: list[Pair], choices: dict, environments: dict, folder: Path) -
     has_batch_norm = any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
     rows = []
     for pair in pairs:
-        saved = [
+        first, second = (
             load_file(folder / run.name / "model.safetensors") for run in (pair.first, pair.second)
-        ]
+        )
         both = [environments[run] for run in (pair.first, pair.second)]
         rows.append(
             {
                 "pair": pair.name,
                 "kind": pair.kind,
                 "connected_processes": [one["processes"] for one in both],
-                **compare(*saved, names),
+                **compare(first, second, names),
                 **promise(pair, choices, has_batch_norm, _replicas(pair, both)),
             }
         )

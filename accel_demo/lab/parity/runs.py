@@ -68,8 +68,8 @@ def _train(runs: list[Run], ports: list[int], choices: dict, folder: Path) -> No
             os.environ.update(rank_environment(rank, run.processes, port))
         else:
             os.environ["LOCAL_WORLD_SIZE"] = "1"  # as from a launcher
-        fields = {"batch_size": run.batch_size, "accumulate": run.accumulate}
-        config = TrainConfig(**choices, **fields, run_dir=str(folder / run.name))
+        fields = {**choices, "batch_size": run.batch_size, "accumulate": run.accumulate}
+        config = TrainConfig(**fields, run_dir=str(folder / run.name))
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             TELLINGS[run.telling].main(config)
         bar.update()

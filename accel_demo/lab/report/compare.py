@@ -2,6 +2,7 @@
 
 import json
 from statistics import median
+from typing import Any
 
 from accel_demo.lab.report.files import is_count
 from accel_demo.lab.report.metrics import last_step
@@ -29,7 +30,11 @@ def compare(entries: list[dict | None]) -> tuple[dict[str, list[str]], dict[str,
 def images_per_step(run: dict) -> int | None:
     """Images of all processes in one optimizer step, where config and environment tell."""
     config, environment = run["config"] or {}, run["environment"] or {}
-    factors = [config.get("batch_size"), config.get("accumulate"), environment.get("processes")]
+    factors: list[Any] = [
+        config.get("batch_size"),
+        config.get("accumulate"),
+        environment.get("processes"),
+    ]
     if not all(is_count(factor, 10**9) and factor for factor in factors):
         return None
     images = factors[0] * factors[1] * factors[2]

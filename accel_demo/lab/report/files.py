@@ -60,7 +60,7 @@ def open_file(path: Path) -> BinaryIO:
         raise Unreadable(f"cannot be read ({error.strerror})") from None
 
 
-def parse(content: bytes) -> object:
+def parse(content: bytes) -> dict:
     """What this JSON says. Raises `Unreadable` where it is none. A byte order mark may precede."""
     if b"\0" in content:
         raise Unreadable("holds NUL bytes, as files do after a crash of the machine")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ if BUFFERS not in OPTIONS:  # before torch 2.15, which warns of this name
 
 def make_ways(device: torch.device) -> dict[str, "Way"]:
     """All of them by name, each with a replica of its own."""
+    without_buffers: dict[str, Any] = {BUFFERS: False}
     ways = {
         "one process": Way(device, is_alone=True),
         "DDP": Way(device),
@@ -41,7 +43,7 @@ def make_ways(device: torch.device) -> dict[str, "Way"]:
         "bf16 hook": Way(device, hook=bf16_compress_hook),
         "gradient_as_bucket_view": Way(device, gradient_as_bucket_view=True),
         "find_unused_parameters": Way(device, find_unused_parameters=True),
-        "no buffers": Way(device, **{BUFFERS: False}),
+        "no buffers": Way(device, **without_buffers),
         "straggler": Way(device, before=sleep_on_rank_1),
         "all threads": Way(device, around=with_threads),
         "Python in the loop": Way(device, before=lambda: preprocess(PREPROCESSED)),
@@ -71,7 +73,7 @@ class Way:
         self.micro_batches, self.no_sync = micro_batches, no_sync
         self.images = torch.randn(batch, 784, device=device)
         self.labels = torch.randint(10, (batch,), device=device)
-        self.model = network().to(device)
+        self.model: Any = network().to(device)
         if not is_alone:
             ids = None if device.type == "cpu" else [device.index]
             self.model = DistributedDataParallel(self.model, device_ids=ids, **options)

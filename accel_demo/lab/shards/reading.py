@@ -2,6 +2,7 @@
 
 import string
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,8 +10,8 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from accel_demo.anatomy.shards import loader_of_accelerate, loader_of_torch, of_every_rank
-from accel_demo.processes.connect import use_cpu
+from accel_demo.anatomy.shards import loader_of_accelerate, loader_of_torch
+from accel_demo.processes.connect import gather_objects, use_cpu
 from accel_demo.show import table
 
 TORCH = "DistributedSampler"
@@ -66,7 +67,8 @@ def read_epochs(dealing: Dealing, bar: tqdm | None = None) -> list[list[list[int
     Nothing is exchanged between batches but what the loader itself exchanges: ranks may have
     unequal numbers of them.
     """
-    loader, epochs = make_loader(dealing), []
+    loader: Any = make_loader(dealing)
+    epochs = []
     for epoch in range(dealing.epochs):
         if dealing.set_epoch:
             (loader.sampler if dealing.way == TORCH else loader).set_epoch(epoch)
@@ -93,7 +95,7 @@ def make_loader(dealing: Dealing) -> DataLoader:
 
 def are_even(batches: list[list[int]]) -> bool:
     """Whether batch k is equally large on all ranks, for each k. Every rank has to ask."""
-    everyone = of_every_rank([len(batch) for batch in batches])
+    everyone = gather_objects([len(batch) for batch in batches])
     return all(sizes == everyone[0] for sizes in everyone)
 
 

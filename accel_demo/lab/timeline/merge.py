@@ -42,7 +42,7 @@ def clock_ahead(group: dist.ProcessGroup, read: Callable[[], int] = time.time_ns
                 ahead = message.item() - (asked_at + heard_at) // 2
                 answers.append((heard_at - asked_at, ahead))
             dist.send(torch.tensor([min(answers)[1]]), other, group=group)
-    return message.item() if rank > 0 else 0
+    return int(message) if rank > 0 else 0
 
 
 def shift(trace: Path, nanoseconds: int) -> None:

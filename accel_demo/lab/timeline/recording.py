@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -34,7 +35,7 @@ def profile_runs(device: torch.device, runs: list[dict], folder: str) -> list[di
     "straggler": None or [rank, milliseconds]}. With "clock_ahead_ms" the last rank's clock, and
     with it its trace, goes that far ahead, as another machine's may. All are to call this together.
     """
-    clocks = dist.new_group(backend="gloo")  # clocks are read on the CPU, whatever trains
+    clocks: Any = dist.new_group(backend="gloo")  # clocks are read on the CPU, whatever trains
     steps = sum(run["steps"] + STEPS_AROUND for run in runs)
     with tqdm(total=steps, unit="step", disable=dist.get_rank() > 0) as bar:
         return [
@@ -127,8 +128,10 @@ class Recording:
         self.delay = milliseconds / 1000 if straggler == dist.get_rank() else 0
         is_ahead = dist.get_rank() == dist.get_world_size() - 1
         self.ahead_ns = int(1e6 * run.get("clock_ahead_ms", 0)) if is_ahead else 0
-        self.steps_begun, self.phase, self.step = 0, None, None
-        self.is_new_step, self.model, self.device = True, None, own_device()
+        self.steps_begun, self.is_new_step, self.device = 0, True, own_device()
+        self.phase: Any = None  # what is recorded now, if anything is; so is the step
+        self.step: Any = None
+        self.model: Any = None  # a DDP, as soon as there is one
         self.found = {"trace": str(trace), "wall_ms": {}}
 
     def mark(self, phase: str | None) -> None:
