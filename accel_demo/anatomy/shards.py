@@ -39,18 +39,19 @@ def who_reads_what(way: str, samples: int, batch_size: int, epoch: int = 0) -> l
     """
     if way not in WAYS:
         raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
+    loader: Any
     if way.startswith("Accelerate"):
-        loader: Any = loader_of_accelerate(samples, batch_size, drop_last=way.endswith("drop_last"))
+        loader = loader_of_accelerate(samples, batch_size, drop_last=way.endswith("drop_last"))
         loader.set_epoch(epoch)
     elif way == "DistributedSampler":
-        loader: Any = loader_of_torch(samples, batch_size)
+        loader = loader_of_torch(samples, batch_size)
         loader.sampler.set_epoch(epoch)
     else:
         ids: Any = range(samples)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         sampler = BatchShardSampler(ids, batch_size, world_size, rank, SEED)
         sampler.set_epoch(epoch)
-        loader: Any = DataLoader(ids, batch_size, sampler=sampler)
+        loader = DataLoader(ids, batch_size, sampler=sampler)
     return [batch.tolist() for batch in loader]
 
 

@@ -115,9 +115,8 @@ def profile_of(profiler: cProfile.Profile) -> dict:
     other rows have. `counts`: {any function: calls}.
     """
     library = str(Path(accelerate.__file__).parent)
-    stats = vars(pstats.Stats(profiler))[
-        "stats"
-    ]  # {function: (_, calls, own, _, {caller: (calls, …, s)})}
+    # {function: (_, calls, own, _, {caller: (calls, …, seconds)})}
+    stats = vars(pstats.Stats(profiler))["stats"]
     ours = {function for function in stats if function[0].startswith(library)}
     inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
     counts: dict[str, int] = defaultdict(int)
