@@ -1,44 +1,52 @@
-"""accel-demo VERB: find the command in accel_demo/lab/, import it and run it."""
+"""accel-demo COMMAND: find the command in accel_demo/lab/, import it and run it."""
 
 import gc
 import importlib
 import os
 import sys
+from argparse import SUPPRESS
+from difflib import get_close_matches
 
-from accel_demo.errors import Parser, one_line_errors
+from accel_demo.errors import Parser, UserError, one_line_errors
 
-VERBS = {
-    "doctor": "what this machine has, and whether a launch config starts what it says",
-    "predict": "show what a trained model says of some test images",
-    "parity": "train a few steps in every telling and compare the weights",
-    "shards": "show which process reads which sample in each epoch",
-    "timeline": "show where the time of a training step goes, on every process",
-    "scaling": "measure what more processes gain, and why not more",
-    "lr": "show what becomes of a schedule on one process and on two",
-    "memory": "show where a training's memory goes, by formula and measured",
-    "report": "make one page of one or more runs: curves, final figures, mistakes",
-    "bench": "measure on this machine what the course says about speed",
-    "crash": "kill a training again and again, and see whether it ends with the same weights",
-    "check": "check an exercise of the tutorials",
+COMMANDS = {  # the question that each command answers
+    "doctor": "What does this machine have, and does my launch config start what it says?",
+    "shards": "Which process reads which sample in each epoch?",
+    "lr": "What becomes of my learning rate and loss when I move to more processes?",
+    "parity": "Do all four versions of the loop end with equal weights?",
+    "timeline": "Where does the time of a training step go, on every process?",
+    "scaling": "What do I gain with more processes, and why not more?",
+    "memory": "Where does the memory of a training go?",
+    "crash": "Does a training that is killed again and again end with the same weights?",
+    "report": "How did my runs go? One page with curves, final figures and mistakes.",
+    "predict": "What does my trained model say about some test images?",
+    "bench": "Is what the course says about speed true on this machine?",
+    "check": "Is my answer to an exercise right?",
 }
-
-SINGLE_MODULES = {"predict", "check"}  # the other verbs are folders with a command.py
+SINGLE_MODULES = {"predict", "check"}  # the other commands are folders with a command.py
 
 
 def main() -> None:
-    """The console script. A verb's module has `main(arguments)`, which gives the exit code."""
+    """Run the command. Its module has `main(arguments)`, which returns the exit code."""
     with one_line_errors():
-        verbs = "\n".join(f"  {verb:10}{text}" for verb, text in VERBS.items())
+        questions = "\n".join(f"  {name:10}{question}" for name, question in COMMANDS.items())
         parser = Parser(
-            f"Distributed data-parallel training, taken apart.\n\nverbs:\n{verbs}",
+            f"Distributed data-parallel training, taken apart.\n\ncommands:\n{questions}",
             prog="accel-demo",
-            epilog="accel-demo VERB --help tells more of one.",
+            usage="accel-demo COMMAND [OPTIONS]",
+            epilog="accel-demo COMMAND --help shows its options, and two examples.",
         )
-        parser.add_argument("verb", choices=VERBS, metavar="VERB")
-        verb = parser.parse_args(sys.argv[1:2]).verb
-        gc.disable()  # most verbs import torch: collecting garbage is a quarter of it, for nothing
+        parser.add_argument("command", nargs="?", metavar="COMMAND", help=SUPPRESS)
+        command = parser.parse_args(sys.argv[1:2]).command
+        if command is None:
+            parser.print_help()
+            sys.exit(0)
+        if command not in COMMANDS:
+            nearest = get_close_matches(command, COMMANDS, n=1, cutoff=0)[0]
+            raise UserError(f"there is no command {command}; did you mean accel-demo {nearest}?")
+        gc.disable()  # most import torch: collecting garbage is a quarter of it, for nothing
         try:
-            name = verb if verb in SINGLE_MODULES else f"{verb}.command"
+            name = command if command in SINGLE_MODULES else f"{command}.command"
             module = importlib.import_module(f"accel_demo.lab.{name}")
         finally:
             gc.enable()

@@ -55,11 +55,9 @@ def save(figure, path: Path) -> None:
 
 
 def check_outputs(options) -> None:
-    """Raise `UserError` where `options.plot` or `options.json` cannot be written.
-
-    A verb may have only one of the two.
-    """
-    for flag, path in (("--json", getattr(options, "json", None)), ("--plot", options.plot)):
+    """Raise `UserError` if a file that `--json`, `--html` or `--plot` names cannot be written."""
+    for name in ("json", "html", "plot"):
+        flag, path = f"--{name}", getattr(options, name, None)
         if path is None:
             continue
         try:
@@ -69,7 +67,8 @@ def check_outputs(options) -> None:
                 path.unlink()
         except OSError as error:
             raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
+    plot = getattr(options, "plot", None)
+    if plot and importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs matplotlib: pip install matplotlib")
-    if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot takes a .png, .svg or .pdf file, got {options.plot}")
+    if plot and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot takes a .png, .svg or .pdf file, got {plot}")

@@ -1,4 +1,4 @@
-"""The flags that the measuring commands share, and their results as JSON."""
+"""The flags that the commands share, and their results as JSON."""
 
 import json
 import math
@@ -14,17 +14,33 @@ def parser_of(verb: str, description: str | None, quick: str, plot: bool = True)
     """Return a parser with `--quick`, `--json` and `--plot`. `quick` is the help of --quick."""
     parser = Parser(description, prog=f"accel-demo {verb}")
     parser.add_argument("--quick", action="store_true", help=f"{quick}; takes about 20 s at most")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
+    add_json(parser)
     if plot:
         help = "draw it, as .png, .svg or .pdf"
         parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
     return parser
 
 
+def add_json(parser: Parser) -> None:
+    """Add `--json`, which every command has that prints numbers."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
+
+
+def add_processes(parser: Parser, default: int, help: str) -> None:
+    """Add `--processes N`, for a command that starts one number of processes."""
+    help = f"{help} (default: {default})"
+    parser.add_argument("--processes", type=int, default=default, metavar="N", help=help)
+
+
 def read(parser: Parser, arguments: list[str]):
-    """Return the options. Raises `UserError` for a mistake or a file that is not writable."""
+    """Return the options.
+
+    Raises `UserError` for a mistake in them, a file that cannot be written, or too many processes.
+    """
     options = parser.parse_args(arguments)
     check_outputs(options)
+    if isinstance(getattr(options, "processes", None), int):
+        _check_processes(options.processes)
     return options
 
 
@@ -34,11 +50,16 @@ def process_counts(text: str) -> list[int]:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--processes takes 2, or 1,2,4; got {text}") from None
-    if min(counts) < 1:
-        raise UserError(f"--processes must be at least 1, got {min(counts)}")
-    if max(counts) > 8 * (os.cpu_count() or 1):
-        raise UserError(f"{max(counts)} processes are too many for {os.cpu_count()} cores")
+    for count in counts:
+        _check_processes(count)
     return sorted(set(counts))
+
+
+def _check_processes(count: int) -> None:
+    if count < 1:
+        raise UserError(f"--processes must be at least 1, got {count}")
+    if count > 8 * (os.cpu_count() or 1):
+        raise UserError(f"{count} processes are too many for {os.cpu_count()} cores")
 
 
 def write_json(path: Path, found: dict) -> None:

@@ -1,6 +1,7 @@
 """Show what a trained model says of some test images.
 
-accel-demo predict --run runs/train --index 0-9
+accel-demo predict runs/train
+accel-demo predict runs/train --index 0-39 --plot predictions.svg
 """
 
 import importlib.util
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
+from accel_demo.lab import flags
 
 MOST_IMAGES = 200  # a picture of more is too tall
 
@@ -15,10 +17,13 @@ MOST_IMAGES = 200  # a picture of more is too tall
 def main(arguments: list[str]) -> int:
     """Print a table of true and predicted class names; draw the images where matplotlib is."""
     parser = Parser(__doc__, prog="accel-demo predict")
-    parser.add_argument("--run", type=Path, required=True, help="the folder of a finished run")
-    parser.add_argument("--index", help="test images: 7, or 0-9, or 3,5,7 (default: the first ten)")
-    parser.add_argument("--picture", type=Path, help="where to draw them (default: in the run)")
-    options = parser.parse_args(arguments)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    help = "test images: 7, or 0-9, or 3,5,7 (default: the first ten)"
+    parser.add_argument("--index", metavar="N", help=help)
+    flags.add_json(parser)
+    help = "where to draw them (default: predictions.png in the run's folder)"
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
+    options = flags.read(parser, arguments)
 
     from accel_demo.data import load_datasets
     from accel_demo.run.folder import load_config
@@ -31,12 +36,14 @@ def main(arguments: list[str]) -> int:
     for index, true, predicted, probability in predictions:
         mark = "" if true == predicted else "  wrong"
         print(f"{index:>5}  {true:14}{predicted:14}{probability:>11.1%}{mark}")
+    if options.json:
+        names = ("index", "true", "predicted", "probability")
+        rows = [dict(zip(names, row, strict=True)) for row in predictions]
+        flags.write_json(options.json, {"predictions": rows})
     if importlib.util.find_spec("matplotlib"):
-        picture = options.picture or options.run / "predictions.png"
+        picture = options.plot or options.run / "predictions.png"
         draw(test_set, predictions, picture)
         print(f"picture: {picture}")
-    elif options.picture:
-        raise UserError("--picture needs matplotlib: pip install matplotlib")
     return 0
 
 
@@ -95,4 +102,4 @@ def draw(test_set, predictions: list[tuple[int, str, str, float]], picture: Path
     try:
         figure.savefig(picture, dpi=120)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot draw into {picture} ({error}): choose another --picture") from None
+        raise UserError(f"cannot draw into {picture} ({error}): choose another --plot") from None

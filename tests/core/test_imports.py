@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_demo.cli import VERBS
+from accel_demo.cli import COMMANDS
 from tests.conftest import REPOSITORY
 
 # From the top to the bottom: a module may import what stands in its own line or below it.
@@ -78,7 +78,7 @@ def is_in_lab(module: str) -> bool:
 def folder_of(module: str) -> str:
     """Return the command that a module of lab/ belongs to, or `SHARED`."""
     _, _, name, *_ = [*module.split("."), ""]
-    return name if name in VERBS else SHARED
+    return name if name in COMMANDS else SHARED
 
 
 def violations(root: Path) -> list[str]:

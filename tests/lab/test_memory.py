@@ -184,7 +184,7 @@ def test_the_picture_has_a_bar_by_formula_beside_each_measured_one(quick):
     ("options", "message"),
     [
         ("--processes 0", "--processes must be at least 1"),
-        ("--processes 1,2", "--processes takes one number here, got 1,2"),
+        ("--processes 1,2", "argument --processes: invalid int value: '1,2'"),
         ("--batch-size 0", "--batch-size must be at least 1 for vgg11, got 0"),
         ("--model resnet18 --batch-size 1", "--batch-size must be at least 2 for resnet18, got 1"),
         ("--optimizer lion", "invalid choice: 'lion'"),

@@ -18,7 +18,7 @@ def run_dir(tmp_path_factory):
 
 def test_true_and_predicted_classes_are_shown(run_dir, capsys):
     picture = run_dir / "some.png"
-    assert predict.main(["--run", str(run_dir), "--index", "0-9", "--picture", str(picture)]) == 0
+    assert predict.main([str(run_dir), "--index", "0-9", "--plot", str(picture)]) == 0
     header, *rows, last = capsys.readouterr().out.splitlines()
     assert header.split() == ["index", "true", "predicted", "probability"]
     assert [int(row.split()[0]) for row in rows] == list(range(10))
@@ -31,10 +31,10 @@ def test_true_and_predicted_classes_are_shown(run_dir, capsys):
 
 def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert predict.main(["--run", str(run_dir), "--index", "3,5"]) == 0
+    assert predict.main([str(run_dir), "--index", "3,5"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     with pytest.raises(UserError, match="pip install matplotlib"):
-        predict.main(["--run", str(run_dir), "--picture", "x.png"])
+        predict.main([str(run_dir), "--plot", "x.png"])
 
 
 @pytest.mark.parametrize(
@@ -46,21 +46,21 @@ def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatc
         (["--index", "5-"], "--index takes 7, or 0-9, or 3,5,7; got 5-"),
         (["--index", "first"], "--index takes 7, or 0-9, or 3,5,7; got first"),
         (["--index", "-1"], "expected one argument|--index takes"),
-        (["--picture", "/proc/x.png"], "cannot draw into /proc/x.png"),
+        (["--plot", "/proc/x.png"], "cannot write --plot /proc/x.png"),
     ],
 )
 def test_a_wrong_question_gets_one_sentence(arguments, message, run_dir):
     with pytest.raises(UserError, match=message):
-        predict.main(["--run", str(run_dir), *arguments])
+        predict.main([str(run_dir), *arguments])
 
 
 def test_a_folder_without_a_whole_run_is_named(run_dir, tmp_path):
     with pytest.raises(UserError, match="holds no run"):
-        predict.main(["--run", str(tmp_path)])
+        predict.main([str(tmp_path)])
     (tmp_path / "config.json").write_bytes((run_dir / "config.json").read_bytes())
     with pytest.raises(UserError, match="the run has not finished"):
-        predict.main(["--run", str(tmp_path)])
+        predict.main([str(tmp_path)])
     whole = (run_dir / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-100])
     with pytest.raises(UserError, match="model.safetensors cannot be read"):
-        predict.main(["--run", str(tmp_path)])
+        predict.main([str(tmp_path)])

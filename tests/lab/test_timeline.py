@@ -217,7 +217,7 @@ def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--processes 2,3", "--processes takes one number here, got 2,3"),
+        ("--processes 2,3", "argument --processes: invalid int value: '2,3'"),
         ("--processes 0", "--processes must be at least 1, got 0"),
         ("--steps 1", "--steps must be from 2 to 100, got 1"),
         ("--batch-size 0", "batch_size must be at least 1, got 0"),

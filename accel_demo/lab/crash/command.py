@@ -1,13 +1,13 @@
 """Kill a training again and again, and see whether it ends with the same weights.
 
-accel-demo crash --processes 2 --kills 5 --seed 7
+accel-demo crash
+accel-demo crash --processes 2 --kills 20 --seed 7
 
 A twin trains without a break. Then the same training runs beside its folder, and a random rank of
 it is killed (SIGKILL) at a random moment: in a step, during a save, or while it starts. Whatever is
 left goes on with `--resume auto`, and is killed again. In the end the weights are compared.
 """
 
-import json
 import random
 import signal
 import statistics
@@ -17,9 +17,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from accel_demo.errors import Parser, UserError
-from accel_demo.show import check_outputs
+from accel_demo.errors import UserError
+from accel_demo.lab import flags
 
+KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
 STEPS_PER_KILL = 5
 LAST_STEPS = 9  # without a kill: one that waits for a save shall find one
@@ -47,23 +48,21 @@ class Kill:
 def main(arguments: list[str]) -> int:
     """Print a line for each launch as it ends, then what came out. 0 where nothing was lost."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left behind
-    parser = Parser(__doc__, prog="accel-demo crash")
-    parser.add_argument("--kills", type=int, default=5, metavar="N", help="how often (default: 5)")
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="ranks of the training (default: 1)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the moments and ranks (default: 0)"
-    )
+    parser = flags.parser_of("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
+    flags.add_processes(parser, 1, "ranks of the training")
+    help = f"how often to kill a rank (default: {KILLS}; with --quick {QUICK_KILLS})"
+    parser.add_argument("--kills", type=int, metavar="N", help=help)
+    help = "of the random moments and ranks (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
     parser.add_argument(
         "--telling",
         choices=("train", "train_ddp"),
         default="train",
         help="the train file: with Accelerate (default), or in raw torch.distributed",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the steps over time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every kill and figure")
-    options = parser.parse_args(arguments)
+    options = flags.read(parser, arguments)
+    if options.kills is None:
+        options.kills = QUICK_KILLS if options.quick else KILLS
     check(options)
 
     from accel_demo.lab.crash.report import draw, passed, summary
@@ -76,10 +75,7 @@ def main(arguments: list[str]) -> int:
             return 130
     print(summary(found))
     if options.json:
-        from accel_demo.lab.machine import environment
-
-        content = {"arguments": sys.argv[1:], "environment": environment(), **found}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+        flags.write_json(options.json, found)
     if options.plot:
         draw(found, options.plot)
     return 0 if passed(found) else 1
@@ -87,15 +83,13 @@ def main(arguments: list[str]) -> int:
 
 def check(options) -> None:
     """Raise `UserError` for what would only be found out after the work."""
-    for flag, value in (("--kills", options.kills), ("--processes", options.processes)):
-        if value < 1:
-            raise UserError(f"{flag} must be at least 1, got {value}")
+    if options.kills < 1:
+        raise UserError(f"--kills must be at least 1, got {options.kills}")
     if options.telling == "train" and options.processes > 2:
         raise UserError(
             f"accelerate_configs/ has no {options.processes} processes on the CPU: "
             "choose --processes 1 or 2, or --telling train_ddp"
         )
-    check_outputs(options)
     launcher(options.telling, options.processes)
 
 

@@ -71,8 +71,7 @@ def read(arguments: list[str]):
     """The options. Raises `UserError` for what could not be measured."""
     quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}, {QUICK_OPTIMIZER}"
     parser = flags.parser_of("memory", __doc__, quick=quick)
-    help = "ranks of DDP and FSDP2, devices of nn.DataParallel (default: 2)"
-    parser.add_argument("--processes", default="2", metavar="N", help=help)
+    flags.add_processes(parser, 2, "ranks of DDP and FSDP2, devices of nn.DataParallel")
     help = "the network to train (default: vgg11)"
     parser.add_argument("--model", choices=MODELS, default="vgg11", help=help)
     help = "what it is trained with (default: adamw)"
@@ -80,10 +79,6 @@ def read(arguments: list[str]):
     help = f"images per device (default: {BATCH_SIZE})"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
     options = flags.read(parser, arguments)
-    counts = flags.process_counts(options.processes)
-    if len(counts) > 1:
-        raise UserError(f"--processes takes one number here, got {options.processes}")
-    options.processes = counts[0]
     options.optimizer = options.optimizer or (QUICK_OPTIMIZER if options.quick else OPTIMIZER)
     if options.batch_size is None:
         options.batch_size = QUICK_BATCH_SIZE if options.quick else BATCH_SIZE

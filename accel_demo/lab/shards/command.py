@@ -61,11 +61,11 @@ def read_options(arguments: list[str]):
     """What to deal out, and the options. Raises `UserError` for what cannot be dealt."""
     parser = flags.parser_of("shards", __doc__, quick=f"reads {QUICK_EPOCHS} epochs at most")
     numbers = {
-        "--processes": (2, "how many processes read"),
         "--samples": (22, "how many samples the dataset has"),
         "--batch-size": (4, "of the DataLoader: samples per process, or of all with split_batches"),
         "--epochs": (3, "how many epochs they read"),
     }
+    flags.add_processes(parser, 2, "how many processes read")
     for flag, (default, help) in numbers.items():
         help += f" (default: {default})"
         parser.add_argument(flag, type=int, default=default, metavar="N", help=help)

@@ -49,7 +49,7 @@ def read(arguments: list[str]):
     """The options, their mistakes found. `runs` is what `recording.profile_runs` takes."""
     parser = flags.parser_of("timeline", __doc__, quick="a smaller network, fewer steps")
     add = parser.add_argument
-    add("--processes", default="2", metavar="N", help="connected processes (default: 2)")
+    flags.add_processes(parser, 2, "connected processes")
     add("--steps", type=int, metavar="N", help="steps to show (default: 8; with --quick 4)")
     help = "the network (default: vgg11; with --quick small_cnn)"
     add("--model", choices=MODELS, help=help)
@@ -64,6 +64,8 @@ def read(arguments: list[str]):
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "where trace.json and timeline.html go (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
+    help = "write the page here instead (default: timeline.html in that folder)"
+    add("--html", type=Path, metavar="FILE", help=help)
     options = flags.read(parser, arguments)
     if options.steps is None:
         options.steps = 4 if options.quick else 8
@@ -71,10 +73,6 @@ def read(arguments: list[str]):
         options.model = "small_cnn" if options.quick else "vgg11"
     if options.batch_size is None:
         options.batch_size = 8
-    counts = flags.process_counts(options.processes)
-    if len(counts) > 1:
-        raise UserError(f"--processes takes one number here, got {options.processes}")
-    options.processes = counts[0]
     if not 2 <= options.steps <= MOST_STEPS:
         raise UserError(f"--steps must be from 2 to {MOST_STEPS}, got {options.steps}")
     options.bucket_mb = bucket_sizes(options.bucket_mb)
@@ -147,7 +145,7 @@ def check_folder(folder: Path) -> None:
 
 def check_files(options) -> None:
     """Raise `UserError` where two files would be one, or a folder is where one is to be."""
-    asked = [options.output / name for name in FILES]
+    asked = [options.output / "trace.json", options.html or options.output / "timeline.html"]
     asked += [path for path in (options.json, options.plot) if path]
     for number, path in enumerate(asked):
         if path.is_dir():
@@ -233,6 +231,8 @@ def write(found: dict, traces: list[dict], folder: Path, options) -> list[Path]:
     from accel_demo.lab.timeline import picture as timeline_picture
 
     places = {folder / name: options.output / name for name in FILES}
+    if options.html:
+        places[folder / "timeline.html"] = options.html
     trace = json.dumps(merge.merged(traces), separators=(",", ":"))  # it is large
     (folder / "trace.json").write_text(trace)
     timeline_page.write(found, folder / "timeline.html")
