@@ -31,7 +31,7 @@ MARGIN = 0.1  # two losses closer than that are about the same
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchPlan:
     """How to train. `batch_size` is per process; `factor` says how its learning rate came about."""
 
     processes: int
@@ -45,7 +45,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Trained:
+class PlanResult:
     """What came of it. The losses are those of test images, after so many training images."""
 
     weights: torch.Tensor
@@ -53,7 +53,7 @@ class Trained:
     losses: dict[int, float]
 
 
-def plan(processes: int) -> list[Run]:
+def plan(processes: int) -> list[BatchPlan]:
     """The runs on 1, 2, 4 … processes, up to this many.
 
     First with the global batch of one process, then with its batch for each process: with its
@@ -64,22 +64,22 @@ def plan(processes: int) -> list[Run]:
     """
     counts = [2**power for power in range(1, processes.bit_length()) if BATCH >= 2**power]
     return [
-        Run(1, BATCH, LEARNING_RATE),
-        *(Run(n, BATCH // n, LEARNING_RATE) for n in counts),
-        *(Run(n, BATCH, LEARNING_RATE) for n in counts),
-        *(Run(1, BATCH * n, LEARNING_RATE) for n in counts[-1:]),
-        *(Run(n, BATCH, LEARNING_RATE * n**0.5, f" × √{n}") for n in counts),
-        *(Run(n, BATCH, LEARNING_RATE * n, f" × {n}") for n in counts),
+        BatchPlan(1, BATCH, LEARNING_RATE),
+        *(BatchPlan(n, BATCH // n, LEARNING_RATE) for n in counts),
+        *(BatchPlan(n, BATCH, LEARNING_RATE) for n in counts),
+        *(BatchPlan(1, BATCH * n, LEARNING_RATE) for n in counts[-1:]),
+        *(BatchPlan(n, BATCH, LEARNING_RATE * n**0.5, f" × √{n}") for n in counts),
+        *(BatchPlan(n, BATCH, LEARNING_RATE * n, f" × {n}") for n in counts),
     ]
 
 
 def train(
-    run: Run,
+    run: BatchPlan,
     train_set: ImageSet,
     test_set: ImageSet,
     group: dist.ProcessGroup,
     device: torch.device,
-) -> Trained:
+) -> PlanResult:
     """Train for one epoch in the processes of `group`: plain SGD, so that a step is the gradient.
 
     The network has no batch statistics: what it computes for an image depends on no other.
@@ -106,10 +106,10 @@ def train(
                 loss = F.cross_entropy(logits, test_labels.to(device))
             losses[step * run.global_batch] = loss.item()
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    return Trained(weights, step, losses)
+    return PlanResult(weights, step, losses)
 
 
-def train_all(runs: list[Run], device: torch.device) -> list[Trained]:
+def train_all(runs: list[BatchPlan], device: torch.device) -> list[PlanResult]:
     """Each run in the first ranks of the launch. Rank 0 is one of them, and gets the results."""
     groups: dict[int, Any] = {}
     for processes in dict.fromkeys(run.processes for run in runs):
@@ -137,7 +137,7 @@ def main(device: torch.device, options) -> None:
         save(draw(runs, trained), options.plot)
 
 
-def rows(runs: list[Run], trained: list[Trained]) -> list[list]:
+def rows(runs: list[BatchPlan], trained: list[PlanResult]) -> list[list]:
     """The cells of the table: all runs have seen the same images when their losses are compared."""
     found = []
     for index, (run, mine) in enumerate(zip(runs, trained, strict=True)):
@@ -157,7 +157,7 @@ def rows(runs: list[Run], trained: list[Trained]) -> list[list]:
     return found
 
 
-def compare(mine: Trained, other: Trained) -> str:
+def compare(mine: PlanResult, other: PlanResult) -> str:
     """The last loss against another's, in a word."""
     difference = mine.losses[IMAGES] - other.losses[IMAGES]
     if abs(difference) < MARGIN:
@@ -165,7 +165,7 @@ def compare(mine: Trained, other: Trained) -> str:
     return "higher" if difference > 0 else "lower"
 
 
-def draw(runs: list[Run], trained: list[Trained]):
+def draw(runs: list[BatchPlan], trained: list[PlanResult]):
     """The test loss over the images seen: one curve for each global batch and learning rate."""
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from accel_demo.anatomy import effective_batch
-from accel_demo.anatomy.effective_batch import BATCH, IMAGES, LEARNING_RATE, Run
+from accel_demo.anatomy.effective_batch import BATCH, IMAGES, LEARNING_RATE, BatchPlan
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.models import make_model
@@ -88,7 +88,7 @@ def test_the_plan_has_the_same_batch_then_more_of_it_then_the_two_rules():
             mine = [(r.batch_size, r.learning_rate) for r in runs if r.processes == n]
             rates = [LEARNING_RATE, LEARNING_RATE * math.sqrt(n), LEARNING_RATE * n]
             assert mine == [(BATCH // n, LEARNING_RATE), *((BATCH, rate) for rate in rates)]
-    assert Run(4, 32, 0.02).global_batch == 128
+    assert BatchPlan(4, 32, 0.02).global_batch == 128
 
 
 def test_two_processes_at_least_are_compared(start):

@@ -10,16 +10,16 @@ import pytest
 from accel_demo.data import ASSETS, FASHION_MNIST_SUMS
 from accel_demo.errors import UserError
 from accel_demo.lab.bench import accuracy, baseline
-from accel_demo.lab.bench.accuracy import BASELINE, OURS, Run, compare, read_run, time_to
+from accel_demo.lab.bench.accuracy import BASELINE, OURS, TimedTraining, compare, read_run, time_to
 from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
-def run_of(*accuracies: float, first_step: float = 2.0, threads: int = 1) -> Run:
+def run_of(*accuracies: float, first_step: float = 2.0, threads: int = 1) -> TimedTraining:
     """A run whose epochs take ten seconds each."""
     evaluations = [(first_step + 10 * (i + 1), each) for i, each in enumerate(accuracies)]
-    return Run(first_step, evaluations, threads)
+    return TimedTraining(first_step, evaluations, threads)
 
 
 def times(report, title: str) -> dict[str, list[float]]:
@@ -82,7 +82,7 @@ def test_the_lines_of_both_sides_are_read():
         (13.1, "done: test accuracy 0.9203, 14,000 images/s, 8.0 s of training, 1 process on cpu"),
     ]
     ours = read_run(Timed(lines, 13.5), "1 process on cpu ", threads=2)
-    assert ours == Run(5.0, [(9.0, 0.8955), (13.0, 0.9203)], 2)
+    assert ours == TimedTraining(5.0, [(9.0, 0.8955), (13.0, 0.9203)], 2)
     lines = [(3.0, "first step, threads: 2"), (60.0, "epoch 1: test accuracy 0.8812")]
     assert read_run(Timed(lines, 61.0), "first step", 2).evaluations == [(60.0, 0.8812)]
 

@@ -17,7 +17,7 @@ from accel_demo.lab.lr.training import (
     MEASURED,
     TEST_IMAGES,
     WAYS,
-    Trained,
+    RuleResult,
     train_every_way,
 )
 from accel_demo.models import make_model
@@ -186,7 +186,7 @@ def test_what_cannot_be_measured_gets_one_sentence_before_anything_starts(
 
 def test_processes_that_were_not_connected_or_drifted_apart_are_an_error(monkeypatch):
     """A fake of the launch, since ours connects them."""
-    run = Trained(WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
+    run = RuleResult(WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
     alone = dataclasses.replace(run, processes=1)
     other = dataclasses.replace(run, weights=torch.ones(2))
     for second, said in ((alone, "connected to other"), (other, "drifted apart")):
@@ -198,7 +198,9 @@ def test_processes_that_were_not_connected_or_drifted_apart_are_an_error(monkeyp
 
 def test_a_training_that_diverges_gets_one_sentence(monkeypatch):
     """A fake of the launch. Weights that are no numbers are equal to nothing, on no process."""
-    run = Trained(WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}, torch.full((2,), math.nan))
+    run = RuleResult(
+        WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}, torch.full((2,), math.nan)
+    )
     monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
     with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06$"):
         lr.measure(2, SAMPLES, 1e6)

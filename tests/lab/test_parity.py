@@ -14,7 +14,7 @@ from accel_demo.lab.parity import command as parity
 from accel_demo.lab.parity import ledger as parity_ledger
 from accel_demo.lab.parity import tables
 from accel_demo.lab.parity.ledger import BOUND, NOTHING, SAME_BITS, has_kept_its_promise
-from accel_demo.lab.parity.runs import Run
+from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 from tests.conftest import REPOSITORY, run_to_end
 
@@ -118,8 +118,10 @@ def saved(tmp_path):
         choices = {"model": model, "optimizer": "sgd", "max_steps": 8, **choices}
         torch.manual_seed(0)
         state_dict = make_model(TrainConfig(**choices)).state_dict()
-        first = Run("Accelerate", processes)
-        second = Run("raw DDP", processes) if kind == "tellings" else Run("Accelerate", 1, 3)
+        first = ParityRun("Accelerate", processes)
+        second = (
+            ParityRun("raw DDP", processes) if kind == "tellings" else ParityRun("Accelerate", 1, 3)
+        )
         for run in (first, second):
             (tmp_path / run.name).mkdir(exist_ok=True)
             tensors = {name: tensor.contiguous() for name, tensor in state_dict.items()}

@@ -58,7 +58,7 @@ def train_all(device: torch.device, microbatches: int) -> tuple[dict, dict, list
 
 
 @dataclass
-class Trained:
+class SplitResult:
     """What one rank has after one step: its share of the outputs, of gradients and of weights."""
 
     model: nn.Module  # parameters have the names they have in the model that is not split
@@ -67,16 +67,16 @@ class Trained:
     held: list[int]  # elements of parameters, on each device of this process
 
 
-def data_parallel(model, inputs, targets, device) -> Trained:
+def data_parallel(model, inputs, targets, device) -> SplitResult:
     """DDP: every rank has the whole model and a share of the batch. It splits no model."""
     rows = _share(inputs)
     wrapped = DistributedDataParallel(model.to(device))
     output = wrapped(inputs[rows])
     _step(model, F.mse_loss(output, targets[rows]))  # backward averages the gradients
-    return Trained(model, output, rows, [elements(model)])
+    return SplitResult(model, output, rows, [elements(model)])
 
 
-def over_devices(model, inputs, targets, devices: list) -> Trained:
+def over_devices(model, inputs, targets, devices: list) -> SplitResult:
     """`.to()`: one process, one part of the layers on each device. All but one device wait."""
     parts = [stage_of(model, index, len(devices)) for index in range(len(devices))]
     for part, device in zip(parts, devices, strict=True):
@@ -85,10 +85,10 @@ def over_devices(model, inputs, targets, devices: list) -> Trained:
     for part, device in zip(parts, devices, strict=True):
         activations = part(activations.to(device))
     _step(model, F.mse_loss(activations, targets.to(devices[-1])))
-    return Trained(model, activations, slice(None), [elements(part) for part in parts])
+    return SplitResult(model, activations, slice(None), [elements(part) for part in parts])
 
 
-def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[Trained, list]:
+def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitResult, list]:
     """A stage of the layers on each rank, and the batch in pieces, so that fewer of them wait.
 
     Also gives what this rank did, in order: ("forward" or "backward", which piece).
@@ -112,10 +112,10 @@ def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[Trained
     arguments, options = [inputs] if rank == 0 else [], {"target": targets} if last else {}
     output = schedule.step(*arguments, **options)  # forward and backward of all the pieces
     _step(part)
-    return Trained(part, output if last else None, slice(None), [elements(part)]), events
+    return SplitResult(part, output if last else None, slice(None), [elements(part)]), events
 
 
-def tensor_parallel(model, inputs, targets, device) -> Trained:
+def tensor_parallel(model, inputs, targets, device) -> SplitResult:
     """A part of every matrix on each rank: columns, then rows, so that one sum joins a pair."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
@@ -123,10 +123,10 @@ def tensor_parallel(model, inputs, targets, device) -> Trained:
     model = parallelize_module(model.to(device), mesh, plan)
     output = model(inputs)
     _step(model, F.mse_loss(output, targets))
-    return Trained(model, output, slice(None), [elements(model)])
+    return SplitResult(model, output, slice(None), [elements(model)])
 
 
-def fully_sharded(model, inputs, targets, device) -> tuple[Trained, dict[str, int]]:
+def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str, int]]:
     """FSDP2: a share of every parameter on each rank, gathered layer by layer while it is used.
 
     The batch is split too. Also gives how many elements of parameters this rank holds, and when.
@@ -143,10 +143,10 @@ def fully_sharded(model, inputs, targets, device) -> tuple[Trained, dict[str, in
     held |= {"inside forward, at the most": max(inside), "after forward": elements(model)}
     _step(model, F.mse_loss(output, targets[rows]))
     held["after the step"] = elements(model)
-    return Trained(model, output, rows, [elements(model)]), held
+    return SplitResult(model, output, rows, [elements(model)]), held
 
 
-def difference(trained: Trained, reference: Trained) -> float:
+def difference(trained: SplitResult, reference: SplitResult) -> float:
     """The largest difference in outputs, gradients and new weights. Every rank has to ask."""
     expected = dict(reference.model.named_parameters())
     pairs = []

@@ -44,7 +44,7 @@ EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # a line that either s
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedTraining:
     """When it took its first step, and its evaluations: (seconds, accuracy), one per epoch.
 
     All seconds are since the command was started.
@@ -82,8 +82,8 @@ def measure(options) -> Report:
     precision = "bf16" if machine.has_bf16_instructions() else "no"
     launch = accelerate_launch("cpu.yaml", "--mixed_precision", precision)
 
-    ours: dict[float, list[Run]] = {target: [] for target in LENGTH}
-    theirs: list[Run] = []
+    ours: dict[float, list[TimedTraining]] = {target: [] for target in LENGTH}
+    theirs: list[TimedTraining] = []
     total = options.repeats * (len(LENGTH) + 1)
     bar = tqdm(total=total, desc="training", unit="run", leave=False)
     with bar, baseline.torchvision_folder(options.data_dir.resolve()) as unpacked:
@@ -110,7 +110,7 @@ def measure(options) -> Report:
     return report
 
 
-def run_ours(command: list) -> Run:
+def run_ours(command: list) -> TimedTraining:
     """The command as a user types it, in a run folder that is thrown away."""
     with tempfile.TemporaryDirectory() as run_dir:
         timed = run_timed([*command, "--run-dir", run_dir], show, **threads())
@@ -118,20 +118,20 @@ def run_ours(command: list) -> Run:
     return read_run(timed, "1 process on cpu ", environment["threads_per_process"])
 
 
-def run_baseline(flags: list) -> Run:
+def run_baseline(flags: list) -> TimedTraining:
     command = ["python", "-m", "accel_demo.lab.bench.baseline", *flags]
     timed = run_timed(command, show, **threads())
     return read_run(timed, "first step", int(timed.lines[0][1].split()[-1]))
 
 
-def read_run(timed: Timed, first_line: str, threads: int) -> Run:
+def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
     """The run that printed these lines; `first_line` is how the first of them must begin."""
     matches = [(seconds, EVALUATION.match(line)) for seconds, line in timed.lines]
     evaluations = [(seconds, float(found[1])) for seconds, found in matches if found]
-    return Run(timed.first_step(first_line), evaluations, threads)
+    return TimedTraining(timed.first_step(first_line), evaluations, threads)
 
 
-def compare(ours: dict[float, list[Run]], theirs: list[Run]) -> Report:
+def compare(ours: dict[float, list[TimedTraining]], theirs: list[TimedTraining]) -> Report:
     """The tables of each target, and what they say. `ours` has the runs of each target."""
     first_steps = {BASELINE: theirs, OURS: next(iter(ours.values()))}
     first_steps = {name: [run.first_step for run in runs] for name, runs in first_steps.items()}
@@ -176,7 +176,7 @@ def ratio_of_means(table: Table) -> float:
     return statistics.mean(table.rows[BASELINE]) / statistics.mean(table.rows[OURS])
 
 
-def tables_to(target: float, ours: list[Run], theirs: list[Run]) -> list[Table]:
+def tables_to(target: float, ours: list[TimedTraining], theirs: list[TimedTraining]) -> list[Table]:
     """Seconds to the target from process start and from the first step.
 
     A side that misses the target has no row, and with both sides missing it there is no table.
@@ -208,7 +208,7 @@ def time_to(target: float, evaluations: list[tuple], margin: float = MARGIN) -> 
     return seconds if is_within(margin, accuracy, target) else None
 
 
-def is_reached(target: float, runs: list[Run]) -> bool:
+def is_reached(target: float, runs: list[TimedTraining]) -> bool:
     """Whether the mean of the seeds is at or above the target, and none is too far below."""
     accuracies = [run.accuracy for run in runs]
     enough = is_within(0.0, statistics.mean(accuracies), target)
@@ -219,7 +219,7 @@ def is_within(margin: float, accuracy: float, target: float) -> bool:
     return accuracy >= target - margin - 1e-9  # 0.92 - 0.003 is a little above 0.917 in floats
 
 
-def verdict(target: float, runs: list[Run]) -> str:
+def verdict(target: float, runs: list[TimedTraining]) -> str:
     """Our accuracies seed by seed, and whether they are enough."""
     accuracies, length = [run.accuracy for run in runs], " ".join(map(str, LENGTH[target]))
     ends = "reaches it" if is_reached(target, runs) else "MISSES IT"

@@ -27,7 +27,7 @@ from accel_demo.lab.lr.training import (
     ROOT,
     STEPPED,
     WAYS,
-    Trained,
+    RuleResult,
     train_every_way,
 )
 from accel_demo.processes import group
@@ -98,7 +98,7 @@ def check(counts: list[int], samples: int, learning_rate: float) -> None:
     load_datasets(TrainConfig(train_samples=samples, learning_rate=learning_rate))
 
 
-def measure(processes: int, samples: int, learning_rate: float) -> list[Trained]:
+def measure(processes: int, samples: int, learning_rate: float) -> list[RuleResult]:
     """Every way in so many connected processes. Those that came out the same on one are one.
 
     Raises `UserError` where a loss is no longer a number.
@@ -121,17 +121,17 @@ def measure(processes: int, samples: int, learning_rate: float) -> list[Trained]
     return found[0]
 
 
-def is_same_training(mine: Trained, other: Trained) -> bool:
+def is_same_training(mine: RuleResult, other: RuleResult) -> bool:
     """Whether two runs had the same learning rates and have the same weights, to the last bit."""
     is_same = mine.learning_rates == other.learning_rates
     return is_same and torch.equal(mine.weights, other.weights)
 
 
-def weights_apart(mine: Trained, other: Trained) -> float:
+def weights_apart(mine: RuleResult, other: RuleResult) -> float:
     return (mine.weights - other.weights).abs().max().item()
 
 
-def distance(mine: Trained, other: Trained) -> float:
+def distance(mine: RuleResult, other: RuleResult) -> float:
     """How far one loss curve is from another: the mean |difference| at equal images seen.
 
     The linear rule (Goyal et al., 2017, https://arxiv.org/abs/1706.02677) makes it small where
@@ -141,7 +141,7 @@ def distance(mine: Trained, other: Trained) -> float:
     return sum(apart) / len(apart)
 
 
-def rows(runs: list[Trained]) -> list[list]:
+def rows(runs: list[RuleResult]) -> list[list]:
     """The cells of the table. The first run is the one on one process."""
     found = []
     for run in runs:
@@ -159,7 +159,7 @@ def rows(runs: list[Trained]) -> list[list]:
     return found
 
 
-def as_json(run: Trained, one: Trained) -> dict:
+def as_json(run: RuleResult, one: RuleResult) -> dict:
     return {
         "way": run.way.name,
         "processes": run.processes,
@@ -173,7 +173,7 @@ def as_json(run: Trained, one: Trained) -> dict:
     }
 
 
-def draw(runs: list[Trained]):
+def draw(runs: list[RuleResult]):
     """A column for each number of processes above one. The first run is the one on one process."""
     counts = sorted({run.processes for run in runs if run.processes > 1})
     figure = new_figure(max(7.5, 4.2 * len(counts)), 6.6)

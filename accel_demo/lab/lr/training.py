@@ -22,7 +22,7 @@ MEASURED = 8  # times in a run, after equal numbers of training images
 
 
 @dataclass(frozen=True)
-class Way:
+class ScalingRule:
     """How to go to N processes. On one process all ways are the same.
 
     `is_divided`: each process takes 1/N of the batch, and the global batch stays as it is.
@@ -40,25 +40,25 @@ class Way:
     power: float = 0.0
 
 
-RIGHT = Way("right", is_divided=True)
-SPLIT = Way("right, by split_batches", is_split=True, steps_per_process=True)
-STEPPED = Way("scheduler stepped ×N", is_divided=True, steps_per_process=True)
-LARGER = Way("global batch ×N")
-DEFAULT = Way("global batch ×N, by default", steps_per_process=True, sized_before=True)
-ROOT = Way("global batch ×N, learning rate ×√N", power=0.5)
-LINEAR = Way("global batch ×N, learning rate ×N", power=1.0)
+RIGHT = ScalingRule("right", is_divided=True)
+SPLIT = ScalingRule("right, by split_batches", is_split=True, steps_per_process=True)
+STEPPED = ScalingRule("scheduler stepped ×N", is_divided=True, steps_per_process=True)
+LARGER = ScalingRule("global batch ×N")
+DEFAULT = ScalingRule("global batch ×N, by default", steps_per_process=True, sized_before=True)
+ROOT = ScalingRule("global batch ×N, learning rate ×√N", power=0.5)
+LINEAR = ScalingRule("global batch ×N, learning rate ×N", power=1.0)
 WAYS = [RIGHT, SPLIT, STEPPED, LARGER, DEFAULT, ROOT, LINEAR]
 
 
 @dataclass(frozen=True)
-class Trained:
+class RuleResult:
     """What came of a way. The keys of both dicts are training images seen by all processes.
 
     `learning_rates` has the one in force from there on: at the start, and after each step.
     `losses` are those of test images, in the main process alone. `processes` were connected.
     """
 
-    way: Way
+    way: ScalingRule
     processes: int
     learning_rates: dict[int, float]
     losses: dict[int, float]
@@ -87,15 +87,15 @@ class Trained:
 
 
 def train_every_way(
-    device: torch.device, samples: int, learning_rate: float, ways: list[Way]
-) -> list[Trained]:
+    device: torch.device, samples: int, learning_rate: float, ways: list[ScalingRule]
+) -> list[RuleResult]:
     """In each process of a launch: all ways, one after the other, on the same images, seen once."""
     name = f"on {dist.get_world_size()} process{'es' if dist.get_world_size() > 1 else ''}"
     bar = tqdm(ways, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
     return [train(way, samples, learning_rate) for way in bar]
 
 
-def train(way: Way, samples: int, learning_rate: float) -> Trained:
+def train(way: ScalingRule, samples: int, learning_rate: float) -> RuleResult:
     """One epoch in the processes that are connected. The learning rate is the schedule's peak.
 
     The network has no batch statistics: what it computes for an image depends on no other.
@@ -152,4 +152,4 @@ def train(way: Way, samples: int, learning_rate: float) -> Trained:
         seen += len(labels) * processes  # all take as many
         note(seen)
     weights = torch.cat([weight.detach().flatten().cpu() for weight in model.parameters()])
-    return Trained(way, processes, learning_rates, losses, weights)
+    return RuleResult(way, processes, learning_rates, losses, weights)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_demo.config import TrainConfig
-from accel_demo.lab.parity.runs import Run
+from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 
 FILES = {
@@ -29,8 +29,8 @@ class Pair:
     """Two runs to compare. `kind` is "tellings", "accumulated" or "one batch"."""
 
     kind: str
-    first: Run
-    second: Run
+    first: ParityRun
+    second: ParityRun
 
     @property
     def name(self) -> str:
@@ -46,20 +46,20 @@ def plan(processes: list[int], batch_size: int) -> list[Pair]:
     """The pairs to compare at these numbers of processes."""
     pairs = []
     for count in processes:
-        accelerate = Run("Accelerate", count, batch_size=batch_size)
+        accelerate = ParityRun("Accelerate", count, batch_size=batch_size)
         others = [name for name in FILES if name != "Accelerate"] if count == 1 else ["raw DDP"]
         for telling in others:
-            other = Run(telling, count, batch_size=batch_size)
+            other = ParityRun(telling, count, batch_size=batch_size)
             pairs.append(Pair("tellings", accelerate, other))
         if count > 1:
-            accumulated = Run("Accelerate", 1, accumulate=count, batch_size=batch_size)
+            accumulated = ParityRun("Accelerate", 1, accumulate=count, batch_size=batch_size)
             pairs.append(Pair("accumulated", accelerate, accumulated))
-            one_batch = Run("Accelerate", 1, batch_size=count * batch_size)
+            one_batch = ParityRun("Accelerate", 1, batch_size=count * batch_size)
             pairs.append(Pair("one batch", accelerate, one_batch))
     return pairs
 
 
-def runs_of(pairs: list[Pair]) -> list[Run]:
+def runs_of(pairs: list[Pair]) -> list[ParityRun]:
     """Each run that is in a pair, once."""
     return list(dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second)))
 

@@ -16,7 +16,7 @@ from accel_demo.processes.launch import free_port, spawn
 
 
 @dataclass(frozen=True)
-class Run:
+class ParityRun:
     """One training: which telling (a key of pool_worker.TELLINGS), and its share of the batch."""
 
     telling: str
@@ -30,7 +30,7 @@ class Run:
         return f"{words}-{self.processes}x{self.accumulate}x{self.batch_size}"
 
 
-def train_all(runs: list[Run], choices: dict, folder: Path) -> dict[Run, dict]:
+def train_all(runs: list[ParityRun], choices: dict, folder: Path) -> dict[ParityRun, dict]:
     """Train each run in a folder of its own below `folder`: its environment.json.
 
     `choices` are fields of TrainConfig. As many processes are started as the largest run needs; a
@@ -51,7 +51,7 @@ def train_all(runs: list[Run], choices: dict, folder: Path) -> dict[Run, dict]:
     return found
 
 
-def _train(runs: list[Run], ports: list[int], choices: dict, folder: Path) -> None:
+def _train(runs: list[ParityRun], ports: list[int], choices: dict, folder: Path) -> None:
     """What each process does: the runs it has a part in, one after the other."""
     from accel_demo.config import TrainConfig
     from accel_demo.lab.pool_worker import TELLINGS, forget_the_last_run

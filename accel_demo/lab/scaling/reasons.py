@@ -26,7 +26,7 @@ from accel_demo.lab.scaling.trainings import (
     LATE,
     MICRO_BATCHES,
     SMALL,
-    Way,
+    Training,
     make_ways,
     run,
     seconds,
@@ -75,7 +75,7 @@ def measure(device: torch.device, repeats: int, steps: int, started_at: float) -
 
     `started_at` is when the launch began, in seconds of the wall clock.
     """
-    first = Way(device)
+    first = Training(device)
     first_steps = [1000 * seconds(first.step, 1, device) for _ in range(4)]
     to_first_step = time.time() - started_at - sum(first_steps[1:]) / 1000
     ways = make_ways(device)

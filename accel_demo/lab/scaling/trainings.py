@@ -26,34 +26,34 @@ if BUFFERS not in OPTIONS:  # before torch 2.15, which warns of this name
     BUFFERS = "broadcast_buffers"
 
 
-def make_ways(device: torch.device) -> dict[str, "Way"]:
+def make_ways(device: torch.device) -> dict[str, "Training"]:
     """All of them by name, each with a replica of its own."""
     without_buffers: dict[str, Any] = {BUFFERS: False}
     ways = {
-        "one process": Way(device, is_alone=True),
-        "DDP": Way(device),
-        "one process, small batch": Way(device, is_alone=True, batch=SMALL),
-        "small batch": Way(device, batch=SMALL),
-        "one process, large batch": Way(device, is_alone=True, batch=LARGE),
-        "large batch": Way(device, batch=LARGE),
-        "share every micro-batch": Way(device, batch=SMALL, micro_batches=MICRO_BATCHES),
-        "no_sync": Way(device, batch=SMALL, micro_batches=MICRO_BATCHES, no_sync=True),
-        "one bucket": Way(device, bucket_cap_mb=1000),
-        "small buckets": Way(device, bucket_cap_mb=1),
-        "bf16 hook": Way(device, hook=bf16_compress_hook),
-        "gradient_as_bucket_view": Way(device, gradient_as_bucket_view=True),
-        "find_unused_parameters": Way(device, find_unused_parameters=True),
-        "no buffers": Way(device, **without_buffers),
-        "straggler": Way(device, before=sleep_on_rank_1),
-        "all threads": Way(device, around=with_threads),
-        "Python in the loop": Way(device, before=lambda: preprocess(PREPROCESSED)),
+        "one process": Training(device, is_alone=True),
+        "DDP": Training(device),
+        "one process, small batch": Training(device, is_alone=True, batch=SMALL),
+        "small batch": Training(device, batch=SMALL),
+        "one process, large batch": Training(device, is_alone=True, batch=LARGE),
+        "large batch": Training(device, batch=LARGE),
+        "share every micro-batch": Training(device, batch=SMALL, micro_batches=MICRO_BATCHES),
+        "no_sync": Training(device, batch=SMALL, micro_batches=MICRO_BATCHES, no_sync=True),
+        "one bucket": Training(device, bucket_cap_mb=1000),
+        "small buckets": Training(device, bucket_cap_mb=1),
+        "bf16 hook": Training(device, hook=bf16_compress_hook),
+        "gradient_as_bucket_view": Training(device, gradient_as_bucket_view=True),
+        "find_unused_parameters": Training(device, find_unused_parameters=True),
+        "no buffers": Training(device, **without_buffers),
+        "straggler": Training(device, before=sleep_on_rank_1),
+        "all threads": Training(device, around=with_threads),
+        "Python in the loop": Training(device, before=lambda: preprocess(PREPROCESSED)),
     }
     if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # only Linux can pin
-        ways["half of the cores"] = Way(device, around=on_half_of_the_cores)
+        ways["half of the cores"] = Training(device, around=on_half_of_the_cores)
     return ways
 
 
-class Way:
+class Training:
     """One way to train: a replica of its own, a batch, and one thing that is different."""
 
     def __init__(
@@ -100,7 +100,7 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10))
 
 
-def run(way: Way, steps: int, device: torch.device) -> float:
+def run(way: Training, steps: int, device: torch.device) -> float:
     """Seconds per step. Where the way is one process alone, the other ranks wait at a barrier."""
     dist.barrier()
     spent = 0.0
