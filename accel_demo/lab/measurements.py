@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel_demo.lab import machine
+from accel_demo.wording import counted
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Table:
                 cells += [f"{statistics.median(ratios):.3g}", interval]
             lines.append(cells)
         repeats = len(next(iter(self.rows.values())))
-        title = f"{self.title} ({self.unit}, {repeats} repeat{'s' if repeats > 1 else ''})"
+        title = f"{self.title} ({self.unit}, {counted(repeats, 'repeat')})"
         return f"{title}\n{aligned(lines)}"
 
     def _number(self, value: float) -> str:

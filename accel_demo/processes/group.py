@@ -11,6 +11,7 @@ from accel_demo.processes import launch
 from accel_demo.processes.connect import connect
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.lost_processes import report_lost_processes
+from accel_demo.wording import counted
 
 TIME_LIMIT = 60  # seconds that a process waits for any other
 PRELOADED = (*launch.PRELOADED, __name__)
@@ -69,9 +70,8 @@ def _connected() -> Iterator[torch.device]:
 def _announce_and_call(function: Callable, *arguments) -> None:
     with _connected() as device:
         if dist.get_rank() == 0:
-            plural = "es" if dist.get_world_size() > 1 else ""
             where = f"{device.type} ({dist.get_backend()})"
-            print(f"{dist.get_world_size()} connected process{plural} on {where}\n", flush=True)
+            print(f"{counted(dist.get_world_size(), 'connected process')} on {where}\n", flush=True)
         function(device, *arguments)
 
 

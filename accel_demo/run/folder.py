@@ -14,6 +14,7 @@ import torch
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.run.manifest import MANIFEST, checkpoints_of, flush
+from accel_demo.wording import counted
 
 
 def claim_folder(config: TrainConfig, environment: dict) -> Path:
@@ -63,7 +64,7 @@ def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
     print(
-        f"{processes} process{'es' if processes > 1 else ''} on {environment['device']} "
+        f"{counted(processes, 'process')} on {environment['device']} "
         f"({environment['backend']}): {config.model} on {config.dataset}, "
         f"{processes * images} images per step"
     )

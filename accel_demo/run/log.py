@@ -12,6 +12,7 @@ from accel_demo.processes.connect import is_main_process
 from accel_demo.processes.signals import resume_command
 from accel_demo.run.folder import append_metrics, write_json
 from accel_demo.run.progress import Progress
+from accel_demo.wording import counted
 
 
 class TrainLog:
@@ -135,7 +136,7 @@ class TrainLog:
             print(
                 f"done: test accuracy {self.test_accuracy:.4f}, "
                 f"{summary['images_per_second']:,.0f} images/s, {self.seconds:.1f} s of training, "
-                f"{self.processes} process{'es' if self.processes > 1 else ''} on {device.type}; "
+                f"{counted(self.processes, 'process')} on {device.type}; "
                 f"saved in {self.folder}",
                 flush=True,
             )

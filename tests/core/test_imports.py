@@ -25,7 +25,7 @@ LAYERS = [
     {"assets"},  # a script that makes the packaged images
     {"data"},
     {"config"},
-    {"errors"},
+    {"errors", "wording"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that are not in the folder of a command
 

@@ -4,6 +4,7 @@ import math
 
 from accel_demo import show
 from accel_demo.anatomy.data_parallel.scatter_gather import Event
+from accel_demo.wording import counted
 
 BLUE, ORANGE, GREEN, RED, PINK, SKY = show.COLOURS[:6]
 GREY, HEIGHT = "#777777", 0.52  # of a box
@@ -102,7 +103,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     )
     asked = len(next(iter(errors.values())))
     used = f", {len(sizes)} used" if len(sizes) < asked else ""
-    over = f"{asked} replica{'s' if asked > 1 else ''}{used}"
+    over = f"{counted(asked, 'replica')}{used}"
     left.set_title(f"{len(weights)} samples over {over}")
     left.legend(loc="upper left", frameon=False)
     replicas = range(1, asked + 1)

@@ -22,6 +22,7 @@ from accel_demo.processes.connect import gather_objects, use_cpu
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.group import PRELOADED, run_in_group
 from accel_demo.show import table
+from accel_demo.wording import counted
 
 STEPS, BATCH_SIZE, LEARNING_RATE = 4, 8, 0.3
 SMALL_BUCKET_MIB = 0.004
@@ -61,8 +62,8 @@ def print_ladder(numbers: tuple[int, ...] = (2, 3, 4)) -> None:
     for name in TELLINGS:
         marks = ["equal" if column[name] else "different" for column in columns.values()]
         rows.append([name, *marks])
-    plural = [f"{count} process{'es' if count > 1 else ''}" for count in columns]
-    print(table([f"{STEPS} steps, and the weights compared with DDP's", *plural], rows))
+    head = [f"{STEPS} steps, and the weights compared with DDP's"]
+    print(table([*head, *(counted(processes, "process") for processes in columns)], rows))
 
 
 def make_model(device: torch.device) -> nn.Module:

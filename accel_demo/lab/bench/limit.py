@@ -28,6 +28,7 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import run_timed
 from accel_demo.models import make_model
 from accel_demo.processes.connect import own_device
+from accel_demo.wording import counted
 
 REPEATS = 7
 STEPS, WARM_UP = 50, 5  # of one run, and how many of them do not count
@@ -67,7 +68,7 @@ def measure(options) -> Report:
     tables, findings, shares = [], [], {}
     for threads in thread_counts:
         torch.set_num_threads(threads)
-        place = f"{threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else "GPU"
+        place = counted(threads, "thread") if device.type == "cpu" else "GPU"
         rows: dict[str, list[float]] = {"matrix products": [], "training steps": []}
         for _ in tqdm(range(options.repeats), desc=place, unit="repeat"):
             rows["matrix products"].append(matrix_rate(PRECISIONS[precision], device) / 1e9)

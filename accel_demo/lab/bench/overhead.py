@@ -18,6 +18,7 @@ from tqdm import tqdm
 from accel_demo.lab.measurements import Report, Table, median_interval
 from accel_demo.lab.step_parts import PARTS
 from accel_demo.lab.worker_pool import WorkerPool
+from accel_demo.wording import counted
 
 REPEATS = 21
 BATCH_SIZE = 128
@@ -45,8 +46,8 @@ def measure(options) -> Report:
             microseconds, devices = in_turns(pools, model, options.repeats)
             for processes, tellings in TELLINGS.items():
                 rows = {name: microseconds[processes, name] for name in tellings}
-                count = f"{processes} process{'es' if processes > 1 else ''}"
-                name = f"{model}, {count} on {devices[processes]}"
+                place = f"{counted(processes, 'process')} on {devices[processes]}"
+                name = f"{model}, {place}"
                 table = Table(f"Step of {name}", "µs", rows, tellings[0], digits=0)
                 pairs = zip(rows["Accelerate"], rows[tellings[0]], strict=True)
                 added = [ours - theirs for ours, theirs in pairs]

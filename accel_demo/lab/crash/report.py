@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from accel_demo.wording import counted
+
 WORDS = {"save": "during a save", "step": "in a step", "start-up": "while it started"}
 MARKERS = {  # in Okabe and Ito's colours, which everyone can tell apart
     "save": {"marker": "X", "color": "black", "markersize": 6},
@@ -71,7 +73,6 @@ def summary(found: dict) -> str:
     unfinished = sum(row["unfinished"] for row in rows)
     early = len(rows) - connected
     different, tensors = len(found["different_tensors"]), found["tensors"]
-    plural = "es" if found["processes"] > 1 else ""
     lines = {
         "kills": f"{len(kills)}: "
         + ", ".join(f"{hits.count(kind)} {words}" for kind, words in WORDS.items()),
@@ -80,8 +81,8 @@ def summary(found: dict) -> str:
         "damaged ones used": str(used),
         "resumed": f"{resumed} times, "
         + (f"{wrong} NOT from the newest whole one" if wrong else "from the newest whole one"),
-        "connected": f"{found['processes']} process{plural} in {connected} of {len(rows)} launches"
-        + (f"; {early} killed before that" if early else ""),
+        "connected": f"{counted(found['processes'], 'process')} in "
+        f"{connected} of {len(rows)} launches" + (f"; {early} killed before that" if early else ""),
         "metrics": f"equal in {found['steps_logged_alike']} of {found['steps_logged']} steps",
         "final weights": f"DIFFERENT in {different} of {tensors} tensors"
         if different

@@ -14,6 +14,7 @@ import accel_demo
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab.doctor.launch_config import Promise, promise_of, read_config, starts_several
 from accel_demo.processes.launch import run_to_end
+from accel_demo.wording import counted
 
 CONFIGS = Path(accel_demo.__file__).parent.parent / "accelerate_configs"
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
@@ -194,7 +195,7 @@ def device_fix(promise: Promise, processes: int, device: str) -> list[str]:
     file = "cpu_two_processes.yaml" if promise.processes > 1 else "cpu.yaml"
     return [
         f"Each process needs a GPU of its own. Needed: {needed}; here: {here}.",
-        f"So it runs as {processes} {kind} process{'es' if processes > 1 else ''}.",
+        f"So it runs as {counted(processes, f'{kind} process')}.",
         f"Fix: use accelerate_configs/{file}, or a machine with {needed}.",
     ]
 

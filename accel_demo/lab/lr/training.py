@@ -15,6 +15,7 @@ from accel_demo.data import load_datasets
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.connect import use_cpu
+from accel_demo.wording import counted
 
 BATCH = 32  # of one process
 TEST_IMAGES = 500
@@ -90,7 +91,7 @@ def train_every_way(
     device: torch.device, samples: int, learning_rate: float, ways: list[ScalingRule]
 ) -> list[RuleResult]:
     """In each process of a launch: all ways, one after the other, on the same images, seen once."""
-    name = f"on {dist.get_world_size()} process{'es' if dist.get_world_size() > 1 else ''}"
+    name = f"on {counted(dist.get_world_size(), 'process')}"
     bar = tqdm(ways, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
     return [train(way, samples, learning_rate) for way in bar]
 

@@ -40,7 +40,7 @@ def text(found: dict) -> str:
     lines = [
         f"{found['model']} with {found['optimizer']}: P = {found['parameters']:,} parameters, "
         f"{found['images_per_device']} images per device.",
-        f"DDP and FSDP2: {connected} connected process{'es' if connected > 1 else ''} on {device}. "
+        f"DDP and FSDP2: {counted(connected, 'connected process')} on {device}. "
         f"Megabytes; measured: {what}.",
         "",
         show.table(HEAD, rows),

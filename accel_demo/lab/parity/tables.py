@@ -5,6 +5,7 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.lab import machine
 from accel_demo.lab.parity.ledger import NOTHING, SAME_BITS, has_kept_its_promise
+from accel_demo.wording import counted
 
 HEAD = ["runs", "connected processes", "weights differ by", "bitwise", "promised", "kept"]
 
@@ -95,7 +96,7 @@ def _processes(row: dict) -> str:
 
 
 def _what(found: dict) -> str:
-    steps = f"{found['max_steps']} step{'s' if found['max_steps'] > 1 else ''}"
+    steps = counted(found["max_steps"], "step")
     images = f"{found['batch_size']} images per process"
     return f"{found['model']}, {found['optimizer']}, {steps} with {images}, on {found['device']}"
 

@@ -33,6 +33,7 @@ from accel_demo.lab.scaling.trainings import (
 )
 from accel_demo.processes import group
 from accel_demo.show import table
+from accel_demo.wording import counted
 
 REPEATS, QUICK_REPEATS = 9, 1
 STEPS, QUICK_STEPS = 6, 2  # timed at a stretch
@@ -60,9 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     print(
         f"{found['processes']} connected processes on {found['device']} ({found['backend']}), "
-        f"{threads} thread{'s' if threads > 1 else ''} each, {BATCH} images per process and step; "
-        f"ms per step, medians of {repeats} "
-        f"repeat{'s' if repeats > 1 else ''} in turns (× 90 % interval of the ratio)\n"
+        f"{counted(threads, 'thread')} each, {BATCH} images per process and step; "
+        f"ms per step, medians of {counted(repeats, 'repeat')} in turns "
+        f"(× 90 % interval of the ratio)\n"
     )
     print(table(["reason", "how you see it", "what helps", "measured here"], rows_of(found)))
     if options.json:

@@ -6,6 +6,7 @@ from pathlib import Path
 from accel_demo.anatomy.gil import PARTS
 from accel_demo.lab.scaling.fit import amdahl, gustafson
 from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.wording import counted
 
 SCALINGS = ("strong", "weak")
 STYLES = {  # colour, marker, and how far beside its count, so that no two cover each other
@@ -24,7 +25,7 @@ def text(found: dict) -> str:
     where = "a GPU each" if found["device"] == "cuda" else f"{threads_text(found['threads'])} each"
     counts = ", ".join(map(str, found["processes"]))
     counts += " connected process" if counts == "1" else " connected processes"
-    repeats = f"{found['repeats']} repeat{'s' if found['repeats'] > 1 else ''}"
+    repeats = counted(found["repeats"], "repeat")
     parts = [
         f"{found['model']} on {found['device']}, {where}; {counts}; medians of {repeats} in turns"
     ]
@@ -107,13 +108,13 @@ def cores_shared(found: dict) -> str:
     counts = " and ".join(map(str, crowded)) + (" process" if crowded == [1] else " processes")
     each = f"{threads_text(threads)} each"
     return (
-        f"{counts} with {each} share {cores} core{'s' if cores > 1 else ''}: the "
+        f"{counts} with {each} share {counted(cores, 'core')}: the "
         "threads take turns there, so do not expect more speed from more of them."
     )
 
 
 def threads_text(threads: int) -> str:
-    return f"{threads} thread{'s' if threads > 1 else ''}"
+    return counted(threads, "thread")
 
 
 def gil_table(found: dict) -> str:

@@ -27,6 +27,7 @@ from accel_demo.lab.shards.reading import (
 )
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
+from accel_demo.wording import counted
 
 QUICK_EPOCHS = 2
 MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # a gather for each batch: more would take minutes
@@ -38,8 +39,7 @@ def main(arguments: list[str]) -> int:
     dealings, options = read_options(arguments)
     preloaded = ("torch", read_all.__module__)  # no optimizer, so no torch._dynamo
     found = merge(results_by_rank(read_all, options.processes, dealings, preloaded=preloaded))
-    plural = "es" if found["processes"] > 1 else ""
-    print(f"{found['processes']} connected process{plural} on {found['device']}: ", end="")
+    print(f"{counted(found['processes'], 'connected process')} on {found['device']}: ", end="")
     print(f"{in_words(dealings[0], found['processes'])}\n")
     print(reading_table(found["ways"]))
     print("\nWhat a metric counts in an epoch:\n")
@@ -149,7 +149,7 @@ def merge(ranks: list[dict]) -> dict:
         way["epochs"] = [
             {
                 "epoch": number,
-                **count(order, way["samples"]),
+                **readings(order, way["samples"]),
                 "same_order_as_epoch_1": order == orders[0] if number > 1 else None,
                 "batches": list(order),
             }
@@ -159,7 +159,7 @@ def merge(ranks: list[dict]) -> dict:
     return {"processes": ranks[0]["processes"], "device": ranks[0]["device"], "ways": ways}
 
 
-def count(ranks, samples: int) -> dict[str, list[int]]:
+def readings(ranks, samples: int) -> dict[str, list[int]]:
     """Which samples were read more than once, and which never; `ranks` has the batches of each."""
     times = Counter(chain.from_iterable(chain.from_iterable(ranks)))
     return {

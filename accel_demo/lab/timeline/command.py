@@ -27,6 +27,7 @@ from accel_demo.lab.timeline.picture import verdict
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.processes import group
 from accel_demo.show import table
+from accel_demo.wording import counted
 
 FILES = ("trace.json", "timeline.html")
 MOST_STEPS = 100  # a profiled step has thousands of events
@@ -186,9 +187,9 @@ def row_of(found: dict) -> dict:
 
 def described(found: dict) -> str:
     """The tables, to be read in a terminal. Milliseconds are medians over the steps."""
-    many = "es" if found["processes"] > 1 else ""
     lines = [
-        f"{found['processes']} connected process{many} on {found['device']} ({found['backend']}): "
+        f"{counted(found['processes'], 'connected process')} on "
+        f"{found['device']} ({found['backend']}): "
         f"{found['model']}, batches of {found['batch_size']} images per process",
     ]
     if found["bucket_bytes"]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from accel_demo.show import COLOURS, new_figure, save
+from accel_demo.wording import counted
 
 COLOUR_OF = {
     "data wait": COLOURS[4],
@@ -74,12 +75,11 @@ def whole_of(found: dict) -> tuple[float, float]:
 
 def what_ran(found: dict) -> str:
     """One line on the run that was profiled."""
-    plural = "es" if found["processes"] > 1 else ""
     sizes = [f"{size / 2**20:.2f}" for size in found["bucket_bytes"]]
     sizes = " + ".join(sizes) + " MiB" if len(sizes) <= 4 else f"{len(sizes)} buckets"
     buckets = f", bucket_cap_mb {found['bucket_mb']:g} ({sizes})" if found["bucket_bytes"] else ""
     where = f"{found['device']} ({found['backend']})"
-    run = f"{found['processes']} connected process{plural} on {where}: {found['model']}"
+    run = f"{counted(found['processes'], 'connected process')} on {where}: {found['model']}"
     several = f", {found['accumulate']} to a step" if found["accumulate"] > 1 else ""
     return f"{run}, batches of {found['batch_size']} images per process{several}{buckets}"
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from accel_demo.processes.launch import run_to_end
+from accel_demo.wording import counted
 
 TIME_LIMIT = 60  # seconds for one launch; without a mistake it takes under ten
 LAUNCHERS = {
@@ -40,7 +41,7 @@ def main(answer: Path) -> int:
 
 def grade(answer: Path, processes: int) -> str:
     """Train in this many processes; the sentence that says what is wrong there, or nothing."""
-    where = f"on {processes} process{'es' if processes > 1 else ''}"
+    where = f"on {counted(processes, 'process')}"
     with tempfile.TemporaryDirectory() as folder:
         files = f"{shlex.quote(str(answer))} --report {shlex.quote(folder)}"
         program = f"tutorials/exercises/graders/02.py {files}"

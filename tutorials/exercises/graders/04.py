@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from accel_demo.processes.launch import run_to_end
+from accel_demo.wording import counted
 
 WORLD_SIZES = (1, 2, 3, 4)
 SHAPES = [(5,), (300, 1000)]  # of the tensors, one call after the other
@@ -43,14 +44,14 @@ def main(answer: Path) -> int:
         for world_size in WORLD_SIZES:
             files = [Path(folder, f"{world_size}-{rank}.json") for rank in range(world_size)]
             reports = [json.loads(file.read_text()) for file in files if file.exists()]
-            plural = "es" if world_size > 1 else ""
+            where = f"with {counted(world_size, 'process')}"
             mistake = judge(reports, world_size)
             if mistake is None:
-                print(f"wrong: with {world_size} process{plural} it broke off\n{result.stderr}")
+                print(f"wrong: {where} it broke off\n{result.stderr}")
                 return 1
             if mistake:
                 passed = f"right with {world_size - 1}, but " if world_size > 2 else ""
-                print(f"wrong: {passed}with {world_size} process{plural} {mistake}")
+                print(f"wrong: {passed}{where} {mistake}")
                 return 1
     print("right: with 1, 2, 3 and 4 processes everyone has the sum, from send and receive alone")
     return 0

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from accel_demo.processes.launch import run_to_end
+from accel_demo.wording import counted
 
 TIME_LIMIT = 90  # seconds; it takes under ten, and no collective waits longer than 60
 SAMPLES, GLOBAL_BATCH, LEARNING_RATE = 128, 16, 0.1
@@ -39,8 +40,7 @@ def judge(reports: list[dict], result) -> str:
     """What is wrong, in a sentence, or nothing."""
     for report in sorted(reports, key=lambda report: report["at"]):
         if report["mistake"]:  # the first: others may only have lost their partner
-            plural = "es" if report["processes"] > 1 else ""
-            return f"on {report['processes']} process{plural} {report['mistake']}"
+            return f"on {counted(report['processes'], 'process')} {report['mistake']}"
     if result.returncode is None:
         return f"the training did not end within {TIME_LIMIT} s: do all ranks take as many steps?"
     if result.returncode != 0 or len(reports) != sum(COUNTS):

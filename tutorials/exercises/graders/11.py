@@ -19,6 +19,7 @@ from pathlib import Path
 
 from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environment
 from accel_demo.processes.launch import free_port
+from accel_demo.wording import counted
 
 TIME_LIMIT = 60  # seconds for one start; without a mistake it takes a few
 EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # batches per process and epoch
@@ -38,7 +39,7 @@ def main(answer: Path, seed: int) -> int:
     kills = sorted(random.Random(seed).sample(KILLS, 3))
     points = f"{kills[0]}, {kills[1]} and {kills[2]} batches (--seed {seed})"
     for world_size in (1, 2):
-        where = f"on {world_size} process{'es' if world_size > 1 else ''}"
+        where = f"on {counted(world_size, 'process')}"
         try:
             grade(answer, world_size, kills)
         except Wrong as mistake:
