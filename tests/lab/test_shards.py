@@ -199,7 +199,7 @@ def marked(figure):
 def dealt_by_hand(samples, ranks):
     """A way as `merge` gives it: samples in turn to each rank, the first one to all of them."""
     batches = [[[0, *range(1 + rank, samples, ranks)]] for rank in range(ranks)]
-    epoch = {"same_order_as_epoch_1": True, "batches": batches, **shards.count(batches, samples)}
+    epoch = {"same_order_as_epoch_1": True, "batches": batches, **shards.readings(batches, samples)}
     epochs = [{"epoch": number, **epoch} for number in (1, 2)]
     return {"name": "by hand", "samples": samples, "epochs": epochs}
 
