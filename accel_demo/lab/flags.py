@@ -1,5 +1,6 @@
 """The flags that the commands share, and their results as JSON."""
 
+import dataclasses
 import json
 import math
 import os
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
 from accel_demo.show import check_outputs
+
+SCHEMA = 1  # the version of the JSON files that the commands write
 
 
 def parser_of(verb: str, description: str | None, quick: str, plot: bool = True) -> Parser:
@@ -62,14 +65,21 @@ def _check_processes(count: int) -> None:
         raise UserError(f"{count} processes are too many for {os.cpu_count()} cores")
 
 
-def write_json(path: Path, found: dict) -> None:
-    """Write the results, with the command and the machine.
+def write_json(path: Path, command: str, result) -> None:
+    """Write the fields of a dataclass, with the command and the machine.
 
-    NaN and infinity become null: JSON does not have them (RFC 8259, section 6).
+    `schema` rises by one whenever a field of any result is renamed or removed. NaN and infinity
+    become null: JSON does not have them (RFC 8259, section 6).
     """
     from accel_demo.lab import machine
 
-    content = {"arguments": sys.argv[1:], "environment": machine.environment(), **found}
+    content = {
+        "schema": SCHEMA,
+        "command": command,
+        "arguments": sys.argv[1:],
+        "environment": machine.environment(),
+        **dataclasses.asdict(result),
+    }
     path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
 
 

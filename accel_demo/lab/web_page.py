@@ -18,7 +18,7 @@ p { margin: 8px 0; } .soft { color: var(--soft); }
 .wide { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); text-align: left; }
-th { background: var(--shade); font-weight: 600; } .number { text-align: right; }
+th { background: var(--shade); font-weight: 600; } .number, .numbers :is(th, td) { text-align: right; }
 """
 
 
@@ -56,4 +56,21 @@ def write_page(
 </html>
 """,
         encoding="utf-8",
+    )
+
+
+def html_table(label: str, head: list[str], rows: list[list[str]], css_class: str = "") -> str:
+    """Return a table that scrolls on its own if the screen is narrow. All cells are HTML.
+
+    The first cell of each row is its heading. `label` describes the table to a screen reader.
+    """
+    headings = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    lines = [
+        f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in cells)
+        for first, *cells in rows
+    ]
+    table = f"<thead><tr>{headings}</tr></thead><tbody>{'</tr>'.join([*lines, ''])}</tbody>"
+    table = f'<table class="{css_class}">{table}</table>'
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{table}</div>'
     )
