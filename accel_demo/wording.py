@@ -24,4 +24,4 @@ def _in_units(number: float, units: dict[str, float]) -> str:
     """Return three digits of the number in the largest unit of which it has at least one."""
     unit = next((unit for unit, size in units.items() if abs(number) >= size), [*units][-1])
     value = number / units[unit]
-    return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
+    return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"

@@ -18,7 +18,8 @@ p { margin: 8px 0; } .soft { color: var(--soft); }
 .wide { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); text-align: left; }
-th { background: var(--shade); font-weight: 600; } .number, .numbers :is(th, td) { text-align: right; }
+th { background: var(--shade); font-weight: 600; }
+.number, .numbers :is(th, td) { text-align: right; }
 """
 
 
