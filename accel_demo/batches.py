@@ -1,4 +1,4 @@
-"""Train set and test set → batches: who reads what, and where an epoch goes on."""
+"""How the processes share the samples of an epoch, and how an interrupted epoch continues."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -10,15 +10,15 @@ from accel_demo.config import TrainConfig
 from accel_demo.processes.signals import SIGNALS, ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
-PRELOADED = ["accelerate", "torch.utils.data"]  # what takes a loader worker long to import
+PRELOADED = ["accelerate", "torch.utils.data"]  # slow imports of a loader worker
 
 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
-    """What every DataLoader of a run has in common.
+    """Return the options that all DataLoaders of a run share.
 
-    A loader draws a number each time it is started. It draws it from a generator of its own: from
-    the global one, a run that is resumed inside an epoch would have drawn once more than the run
-    that was not, and dropout would go another way.
+    A DataLoader draws a random number each time it starts an epoch. Here it uses a separate
+    generator. If it used the global one, a run that is resumed inside an epoch would have drawn one
+    number more than an uninterrupted run, and dropout would differ from then on.
     """
     return {
         "collate_fn": _as_batch,
@@ -31,10 +31,10 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
 
 
 class BatchShardSampler(DistributedSampler):
-    """A `DistributedSampler` that deals an epoch out in whole batches, as Accelerate does.
+    """A `DistributedSampler` that distributes whole batches to the ranks, as Accelerate does.
 
     Batch k of the shuffled epoch goes to rank k mod world size, and an incomplete last round is
-    dropped. Torch's own `DistributedSampler` deals single samples: the same epoch, but other
+    dropped. Torch's own `DistributedSampler` distributes single samples. It would form different
     batches, so the weights could not be compared with Accelerate's bit for bit.
     """
 
@@ -50,12 +50,12 @@ class BatchShardSampler(DistributedSampler):
 
 
 def skip_first_batches(loader: DataLoader, done: int, options: dict) -> DataLoader:
-    """The rest of an epoch, without reading the images of the `done` batches before it."""
+    """Return a loader for the rest of the epoch. It does not read the first `done` batches."""
     return DataLoader(loader.dataset, batch_sampler=_Rest(loader.batch_sampler, done), **options)
 
 
 class _Rest:
-    """The batches of a batch sampler after the first `done`."""
+    """A batch sampler without its first `done` batches."""
 
     def __init__(self, batch_sampler, done: int):
         self.batch_sampler, self.done = batch_sampler, done
@@ -68,5 +68,5 @@ class _Rest:
 
 
 def _as_batch(batch):
-    """`__getitems__` has made the batch already: nothing is left to collate."""
+    """Return the batch unchanged: `__getitems__` of the dataset has already put it together."""
     return batch

@@ -1,7 +1,7 @@
-"""Every choice of a run. Each field of `TrainConfig` is also a flag: `batch_size`, `--batch-size`.
+"""The options of a training. Each field of `TrainConfig` is also a flag of the train files.
 
-What to train is chosen here; how to launch it (processes, devices, precision) is chosen in
-accelerate_configs/. A value is never in both.
+For example, the field `batch_size` is the flag `--batch-size`. These options say what to train. How
+to launch it (processes, devices, precision) is in accelerate_configs/. No value is in both places.
 """
 
 import argparse
@@ -20,9 +20,9 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 
 
 def option(default, help, choices=None, fixed=True):
-    """A field of TrainConfig: its default, what --help says of it, and what it may be.
+    """Return a field of TrainConfig with its default, its help text and its allowed values.
 
-    A `fixed` one belongs to the run: in its folder no other value is accepted.
+    If the field is `fixed`, a run cannot be resumed with a different value.
     """
     metadata = {"help": help, "choices": choices, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
@@ -30,40 +30,42 @@ def option(default, help, choices=None, fixed=True):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What to train. The defaults finish in under a minute on two CPU cores."""
+    """What to train. With the defaults, training takes less than a minute on two CPU cores."""
 
-    dataset: str = option("fashion-mnist-small", "the images to learn", DATASETS)
-    data_dir: str = option("data", "folder of the full datasets; only they need it", fixed=False)
-    train_samples: int = option(0, "use the first N training images; 0 means all")
-    test_samples: int = option(0, "use the first N test images; 0 means all")
+    dataset: str = option("fashion-mnist-small", "the images to train on", DATASETS)
+    data_dir: str = option("data", "folder that contains the full datasets", fixed=False)
+    train_samples: int = option(0, "use only the first N training images; 0 means all")
+    test_samples: int = option(0, "use only the first N test images; 0 means all")
     augment: bool = option(False, "shift training images by up to 2 pixels and mirror them")
     model: str = option("small_cnn", "the network to train", MODELS)
-    dropout: float = option(0.0, "share of features dropped before the last layer")
+    dropout: float = option(0.0, "fraction of features dropped before the last layer")
     epochs: int = option(10, "passes over the training images")
     max_steps: int = option(0, "stop after N optimizer steps; 0 means after all epochs")
-    batch_size: int = option(128, "images per process and micro-batch")
-    eval_batch_size: int = option(500, "images per process and batch of the evaluation")
+    batch_size: int = option(128, "images per micro-batch, on each process")
+    eval_batch_size: int = option(500, "images per batch of the evaluation, on each process")
     accumulate: int = option(1, "micro-batches per optimizer step")
-    optimizer: str = option("adamw", "sgd is with Nesterov momentum 0.9", OPTIMIZERS)
-    learning_rate: float = option(0.01, "peak of the one-cycle schedule; sgd wants 0.1")
-    warmup: float = option(0.25, "share of the steps in which the learning rate rises")
-    weight_decay: float = option(0.1, "weight decay; adam and sgd want 5e-4")
+    optimizer: str = option("adamw", "sgd uses Nesterov momentum 0.9", OPTIMIZERS)
+    learning_rate: float = option(0.01, "peak of the one-cycle schedule; use about 0.1 with sgd")
+    warmup: float = option(0.25, "fraction of the steps in which the learning rate rises")
+    weight_decay: float = option(0.1, "weight decay; use about 5e-4 with adam and sgd")
     label_smoothing: float = option(0.1, "label smoothing of the training loss")
-    clip_norm: float = option(1.0, "gradients with a larger norm are scaled down to it")
-    seed: int = option(0, "starting weights, order of the images, dropout, augmentation")
-    num_workers: int = option(0, "processes that load data, per training process", fixed=False)
+    clip_norm: float = option(1.0, "scale gradients down to this norm if theirs is larger")
+    seed: int = option(0, "seed of the initial weights, shuffling, dropout and augmentation")
+    num_workers: int = option(0, "loader workers of each training process", fixed=False)
     compile: bool = option(False, "compile the model with torch.compile")
     log_every: int = option(10, "optimizer steps between two lines of metrics.jsonl")
-    track: str = option("no", "also write the metrics for a viewer", ("no", "tensorboard"))
+    track: str = option("no", "also write the metrics for this viewer", ("no", "tensorboard"))
     checkpoint_every: int = option(
-        0, "optimizer steps between checkpoints; each epoch ends with one anyway", fixed=False
+        0, "optimizer steps between checkpoints, besides one after each epoch", fixed=False
     )
     keep_last: int = option(2, "how many checkpoints to keep", fixed=False)
-    resume: str = option("", "go on from a checkpoint: its folder, or auto", fixed=False)
-    collective_timeout: float = option(
-        600.0, "seconds to wait for another process before giving up", fixed=False
+    resume: str = option(
+        "", "continue from this checkpoint folder, or from the latest (auto)", fixed=False
     )
-    run_dir: str = option("", "folder of this run; empty means one below runs/", fixed=False)
+    collective_timeout: float = option(
+        600.0, "seconds to wait for the other processes", fixed=False
+    )
+    run_dir: str = option("", "folder of this run; empty means a new one in runs/", fixed=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -97,8 +99,7 @@ class TrainConfig:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
     def fixed_choices(self) -> dict:
-        """What makes this run another one than the next: the same run may be resumed with other
-        values of the rest."""
+        """Return the options that identify a run. The remaining ones may change when it resumes."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
 
@@ -119,16 +120,16 @@ class TrainConfig:
 
 
 class CommandLine(Parser):
-    """The command line of the train files: a flag for every field of TrainConfig.
+    """The command line of the train files: one flag for each field of TrainConfig.
 
-    With `precision` there is also `--mixed-precision`, which belongs to the launch: Accelerate
-    reads it from its own config file, the other three train files have no such file.
+    With `precision` there is also `--mixed-precision`. It is part of how to launch, so train.py
+    does not have it: Accelerate reads it from its config file.
     """
 
     def __init__(self, description: str | None, precision: bool = False):
         super().__init__(description)
         if precision:
-            help = "what the layers compute in (default: no, which is fp32)"
+            help = "number format in which the layers compute (default: no, which means fp32)"
             choices = ("no", "bf16", "fp16")
             self.add_argument("--mixed-precision", default="no", choices=choices, help=help)
         for field in dataclasses.fields(TrainConfig):
@@ -150,9 +151,9 @@ class CommandLine(Parser):
                 )
 
     def read(self, arguments: list[str] | None = None) -> tuple[TrainConfig, argparse.Namespace]:
-        """The run's config, and everything the command line says (for flags added by hand).
+        """Return the config, and all parsed options (for flags that the program has added).
 
-        `arguments` defaults to `sys.argv[1:]`. Raises `UserError` for anything that cannot be.
+        `arguments` defaults to `sys.argv[1:]`. Raises `UserError` if a value is not allowed.
         """
         options = self.parse_args(arguments)
         names = [field.name for field in dataclasses.fields(TrainConfig)]

@@ -1,6 +1,7 @@
-"""Config → train set, test set. The only file that knows where images come from.
+"""The datasets. This is the only module that depends on where the images come from.
 
-A batch is `(images float32 [B, C, H, W], labels int64 [B])`: normalised, channels last in memory.
+A batch is a tuple of images, float32 [B, C, H, W], normalised and channels last in memory, and
+labels, int64 [B].
 """
 
 import gzip
@@ -17,15 +18,15 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 
 ASSETS = Path(__file__).parent / "assets"
-MAX_SHIFT = 2  # pixels, of the augmentation
+MAX_SHIFT = 2  # pixels by which the augmentation moves an image
 FASHION_CLASSES = (
     "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle-boot".split()
 )
 DIGITS = list("0123456789")
 CIFAR_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 
-# name: class names, and the mean and standard deviation of each channel over the training images,
-# on the scale 0 to 1 (the tests compute those of the packaged images again).
+# For each dataset: class names, and the mean and standard deviation of each channel over the
+# training images, on a scale from 0 to 1. (A test recomputes the values of the packaged images.)
 STATISTICS = {
     "fashion-mnist-small": (FASHION_CLASSES, [0.2860], [0.3530]),
     "fashion-mnist": (FASHION_CLASSES, [0.2860], [0.3530]),
@@ -34,14 +35,14 @@ STATISTICS = {
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
 TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
-# SHA-256 of the packaged files, unpacked, as accel_demo/assets/cut_subset.py prints them.
+# SHA-256 of the packaged files after unpacking, as printed by accel_demo/assets/cut_subset.py.
 PACKAGED_SUMS = {
     "train-images-idx3-ubyte": "013e0146a12ffe20bb15231b271b3de75cdf6392179a566b259e9e554ae50969",
     "train-labels-idx1-ubyte": "36e79d5689bd22c4e40dcd2e719eb4e07124df9e3b22384e8578b09b31a63206",
     "t10k-images-idx3-ubyte": "3e9b507a3cb1d1344415e149e61fdf784953c643c8b19df8d88ae3e60dff3985",
     "t10k-labels-idx1-ubyte": "9821ef487dcd05ed9346314c9f074d1cda0f8273407030954d974c72596fbaf8",
 }
-# SHA-256 of the four unpacked files of Fashion-MNIST. (MNIST's have the same names.)
+# SHA-256 of the unpacked files of Fashion-MNIST. (The files of MNIST have the same names.)
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -51,9 +52,10 @@ FASHION_MNIST_SUMS = {
 
 
 def download(config: TrainConfig) -> None:
-    """Fetch a full dataset into `config.data_dir` where it is missing. Call it once per machine.
+    """Download a full dataset into `config.data_dir` if it is missing. Call it once per machine.
 
-    It raises nothing: where it fails, `load_datasets` tells every process the same.
+    A failed download raises nothing here: `load_datasets` then raises the same error in every
+    process.
     """
     if config.dataset in TORCHVISION_NAMES and not _is_there(config):
         with suppress(OSError, RuntimeError):
@@ -63,11 +65,11 @@ def download(config: TrainConfig) -> None:
 def load_datasets(
     config: TrainConfig, world_size: int | None = None
 ) -> tuple["ImageSet", "ImageSet"]:
-    """Return the train set and the test set, read from files that are already there.
+    """Return the train set and the test set. Their files must already be there: see `download`.
 
-    Raises `UserError` if a file is missing, truncated or altered, if more samples are asked for
-    than exist, or if `world_size` is given and the train set has less than one batch for each of so
-    many processes.
+    Raises `UserError` if a file is missing, truncated or altered, if the config asks for more
+    samples than there are, or if there are too few training images for one batch on each of
+    `world_size` processes.
     """
     train_set = _load_split(config, "train", config.train_samples, config.augment)
     test_set = _load_split(config, "test", config.test_samples, augment=False)
@@ -77,22 +79,22 @@ def load_datasets(
 
 
 def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -> None:
-    """Raise `UserError` if the train set has less than one batch for each process."""
+    """Raise `UserError` if the train set is too small for one batch on each process."""
     needed = config.batch_size * world_size
     if len(train_set) < needed:
         raise UserError(
-            f"{world_size} x batch_size {config.batch_size} takes {needed} training images, "
-            f"but there are {len(train_set)}: choose a smaller --batch-size"
+            f"one batch per process needs {needed} training images, but there are only "
+            f"{len(train_set)}. Use a smaller --batch-size."
         )
 
 
 class ImageSet(Dataset):
-    """Images and labels of one split, held as one uint8 tensor and served a batch at a time.
+    """The images and labels of one split, stored in one uint8 tensor and returned in batches.
 
-    `images` is uint8 [N, C, H, W], `labels` int64 [N]; `mean` and `std` have one number a channel.
-    With `augment`, each image is shifted by up to `MAX_SHIFT` pixels and mirrored half the time.
-    How is drawn once per epoch for every image, from the seed and the epoch: it depends neither on
-    the number of processes nor on the number of loader workers.
+    `images` is uint8 [N, C, H, W], `labels` int64 [N]; `mean` and `std` have one number per
+    channel. With `augment`, each image is shifted by up to `MAX_SHIFT` pixels, and half of them are
+    mirrored. Shift and flip are drawn once per epoch for each image, from the seed and the epoch,
+    so they depend neither on the number of processes nor on the number of loader workers.
     """
 
     def __init__(self, images, labels, class_names, mean, std, augment=False, seed=0):
@@ -106,7 +108,7 @@ class ImageSet(Dataset):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the augmentation of this epoch."""
+        """Draw the shift and the flip of each image for this epoch."""
         if not self.augment:
             return
         generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -122,7 +124,7 @@ class ImageSet(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A whole batch by one indexing operation; `DataLoader` calls this where it exists."""
+        """Return a whole batch by one indexing operation. `DataLoader` prefers this method."""
         chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
         images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
         if self.augment:
@@ -140,10 +142,10 @@ class ImageSet(Dataset):
 
 
 def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> torch.Tensor:
-    """The uint8 tensor in the idx file `folder/name`, or `folder/name.gz` where that exists.
+    """Return the uint8 tensor in the idx file `folder/name`, or `folder/name.gz`.
 
-    `sums` maps names to SHA-256 digests of the unpacked files. Raises `UserError` for a missing,
-    truncated or altered file.
+    `sums` maps names to SHA-256 digests of the unpacked files. Raises `UserError` if the file is
+    missing, truncated or altered.
     Format: http://yann.lecun.com/exdb/mnist/
     """
     path = folder / name
@@ -164,7 +166,7 @@ def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> tor
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
     data = torch.frombuffer(bytearray(content[header_size:]) or bytearray(1), dtype=torch.uint8)
     if content[:3] != b"\0\0\x08" or data.numel() != torch.Size(sizes).numel():
-        raise UserError(f"{path} is truncated or no idx file of bytes: {again}")
+        raise UserError(f"{path} is truncated, or not a uint8 idx file: {again}")
     return data.view(sizes)
 
 
@@ -213,7 +215,7 @@ def _read_cifar10(config: TrainConfig, split: str) -> tuple[torch.Tensor, torch.
 
 
 def _is_there(config: TrainConfig) -> bool:
-    """Whether the full dataset needs no download. A damaged file counts: reading it says so."""
+    """Return whether the full dataset is there. Damaged files count; reading them will fail."""
     if config.dataset == "cifar10":
         return Path(config.data_dir, "cifar-10-batches-py").is_dir()
     folder = _idx_folder(config)
@@ -223,7 +225,7 @@ def _is_there(config: TrainConfig) -> bool:
 
 
 def _idx_folder(config: TrainConfig) -> Path:
-    """Where torchvision keeps the idx files; for Fashion-MNIST the data folder itself will do."""
+    """Return torchvision's folder of the idx files, or the data folder if it contains them."""
     folder = Path(config.data_dir)
     if config.dataset == "fashion-mnist" and any(folder.glob("*-ubyte*")):
         return folder
@@ -231,14 +233,14 @@ def _idx_folder(config: TrainConfig) -> Path:
 
 
 def _torchvision_set(config: TrainConfig, split: str, download: bool = False):
-    from torchvision import datasets  # slow to import, and the packaged images do without it
+    from torchvision import datasets  # here, because importing it is slow and rarely needed
 
     kind = getattr(datasets, TORCHVISION_NAMES[config.dataset])
     return kind(config.data_dir, train=split == "train", download=download)
 
 
 def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As many images as wanted, in no time: a patch whose place tells the class, under noise."""
+    """Return images of noise with a bright patch. The position of the patch is the class."""
     samples = samples or {"train": 2048, "test": 512}[split]
     if samples > 1_000_000:
         raise UserError(f"{split}_samples must be at most 1000000 for synthetic, got {samples}")

@@ -1,4 +1,4 @@
-"""A user's mistake: one line that says what to do, exit code 2, from one process only."""
+"""Report a user's mistake in one line, from one process only, with exit code 2."""
 
 import argparse
 import os
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-PATIENCE = 20  # seconds a process leaves to rank 0 to say what is wrong
+PATIENCE = 20  # seconds for which the other ranks let rank 0 report the error
 
 
 class UserError(Exception):
-    """What was asked for cannot be done; the message says what to do instead."""
+    """A mistake of the user. The message says what to do instead."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose error is one line instead of a page of usage.
+    """An `ArgumentParser` that reports an error in one line, without the usage text.
 
-    It knows no abbreviations: a launcher's own parser would take some of them for its own.
+    Flags cannot be abbreviated, because a launcher would take some abbreviations as its own flags.
     """
 
     def __init__(self, description: str | None, **options):
@@ -37,21 +37,22 @@ class Parser(argparse.ArgumentParser):
 def one_line_errors() -> Iterator[None]:
     """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
 
-    Every process of a run finds the same mistake at the same place, and rank 0 speaks. The others
-    wait, because a launcher stops all of them as soon as the first one exits. One that nobody has
-    stopped by then knows something the others do not (its disk is full, say), and speaks too.
+    Usually every process of a run raises the same error, and rank 0 prints it. The other processes
+    wait, because a launcher stops all of them as soon as the first one exits. If a process is still
+    running after `PATIENCE`, the error was its own (its disk is full, for example), so it prints
+    the error, too.
     """
     try:
         yield
     except UserError as error:
         _give_up(str(error))
-    except KeyboardInterrupt:  # before the run listens to signals, or once it has ended
+    except KeyboardInterrupt:  # before the run handles signals, or after it has ended
         say("stopped")
         sys.exit(130)
 
 
 def _give_up(message: str) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no step is left to finish
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is no step to finish
     if os.environ.get("RANK", "0") != "0":
         time.sleep(PATIENCE)
     say(f"error: {message}")
@@ -62,7 +63,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 def say(line: str) -> None:
-    """A line of its own on stderr: a progress bar that stands there is taken away first."""
+    """Print a line on stderr. Close the progress bar first, if there is one on the line."""
     tqdm = sys.modules.get("tqdm")
     for bar in list(getattr(tqdm and tqdm.tqdm, "_instances", ())):
         bar.close()

@@ -1,4 +1,4 @@
-"""Config → nn.Module. Every network takes images [B, C, H, W] and gives logits [B, 10]."""
+"""The networks. Each takes images [B, C, H, W] and returns logits [B, 10]."""
 
 import math
 
@@ -14,7 +14,7 @@ CLASSES = 10
 def make_model(config: TrainConfig) -> nn.Module:
     """Return the network `config.model` for the images of `config.dataset`, channels last.
 
-    With `config.compile`, torch compiles it when it is first called.
+    With `config.compile`, torch compiles it in its first call.
     """
     channels, size = (3, 32) if config.dataset == "cifar10" else (1, 28)
     if config.model == "small_cnn":
@@ -32,10 +32,10 @@ def make_model(config: TrainConfig) -> nn.Module:
 
 
 def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """The default: much accuracy for little arithmetic. Each of its layers halves the image."""
+    """Return the default network, accurate for its cost. Each layer halves the image's sides."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, kernel_size=3, padding=1, bias=False),
-        nn.MaxPool2d(2),  # before the rest, so that a quarter is left to normalise
+        nn.MaxPool2d(2),  # before the norm, which then has only a quarter of the values
         nn.BatchNorm2d(24),
         nn.ReLU(),
         nn.Conv2d(24, 64, kernel_size=3, stride=2, padding=1, bias=False),
@@ -51,7 +51,7 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """No batch statistics: what it computes for an image does not depend on the others."""
+    """Return a network without batch norm, so an image's output depends on that image alone."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
         nn.ReLU(),
@@ -64,8 +64,8 @@ def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 
 def resnet(name: str, channels: int) -> nn.Module:
-    """torchvision's resnet18 or resnet101 for ten classes, its first layer for `channels`."""
-    from torchvision import models  # slow to import, and the default network does without it
+    """Return torchvision's resnet18 or resnet101, for ten classes and images of `channels`."""
+    from torchvision import models  # here, because importing it is slow and rarely needed
 
     model = getattr(models, name)(num_classes=CLASSES)
     if channels != 3:
@@ -74,10 +74,11 @@ def resnet(name: str, channels: int) -> nn.Module:
 
 
 class VGG11(nn.Module):
-    """VGG configuration A for 32×32 images (smaller ones are padded), in two separate parts.
+    """VGG configuration A for 32×32 images, in two parts. Smaller images are padded.
 
-    Source: Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, with the classifier cut
-    to the one pixel of 512 channels that five poolings leave of a 32×32 image.
+    Source: Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556. Its classifier is made
+    for larger images. Here it is smaller, because five poolings reduce a 32×32 image to one pixel
+    with 512 channels.
     """
 
     def __init__(self, channels: int, dropout: float):
@@ -93,10 +94,10 @@ class VGG11(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(512, 512), nn.ReLU(), nn.Dropout(dropout), nn.Linear(512, CLASSES)
         )
-        for layer in self.modules():  # without this 11 layers without normalisation do not learn
+        for layer in self.modules():  # 11 layers without norm do not learn otherwise
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType] (it has one)
+                nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType] (it has a bias)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         missing = 32 - images.shape[-1]

@@ -1,4 +1,4 @@
-"""Config → the optimizer and its schedule."""
+"""The optimizer, and the schedule of its learning rate."""
 
 import math
 
@@ -32,10 +32,10 @@ def make_optimizer(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> LambdaLR:
-    """One cycle over `total_steps` optimizer steps: a straight rise, then half a cosine to zero.
+    """Return a one-cycle schedule: a linear rise, then half a cosine down to zero.
 
-    Source: Smith and Topin, 2017, https://arxiv.org/abs/1708.07120. It is written as a function of
-    the share of the run that is done, so that it fits a run of any length.
+    The cycle takes `total_steps` optimizer steps.
+    Source: Smith and Topin, 2017, https://arxiv.org/abs/1708.07120
     """
     warmup_steps = config.warmup * total_steps
 
@@ -49,6 +49,6 @@ def make_scheduler(
 
 
 def set_schedule(scheduler: LambdaLR, step: int) -> None:
-    """Put the schedule where it is after `step` optimizer steps, whatever it was loaded with."""
+    """Move the schedule to the position after `step` optimizer steps, whatever was loaded."""
     scheduler.last_epoch = step - 1
     scheduler.step()

@@ -1,4 +1,4 @@
-"""What a finished run leaves: its model, and what that model says of every test image."""
+"""The results of a finished run: its model, and the model's predictions on the test set."""
 
 import base64
 import dataclasses
@@ -15,7 +15,7 @@ from accel_demo.models import make_model
 from accel_demo.processes.connect import autocast_for
 from accel_demo.run.folder import read_json, save_model, write_json
 
-MOST_MISTAKES = 24  # kept with their images
+MOST_MISTAKES = 24  # wrong predictions to store with their images
 
 
 def save_results(
@@ -25,17 +25,17 @@ def save_results(
     test_set: ImageSet,
     device: torch.device,
 ) -> None:
-    """Write model.safetensors and predictions.json. One process calls it, on its `device`.
+    """Write model.safetensors and predictions.json. Only one process calls this.
 
-    It makes no second copy of weights that are on the device: the peak of a run's memory, which is
-    read after it, is to be that of the training.
+    Weights that are on the device are not copied, because the run's peak memory is read afterwards
+    and should be that of the training.
     """
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # allocates no memory
         model = make_model(dataclasses.replace(config, compile=False))
     model.load_state_dict(state_dict, assign=True)
-    model.to(device)  # where they come from the CPU
+    model.to(device)  # in case the weights are on the CPU
     logits = logits_of(model, test_set, config.eval_batch_size, precision, device)
     write_json(folder / "predictions.json", predictions_of(logits, test_set))
 
@@ -48,9 +48,9 @@ def logits_of(
     precision: str,
     device: torch.device,
 ) -> torch.Tensor:
-    """Float32 [N, classes] on the CPU, for all test images in their order.
+    """Return the logits of all test images, in their order: float32 [N, classes] on the CPU.
 
-    `precision` is "no", "bf16" or "fp16", as in the training.
+    `precision` is that of the training: "no", "bf16" or "fp16".
     """
     model.eval()
     logits = []
@@ -62,10 +62,11 @@ def logits_of(
 
 
 def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
-    """The confusion matrix, and the wrong answers the model was surest of, with their images.
+    """Return the confusion matrix, and the most confident mistakes with their images.
 
-    Row i of `confusion` counts the images of class i by predicted class. `mistakes` come with the
-    highest probability first; `png` is the image, base64. `logits` is float32 [N, classes].
+    Row i of `confusion` counts the images of class i by their predicted class. `mistakes` are
+    sorted by probability, highest first; `png` is the image in base64. `logits` is float32
+    [N, classes].
     """
     labels = test_set.labels
     probabilities, predicted = logits.softmax(dim=1).max(dim=1)
@@ -92,7 +93,7 @@ def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
 
 
 def _png(pixels: torch.Tensor) -> str:
-    """uint8 [H, W, C], of 1 or 3 channels, as the base64 of a PNG file."""
+    """Return an image, uint8 [H, W, C] with 1 or 3 channels, as a PNG file in base64."""
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1).numpy()).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole or not at all, and resumed exactly."""
+"""Checkpoints: each is written completely or not at all, and a run resumes exactly from it."""
 
 import hashlib
 import os
@@ -44,16 +44,17 @@ except ImportError:  # Windows
 
 READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 READ_ERRORS += (EOFError, pickle.UnpicklingError)
-UNFINISHED = ".unfinished"  # what is being written; no checkpoint yet
+UNFINISHED = ".unfinished"  # the folder of a checkpoint that is still being written
 
 
 class Checkpoints:
-    """The checkpoints of one run, and where the run starts: the same place in every process."""
+    """The checkpoints of one run, and the position from which the run starts."""
 
     def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
-        """Find where `--resume` says to start, and bring the run's folder back to that point.
+        """Find the position that `--resume` asks for, and remove later results from the folder.
 
-        Raises `UserError` in every process, before anything is written: see `claim_folder` and
+        Every process finds the same position. Raises `UserError` in every process, before anything
+        is written, if the folder or the checkpoint does not fit: see `claim_folder` and
         `find_start`.
         """
         self.config, self.environment = config, environment
@@ -76,12 +77,12 @@ class Checkpoints:
         train_set: ImageSet,
         device: torch.device,
     ) -> None:
-        """If the run starts from a checkpoint, let `load_state` read its folder.
+        """If the run starts from a checkpoint, call `load_state` with its folder.
 
-        A DDP model first runs a forward and a backward pass with images of `train_set`.
+        A DDP model first runs a forward and a backward pass with images from `train_set`.
 
-        Raises `UserError` if the states do not fit. If `accelerator.load_state` cannot read random
-        states, it continues silently, so they are compared with the digests in the manifest.
+        Raises `UserError` if the states do not fit. If `accelerator.load_state` cannot read the
+        random states, it continues silently, so we compare them with the digests in the manifest.
         """
         folder = self.start.folder
         if folder is None:
@@ -91,22 +92,22 @@ class Checkpoints:
             load_state(folder)
         except (*READ_ERRORS, SafetensorError) as error:
             raise UserError(
-                f"{folder} cannot be loaded ({_first_line(error)}): resume from another one"
+                f"{folder} cannot be loaded ({_first_line(error)}): resume from another checkpoint"
             ) from None
         rank = dist.get_rank() if dist.is_initialized() else 0
         if self.start.other_world:
             set_schedule(scheduler, self.start.step)
         elif random_states_digest() != self.start.random_states[rank]:
             raise UserError(
-                f"{folder} has random states that cannot be read here, so the run would not go on "
-                "as it was: resume it with the packages it was saved with"
+                f"{folder} contains random states that cannot be read here. Resume with the "
+                "package versions that saved it."
             )
 
     def save(self, save_state: Callable[..., object], progress: Progress, log: TrainLog) -> None:
-        """Let `save_state` of every process write into a folder, and make it a checkpoint.
+        """Call `save_state` with a new folder in every process, and make the folder a checkpoint.
 
-        Until all of it is on the disk, the folder has a name that no run resumes from. Raises
-        `UserError` in every process if one of them could not write.
+        Until everything is on the disk, the folder keeps a temporary name, so no run resumes from
+        it. Raises `UserError` in every process if one of them cannot write.
         """
         unfinished = self.folder / "checkpoints" / UNFINISHED
         with _agreement(unfinished):
@@ -136,7 +137,7 @@ class Checkpoints:
                 self._publish(unfinished, name)
 
     def _publish(self, unfinished: Path, name: str) -> None:
-        """Give what was sealed its name, then delete what is older than `--keep-last`."""
+        """Give the complete checkpoint its name, then delete old ones as `--keep-last` says."""
         folder = unfinished.with_name(name)
         if folder.exists():
             discard(folder)
@@ -148,9 +149,10 @@ class Checkpoints:
             discard(path)
 
     def _lock(self) -> None:
-        """Raise `UserError` where another run is going on in the folder. It ends with its process.
+        """Lock the folder until this process ends. Raises `UserError` if another process has.
 
-        Not `flock`: loader workers would inherit that, and outlive a run that is killed.
+        We do not use `flock`, because loader workers inherit its locks, and may outlive a run that
+        is killed.
         """
         if fcntl:
             lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
@@ -159,18 +161,18 @@ class Checkpoints:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(
-                    f"another process is training in {self.folder}: wait until it has ended, or "
-                    "choose another --run-dir"
+                    f"another process is training in {self.folder}. Wait until it has ended, or "
+                    "choose a different --run-dir."
                 ) from None
 
     def _rewind(self) -> None:
-        """Drop what the folder holds of later than the start, and say what is resumed."""
+        """Delete results that are later than the start, and print what is resumed."""
         start, metrics = self.start, self.folder / "metrics.jsonl"
         for name in ("summary.json", "model.safetensors", "predictions.json"):
             (self.folder / name).unlink(missing_ok=True)
         reached = position(start.folder) if start.folder else (-1.0, 0.0)
         for path in checkpoints_of(self.folder):
-            if reached < position(path) < UNREADABLE:  # whatever that is, it is not ours to delete
+            if reached < position(path) < UNREADABLE:  # keep folders that we cannot read
                 discard(path)
         if start.folder is None:
             metrics.unlink(missing_ok=True)
@@ -184,11 +186,11 @@ class Checkpoints:
 def _settle_buckets(
     model: torch.nn.Module, train_set: ImageSet, batch_size: int, device: torch.device
 ) -> None:
-    """Bring a fresh DDP model to where it is after its first step, before a checkpoint is loaded.
+    """Run a first step of a new DDP model, so that its gradient buckets have their final order.
 
     DDP puts gradients into buckets: at first in the order of the parameters, from the second step
-    on in the order in which the first backward pass produced them. With three or more processes, a
-    gradient that moves within a bucket is summed in a different order, and its last bits differ.
+    on in the order in which the first backward pass produced them. With three or more processes,
+    the position of a gradient in its bucket affects the order of its sum, and so its last bits.
     Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     if isinstance(model, DistributedDataParallel):
@@ -199,7 +201,7 @@ def _settle_buckets(
 
 
 def random_states_digest() -> str:
-    """One number for all random states of this process: Python's, numpy's, torch's, its GPU's."""
+    """Return a digest of all random states of this process: Python, numpy, torch and its GPUs."""
     name, keys, *rest = cast(tuple, numpy.random.get_state())
     states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
     if torch.cuda.is_available():
@@ -209,7 +211,7 @@ def random_states_digest() -> str:
 
 @contextmanager
 def _agreement(folder: Path) -> Iterator[None]:
-    """All processes come to the end of the block, or all raise a `UserError` that says why not."""
+    """Raise a `UserError` in all processes if the block fails in one of them."""
     problem = None
     try:
         yield
@@ -217,8 +219,8 @@ def _agreement(folder: Path) -> Iterator[None]:
         problem = str(error)
     except (OSError, RuntimeError, SafetensorError) as error:
         problem = (
-            f"cannot write into {folder.parent} ({_why(error, folder)}), so the training stops: "
-            "mend that, and go on from the last checkpoint with --resume auto"
+            f"cannot write to {folder.parent} ({_why(error, folder)}). Fix this, then continue "
+            "with --resume auto."
         )
     for sentence in filter(None, gather_objects(problem)):
         shutil.rmtree(folder, ignore_errors=True)
@@ -226,7 +228,7 @@ def _agreement(folder: Path) -> Iterator[None]:
 
 
 def _why(error: Exception, folder: Path) -> str:
-    """Why writing failed. torch and safetensors do not say, so the system is asked once more."""
+    """Return why writing failed. torch and safetensors hide the reason, so write once more."""
     if not isinstance(error, OSError):
         try:
             (folder / "probe").write_bytes(bytes(2**16))

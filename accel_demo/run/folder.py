@@ -1,4 +1,4 @@
-"""One run's folder: its config, metrics, environment and summary as JSON, its model."""
+"""The folder of a run: config, environment, metrics and summary as JSON, and the model."""
 
 import dataclasses
 import hashlib
@@ -18,17 +18,17 @@ from accel_demo.wording import counted
 
 
 def claim_folder(config: TrainConfig, environment: dict) -> Path:
-    """The folder of this run: `config.run_dir`, or one below runs/ that is like no other run's.
+    """Return the folder of this run: `config.run_dir`, or a folder in runs/ named after the config.
 
-    Every process calls it and finds the same, before anything is written. A folder holds one config
-    in one environment (see `describe_run`). The same run may be started over in it once it has
-    ended, and be resumed, with another number of processes too; another run may not be started
-    there. Raises `UserError` for that, and where the folder cannot be written to.
+    Every process calls this before anything is written, and gets the same folder. A folder contains
+    one run: one config in one environment (see `describe_run`). The run can be resumed there, also
+    with a different number of processes, and can start again after it has ended. Raises `UserError`
+    if the folder contains a different or an unfinished run, or cannot be written to.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
-            f"{config.resume} is no checkpoint: name a folder in a run's checkpoints/, or give "
-            "that run's --run-dir and --resume auto"
+            f"{config.resume} is not a checkpoint. Name a folder in a run's checkpoints/, or use "
+            "the run's --run-dir with --resume auto."
         )
     folder = _folder_of(config, environment)
     try:
@@ -36,30 +36,30 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
-            f"cannot write into {folder} ({error.strerror}): choose another --run-dir"
+            f"cannot write to {folder} ({error.strerror}). Choose a different --run-dir."
         ) from None
     if (folder / "config.json").exists():
         wanted = config.fixed_choices() | _launch(environment)
         held = load_config(folder).fixed_choices() | read_json(folder / "environment.json")
-        if config.resume:  # it may go on with another number of them
+        if config.resume:  # a run may continue with a different number of processes
             del wanted["processes"]
         for name, value in wanted.items():
             if held.get(name) != value:
                 raise UserError(
-                    f"{folder} holds a run with {name} {held.get(name)}, not {value}: "
-                    "choose another --run-dir, or delete the folder"
+                    f"{folder} contains a run with {name} {held.get(name)}, not {value}. "
+                    "Choose a different --run-dir, or delete the folder."
                 )
         has_ended = (folder / "summary.json").exists()
         if checkpoints_of(folder) and not has_ended and not config.resume:
             raise UserError(
-                f"{folder} holds checkpoints of a run that has not ended: go on with "
-                "--resume auto, or delete the folder to start over"
+                f"{folder} contains an unfinished run. Continue it with --resume auto, or delete "
+                "the folder to start again."
             )
     return folder
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Say and write down what is about to run. `Checkpoints` removes what an earlier start left."""
+    """Write config.json and environment.json, and print a line about the run."""
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
@@ -71,14 +71,14 @@ def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
 
 
 def append_metrics(folder: Path, values: dict) -> None:
-    """One line of metrics.jsonl."""
+    """Append a line to metrics.jsonl."""
     path = folder / "metrics.jsonl"
     with _writing(path), open(path, "a") as file:
         file.write(json.dumps(values) + "\n")
 
 
 def save_model(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-    """Write model.safetensors: whole or not at all. Tensors alone, no code, no pickle."""
+    """Write model.safetensors, completely or not at all."""
     from safetensors.torch import save
 
     tensors = {name: tensor.contiguous() for name, tensor in state_dict.items()}
@@ -86,7 +86,7 @@ def save_model(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
 
 
 def load_model(folder: Path, model: torch.nn.Module) -> None:
-    """Read model.safetensors into `model`. Raises `UserError` where that is not possible."""
+    """Load model.safetensors into `model`. Raises `UserError` if that is not possible."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -97,51 +97,53 @@ def load_model(folder: Path, model: torch.nn.Module) -> None:
         raise UserError(f"{path} is missing: the run has not finished") from None
     except (SafetensorError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): train it again") from None
+        raise UserError(f"{path} cannot be read ({reason}). Train the model again.") from None
 
 
 def load_config(folder: Path) -> TrainConfig:
-    """The config a run was started with. Raises `UserError` where there is none."""
+    """Return the config of a run. Raises `UserError` if it cannot be read."""
     path = folder / "config.json"
     choices = read_json(path)
     try:
         if choices.keys() != _choices(TrainConfig()).keys():
-            raise UserError("other fields")
+            raise UserError("different fields")
         return TrainConfig(**choices, run_dir=str(folder))
     except (TypeError, UserError):
         raise UserError(
-            f"{path} is damaged or of another version: choose another folder, or delete this one"
+            f"{path} is damaged or from a different version. Choose a different folder, or delete "
+            "this one."
         ) from None
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write `value` as indented JSON: whole or not at all."""
+    """Write `value` as indented JSON, completely or not at all."""
     _write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file. Raises `UserError` where there is none."""
+    """Return the object in a JSON file of a run. Raises `UserError` if it cannot be read."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{path.parent} holds no run: {path} is missing") from None
+        raise UserError(f"{path.parent} does not contain a run: {path} is missing") from None
     except (OSError, ValueError):
         value = None
     if not isinstance(value, dict):
         raise UserError(
-            f"{path} is damaged or of another version: choose another folder, or delete this one"
+            f"{path} is damaged or from a different version. Choose a different folder, or delete "
+            "this one."
         )
     return value
 
 
 def _folder_of(config: TrainConfig, environment: dict) -> Path:
-    """runs/train for the defaults; every other choice shows in the name, or as a digest in it."""
+    """Return the run's folder. Its name contains a digest of the options that are not defaults."""
     if config.run_dir:
         return Path(config.run_dir)
     if config.resume not in ("", "auto"):
         saved_in = Path(config.resume).resolve().parent
         if saved_in.name == "checkpoints":
-            return saved_in.parent  # the folder of the run that saved it
+            return saved_in.parent
     launch = _launch(environment)
     name = launch["telling"]
     if launch["processes"] > 1:
@@ -154,14 +156,14 @@ def _folder_of(config: TrainConfig, environment: dict) -> Path:
 
 
 def _choices(config: TrainConfig) -> dict:
-    """The config without where this start of it came from, so that a run folder may be moved."""
+    """Return the config without its paths, so that the folder of a run can be moved."""
     choices = dataclasses.asdict(config)
     del choices["run_dir"], choices["resume"]
     return choices
 
 
 def _launch(environment: dict) -> dict:
-    """What of the environment makes it another run."""
+    """Return the part of the environment that identifies a run."""
     return {name: environment[name] for name in ("telling", "processes", "mixed_precision")}
 
 
@@ -183,6 +185,5 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error.strerror}), so the training stops: mend that, and go on "
-            "from the last checkpoint with --resume auto"
+            f"cannot write {path} ({error.strerror}). Fix this, then continue with --resume auto."
         ) from None

@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, metrics.jsonl, TensorBoard, and a summary at the end."""
+"""The log of a run: a progress bar, metrics.jsonl, TensorBoard, and a summary at the end."""
 
 import time
 from pathlib import Path
@@ -29,14 +29,14 @@ class TrainLog:
         self.is_main_process = is_main_process()
         self.bar, self.writer = tqdm(disable=True), None
         self.start_step = start_step
-        self.images = saved.get("images", 0.0)  # trained on so far, in `seconds`
+        self.images = saved.get("images", 0.0)  # trained on so far, which took `seconds`
         self.seconds = saved.get("seconds", 0.0)
         self.test_accuracy = saved.get("test_accuracy", 0.0)
         self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
         self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
 
     def state(self) -> dict:
-        """Return what a checkpoint keeps of the metrics, as JSON values."""
+        """Return the part of the log that belongs into a checkpoint, as JSON values."""
         metrics = self.folder / "metrics.jsonl"
         return {
             "images": self.images,
@@ -64,7 +64,7 @@ class TrainLog:
         if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
             from torch.utils.tensorboard import SummaryWriter
 
-            # `purge_step`: TensorBoard drops what an earlier start logged from this step on.
+            # TensorBoard ignores what an earlier start logged from `purge_step` on.
             folder, step = self.folder / "tensorboard", self.start_step + 1
             self.writer = SummaryWriter(folder, purge_step=step)
         self.restart_clock()
@@ -74,7 +74,7 @@ class TrainLog:
         self.bar.update()
 
     def restart_clock(self) -> None:
-        """Exclude the time since the last interval from the next one."""
+        """Leave the time since the last interval out of the next one."""
         self.interval_started_at = time.perf_counter()
 
     def interval(self, step: int, learning_rate: float, totals: torch.Tensor) -> None:
@@ -118,7 +118,7 @@ class TrainLog:
             )
 
     def finish(self, device: torch.device) -> None:
-        """Write summary.json and print it as one line."""
+        """Write summary.json, and print it in one line."""
         summary = {
             "test_accuracy": self.test_accuracy,
             "best_test_accuracy": self.best_test_accuracy,
@@ -142,13 +142,13 @@ class TrainLog:
             )
 
     def stop(self, step: int) -> None:
-        """Print the command that continues a run that was asked to stop."""
+        """Print the command that continues the run, which a signal has stopped."""
         self.bar.close()
         if self.writer:
             self.writer.close()
         if self.is_main_process:
             command = resume_command(self.folder)
-            print(f"stopped after step {step}; to go on: {command}", flush=True)
+            print(f"stopped after step {step}; to continue: {command}", flush=True)
 
     def _write(self, metrics: dict) -> None:
         if self.is_main_process:

@@ -1,7 +1,7 @@
-"""A folder that is whole or not a checkpoint at all: how one is sealed, and how that is checked.
+"""The manifest of a checkpoint, which shows whether the checkpoint is complete and unchanged.
 
-`manifest.json` says where the training stood and lists every other file with its size and SHA-256;
-`manifest.sha256` is the sum of the manifest, and `sha256sum --check` reads it.
+`manifest.json` contains the position of the training, and the size and SHA-256 of every file of the
+checkpoint. `manifest.sha256` contains the checksum of the manifest, for `sha256sum --check`.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from accel_demo.errors import UserError
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 DISCARDED = ".discarded"
-UNREADABLE = (float("inf"), 0.0)  # the position of what has no manifest that can be trusted
+UNREADABLE = (float("inf"), 0.0)  # the position of a folder whose manifest cannot be trusted
 KEYS = {"epoch", "batches", "step", "log", "random_states", "config", "environment", "files"}
 
 
 class Damaged(Exception):
-    """A folder is not a whole checkpoint; the message says why."""
+    """A checkpoint is incomplete or was changed. The message says how."""
 
 
 def seal(folder: Path, facts: dict) -> None:
-    """Put every file of `folder` on the disk, and beside them a manifest of `facts` and files."""
+    """Flush all files of `folder` to the disk, then write a manifest with `facts` and the files."""
     files = {}
     for path in sorted(folder.iterdir()):
         files[path.name] = _size_and_sum(path)
@@ -36,9 +36,9 @@ def seal(folder: Path, facts: dict) -> None:
 
 
 def verify(folder: Path) -> dict:
-    """The manifest of a whole checkpoint. Raises `Damaged` where a byte of it is not as written.
+    """Return the manifest of a checkpoint. Raises `Damaged` if a byte was changed or is missing.
 
-    A file that is there but cannot be read is no damage: it raises `UserError`.
+    Raises `UserError` if the system cannot read a file.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
@@ -46,13 +46,13 @@ def verify(folder: Path) -> dict:
             raise Damaged(f"the checksum of {MANIFEST} differs")
         manifest = json.loads(content)
         if manifest.keys() != KEYS:
-            raise ValueError("other facts")
+            raise ValueError("different keys")
         names = {path.name for path in folder.iterdir()} - {MANIFEST, SEAL}
         for name in sorted(names ^ manifest["files"].keys()):
             raise Damaged(f"{name} is {'not part of it' if name in names else 'missing'}")
         for name, said in manifest["files"].items():
             if not (folder / name).is_file():
-                raise Damaged(f"{name} is no file")
+                raise Damaged(f"{name} is not a file")
             found = _size_and_sum(folder / name)
             if found["bytes"] != said["bytes"]:
                 raise Damaged(f"{name} has {found['bytes']} bytes instead of {said['bytes']}")
@@ -62,13 +62,18 @@ def verify(folder: Path) -> dict:
         raise Damaged(f"{Path(error.filename).name} is missing") from None
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, KeyError, AttributeError):  # sealed, but not by `seal`
-        raise Damaged(f"{MANIFEST} is of another version") from None
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # written by a different version of `seal`
+        raise Damaged(f"{MANIFEST} is from a different version") from None
     return manifest
 
 
 def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint of a run, and a remark on each newer one that is damaged."""
+    """Return the newest complete checkpoint, and a remark about each newer one that is damaged."""
     remarks = []
     for folder in checkpoints_of(run):
         try:
@@ -81,7 +86,7 @@ def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """All that call themselves checkpoints, whole or not, the newest first."""
+    """Return all checkpoint folders of a run, complete or not, newest first."""
     folder = run / "checkpoints"
     try:
         known = [
@@ -97,14 +102,14 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def position(folder: Path) -> tuple[float, float]:
-    """(epochs, batches) at which a checkpoint was taken: what its manifest says, not its name.
+    """Return (epochs, batches) from the manifest of a checkpoint.
 
-    One whose manifest cannot be read comes after all others, so that it is noticed.
+    A checkpoint with an unreadable manifest counts as the newest, so that it is not overlooked.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
         if (folder / SEAL).read_bytes() != _seal_of(content):
-            raise ValueError("not as written")
+            raise ValueError("the checksum differs")
         manifest = json.loads(content)
         return float(manifest["epoch"]), float(manifest["batches"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -112,7 +117,7 @@ def position(folder: Path) -> tuple[float, float]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint: first its name, so that a half deleted one is never found."""
+    """Rename a checkpoint, then delete it, so that no run finds a half-deleted one."""
     discarded = folder.with_name(DISCARDED)
     shutil.rmtree(discarded, ignore_errors=True)
     rename(folder, discarded)
@@ -120,13 +125,13 @@ def discard(folder: Path) -> None:
 
 
 def rename(folder: Path, new: Path) -> None:
-    """In one step, on the disk too when this returns."""
+    """Rename a folder, and return when the new name is on the disk."""
     os.rename(folder, new)
     flush(new.parent)
 
 
 def flush(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk. (Only POSIX opens folders.)"""
+    """Flush a file, or the names in a folder, to the disk. (Only POSIX can open a folder.)"""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -146,4 +151,6 @@ def _size_and_sum(path: Path) -> dict:
 
 
 def _seal_of(content: bytes) -> bytes:
-    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()  # as sha256sum has it
+    return (
+        f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
+    )  # the format of sha256sum

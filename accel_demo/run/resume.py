@@ -1,4 +1,4 @@
-"""Where a run begins: what `--resume` names, if it may go on from there."""
+"""Find the position from which `--resume` continues, and check that it fits this run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,32 +6,34 @@ from pathlib import Path
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.run.manifest import Damaged, checkpoints_of, newest_whole, position, verify
+from accel_demo.wording import counted
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at the checkpoint in `folder`, or, without one, at the very beginning.
+    """The position from which a run starts: a checkpoint folder, or None for a new run.
 
-    `epoch` epochs are done, `batches` batches per process of the next, and `step` optimizer steps.
+    `epoch`, `batches` (per process, of the current epoch) and `step` (optimizer steps) count
+    finished work.
     """
 
     folder: Path | None = None
     epoch: int = 0
     batches: int = 0
     step: int = 0
-    log: dict = field(default_factory=dict)  # what `TrainLog.state` gave
+    log: dict = field(default_factory=dict)  # what `TrainLog.state` returned
     random_states: tuple[str, ...] = ()  # a digest for each rank
-    other_world: bool = False  # saved by another number of processes
+    other_world: bool = False  # saved by a different number of processes
     remarks: tuple[str, ...] = ()
 
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
-    """Where `--resume` says that a run begins. Every process finds the same.
+    """Return the position that `--resume` asks for. Every process finds the same.
 
-    `auto` is the newest whole checkpoint in the folder `run`, or the very beginning where there is
-    none at all. Raises `UserError` for a folder that is no whole checkpoint of this run, where
-    going on from it would drop newer ones or mix two runs, and inside an epoch for one that another
-    number of processes saved.
+    `auto` means the newest complete checkpoint in the folder `run`, or the beginning if there is
+    none. Raises `UserError` if the folder is not a complete checkpoint of this run, if continuing
+    would overwrite newer checkpoints or mix two runs, or if a different number of processes saved
+    the checkpoint inside an epoch.
     """
     if not config.resume:
         return Start()
@@ -39,9 +41,11 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     if config.resume == "auto":
         folder, remarks = newest_whole(run)
         if folder is None and remarks:
-            raise UserError(f"{remarks[0]}, and no other is whole: delete {run} to start over")
+            raise UserError(
+                f"{remarks[0]}, and there is no complete one. Delete {run} to start again."
+            )
         if folder is None:
-            remark = f"there is no checkpoint in {run} yet: the training starts at the beginning"
+            remark = f"there is no checkpoint in {run} yet: training starts from the beginning"
             return Start(remarks=(remark,))
     else:
         _check_nothing_is_lost(folder, run)
@@ -49,7 +53,8 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         manifest = verify(folder)
     except Damaged as reason:
         raise UserError(
-            f"{folder} is no whole checkpoint ({reason}): name another, or --resume auto"
+            f"{folder} is not a complete checkpoint ({reason}). Name a different one, or use "
+            "--resume auto."
         ) from None
     saved, processes = manifest["environment"], environment["processes"]
     _check_same_run(folder, manifest["config"] | saved, config, environment)
@@ -58,24 +63,24 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     remarks.append(f"resumed from {folder}, after step {step}")
     if other_world and manifest["batches"]:
         raise UserError(
-            f"{folder} was saved inside an epoch with processes={saved['processes']}, and this is "
-            f"{processes}: start as many, or resume from a checkpoint at an epoch's end"
+            f"{folder} was saved inside an epoch with {counted(saved['processes'], 'process')}. "
+            f"Resume with as many, or from a checkpoint at the end of an epoch."
         )
     if other_world:
-        # The step at which this number of processes would be.
+        # The step that this number of processes would have reached.
         step = epoch * config.steps_per_epoch(batches_per_epoch)
         remarks.append(
-            f"it was saved with processes={saved['processes']}, and this is {processes}: every "
-            "image is still seen once an epoch, but the bits differ from here on"
+            f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "
+            "image is still used once per epoch, but results are no longer bitwise identical"
         )
     total_steps = config.total_steps(batches_per_epoch)
     if step >= total_steps:
-        epoch, step = config.epochs, total_steps  # nothing is left but to finish
+        epoch, step = config.epochs, total_steps  # only the end of the run is left
     for name in ("torch", "accelerate", "threads_per_process"):
         if saved[name] != environment[name]:
             remarks.append(
-                f"it was saved with {name} {saved[name]}, and this is {environment[name]}: the "
-                "bits may differ from here on"
+                f"saved with {name} {saved[name]}, resuming with {environment[name]}: results may "
+                "no longer be bitwise identical"
             )
     return Start(
         folder,
@@ -90,15 +95,15 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
 
 
 def _check_nothing_is_lost(folder: Path, run: Path) -> None:
-    """Raise `UserError` where going on from `folder` in the folder `run` would overwrite others."""
+    """Raise `UserError` if continuing from `folder` in `run` would overwrite something."""
     known = checkpoints_of(run)
     if folder.resolve() not in [path.resolve() for path in known]:
         if known or (run / "metrics.jsonl").exists():
-            raise UserError(f"{run} holds another run already: choose an empty --run-dir")
+            raise UserError(f"{run} already contains a different run. Choose an empty --run-dir.")
     elif newer := [path for path in known if position(path) > position(folder)]:
         raise UserError(
-            f"{run} holds checkpoints newer than {folder.name}, like {newer[0].name}: delete them, "
-            "or choose an empty --run-dir"
+            f"{run} contains newer checkpoints than {folder.name}, such as {newer[0].name}. Delete "
+            "them, or choose an empty --run-dir."
         )
 
 
@@ -108,5 +113,6 @@ def _check_same_run(folder: Path, held: dict, config: TrainConfig, environment: 
     for name, value in wanted.items():
         if held.get(name) != value:
             raise UserError(
-                f"{folder} is of a run with {name} {held.get(name)}, not {value}: resume that run"
+                f"{folder} belongs to a run with {name} {held.get(name)}, not {value}. Resume it "
+                "with the same options."
             )

@@ -32,7 +32,7 @@ class Run:
         mixed_precision: str,
         batches_per_epoch: int,
     ):
-        """Claim the run's folder and find where the run starts; `resume` then loads the state.
+        """Claim the run's folder and find the position from which the run starts.
 
         From now on the process keeps the memory it frees: see `keep_freed_memory`.
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def batches_done(self) -> int:
-        """How many batches of this epoch were trained on before it was interrupted: mostly 0.
+        """The batches of this epoch that were done before an interruption: usually 0.
 
         Read it before the first batch of the epoch.
         """
@@ -101,19 +101,19 @@ class Run:
                 return
 
     def add_totals(self, totals: torch.Tensor) -> None:
-        """Add what `batch_totals` has returned for one micro-batch, and move the progress bar."""
+        """Add the `batch_totals` of one micro-batch, and advance the progress bar."""
         self.totals = self.totals + totals
         self.log.count_batch()
 
     def finish_step(self, learning_rate: float | torch.Tensor) -> None:
-        """Count an optimizer step made with this learning rate, and decide what follows it.
+        """Count an optimizer step with this learning rate, and decide what follows it.
 
         Sets `must_log`, `must_save` and `is_stopping`, to the same values in every process.
         """
         progress, config = self.progress, self.config
         progress.step += 1
         self.learning_rate = float(learning_rate)
-        evaluation_follows = progress.ends_epoch or progress.is_complete  # and after it, a save
+        evaluation_follows = progress.ends_epoch or progress.is_complete  # which a save follows
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
         self.must_save = self.is_stopping or (is_due and not evaluation_follows)
@@ -128,13 +128,13 @@ class Run:
     def end_epoch(self, test_totals: torch.Tensor) -> None:
         """Log the evaluation, from totals over the whole test set, and count the epoch as done.
 
-        `save` must follow. If the run is killed before, it continues from an earlier checkpoint.
+        Call `save` next. If the run is killed before that, it continues from an earlier checkpoint.
         """
         self.log.end_epoch(self.progress.step, test_totals)
         self.progress.next_epoch()
 
     def save(self, save_state: Callable[..., object]) -> None:
-        """Write a checkpoint of this position: `save_state` writes into the folder it is given."""
+        """Write a checkpoint. `save_state` is called with its folder."""
         self.checkpoints.save(save_state, self.progress, self.log)
         self.log.restart_clock()
 

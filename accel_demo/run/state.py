@@ -1,6 +1,6 @@
-"""What `accelerator.save_state` and `accelerator.load_state` do, by hand and with the same files.
+"""`accelerator.save_state` and `accelerator.load_state` by hand, with the same files.
 
-Nothing is read in a way that could run code: safetensors, and torch.load with `weights_only`.
+Loading a checkpoint cannot run code: we use safetensors, and torch.load with `weights_only`.
 """
 
 import random
@@ -15,10 +15,10 @@ WEIGHTS = "model.safetensors"
 
 
 class TrainingState:
-    """All that a run needs to go on, of one process.
+    """Everything that one process needs to continue a run.
 
-    `model` is the module itself, without what `nn.DataParallel` or DDP puts around it: so the
-    weights have the same names at any number of processes.
+    `model` is the module inside `nn.DataParallel` or DDP, so that the weights have the same names
+    with any number of processes.
     """
 
     def __init__(self, rank: int, model, optimizer, scheduler, scaler):
@@ -30,7 +30,7 @@ class TrainingState:
         }
 
     def save(self, folder: Path) -> None:
-        """Rank 0 writes what all have in common; every process writes its random states."""
+        """Write the random states of this process; rank 0 also writes what all processes share."""
         if self.rank == 0:
             weights = {name: value.contiguous() for name, value in self.model.state_dict().items()}
             save_file(weights, folder / WEIGHTS)
@@ -47,7 +47,7 @@ class TrainingState:
         torch.save(states, folder / f"random_states_{self.rank}.pkl")
 
     def load(self, folder: Path) -> None:
-        """Read it again. A rank that did not exist then keeps the random states it has."""
+        """Load what `save` wrote. A rank that did not exist then keeps its random states."""
         self.model.load_state_dict(load_file(folder / WEIGHTS))
         for name, other in self.others.items():
             other.load_state_dict(_load(folder / name))

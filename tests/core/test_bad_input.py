@@ -56,7 +56,9 @@ def test_more_samples_than_exist(mistake):
 
 def test_too_few_images_for_one_batch(mistake):
     message = mistake("--batch-size", 300, "--train-samples", 200)
-    assert message.startswith("1 x batch_size 300 takes 300 training images, but there are 200")
+    assert message.startswith(
+        "one batch per process needs 300 training images, but there are only 200"
+    )
 
 
 def test_a_resnet_on_single_images(mistake):
@@ -96,9 +98,9 @@ def test_damaged_data_file(kind, mistake, tmp_path, monkeypatch):
 def test_unwritable_run_folder(mistake, tmp_path):
     (tmp_path / "file").write_text("")
     message = mistake(*SHORT, run_dir=tmp_path / "file" / "run")
-    assert "Not a directory" in message and "choose another --run-dir" in message
+    assert "Not a directory" in message and "Choose a different --run-dir" in message
     message = mistake(*SHORT, run_dir="/proc/run")  # where even root may not write
-    assert "/proc/run" in message and "choose another --run-dir" in message
+    assert "/proc/run" in message and "Choose a different --run-dir" in message
 
 
 def test_run_folder_with_another_config(mistake, tmp_path, capsys):
@@ -108,7 +110,7 @@ def test_run_folder_with_another_config(mistake, tmp_path, capsys):
     capsys.readouterr()
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--batch-size", 64]
     message = mistake(*flags, run_dir=held)
-    assert "holds a run with batch_size 128, not 64: choose another --run-dir" in message
+    assert "contains a run with batch_size 128, not 64. Choose a different --run-dir" in message
     assert before == {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
 
 
@@ -117,7 +119,7 @@ def test_run_folder_with_a_damaged_config(content, mistake, tmp_path):
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "config.json").write_text(content)
     message = mistake(*SHORT, run_dir=tmp_path / "held")
-    assert "config.json is damaged or of another version: choose another folder" in message
+    assert "config.json is damaged or from a different version. Choose a different" in message
 
 
 def test_fp16_on_a_cpu(mistake, monkeypatch):

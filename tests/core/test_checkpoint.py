@@ -90,7 +90,7 @@ def test_an_ended_run_that_is_resumed_has_nothing_left_to_do(run, ended, capsys)
 def test_without_resume_a_run_that_has_not_ended_is_not_started_over(run):
     interrupted(run, "epoch-0002-batch-000000")
     before = names(run)
-    with pytest.raises(UserError, match="has not ended: go on with --resume auto"):
+    with pytest.raises(UserError, match="contains an unfinished run. Continue it with"):
         train(run)
     assert names(run) == before
 
@@ -107,7 +107,7 @@ def test_where_nothing_is_whole_nothing_is_deleted_and_nothing_is_trained(run):
         with open(path / "optimizer.bin", "ab") as file:
             file.write(b"!")
     before = names(run)
-    with pytest.raises(UserError, match="optimizer.bin has .* and no other is whole: delete"):
+    with pytest.raises(UserError, match="optimizer.bin has .* and there is no complete one"):
         train(run, resume="auto")
     assert names(run) == before
 
@@ -126,14 +126,14 @@ def test_a_folder_of_the_users_own_is_left_alone(run, tmp_path):
 def test_going_on_from_an_older_one_does_not_drop_the_newer_ones(run):
     before = names(run)
     older = run / "checkpoints" / "epoch-0001-batch-000004"
-    with pytest.raises(UserError, match="holds checkpoints newer than epoch-0001-batch-000004"):
+    with pytest.raises(UserError, match="contains newer checkpoints than epoch-0001-batch-000004"):
         train(run, resume=str(older))
     assert names(run) == before and (run / "summary.json").exists()
 
 
 def test_it_goes_on_in_another_folder_that_is_empty_and_in_no_other(run, ended, tmp_path):
     older = str(ended / "checkpoints" / "epoch-0001-batch-000004")
-    with pytest.raises(UserError, match="holds another run already"):
+    with pytest.raises(UserError, match="already contains a different run"):
         train(run, resume=older)
     train(tmp_path / "new", resume=older)
     whole = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "new", ended)]
@@ -152,14 +152,14 @@ def test_a_checkpoint_goes_on_in_the_folder_of_its_run_from_wherever_it_is_named
 def test_what_is_no_checkpoint_is_refused_before_anything_is_written(what, run, tmp_path):
     (run / "file").write_text("")
     named = tmp_path / "nowhere" / "checkpoints" / "x" if what == "nowhere" else run / what
-    with pytest.raises(UserError, match="is no checkpoint: name a folder in a run's checkpoints/"):
+    with pytest.raises(UserError, match="is not a checkpoint. Name a folder in a run"):
         train(tmp_path / "new", resume=str(named))
     assert not (tmp_path / "new").exists() and not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 1), ("epochs", 4), ("batch_size", 4)])
 def test_a_checkpoint_of_another_run_is_refused(name, value, ended, tmp_path):
-    with pytest.raises(UserError, match=f"is of a run with {name} "):
+    with pytest.raises(UserError, match=f"belongs to a run with {name} "):
         train(
             tmp_path / "new",
             resume=str(ended / "checkpoints" / "epoch-0003-batch-000000"),

@@ -193,7 +193,7 @@ def test_a_damaged_packaged_file_is_named(kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08\1", b"\0\0\x08\1\0\0\0\5ab", b"\0\0\x09\0a"])
 def test_a_broken_unpacked_file_is_named(content, tmp_path):
     (tmp_path / "labels").write_bytes(content)
-    with pytest.raises(UserError, match="labels is truncated or no idx file"):
+    with pytest.raises(UserError, match="labels is truncated, or not a uint8 idx file"):
         read_idx(tmp_path, "labels")
 
 

@@ -55,7 +55,7 @@ def check_refused(point: dict, *reasons: str) -> None:
     message = point["message"]
     assert any(reason in message for reason in reasons) and "\n" not in message, point
     if "/checkpoints cannot be read (" not in message:
-        assert message.startswith("cannot write into "), point
+        assert message.startswith("cannot write to "), point
         assert message.endswith("go on from the last checkpoint with --resume auto"), point
 
 

@@ -248,9 +248,9 @@ def test_a_folder_holds_one_launch_too(train_here):
     run_dir = train_here("train_plain.py", **choices)
     before = (run_dir / "model.safetensors").read_bytes()
     config = TrainConfig(**choices, run_dir=str(run_dir))
-    with pytest.raises(UserError, match="holds a run with telling train_plain, not train_dp"):
+    with pytest.raises(UserError, match="contains a run with telling train_plain, not train_dp"):
         train_dp.main(config)
-    with pytest.raises(UserError, match="holds a run with mixed_precision no, not bf16"):
+    with pytest.raises(UserError, match="contains a run with mixed_precision no, not bf16"):
         train_plain.main(config, "bf16")
     assert before == (run_dir / "model.safetensors").read_bytes()
 

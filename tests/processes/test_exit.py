@@ -94,7 +94,7 @@ def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
 def test_no_thread_of_the_group_outlives_a_mistake(start, tmp_path):
     program = ["accel_demo/train_ddp.py", *FLAGS, tmp_path / "run", "--resume", tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
-    assert "is no checkpoint" in result.stderr and "exitcode: 2" in result.stderr
+    assert "is not a checkpoint" in result.stderr and "exitcode: 2" in result.stderr
     check_threads(tmp_path, ranks=(0,))  # the launcher has stopped rank 1
 
 

@@ -148,7 +148,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number, launch,
     os.killpg(started.process.pid, number)  # as a terminal does: the loader workers get it too
     assert started.end() == 0, started.printed()
     last = train_lines(started.run)[-1]["step"]
-    (told,) = re.findall("stopped after step (\\d+); to go on: (.*)", started.printed())
+    (told,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
     assert int(told[0]) == last < 96
     assert not (started.run / "summary.json").exists()
     words = told[1].split()
@@ -170,7 +170,7 @@ def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launc
     os.kill(started.pid_of(1), signal.SIGUSR1)
     assert started.end() == 0, started.printed()
     assert "2 processes on cpu" in started.printed()
-    (told,) = re.findall("stopped after step (\\d+); to go on: (.*)", started.printed())
+    (told,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
     assert int(told[0]) == train_lines(started.run)[-1]["step"] < 48
     assert told[1].startswith(" ".join(launcher(telling, 2)))
     assert "2 processes on cpu" in resume(started.run, telling, 2)
@@ -208,7 +208,7 @@ def test_what_spawn_has_started_is_asked_through_it(launch):
     os.kill(started.process.pid, signal.SIGTERM)
     assert started.end() == 0, started.printed()
     assert "2 processes on cpu" in started.printed()
-    (command,) = re.findall("to go on: (.*)", started.printed())
+    (command,) = re.findall("to continue: (.*)", started.printed())
     assert command.startswith("python accel_demo/train_ddp.py --nproc 2")
 
 
