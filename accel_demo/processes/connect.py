@@ -13,7 +13,7 @@ from accel_demo.processes.environment import number_in
 from accel_demo.workarounds import fresh_rendezvous
 
 T = TypeVar("T")
-# The variable with the number of processes, of torchrun, Open MPI, MPICH and MVAPICH.
+# In these variables torchrun, Open MPI, MPICH and MVAPICH pass the number of processes.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -24,7 +24,7 @@ def use_cpu() -> bool:
     leaves each process on its own, as rank 0 of 1.
     """
     if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
-        return True  # nothing carries tensors between processes on Apple's GPU
+        return True  # no backend sends tensors between processes on Apple's GPU
     return torch.accelerator.device_count() < number_in("LOCAL_WORLD_SIZE", 1)
 
 
@@ -61,7 +61,7 @@ def is_main_process() -> bool:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the value of every process, by rank. Every process calls it; values are pickled."""
+    """Return the values of all processes, by rank. All of them must call it. Values are pickled."""
     values = [value]
     if dist.is_initialized():
         values *= dist.get_world_size()
@@ -70,7 +70,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
-    """Return the autocast context of Accelerate's `forward`, for "no", "bf16" or "fp16"."""
+    """Return the autocast context that Accelerate uses in `forward`: "no", "bf16" or "fp16"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "no")
 
@@ -83,13 +83,13 @@ def check_processes(world_size: int, device: torch.device, mixed_precision: str)
     promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
     if world_size != promised:
         raise UserError(
-            f"the launcher started {promised} processes, but this one is connected to "
-            f"{world_size - 1} others; `accel-demo doctor --config FILE` shows what a config starts"
+            f"the launcher started {promised} processes, but only {world_size} are connected. "
+            "See what your config starts with `accel-demo doctor --config FILE`."
         )
     if mixed_precision == "fp16" and device.type == "cpu":
         raise UserError(
-            "fp16 needs a GPU: on a CPU Accelerate would train in fp32 without a word; "
-            "set mixed_precision to bf16 or no"
+            "fp16 needs a GPU: on a CPU Accelerate would silently train in fp32. "
+            "Set mixed_precision to bf16 or no."
         )
 
 
@@ -114,7 +114,7 @@ def describe_run(version: str, device: torch.device, mixed_precision: str) -> di
 
 
 def _connection_of(version: str) -> str:
-    """Return what connects the processes or devices, for people to read."""
+    """Return a description of what connects the processes or devices."""
     if version == "train_ddp":
         return f"DistributedDataParallel, {dist.get_backend()}"
     if version == "train":
@@ -128,15 +128,15 @@ def _connection_of(version: str) -> str:
 
 
 def replica_devices(compiled: bool, precision: str) -> list[int]:
-    """Return the GPUs for `nn.DataParallel`. With fewer than two it only calls its module."""
+    """Return the GPUs for `nn.DataParallel`. With fewer than two, it only calls its module."""
     count = torch.accelerator.device_count()
     if count < 2:
         print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
     elif compiled:
-        raise UserError("--compile does not reach the replicas nn.DataParallel makes: leave it out")
+        raise UserError("--compile does not affect the replicas of nn.DataParallel: leave it out")
     elif precision == "bf16":
         raise UserError(
-            "nn.DataParallel's threads would compute in fp16 instead of bf16: "
-            "leave --mixed-precision out, or use train_ddp.py"
+            "the threads of nn.DataParallel would compute in fp16 instead of bf16. "
+            "Leave --mixed-precision out, or use train_ddp.py."
         )
     return list(range(count))

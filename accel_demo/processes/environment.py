@@ -1,4 +1,4 @@
-"""The environment variables with which a launcher and its processes understand each other."""
+"""The environment variables through which a launcher passes information to its processes."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": LOOPBACK,
-    "CUDA_VISIBLE_DEVICES": "-1",  # the same on a machine with GPUs as on one without
-    "HF_HOME": os.devnull,  # so that `accelerate launch` finds no default config of the user
+    "CUDA_VISIBLE_DEVICES": "-1",  # on the CPU, also on a machine with GPUs
+    "HF_HOME": os.devnull,  # so that `accelerate launch` does not find the user's own config
 }
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what torchrun tells each process on one machine, and `init_process_group` reads."""
+    """Return the variables that torchrun sets on one machine and `init_process_group` reads."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -31,9 +31,9 @@ RANK_VARIABLES = tuple(rank_environment(0, 1, 0))
 
 
 def is_launched() -> bool:
-    """Return whether torchrun, or a launcher like it, started this process as one of several.
+    """Return whether torchrun, or a launcher like it, started this process.
 
-    Raises `UserError` if only some of the variables are there.
+    Raises `UserError` if only some of the variables are set.
     """
     missing = [name for name in RANK_VARIABLES if name not in os.environ]
     if "RANK" not in os.environ:
@@ -55,7 +55,7 @@ def number_in(variable: str, default: int) -> int:
 def environment_for(changes: dict[str, str]) -> dict[str, str]:
     """Return the user's environment with these changes, for a command outside this launch.
 
-    The variables of a launcher are removed, and the programs of this Python come first.
+    The variables of a launcher are removed, and the programs of this Python come first on PATH.
     """
     environment = {**os.environ, **changes}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

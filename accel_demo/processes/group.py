@@ -1,4 +1,4 @@
-"""Call a function in connected processes: the ones of a launcher, or new ones on this machine."""
+"""Call a function in connected processes: those of a launcher, or new ones on this machine."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from accel_demo.processes.environment import is_launched
 from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.wording import counted
 
-TIME_LIMIT = 60  # seconds that a process waits for any other
+TIME_LIMIT = 60  # seconds after which a collective fails
 PRELOADED = (*launch.PRELOADED, __name__)
 
 
 def run_in_group(
     function: Callable, processes: int, *arguments, preloaded: tuple[str, ...] = PRELOADED
 ) -> None:
-    """Call `function(device, *arguments)` in so many connected processes.
+    """Call `function(device, *arguments)` in this many connected processes.
 
-    `device` is the process's own: a GPU if there is one for each of them, otherwise the CPU. If a
-    launcher started this process, the function is called here, in the group of that launch. Rank 0
-    prints how many processes are connected. No collective waits longer than `TIME_LIMIT`.
+    `device` is the device of the process: its own GPU if each process can have one, otherwise the
+    CPU. If a launcher started this process, the function is called here, in the group of that
+    launch. Rank 0 prints how many processes are connected. A collective fails after `TIME_LIMIT`.
     """
     if is_launched():
         with report_lost_processes():
@@ -42,15 +42,15 @@ def results_by_rank(
 ) -> list[Any]:
     """Call `function(device, *arguments)` as `run_in_group` does, and return the results by rank.
 
-    The processes are always new ones, and print nothing. On the CPU each computes with so many
-    `threads`. A signal that asks this process to stop, like Ctrl-C, ends them all.
+    The processes are always new, and print nothing. On the CPU, each uses `threads` threads. A
+    signal to this process, such as Ctrl-C, ends all of them.
     """
     options = {"preloaded": preloaded, "stop_at_once": True}
     return launch.spawn(_call_with_threads, processes, threads, function, *arguments, **options)
 
 
 def check_connection(device: torch.device) -> None:
-    """Raise `RuntimeError` unless this process hears from each rank of the group, once."""
+    """Raise `RuntimeError` unless an all-gather returns each rank of the group once."""
     heard = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(heard, torch.tensor([dist.get_rank()], device=device))
     ranks = [int(rank) for rank in heard]

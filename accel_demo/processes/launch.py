@@ -1,7 +1,7 @@
-"""Start the processes of a training, and commands.
+"""Start processes: `spawn` for functions, `run_to_end` and `start` for commands.
 
-`spawn` calls a function in several processes, as torchrun would start them. `run_to_end` runs a
-command as a user types it, up to its end. `start` starts a command and does not wait for it.
+`spawn` calls a function in several processes, which it starts as torchrun would. `run_to_end` runs
+a command as a user would type it, and waits until it ends. `start` does not wait.
 """
 
 import logging
@@ -30,7 +30,7 @@ from accel_demo.processes.environment import QUIET, environment_for, number_in, 
 from accel_demo.processes.fork_server import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PRELOADED = ("torch._dynamo",)  # the first optimizer imports it, which takes as long as torch
+PRELOADED = ("torch._dynamo",)  # the first optimizer imports it, as slowly as torch itself
 
 
 def spawn(
@@ -40,23 +40,23 @@ def spawn(
     preloaded: tuple[str, ...] = PRELOADED,
     stop_at_once: bool = False,
 ) -> list[Any]:
-    """Call `function(*arguments)` in so many processes, and return what each returned, by rank.
+    """Call `function(*arguments)` in `world_size` processes, and return the results by rank.
 
-    The processes start as torchrun would start them on one machine. They can meet at MASTER_PORT,
-    or at any free port if it is not set. The function must be importable by its module and name;
-    arguments and results are pickled. A signal that asks this process to stop is passed on to them;
-    with `stop_at_once`, and as long as they have not all started, it ends them.
+    The processes start as torchrun would start them on one machine. They connect at MASTER_PORT, or
+    at any free port if it is not set. The function must be importable by its module and name;
+    arguments and results are pickled. If this process gets a signal to stop, it passes the signal
+    on to them. With `stop_at_once`, or before all of them have started, it kills them.
 
-    On Linux a server imports the modules `preloaded` once, and all processes are forked from it.
-    Elsewhere each process imports them: Windows cannot fork, and macOS should not once its own
-    libraries are loaded.
+    On Linux, a server imports the modules `preloaded` once, and all processes are forked from it.
+    On other systems, each process imports them: Windows cannot fork, and on macOS a fork is not
+    safe after the system's own libraries are loaded.
 
     Raises `UserError` if the port is taken, and `ProcessRaisedException` if the function raises an
-    error in one of the processes. If one of them ends with exit code 2, so does this one; if one
-    ends with any other, this one says so and ends with 1.
+    error in one of the processes. If one of them ends with exit code 2, this process does, too. If
+    one ends with a different code or by a signal, this process prints that and exits with 1.
     Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
-    # Here, because `start` and `run_to_end` need no torch, which takes seconds to import.
+    # Imported here, because torch takes seconds to import and `start` does not need it.
     from torch import multiprocessing
 
     from accel_demo.processes.signals import SIGNALS
@@ -65,10 +65,10 @@ def spawn(
         raise UserError(f"--nproc must be at least 1, got {world_size}")
     port = free_port(number_in("MASTER_PORT", 0))
     if world_size > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: they share the cores
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     set_forkserver_preload(list(preloaded))
-    ranks: Any = None  # torch's context of the processes, as soon as all have started
+    ranks: Any = None  # torch's handle of the processes, once all have started
 
     def asked_to_stop(number, frame):
         if stop_at_once or ranks is None:
@@ -92,7 +92,7 @@ def spawn(
                 pass
         except multiprocessing.ProcessExitedException as error:
             if error.exit_code == 2:
-                sys.exit(2)  # the process has said why
+                sys.exit(2)  # the process has printed why
             ended = error.signal_name or f"exit code {error.exit_code}"
             print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
             sys.exit(1)
@@ -103,16 +103,16 @@ def spawn(
 
 
 def start_preloading(preloaded: tuple[str, ...]) -> None:
-    """Let the server of `spawn` import its modules while this process does something else."""
+    """Let the server of `spawn` import its modules while this process continues."""
     if start_method() == "forkserver":
         set_forkserver_preload(list(preloaded))
         forkserver.ensure_running()
 
 
 def start_method() -> str:
-    """Return how `spawn` starts processes. The variable ACCEL_DEMO_START_METHOD overrides it.
+    """Return how `spawn` starts processes. ACCEL_DEMO_START_METHOD overrides the default.
 
-    "fork" is the quickest, but only safe in a process with one thread that has not used a GPU.
+    "fork" is the fastest, but only safe in a process with one thread that has not used a GPU.
     """
     default = "forkserver" if sys.platform == "linux" else "spawn"
     chosen, known = os.environ.get("ACCEL_DEMO_START_METHOD", default), get_all_start_methods()
@@ -129,12 +129,12 @@ def run_to_end(
     cwd: Path = REPOSITORY,
     **changes: str,
 ) -> SimpleNamespace:
-    """Run a command to its end, and return its `returncode`, `stdout` and `stderr`.
+    """Run a command until it ends, and return its `returncode`, `stdout` and `stderr`.
 
-    After `time_limit` seconds, or on Ctrl-C, every process that the command has started is killed;
-    after the time limit returncode is None. `python`, `accelerate` and `torchrun` are those of this
-    Python. It runs on the CPU with one thread, in the user's environment with these `changes`, or
-    in exactly `environment` if that is given.
+    After `time_limit` seconds, or on Ctrl-C, every process that the command has started is killed.
+    After the time limit, `returncode` is None. `python`, `accelerate` and `torchrun` are those of
+    this Python. The command runs on the CPU with one thread, in the user's environment with these
+    `changes`. If `environment` is given, it runs in exactly that environment.
     """
     if environment is not None and changes:
         raise ValueError("either environment or changes")
@@ -170,10 +170,10 @@ def start(
 ) -> subprocess.Popen | ForkedProcess:
     """Start a command, and return the process without waiting for it.
 
-    If `environment` names a fork server (see fork_server.py), a Python program is forked from it.
-    With `real` it is not; nor if the server refuses, or if a stream is none of our open files.
-    `new_session` makes the process the leader of a new session. `ignored_signal` is ignored in it,
-    as after the shell's `trap '' SIGNAL`.
+    If `environment` names a fork server (see fork_server.py), a Python program is forked from it,
+    unless `real` is set, the server refuses, or a stream is not an open file of this process.
+    `new_session` makes the process the leader of a new session. The process ignores
+    `ignored_signal`, as after `trap '' SIGNAL` in a shell.
     """
     program, *arguments = command
     program = shutil.which(program, path=environment.get("PATH")) or program
@@ -243,8 +243,8 @@ def _as_rank(
 
     os.environ.update(rank_environment(rank, world_size, port))
     if world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # a fork server has the variables of when it was started
-    if stop_at_once:  # a terminal's Ctrl-C comes here too: end without a traceback
+        torch.set_num_threads(1)  # the server may have started before the variable was set
+    if stop_at_once:  # a terminal sends Ctrl-C to this process, too: end without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with one_line_errors(), report_lost_processes():
         result = function(*arguments)
@@ -258,9 +258,9 @@ def _read_result(folder: Path, rank: int) -> Any:
 
 
 def _kill_children() -> None:
-    """End every process below this one. They first stand still, so that none starts another.
+    """Kill every process below this one. Suspend all of them first, so that none starts another.
 
-    But for Python's resource tracker, which ends by itself and cleans up after the others.
+    Python's resource tracker is spared: it cleans up after the others and ends by itself.
     """
     for act in (psutil.Process.suspend, psutil.Process.kill):
         for child in psutil.Process().children(recursive=True):

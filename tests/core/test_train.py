@@ -271,7 +271,7 @@ def test_data_parallel_takes_every_gpu_or_says_what_it_cannot(monkeypatch):
     for gpus in range(4):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
         assert replica_devices(compiled=False, precision="no") == [*range(gpus)]
-    with pytest.raises(UserError, match="--compile does not reach the replicas"):
+    with pytest.raises(UserError, match="--compile does not affect the replicas"):
         replica_devices(compiled=True, precision="no")
     with pytest.raises(UserError, match="would compute in fp16 instead of bf16"):
         replica_devices(compiled=False, precision="bf16")
