@@ -1,4 +1,4 @@
-"""accel-demo COMMAND: find the command in accel_demo/lab/, import it and run it."""
+"""Run `accel-demo COMMAND`: import the command from accel_demo/lab/, and call its `main`."""
 
 import gc
 import importlib
@@ -12,22 +12,22 @@ from accel_demo.errors import Parser, UserError, one_line_errors
 COMMANDS = {  # the question that each command answers
     "doctor": "What does this machine have, and does my launch config start what it says?",
     "shards": "Which process reads which sample in each epoch?",
-    "lr": "What becomes of my learning rate and loss when I move to more processes?",
+    "lr": "How do more processes change my learning rate and loss?",
     "parity": "Do all four versions of the loop end with equal weights?",
     "timeline": "Where does the time of a training step go, on every process?",
     "scaling": "What do I gain with more processes, and why not more?",
     "memory": "Where does the memory of a training go?",
-    "crash": "Does a training that is killed again and again end with the same weights?",
-    "report": "How did my runs go? One page with curves, final figures and mistakes.",
-    "predict": "What does my trained model say about some test images?",
-    "bench": "Is what the course says about speed true on this machine?",
+    "crash": "Does a training end with the same weights if it is killed again and again?",
+    "report": "How did my runs go, and how do they differ?",
+    "predict": "What does my trained model predict for some test images?",
+    "bench": "How fast is what the course compares, on this machine?",
     "check": "Is my answer to an exercise right?",
 }
-SINGLE_MODULES = {"predict", "check"}  # the other commands are folders with a command.py
+SINGLE_MODULES = {"predict", "check"}  # every other command is a folder with a command.py
 
 
 def main() -> None:
-    """Run the command. Its module has `main(arguments)`, which returns the exit code."""
+    """Parse the name of the command, and exit with the code that its `main` returns."""
     with one_line_errors():
         questions = "\n".join(f"  {name:10}{question}" for name, question in COMMANDS.items())
         parser = Parser(
@@ -44,7 +44,7 @@ def main() -> None:
         if command not in COMMANDS:
             nearest = get_close_matches(command, COMMANDS, n=1, cutoff=0)[0]
             raise UserError(f"there is no command {command}; did you mean accel-demo {nearest}?")
-        gc.disable()  # most import torch: collecting garbage is a quarter of it, for nothing
+        gc.disable()  # importing torch takes a quarter longer with garbage collection
         try:
             name = command if command in SINGLE_MODULES else f"{command}.command"
             module = importlib.import_module(f"accel_demo.lab.{name}")
@@ -53,7 +53,7 @@ def main() -> None:
         try:
             code = module.main(sys.argv[2:])
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader has seen enough, as `| head` has
+        except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
             # https://docs.python.org/3/library/signal.html#note-on-sigpipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 1

@@ -11,11 +11,11 @@ COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f
 
 
 def table(head: Sequence, rows: Sequence[Sequence]) -> str:
-    """A Markdown table with its columns padded, to be read in a terminal as on a page.
+    """Return a Markdown table with padded columns, so that it also reads well in a terminal.
 
-    A column whose cells are all numbers is set to the right; floats come as they print.
+    A column of numbers is aligned to the right. Floats are printed as `str` does.
     """
-    # A bare "|" would end the cell, in code too: https://github.github.com/gfm/#example-200
+    # A bare "|" would end the cell, even in code: https://github.github.com/gfm/#example-200
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
     columns = range(len(head))
     widths = [max(3, *(len(row[column]) for row in cells)) for column in columns]
@@ -39,14 +39,14 @@ def _is_number(cell) -> bool:
 
 
 def new_figure(width: float, height: float):
-    """An empty matplotlib figure of this size in inches, on white."""
+    """Return an empty, white matplotlib figure of this size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def save(figure, path: Path) -> None:
-    """Write the picture so that the same drawing gives the same file, by its suffix."""
+    """Write the picture in the format of the file's suffix. Equal drawings become equal files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):

@@ -28,13 +28,13 @@ def keep_freed_memory() -> None:
     """Make this process keep the memory it frees instead of returning it to the system.
 
     Each training step frees the tensors of the step before and allocates the same sizes again. By
-    default the C library returns large blocks to the system, which must then clear and map every
-    page again. For a small network on a CPU this takes a good part of each step. The price is
+    default, the C library returns large blocks to the system, which must then clear and map every
+    page again. For a small network on a CPU, this takes a large part of each step. The price is
     that the process never shrinks. If the C library is not glibc, nothing changes.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers in malloc.h; values in bytes
-    with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
+    with suppress(AttributeError, TypeError):  # macOS has no mallopt, Windows no C library by name
         mallopt = ctypes.CDLL(None).mallopt
         # A glibc before 2.35 refuses more than 2**25.
         if mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25):
@@ -45,8 +45,8 @@ def skip_the_search_for_lomo() -> None:
     """Stop Accelerate from searching the disk for an optimizer package in each training step.
 
     Accelerate's `optimizer.step` asks twice whether the package `lomo_optim` is installed, and
-    Python looks through every folder of `sys.path` each time. An entry of None in `sys.modules`
-    answers no at once. We use no optimizer from that package.
+    Python searches every folder of `sys.path` each time. With an entry of None in `sys.modules`,
+    the search ends at once. We use no optimizer from that package.
     Source: `is_lomo_available` in accelerate/utils/imports.py
     """
     sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
@@ -54,10 +54,10 @@ def skip_the_search_for_lomo() -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Turn the garbage collector off during a large import, which then takes a quarter less time.
+    """Turn the garbage collector off during a large import, which makes it a quarter faster.
 
-    It would find nothing to free. The first optimizer of a process is such an import: it imports
-    torch._dynamo, which takes about as long as importing torch.
+    The collector would find nothing to free. Creating the first optimizer of a process is such an
+    import: it imports torch._dynamo, which takes about as long as importing torch.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -71,20 +71,20 @@ def without_garbage_collection() -> Iterator[None]:
 def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
     """Return the options with which a DataLoader starts its workers so that none of them hangs.
 
-    Normally a worker is forked from this process. Before Python 3.11.10, this can go wrong if a
-    thread enters Python at that very moment, as a thread of gloo does shortly after a collective to
-    release its tensors: the worker inherits a lock that nobody will ever release, and waits for it.
-    So if the processes are connected, a server that has no such threads forks the workers. Python
-    3.14 always does it that way. The server imports the modules `preloaded` once, and does not see
-    `stop_signals`, as the workers do not.
+    Normally, workers are forked from this process. Before Python 3.11.10, this can fail if a thread
+    enters Python at the same moment, as a thread of gloo does shortly after a collective to release
+    its tensors. The worker then inherits a lock that is never released, and waits for it. So if the
+    processes are connected, the workers are forked from a server that has no such threads, which is
+    what Python 3.14 always does. The server imports the modules `preloaded` once. Like the workers,
+    it ignores `stop_signals`.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
         return {}
     multiprocessing.set_forkserver_preload(preloaded)
     multiprocessing.resource_tracker.ensure_running()  # or else the next call unblocks SIGINT
-    # The server inherits what is blocked. Otherwise it would end at the first SIGTERM, and the
-    # workers with it, while the training process still needs them until the end of its step.
+    # The server inherits the blocked signals. Otherwise SIGTERM would end it and its workers, which
+    # the training process still needs until the end of its step.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     multiprocessing.forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -92,16 +92,16 @@ def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -
 
 
 def fresh_rendezvous(timeout: float) -> dict:
-    """Return the arguments of `init_process_group` with which the processes of a launch connect.
+    """Return the arguments of `init_process_group` for the processes of a launch.
 
-    They are the `store` (a key-value store that the launcher keeps), this process's `rank`, the
-    `world_size`, and the `timeout` of every collective. The parameter `timeout` is in seconds.
+    They are the `store` (a key-value store that the launcher keeps), the `rank` of this process,
+    the `world_size`, and the `timeout` of every collective. The parameter `timeout` is in seconds.
 
     torchrun can restart all workers if one fails. Its store then still holds the addresses of the
     dead processes, and a new process that reads one of them fails with "connectFullMesh …
     Connection refused". So each start of the workers puts its own prefix before its keys.
 
-    It also makes the garbage collector run when Python ends: see `_end_group_threads_at_exit`.
+    It also runs the garbage collector when Python ends: see `_end_group_threads_at_exit`.
 
     Raises `UserError` if not all processes arrive within `timeout` seconds.
     """
@@ -135,10 +135,10 @@ def _end_group_threads_at_exit() -> None:
 def _prefix_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
     """Agree on a prefix that no earlier start of the workers has used.
 
-    Rank 0 draws it. Every other rank asks for it with a random number, and waits for the answer to
-    this number. Rank 0 cannot know whether a question is from this start or an earlier one, so it
-    answers all of them until every rank has confirmed that it received the prefix. (A count of
-    restarts would be enough on one machine. On several, each launcher counts its own.)
+    Rank 0 draws the prefix. Every other rank writes a question with a random number, and waits for
+    the answer with this number. Rank 0 cannot distinguish questions of this start from questions of
+    an earlier one, so it answers all of them until every rank has confirmed that it received the
+    prefix. (On one machine a count of restarts would do, but each launcher has its own count.)
     """
     if rank > 0:
         question = uuid.uuid4().hex

@@ -2,18 +2,18 @@
 
 `python program.py` spends 2 to 3 seconds importing torch before the program does anything. The
 server imports torch and the other libraries once. It starts no thread and computes nothing, so each
-program that is forked from it starts from the same clean state: its own environment, arguments and
-working directory, default signal handlers, and freshly seeded random numbers. If the program is a
+program that is forked from it starts in the same clean state: with its own environment, arguments
+and working directory, default signal handlers, and newly seeded random numbers. If the program is a
 launcher, its workers are forked as well (see forked_python.py).
 
-What is different from a real start:
-- a variable that is read when Python or a library starts has no effect, so the server refuses such
+Differences from a real start:
+- variables that Python or a library reads when it starts have no effect, so the server refuses such
   a request, and the program is started for real;
-- a library that a program forgets to import may be there already;
-- warnings of a library that is being imported go to the server's stderr;
+- a library that a program forgets to import may already be imported;
+- warnings from importing a library go to the server's stderr;
 - strings have the same hashes in all programs, so sets have the same order in all ranks;
-- at its end, the program runs its exit handlers and writes its output, but the interpreter is not
-  finalized: that takes 2 seconds of copying memory that no program looks at again.
+- when the program ends, it runs its exit handlers and writes its output, but the interpreter is not
+  finalized, because this would copy memory for 2 seconds.
 So some of the tests still start real processes. POSIX only.
 """
 
@@ -44,7 +44,7 @@ SERVER = [sys.executable, "-m", "accel_demo.processes.fork_server_main"]
 class ForkServer:
     """A running server with this `environment`, or ours.
 
-    It ends when the process that started it ends, and removes its temporary folder.
+    When the process that started it ends, the server removes its temporary folder and ends, too.
     """
 
     def __init__(self, environment: dict[str, str] | None = None):
@@ -64,13 +64,13 @@ class ForkServer:
         os.close(read)
 
     def close(self) -> None:
-        """End the server, and kill the programs it started that are still running."""
+        """End the server, and kill the programs that it has started."""
         os.close(self._lifeline)
         self._process.wait()
 
 
 class ForkedProcess:
-    """A program that the server has started, with some methods of `subprocess.Popen`."""
+    """A program that the server has started. It has some of the methods of `subprocess.Popen`."""
 
     def __init__(self, arguments: list[str], connection: socket.socket, pid: int):
         self.args, self.pid, self.returncode = arguments, pid, None
@@ -93,7 +93,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the process has just ended
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -133,7 +133,7 @@ def fork(
 
 
 def _write_python(path: Path, address: str) -> str:
-    """Write a program that does what `python` does, in a process forked from this server."""
+    """Write a program that works like `python`, in a process that is forked from this server."""
     words = [sys.executable, "-IS", forked_python.__file__, sys.executable, address]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o700)
@@ -141,7 +141,7 @@ def _write_python(path: Path, address: str) -> str:
 
 
 def _for_python(program: str, *arguments: str) -> list[str] | None:
-    """Return the arguments that Python would get for this command, or None if it is not Python."""
+    """Return the arguments for Python if this command runs Python, otherwise None."""
     ours = Path(sys.executable).parent
     if Path(program).parent != ours:
         return None

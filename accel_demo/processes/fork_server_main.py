@@ -1,6 +1,6 @@
-"""The process of the fork server, and how a process forked from it becomes the program asked for.
+"""The process of the fork server, and how a forked process becomes the requested program.
 
-fork_server.py starts it, and sends it the requests.
+fork_server.py starts the server and sends the requests.
 """
 
 import atexit
@@ -37,8 +37,8 @@ from accel_demo.processes.forked_python import (
     split_options,
 )
 
-# The libraries our programs use. Our own modules are not among them: they are quick to import, and
-# a program must not find one that it forgot to import.
+# The libraries that our programs use. Our own modules are not among them: they are quick to import,
+# and a program must fail if it forgets to import one.
 LIBRARIES = """torch torch._dynamo torch.distributed.run torch.nn.parallel torch.optim.lr_scheduler
 torch.profiler torch.utils.data torch.utils.checkpoint torch.utils.tensorboard torchvision
 accelerate accelerate.commands.launch accelerate.test_utils matplotlib.figure
@@ -47,31 +47,32 @@ safetensors.torch tqdm yaml"""
 # Python and the libraries read these variables when they start.
 READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
 TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
-# These are read later. torchrun sets the second one for its workers, and Accelerate may remove the
-# third one, which has no effect on a machine without a GPU.
+# These are read later. torchrun sets the second variable for its workers. Accelerate may remove the
+# third, which has no effect on a machine without a GPU.
 NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
 
 
 def main(listener: int, lifeline: int, python: str) -> None:
-    """Be the server; in each process forked from it, run the requested program.
+    """Run the server, and the requested program in each process that is forked from it.
 
-    `listener` and `lifeline` are the numbers of open files: the server's socket, and a pipe that
-    ends with whoever has started the server. `python` is for the workers of a forked launcher.
+    `listener` and `lifeline` are the numbers of open files: the server's socket, and a pipe that is
+    closed when the process that started the server ends. `python` is the program with which a
+    forked launcher starts its workers.
     """
-    del sys.path[0]  # a program has its own folder there
+    del sys.path[0]  # each program inserts its own folder
     adopt_orphans()
     select.select([listener, lifeline], [], [])  # nothing is imported before the first request
     for name in LIBRARIES.split():
-        if select.select([lifeline], [], [], 0)[0]:  # whoever has started this server has ended
+        if select.select([lifeline], [], [], 0)[0]:  # the process above has ended
             return
-        with suppress(ImportError):  # matplotlib and TensorBoard need not be installed
+        with suppress(ImportError):  # matplotlib and TensorBoard are optional
             importlib.import_module(name)
     if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("importing the libraries has started a thread: set OMP_NUM_THREADS=1")
     gc.collect()
-    gc.freeze()  # so that collecting garbage in a child copies no pages
+    gc.freeze()  # so that garbage collection in a child does not copy pages
     arguments = _serve(socket.socket(fileno=listener), lifeline, python)
     try:
         _run_program(arguments)
@@ -86,16 +87,16 @@ def main(listener: int, lifeline: int, python: str) -> None:
     threading._shutdown()  # pyright: ignore (it is private): wait for the program's threads, as Python does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+        with suppress(OSError, ValueError):  # the stream is closed, or its reader is
             stream.flush()
-    if code == -signal.SIGINT:  # Python ends by this signal, too
+    if code == -signal.SIGINT:  # as Python does after KeyboardInterrupt
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code & 255)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of each process below this one whose own parent ends. Linux only.
+    """Become the parent of every process below this one whose parent ends. Linux only.
 
     Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
     """
@@ -106,13 +107,13 @@ def adopt_orphans() -> None:
 
 
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
-    """Fork a process for each request, and report how it ended. Returns in those processes only."""
+    """Fork a process for each request, and report its exit code. Only those processes return."""
     running = {}  # the connection to report to, by process
     own_environment = dict(os.environ)
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
-    # Ctrl-C is for whoever has started the server; a program handles it as after a real start.
+    # Ctrl-C is for the process that started the server. Programs handle it as after a real start.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
@@ -163,7 +164,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
 
 
 def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]:
-    """Return the request, None if its client was killed before it had sent all, and open files."""
+    """Return the request and its files. The request is None if the client ended too early."""
     header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
     size = NUMBER.unpack(header)[0] if len(header) == NUMBER.size else 0
     with connection.makefile("rb") as file:
@@ -172,7 +173,7 @@ def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]
 
 
 def _moved_above(number: int, connection: socket.socket) -> socket.socket:
-    """Return the connection as a file with a greater number, which no file of a program has."""
+    """Return the connection under a file number that is larger than any file of the program."""
     with connection:
         above = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, number + 1)
         return socket.socket(fileno=above)
@@ -184,7 +185,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 
 def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
-    """Whether the program would start differently: only a real start can do what it asks for."""
+    """Return whether only a real start can do what the request asks for."""
     environment = request["environment"]
     names = {*environment, *own_environment} - NOT_AT_START
     changed = [name for name in names if environment.get(name) != own_environment.get(name)]
@@ -201,7 +202,7 @@ def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSel
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
-            if process not in running:  # an orphan that the server has adopted
+            if process not in running:  # an adopted orphan
                 continue
             with running.pop(process) as connection:
                 if connection in selector.get_map():
@@ -210,14 +211,14 @@ def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSel
 
 
 def _become(request: dict, files: list[int], python: str) -> None:
-    """Set up this forked process for the program it will run."""
+    """Prepare this forked process for the program that it will run."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     if request.get("new_session"):
         os.setsid()
-    # Out of the way first: a file may have the number that another one is to have.
+    # Move all files to higher numbers first: a file may have the number that another one needs.
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
     for file in files:
         os.close(file)
@@ -231,19 +232,19 @@ def _become(request: dict, files: list[int], python: str) -> None:
     sys.stderr = sys.__stderr__ = _text_output(2, unbuffered, sys.stderr.errors)
     os.environ.clear()
     os.environ.update(request["environment"])
-    # The program has one thread when it starts, so it may fork, and so pass torch on.
+    # The program starts with one thread, so forking its processes is safe.
     os.environ.setdefault("ACCEL_DEMO_START_METHOD", "fork")
     os.environ["PYTHON_EXEC"] = python  # what torchrun starts its workers with
     multiprocessing.set_executable(python)
     os.chdir(request["folder"])
-    tempfile.tempdir = None  # a library may have looked it up, in the server's environment
+    tempfile.tempdir = None  # may have been set from the server's environment
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
 
 
 def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIOWrapper:
-    """Open the file with this number the way Python opens its stdout and stderr when it starts."""
+    """Open the file with this number as Python opens stdout and stderr when it starts."""
     raw = io.FileIO(number, "w", closefd=False)
     buffered_by_line = number == 2 or raw.isatty()
     return io.TextIOWrapper(

@@ -4,9 +4,9 @@ torchrun and Accelerate's launchers start the program named by PYTHON_EXEC for e
 multiprocessing starts the one named by `set_executable`. The fork server writes a program that runs
 this file, and names it in both places. This process asks the server for a process with its own
 arguments, environment, working directory, open files and ignored signals. It passes signals on to
-that process, and ends the way it ends. If the server refuses, this process becomes the real Python.
+that process, and ends as it ends. If the server refuses, this process becomes the real Python.
 
-It imports little, so it starts in a fraction of the time that torch takes to import.
+This program imports little, so it starts much faster than torch could be imported.
 """
 
 import json
@@ -27,9 +27,9 @@ MOST_FILES = 250  # that one message can carry on Linux
 
 
 def main(python: str, address: str, *arguments: str) -> None:
-    """Be `python` with these arguments. `address` is the server's socket."""
+    """Do what `python` does with these arguments. `address` is the socket of the server."""
     signals = {getattr(signal, name) for name in SIGNALS}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is a process to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the process exists
     request = {
         "arguments": arguments,
         "environment": dict(os.environ),
@@ -52,7 +52,7 @@ def main(python: str, address: str, *arguments: str) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     try:
         code = receive_number(connection)
-    except RuntimeError:  # the server has ended, and at its end it kills what it has started
+    except RuntimeError:  # the server has ended, which kills its programs
         code = -signal.SIGKILL
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -63,10 +63,10 @@ def main(python: str, address: str, *arguments: str) -> None:
 
 
 def inherited_files() -> dict[int, int]:
-    """The open files that a program started from here inherits: a file for each number."""
+    """Return the open files that a program started from here would inherit, by their number."""
     files = {}
     for number in map(int, os.listdir("/dev/fd")):
-        with suppress(OSError):  # the folder itself, which is closed by now
+        with suppress(OSError):  # /dev/fd itself, which is closed again
             if os.get_inheritable(number):
                 files[number] = number
     return files
@@ -79,7 +79,7 @@ def ignored_signals() -> list[int]:
 
 
 def limits() -> list:
-    """Return limits, umask, cores and priority: a forked process has the server's, not ours."""
+    """Return limits, umask, cores and priority. A forked process has those of the server."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     resources = [list(resource.getrlimit(getattr(resource, name))) for name in names]
     mask = os.umask(0)
@@ -89,10 +89,9 @@ def limits() -> list:
 
 
 def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.socket, int]:
-    """Ask the server for a process with `files`, by the number that each has in it.
+    """Request a process from the server. `files` are its open files, by their number.
 
-    Returns the connection on which the server will report the exit code, and the process's number,
-    or `REFUSED`.
+    Returns the connection on which the server will report the exit code, and the pid or `REFUSED`.
     """
     if len(files) > MOST_FILES:
         raise ValueError(f"a forked program can inherit {MOST_FILES} open files, not {len(files)}")
@@ -109,13 +108,13 @@ def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.sock
 
 
 def can_be_forked(arguments: list[str]) -> bool:
-    """Whether a forked process can do what Python does with these arguments."""
+    """Return whether a forked process can do what Python does with these arguments."""
     _, rest = split_options(arguments)
     return bool(rest) and (rest[0] in ("-m", "-c") or not rest[0].startswith("-"))
 
 
 def split_options(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options for Python itself that a forked process can follow, and the rest."""
+    """Return the options for Python itself, as far as a fork supports them, and the rest."""
     number = 0
     while arguments[number : number + 1] in (["-u"], ["-B"]):
         number += 1
