@@ -1,4 +1,4 @@
-"""Numbers in words, in the same spelling everywhere."""
+"""Spell numbers with their nouns and units in the same way everywhere."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -6,7 +6,7 @@ def counted(number: int, noun: str) -> str:
 
     `noun` is in the singular.
     """
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
     return f"{number:,} {noun}{ending}"
 
 

@@ -1,6 +1,7 @@
 """Check your answer to an exercise of the tutorials.
 
 accel-demo check 00
+accel-demo check 00 --file my_answer.py
 """
 
 import os
@@ -14,23 +15,23 @@ EXERCISES = REPOSITORY / "tutorials" / "exercises"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the exercise's grader: 0 for a right answer, 1 for a wrong one."""
+    """Run the grader of the exercise. Return 0 if the answer is right, 1 if it is wrong."""
     parser = Parser(__doc__, prog="accel-demo check")
     parser.add_argument("exercise", metavar="NN", help="number of the exercise")
-    parser.add_argument("--file", type=Path, help="the answer (default: the file to fill in)")
+    parser.add_argument("--file", type=Path, help="your answer (default: the exercise's own file)")
     options = parser.parse_args(arguments)
     graders = {path.stem: path for path in (EXERCISES / "graders").glob("[0-9]*.py")}
     if not graders:
-        raise UserError("the exercises come with the repository: clone it, and pip install -e .")
+        raise UserError("the exercises are in the repository only: clone it and pip install -e .")
     if options.exercise not in graders:
         known = ", ".join(sorted(graders))
         raise UserError(f"there is no exercise {options.exercise}: choose one of {known}")
     answer = options.file or next(EXERCISES.glob(f"{options.exercise}_*.py"), None)
     if answer is None or not answer.is_file():
-        raise UserError(f"{answer or EXERCISES} holds no answer to check: name one with --file")
+        raise UserError(f"{answer or EXERCISES} contains no answer. Name its file with --file.")
     command = [sys.executable, str(graders[options.exercise]), str(answer)]
     grader = start(command, dict(os.environ), sys.stdout, sys.stderr, cwd=Path.cwd())
     try:
         return grader.wait()
     finally:
-        grader.kill()  # unless it has ended
+        grader.kill()  # if Ctrl-C interrupted the wait

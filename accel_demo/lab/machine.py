@@ -1,4 +1,4 @@
-"""What this machine has for a training run: cores, memory, GPUs, versions, environment."""
+"""Describe this machine: CPU, memory, GPUs, versions, environment variables."""
 
 import os
 import platform
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 
-from accel_demo.anatomy.devices import gibibytes, usable_cores
+from accel_demo.anatomy.devices import usable_cores
+from accel_demo.wording import byte_size
 
-# What the launchers, torch and Accelerate read when a run starts.
+# Variables that the launchers, torch and Accelerate read when a run starts.
 LAUNCH_VARIABLES = (
     "OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER RANK LOCAL_RANK "
     "WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME "
@@ -20,7 +21,7 @@ LAUNCH_PREFIXES = ("ACCELERATE_", "NCCL_", "TORCH_NCCL_", "FSDP_", "PYTORCH_")
 
 
 def version_rows() -> list[tuple[str, str]]:
-    """The versions a result depends on."""
+    """Return name and version of the packages that a result depends on."""
     import torch
 
     packages = [(name, metadata.version(name)) for name in ("torch", "torchvision", "accelerate")]
@@ -29,14 +30,14 @@ def version_rows() -> list[tuple[str, str]]:
 
 
 def environment_rows() -> list[tuple[str, str]]:
-    """The variables set here that change what a launch does."""
+    """Return name and value of the variables set here that affect a launch."""
     names = sorted(name for name in os.environ if name.startswith(LAUNCH_PREFIXES))
     names = [name for name in LAUNCH_VARIABLES if name in os.environ] + names
     return [(name, os.environ[name]) for name in names] or [("none set", "")]
 
 
 def environment() -> dict:
-    """What a measurement was taken on: CPU, cores, GPU, system, versions."""
+    """Return all that a measurement depends on: CPU, cores, GPU, system, versions, variables."""
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -47,7 +48,7 @@ def environment() -> dict:
         "cores": usable_cores(),
         "bf16_instructions": has_bf16_instructions(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "memory": gibibytes(psutil.virtual_memory().total),
+        "memory": byte_size(psutil.virtual_memory().total),
         "gpu": ", ".join(gpus),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
@@ -57,18 +58,18 @@ def environment() -> dict:
 
 
 def cpu_name() -> str:
-    """The model of the CPU; its architecture where the system does not tell more."""
+    """Return the model of the CPU, or its architecture if the system does not report more."""
     return _cpu_line("model name") or platform.processor() or platform.machine()
 
 
 def has_bf16_instructions() -> bool:
-    """Whether the CPU multiplies bfloat16 itself. Elsewhere torch emulates it, slowly."""
+    """Return whether the CPU has bfloat16 instructions; otherwise torch emulates them slowly."""
     words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # x86, ARM
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 def _cpu_line(key: str) -> str:
-    """The value of the first line with this key in Linux's /proc/cpuinfo; elsewhere empty."""
+    """Return the first value of this key in Linux's /proc/cpuinfo; on other systems, ""."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

@@ -1,7 +1,8 @@
-"""One process that trains again and again on command, and tells how long the steps took.
+"""Train again and again on request, and time the optimizer steps.
 
-worker_pool.py starts one for each rank. A line on stdin is a run, a line on stdout its answer, both
-as JSON. The train files run as they are: torch calls `note` after every optimizer step.
+`WorkerPool` starts one process of this module for each rank. Each line on stdin is a JSON object
+with the arguments of `run`, and each line on stdout its result. The train files run unmodified:
+torch calls a hook after every optimizer step.
 """
 
 import cProfile
@@ -22,9 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.lab.step_parts import timed_parts
+from accel_demo.lab.worker_pool import WorkerResult
 from accel_demo.processes.environment import rank_environment
 
-TELLINGS = {
+TRAIN_FILES = {
     "plain PyTorch": train_plain,
     "nn.DataParallel": train_dp,
     "raw DDP": train_ddp,
@@ -33,17 +35,17 @@ TELLINGS = {
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    results = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # whatever else is printed, by C++ too, is no answer
+        os.dup2(nowhere.fileno(), 1)  # drop all other output, including that of C++
         for line in sys.stdin:
             with redirect_stderr(nowhere):
-                answer = run(**json.loads(line))
-            print(json.dumps(answer), file=answers, flush=True)
+                result = run(**json.loads(line))
+            print(json.dumps(result), file=results, flush=True)
 
 
 def run(
-    telling: str,
+    version: str,
     choices: dict,
     precision: str = "no",
     rank: int = 0,
@@ -52,31 +54,26 @@ def run(
     on_cpu: bool = False,
     warm_up: int = 1,
     watched: str = "",
-) -> dict:
-    """Train once. `stamps` are the seconds at which the steps from `warm_up` on ended.
-
-    `seconds_per_step` is their mean distance. `processes` is how many were connected, as the run
-    itself found. If `watched` is "parts", `parts` is what `timed_parts` yields; if it is "profile",
-    the answer also holds the dictionaries of `profile_of`.
-    """
+) -> WorkerResult:
+    """Train once. `version` is a key of `TRAIN_FILES`, and `watched` "parts", "profile" or ""."""
     forget_the_last_run()
-    if world_size > 1 or telling == "raw DDP":
+    if world_size > 1 or version == "raw DDP":
         os.environ.update(rank_environment(rank, world_size, port))
     elif on_cpu:
-        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as from a launcher: then no run takes Apple's GPU
+        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as set by a launcher: then no run uses Apple's GPU
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
-    config, module = TrainConfig(**choices), TELLINGS[telling]
+    config, module = TrainConfig(**choices), TRAIN_FILES[version]
     steps, stamps = 0, []
 
-    def note(optimizer, arguments, keywords):
+    def record_step(optimizer, arguments, keywords):
         nonlocal steps
         steps += 1
         if steps in (warm_up, config.max_steps) and torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # a GPU computes while Python goes on
+            torch.accelerator.synchronize()  # kernels run asynchronously
         if steps >= warm_up:
             stamps.append(time.perf_counter())
 
-    hook = register_optimizer_step_post_hook(note)
+    hook = register_optimizer_step_post_hook(record_step)
     profiler = cProfile.Profile()
     options = () if module is train else (precision,)
     try:
@@ -88,56 +85,59 @@ def run(
     finally:
         hook.remove()
         forget_the_last_run()
-    found = json.loads(Path(config.run_dir, "environment.json").read_text())
+    environment = json.loads(Path(config.run_dir, "environment.json").read_text())
+    inside, counts = profile_of(profiler) if watched == "profile" else ({}, {})
     return {
-        "processes": found["processes"],
-        "device": found["device"],
-        "threads": found["threads_per_process"],
+        "processes": environment["processes"],
+        "device": environment["device"],
+        "threads": environment["threads_per_process"],
         "stamps": stamps,
         "seconds_per_step": (stamps[-1] - stamps[0]) / (len(stamps) - 1),
         "parts": parts,
-        **(profile_of(profiler) if watched == "profile" else {}),
+        "inside": inside,
+        "counts": counts,
     }
 
 
 def forget_the_last_run() -> None:
-    """Accelerate keeps one state per process, and the environment says how many processes."""
+    """Reset Accelerate's state and the launch environment, both of which fix the process count."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     for name in (*rank_environment(0, 1, 0), "ACCELERATE_MIXED_PRECISION"):
         os.environ.pop(name, None)
 
 
-def profile_of(profiler: cProfile.Profile) -> dict:
-    """Return what Accelerate's functions spend their time on, by function.
+def profile_of(profiler: cProfile.Profile) -> tuple[dict[str, list], dict[str, int]]:
+    """Return the time inside Accelerate's functions, and the number of calls of every function.
 
-    `inside`: {function, or "function: what it calls": [calls, seconds]}, each row without what
-    other rows have. `counts`: {any function: calls}.
+    The first dict maps a function of Accelerate (for its own lines), or "caller: function" (for a
+    function of another package that it calls), to [calls, seconds]. The rows do not overlap.
     """
-    library = str(Path(accelerate.__file__).parent)
-    # {function: (_, calls, own, _, {caller: (calls, …, seconds)})}
+    # {function: (_, calls, own seconds, _, {caller: (calls, …, seconds)})}
     stats = vars(pstats.Stats(profiler))["stats"]
-    ours = {function for function in stats if function[0].startswith(library)}
+    library = str(Path(accelerate.__file__).parent)
+
+    def name_of(function: tuple[str, int, str]) -> str:
+        file, _, name = function  # torch and Accelerate both have an optimizer module
+        return f"{'accelerate/' if file.startswith(library) else ''}{Path(file).stem}.{name}"
+
+    from_accelerate = {function for function in stats if function[0].startswith(library)}
     inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
     counts: dict[str, int] = defaultdict(int)
-    for function, (_, count, own, _, callers) in stats.items():
+    for function, (_, calls, own_seconds, _, callers) in stats.items():
         name = name_of(function)
-        counts[name] += count
-        rows = [(f"{name}, its own lines", count, own)] if function in ours else []
-        for caller, (times, _, _, seconds) in callers.items():
-            if caller in ours and function not in ours:
-                rows.append((f"{name_of(caller)}: {name}", times, seconds))
+        counts[name] += calls
+        rows = [(f"{name}, its own lines", calls, own_seconds)]
+        if function not in from_accelerate:
+            rows = [
+                (f"{name_of(caller)}: {name}", times, seconds)
+                for caller, (times, _, _, seconds) in callers.items()
+                if caller in from_accelerate
+            ]
         for row, times, seconds in rows:
             inside[row][0] += times
             inside[row][1] += seconds
-    return {"inside": inside, "counts": counts}
-
-
-def name_of(function: tuple[str, int, str]) -> str:
-    """A profiled function as package/module.name: both torch and Accelerate have an optimizer."""
-    file, _, name = function
-    library = str(Path(accelerate.__file__).parent)
-    return f"{'accelerate/' if file.startswith(library) else ''}{Path(file).stem}.{name}"
+    return inside, counts
 
 
 if __name__ == "__main__":

@@ -1,27 +1,46 @@
-"""Show what a trained model says of some test images.
+"""Show what a trained model predicts for some test images.
 
 accel-demo predict runs/train
 accel-demo predict runs/train --index 0-39 --plot predictions.svg
 """
 
 import importlib.util
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from accel_demo import show
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 
 MOST_IMAGES = 200  # a picture of more is too tall
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one test image. `probability` is that of the predicted class."""
+
+    index: int
+    true_class: str
+    predicted_class: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class PredictResult:
+    """The predictions of one run."""
+
+    run: str
+    predictions: list[Prediction]
+
+
 def main(arguments: list[str]) -> int:
-    """Print a table of true and predicted class names; draw the images where matplotlib is."""
+    """Print a table of true and predicted classes. Draw the images if matplotlib is installed."""
     parser = Parser(__doc__, prog="accel-demo predict")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
     help = "test images: 7, or 0-9, or 3,5,7 (default: the first ten)"
     parser.add_argument("--index", metavar="N", help=help)
     flags.add_json(parser)
-    help = "where to draw them (default: predictions.png in the run's folder)"
+    help = "draw the images here (default: predictions.png in the run's folder)"
     parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
     options = flags.read(parser, arguments)
 
@@ -32,32 +51,31 @@ def main(arguments: list[str]) -> int:
     _, test_set = load_datasets(config)
     indices = parse_indices(options.index or f"0-{min(10, len(test_set)) - 1}", len(test_set))
     predictions = predict(options.run, config, test_set, indices)
-    print(f"{'index':>5}  {'true':14}{'predicted':14}{'probability':>11}")
-    for index, true, predicted, probability in predictions:
-        mark = "" if true == predicted else "  wrong"
-        print(f"{index:>5}  {true:14}{predicted:14}{probability:>11.1%}{mark}")
+    rows = []
+    for row in predictions:
+        answer = "right" if row.predicted_class == row.true_class else "wrong"
+        percent = round(100 * row.probability, 1)
+        rows.append([row.index, row.true_class, row.predicted_class, percent, answer])
+    print(show.table(["index", "true", "predicted", "probability (%)", "answer"], rows))
     if options.json:
-        names = ("index", "true", "predicted", "probability")
-        rows = [dict(zip(names, row, strict=True)) for row in predictions]
-        flags.write_json(options.json, {"predictions": rows})
+        flags.write_json(options.json, "predict", PredictResult(str(options.run), predictions))
     if importlib.util.find_spec("matplotlib"):
-        picture = options.plot or options.run / "predictions.png"
-        draw(test_set, predictions, picture)
-        print(f"picture: {picture}")
+        options.plot = options.plot or options.run / "predictions.png"
+        show.check_outputs(options)
+        draw(test_set, predictions, options.plot)
+        print(f"picture: {options.plot}")
     return 0
 
 
 def parse_indices(text: str, count: int) -> list[int]:
-    """ "7", "0-9" or "3,5,7" as a list, all below `count`. Raises `UserError` for others."""
+    """Return "7", "0-9" or "3,5,7" as a list. Raise `UserError` if one is not below `count`."""
     indices = []
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
             stop = int(last if dash else first)
             if stop >= count:
-                raise UserError(
-                    f"--index {stop} is too large: the test images are 0 to {count - 1}"
-                )
+                raise UserError(f"--index {stop} is too large: choose 0 to {count - 1}")
             indices += range(int(first), stop + 1)
     except ValueError:
         raise UserError(f"--index takes 7, or 0-9, or 3,5,7; got {text}") from None
@@ -66,8 +84,8 @@ def parse_indices(text: str, count: int) -> list[int]:
     return indices
 
 
-def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, str, str, float]]:
-    """(index, true class, predicted class, its probability) of each test image asked for."""
+def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]:
+    """Return the predictions of the trained model for these test images."""
     import torch
 
     from accel_demo.models import make_model
@@ -81,25 +99,20 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[tuple[int, 
         probabilities, classes = model(images).softmax(dim=1).max(dim=1)
     names = test_set.class_names
     rows = zip(indices, labels.tolist(), classes.tolist(), probabilities.tolist(), strict=True)
-    return [(index, names[true], names[guess], share) for index, true, guess, share in rows]
+    return [Prediction(index, names[label], names[guess], p) for index, label, guess, p in rows]
 
 
-def draw(test_set, predictions: list[tuple[int, str, str, float]], picture: Path) -> None:
-    """The images in rows of five, each under what the model says; red where it is wrong."""
-    from matplotlib.figure import Figure
-
+def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
+    """Draw the images in rows of five with the predicted class, in red if it is wrong."""
     rows = (len(predictions) + 4) // 5
-    figure = Figure(figsize=(9, 2.2 * rows), layout="constrained")
+    figure = show.new_figure(9, 2.2 * rows)
     axes = figure.subplots(rows, 5, squeeze=False).flatten()
     for axis in axes:
         axis.axis("off")
-    for axis, (index, true, predicted, probability) in zip(axes, predictions, strict=False):
-        axis.imshow(test_set.pixels[index].squeeze(-1).numpy(), cmap="gray_r")
-        title = f"{index}: {predicted} {probability:.0%}"
-        if predicted != true:
-            title += f"\ntruly {true}"
-        axis.set_title(title, fontsize=9, color="black" if predicted == true else "tab:red")
-    try:
-        figure.savefig(picture, dpi=120)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot draw into {picture} ({error}): choose another --plot") from None
+    for axis, row in zip(axes, predictions, strict=False):
+        axis.imshow(test_set.pixels[row.index].squeeze(-1).numpy(), cmap="gray_r")
+        title, colour = f"{row.index}: {row.predicted_class} {row.probability:.0%}", "black"
+        if row.predicted_class != row.true_class:
+            title, colour = f"{title}\ntruly {row.true_class}", "tab:red"
+        axis.set_title(title, fontsize=9, color=colour)
+    show.save(figure, picture)

@@ -1,5 +1,6 @@
-"""Start a command as a user types it, and note when each line of its output comes."""
+"""Run a command as a user types it, and record when each line of its output appears."""
 
+import re
 import subprocess
 import tempfile
 import threading
@@ -17,16 +18,16 @@ TIME_LIMIT = 2 * 60 * 60  # seconds
 
 @dataclass(frozen=True)
 class Timed:
-    """`lines` are (seconds since the command was started, text); `seconds` is until its end."""
+    """A command that has ended after `seconds`. `lines` are (seconds since its start, text)."""
 
     lines: list[tuple[float, str]]
     seconds: float
 
     def first_step(self, first_line: str) -> float:
-        """Seconds to the first line: a train file prints it right before its first step.
+        """Return the seconds to the first line, which a train file prints before its first step.
 
-        Raises `RuntimeError` where it does not begin with `first_line`: then another number of
-        processes was started than asked for.
+        Raises `RuntimeError` if the line does not begin with `first_line`, which contains the
+        expected number of processes.
         """
         seconds, line = self.lines[0] if self.lines else (0.0, "")
         if not line.startswith(first_line):
@@ -41,16 +42,18 @@ def run_timed(
     on_cpu: bool = True,
     **environment: str,
 ) -> Timed:
-    """Run `command` from the repository's root to its end. `on_line` gets each line as it comes.
+    """Run `command` in the repository's root folder. `on_line` is called with each line of output.
 
-    `python`, `accelerate` and `torchrun` are those of this environment. Where the command fails,
-    its "error: …" line is raised as `UserError`, anything else as `RuntimeError`; so is a command
-    that takes more than `time_limit` seconds. `on_cpu` hides the GPUs from it.
+    `python`, `accelerate` and `torchrun` are those of this environment. `on_cpu` hides the GPUs.
+    Raises `UserError` if the command prints an "error: …" line and fails, `RuntimeError` if it
+    fails without one or takes more than `time_limit` seconds.
     """
     lines: list[tuple[float, str]] = []
+    kept = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    quiet = {name: value for name, value in QUIET.items() if name not in kept}
     with tempfile.TemporaryFile("w+") as stderr:
         started_at = time.perf_counter()
-        variables = {**_environment(on_cpu), **environment}
+        variables = environment_for({**quiet, "PYTHONUNBUFFERED": "1"}) | environment
         process: Any = start([str(word) for word in command], variables, subprocess.PIPE, stderr)
         guard = threading.Timer(time_limit, kill_tree, [process])
         guard.start()
@@ -67,33 +70,22 @@ def run_timed(
             process.stdout.close()
         seconds = time.perf_counter() - started_at
         stderr.seek(0)
-        said = stderr.read()
-    if returncode != 0:
-        _raise_failure(command, returncode, said, seconds >= time_limit)
-    return Timed(lines, seconds)
+        errors = stderr.read()
+    if returncode == 0:
+        return Timed(lines, seconds)
+    reason = f"ended with exit code {returncode}"
+    if seconds >= time_limit:
+        reason = "took too long"
+    elif message := re.search(r"^error: (.*)$", errors, re.MULTILINE):
+        raise UserError(message[1])
+    raise RuntimeError(f"`{' '.join(map(str, command))}` {reason}\n{errors[-3000:]}")
 
 
 def accelerate_launch(config: str, *options: str) -> list[str]:
-    """The start of a command line: `accelerate launch` with a file of accelerate_configs/."""
+    """Return the command `accelerate launch` with a file of accelerate_configs/, and `options`."""
     if not (REPOSITORY / "accelerate_configs" / config).exists():
         raise UserError(
             f"accelerate_configs/{config} is missing: that folder is part of the repository, not "
             "of an installed package; run this in a clone"
         )
     return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}", *options]
-
-
-def _environment(on_cpu: bool) -> dict[str, str]:
-    """The user's own, with lines that come as they are printed."""
-    own = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
-    quiet = {name: value for name, value in QUIET.items() if name not in own}
-    return environment_for({**quiet, "PYTHONUNBUFFERED": "1"})
-
-
-def _raise_failure(command: list[str], returncode: int, said: str, too_long: bool) -> None:
-    text = " ".join(map(str, command))
-    for line in said.splitlines():
-        if line.startswith("error: ") and not too_long:
-            raise UserError(line.removeprefix("error: "))
-    reason = "took too long" if too_long else f"ended with exit code {returncode}"
-    raise RuntimeError(f"`{text}` {reason}\n{said[-3000:]}")

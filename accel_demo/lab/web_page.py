@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no network, nothing planted in its data can run. Needs no torch."""
+"""Write one HTML file that needs no network and runs no script but its own. Needs no torch."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ import html
 import json
 from pathlib import Path
 
-escape = html.escape  # of all text that comes from a file: it becomes text again
+escape = html.escape  # for all text that comes from a file
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --shade: #f6f8fa; }
@@ -26,18 +26,16 @@ th { background: var(--shade); font-weight: 600; }
 def write_page(
     path: Path, title: str, body: str, style: str = "", script: str = "", data: object = None
 ) -> None:
-    """Write the page. `body` is HTML: `escape` what is not yours; `title` is escaped here.
+    """Write the page. `title` is text; `body` is HTML in which text from files is escaped.
 
-    `script` runs after the body; it finds `data` by
-    `JSON.parse(document.getElementById("data").textContent)`, and must hold no NaN. The page
-    forbids itself whatever is not in it, and every script but this one.
-    Source: https://www.w3.org/TR/CSP3/
+    `script` runs after the body and reads `data`, which may not contain NaN, with
+    `JSON.parse(document.getElementById("data").textContent)`. The browser blocks any other script
+    and any request to a server: https://www.w3.org/TR/CSP3/
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    inert = json.dumps(data, allow_nan=False)
-    inert = inert.replace("<", "\\u003c")  # so that no text can end the element
+    json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no "</script>" in it
     path.write_text(
         f"""<!doctype html>
 <html lang="en">
@@ -51,7 +49,7 @@ def write_page(
 </head>
 <body>
 {body}
-<script type="application/json" id="data">{inert}</script>
+<script type="application/json" id="data">{json_data}</script>
 <script>{script}</script>
 </body>
 </html>

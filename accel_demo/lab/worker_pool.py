@@ -5,11 +5,12 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, TypedDict
 
 from accel_demo.processes.environment import LOOPBACK, environment_for
 from accel_demo.processes.launch import free_port, kill_tree, start
@@ -17,65 +18,71 @@ from accel_demo.processes.launch import free_port, kill_tree, start
 ON_CPU = "-1"
 
 
+class WorkerResult(TypedDict):
+    """One training, sent as JSON. The first three fields come from the run's environment.json."""
+
+    processes: int  # connected
+    device: str
+    threads: int  # per process
+    stamps: list[float]  # seconds at the end of each step from `warm_up` on
+    seconds_per_step: float  # mean
+    parts: list[dict[str, float]]  # from `timed_parts`, if "parts" was watched
+    inside: dict[str, list]  # from `profile_of`, if "profile" was watched
+    counts: dict[str, int]  # the same
+
+
 class WorkerPool:
     """`processes` connected workers with `threads` threads each. Use it in a `with` statement.
 
-    `gpus` is what they may see, as CUDA_VISIBLE_DEVICES has it; `ON_CPU` hides every accelerator.
-    Without it they train on GPUs where there is one for each of them.
+    `gpus` is their CUDA_VISIBLE_DEVICES; `ON_CPU` hides every accelerator. By default they train on
+    GPUs if there is one for each worker.
     """
 
     def __init__(self, processes: int, threads: int, gpus: str | None = None):
         self.processes, self.threads, self.gpus = processes, threads, gpus
         self.folder = tempfile.TemporaryDirectory()
         self.errors = [Path(self.folder.name, f"stderr-{rank}") for rank in range(processes)]
-        own = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
+        variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
         if gpus is not None:
-            own["CUDA_VISIBLE_DEVICES"] = gpus
-        python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun chooses it
+            variables["CUDA_VISIBLE_DEVICES"] = gpus
+        python = os.environ.get("PYTHON_EXEC", sys.executable)  # the same choice as torchrun's
         command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
         for path in self.errors:
             with path.open("w") as stderr:
                 options = {"stdin": PIPE, "cwd": Path.cwd()}
-                worker = start(command, environment_for(own), PIPE, stderr, **options)
-            self.workers.append(worker)
+                environment = environment_for(variables)
+                self.workers.append(start(command, environment, PIPE, stderr, **options))
 
     def run(
         self,
-        telling: str,
+        version: str,
         choices: dict,
-        precision: str = "no",
         warm_up: int = 1,
         watched: str = "",
         time_limit: float = 600,
         processes: int | None = None,
-    ) -> dict:
-        """Rank 0's answer (see pool_worker.run) to a training with these fields of TrainConfig.
+    ) -> WorkerResult:
+        """Train with these fields of TrainConfig and return rank 0's result.
 
-        Only the first `processes` of the pool train where that is given; the others wait for work.
-        Raises `RuntimeError` where a worker dies, takes more than `time_limit` seconds, or trains
-        with another number of processes or threads, or on another device, than this pool has.
+        If `processes` is given, only that many workers train, and the others stay idle. Raises
+        `RuntimeError` if a worker dies, takes more than `time_limit` seconds, or trains with a
+        different number of processes or threads, or on a different device, than the pool has.
         """
-        port, too_long = free_port(), threading.Event()
+        port, started_at = free_port(), time.monotonic()
         workers = self.workers[:processes]
-
-        def end_of_patience():
-            too_long.set()
-            self.stop()
-
-        guard = threading.Timer(time_limit, end_of_patience)
-        guard.daemon = True
-        guard.start()
+        timer = threading.Timer(time_limit, self.stop)
+        timer.daemon = True
+        timer.start()
         try:
             with (
                 tempfile.TemporaryDirectory() as run_dir,
                 ThreadPoolExecutor(len(workers)) as readers,
             ):
                 for rank, worker in enumerate(workers):
-                    order = {
-                        "telling": telling,
+                    request = {
+                        "version": version,
                         "choices": {**choices, "run_dir": run_dir},
-                        "precision": precision,
                         "rank": rank,
                         "world_size": len(workers),
                         "port": port,
@@ -83,35 +90,36 @@ class WorkerPool:
                         "warm_up": warm_up,
                         "watched": watched,
                     }
-                    with suppress(BrokenPipeError):  # it has died: its answer will be empty
-                        worker.stdin.write(json.dumps(order) + "\n")
+                    with suppress(BrokenPipeError):  # if it died, its line will be empty
+                        worker.stdin.write(json.dumps(request) + "\n")
                         worker.stdin.flush()
-                lines = list(readers.map(self._answer_of, workers))
+                lines = list(readers.map(self._line_from, workers))
         finally:
-            guard.cancel()
+            timer.cancel()
         if not all(lines):
-            reason = f"took over {time_limit} s" if too_long.is_set() else "died"
-            said = "\n".join(path.read_text() for path in self.errors)
-            raise RuntimeError(f"{telling}: a worker {reason}\n{said}")
-        answer = json.loads(lines[0])
+            is_too_slow = time.monotonic() - started_at >= time_limit
+            reason = f"took over {time_limit} s" if is_too_slow else "died"
+            errors = "\n".join(path.read_text() for path in self.errors)
+            raise RuntimeError(f"{version}: a worker {reason}\n{errors}")
+        result: WorkerResult = json.loads(lines[0])
         wanted: dict[str, Any] = {"processes": len(workers), "threads": self.threads}
         if self.gpus == ON_CPU:
             wanted["device"] = "cpu"
-        found = {name: answer[name] for name in wanted}
-        if found != wanted:
-            raise RuntimeError(f"{telling}: asked for {wanted}, but trained with {found}")
-        return answer
+        actual = {name: result[name] for name in wanted}
+        if actual != wanted:
+            raise RuntimeError(f"{version}: asked for {wanted}, but trained with {actual}")
+        return result
 
     def stop(self) -> None:
-        """End every worker, whatever it does."""
+        """Kill every worker."""
         for worker in self.workers:
             if worker.poll() is None:
                 kill_tree(worker)
 
-    def _answer_of(self, worker: Any) -> str:
+    def _line_from(self, worker: Any) -> str:
         line = worker.stdout.readline()
         if not line:
-            self.stop()  # the others would wait for it
+            self.stop()  # the others would wait for the dead worker
         return line
 
     def __enter__(self):

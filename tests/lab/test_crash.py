@@ -1,4 +1,4 @@
-"""A training that is killed again and again ends with the weights of one that is not."""
+"""A run that is killed repeatedly ends with the same weights as an uninterrupted run."""
 
 import json
 import os
@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,29 +17,32 @@ from accel_demo.errors import UserError
 from accel_demo.lab import timed_command
 from accel_demo.lab.crash import command as crash
 from accel_demo.lab.crash import report
+from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from tests.conftest import BIN, REPOSITORY, left_behind, processes_below_this_one
 
 
 def crash_and_check(start, tmp_path, kills: int, processes: int, *flags, timeout=240) -> dict:
-    """Run the command, which must find everything in order; gives what it wrote as JSON."""
-    found_file, plot = tmp_path / "found.json", tmp_path / "steps.png"
+    """Run the command, check that nothing was lost, and return its JSON."""
+    file, plot = tmp_path / "crash.json", tmp_path / "steps.png"
     command = ["accel-demo", "crash", "--kills", kills, "--processes", processes, *flags]
-    result = start([*command, "--json", found_file, "--plot", plot], timeout=timeout)
-    said = result.stdout
-    assert result.returncode == 0, said + result.stderr
-    found = json.loads(found_file.read_text())
-    rows = found["launches"]
-    assert [row["kill"] is not None for row in rows] == [True] * kills + [False]
-    assert f"kills:             {kills}: " in said
-    connected = sum(row["connected"] for row in rows)
-    assert f"connected:         {processes} process" in said and connected >= 1
-    assert f" in {connected} of {kills + 1} launches" in said
-    assert "damaged ones used: 0\n" in said and " 0 damaged" in said
-    assert f"metrics:           equal in {found['steps']} of {found['steps']} steps\n" in said
-    assert "final weights:     bitwise equal (20 tensors)" in said
-    assert sum(row["trained"] - row["replayed"] for row in rows) == found["steps"]
+    ended = start([*command, "--json", file, "--plot", plot], timeout=timeout)
+    output = ended.stdout
+    assert ended.returncode == 0, output + ended.stderr
+    result = json.loads(file.read_text())
+    launches, steps = result["launches"], result["steps"]
+    assert [launch["kill"] is not None for launch in launches] == [True] * kills + [False]
+    assert f"kills: {kills} (" in output
+    connected = sum(launch["has_connected"] for launch in launches)
+    assert f"connected: {processes} process" in output and connected >= 1
+    assert f" in {connected} of {kills + 1} launches" in output
+    assert "damaged checkpoints used: 0\n" in output and " 0 damaged" in output
+    assert f"metrics: equal in {steps} of {steps} steps\n" in output
+    assert "final weights: bitwise equal in all 20 tensors" in output
+    trained = sum(len(launch["points"]) for launch in launches)
+    assert trained - sum(launch["replayed_steps"] for launch in launches) == steps
+    assert f"launch {kills + 1}: resumed after step " in output
     assert plot.read_bytes().startswith(b"\x89PNG")
-    return found
+    return result
 
 
 @pytest.mark.timeout(300)
@@ -51,32 +56,48 @@ def test_three_kills_do_not_change_a_bit(processes, start, tmp_path):
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_twenty_kills_do_not_change_a_bit(processes, start, tmp_path):
-    found = crash_and_check(start, tmp_path, 20, processes, "--seed", 1, timeout=900)
-    hits = [row["kill"]["hit"] for row in found["launches"] if row["kill"]]
-    assert set(hits) == {"save", "step", "start-up"}
+    result = crash_and_check(start, tmp_path, 20, processes, "--seed", 1, timeout=900)
+    phases = {row["kill"]["actual_phase"] for row in result["launches"] if row["kill"]}
+    assert phases == {"save", "step", "start-up"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_raw_ddp_loses_nothing_either(start, tmp_path):
-    crash_and_check(start, tmp_path, 3, 2, "--telling", "train_ddp")
+    crash_and_check(start, tmp_path, 3, 2, "--script", "train_ddp")
 
 
-def test_the_kills_are_spread_over_the_training_and_of_all_kinds():
+def test_the_kills_are_spread_over_the_training_and_all_phases():
     kills = crash.plan(20, 2, seed=5, total_steps=120)
     assert kills == crash.plan(20, 2, seed=5, total_steps=120)
     assert kills != crash.plan(20, 2, seed=6, total_steps=120)
-    kinds = [kill.kind for kill in kills]
-    assert (kinds.count("save"), kinds.count("step"), kinds.count("start-up")) == (8, 8, 4)
+    phases = [kill.planned_phase for kill in kills]
+    assert (phases.count("save"), phases.count("step"), phases.count("start-up")) == (8, 8, 4)
     assert {kill.rank for kill in kills} == {0, 1}
-    steps = [kill.step for kill in kills if kill.kind != "start-up"]
+    steps = [kill.step for kill in kills if kill.planned_phase != "start-up"]
     assert steps == sorted(steps) and steps[0] < 120 / 16 and 100 < steps[-1] < 120 - 6
+
+
+LAUNCH = LaunchResult(
+    started_at=0.0,
+    has_connected=True,
+    resumed_after_step=0,
+    resumed_from=None,
+    used_newest_checkpoint=True,
+    used_damaged_checkpoint=False,
+    points=[(1.0, 1), (2.0, 2), (3.0, 3)],
+    replayed_steps=0,
+    kill=None,
+    complete_checkpoints=[],
+    damaged_checkpoints=[],
+    left_unfinished_checkpoint=False,
+)
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two finished runs that are alike to the last bit, and what `crash` would find."""
-    for name in ("twin", "killed"):
+    """Two finished runs that are equal to the last bit."""
+    for name in ("uninterrupted", "killed"):
         (tmp_path / name).mkdir()
         weights = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
         save_file(weights, tmp_path / name / "model.safetensors")
@@ -84,55 +105,66 @@ def runs(tmp_path):
         metrics[0]["images_per_second"] = len(name)  # speed may differ
         lines = [json.dumps(line) + "\n" for line in [*metrics, {"step": 3, "test_loss": 0.5}]]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
-    right = {"from_the_newest_whole": True, "from_a_damaged": False}
-    return tmp_path / "twin", tmp_path / "killed", {"launches": [right]}
+    return tmp_path / "uninterrupted", tmp_path / "killed"
 
 
-def test_two_runs_that_are_alike_pass(runs):
-    twin, killed, found = runs
-    found |= report.compare(twin, killed)
-    assert (found["tensors"], found["different_tensors"]) == (2, [])
-    assert (found["steps_logged"], found["steps_logged_alike"]) == (3, 3)
-    assert report.passed(found)
+def result_of(runs, launch=LAUNCH) -> CrashResult:
+    return CrashResult("train", 1, 0, 3, {}, LAUNCH.points, [launch], compare(*runs))
+
+
+def test_two_equal_runs_pass(runs):
+    result = result_of(runs)
+    assert (result.comparison.tensors, result.comparison.different_tensors) == (2, [])
+    assert (result.comparison.logged_steps, result.comparison.equal_logged_steps) == (3, 3)
+    assert result.passed
 
 
 def test_one_flipped_bit_does_not_pass(runs):
-    twin, killed, found = runs
-    path = killed / "model.safetensors"
+    path = runs[1] / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 128  # the sign of the last tensor's last number
     path.write_bytes(content)
-    found |= report.compare(twin, killed)
-    assert len(found["different_tensors"]) == 1
-    assert not report.passed(found)
+    result = result_of(runs)
+    assert len(result.comparison.different_tensors) == 1
+    assert not result.passed
 
 
-def test_a_step_with_another_loss_or_without_a_line_does_not_pass(runs):
-    twin, killed, found = runs
-    path = killed / "metrics.jsonl"
+def test_a_step_with_a_different_loss_or_without_a_line_does_not_pass(runs):
+    path = runs[1] / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     for wrong in (lines[1:], [*lines[:2], lines[2].replace("0.33", "0.34"), lines[3]]):
         path.write_text("".join(wrong))
-        compared = report.compare(twin, killed)
-        assert compared["steps_logged"] == 3 > compared["steps_logged_alike"]
-        assert not report.passed(found | compared)
+        result = result_of(runs)
+        assert result.comparison.logged_steps == 3 > result.comparison.equal_logged_steps
+        assert not result.passed
 
 
 @pytest.mark.parametrize(
-    ("fact", "wrong"), [("from_a_damaged", True), ("from_the_newest_whole", False)]
+    "wrong", [{"used_damaged_checkpoint": True}, {"used_newest_checkpoint": False}]
 )
-def test_a_launch_from_the_wrong_checkpoint_does_not_pass(fact, wrong, runs):
-    twin, killed, found = runs
-    found["launches"][0][fact] = wrong
-    assert not report.passed(found | report.compare(twin, killed))
+def test_a_launch_from_the_wrong_checkpoint_does_not_pass(wrong, runs):
+    assert not result_of(runs, replace(LAUNCH, **wrong)).passed
 
 
-def test_a_verdict_that_is_not_equal_is_exit_code_1(monkeypatch):
-    monkeypatch.setattr(crash, "crash", lambda options, folder: {})
-    monkeypatch.setattr(report, "summary", lambda found: "")
-    for verdict in (True, False):
-        monkeypatch.setattr(report, "passed", lambda found, verdict=verdict: verdict)
-        assert crash.main(["--kills", "1"]) == (0 if verdict else 1)
+def test_a_launch_is_described_in_one_sentence():
+    kill = Kill("save", rank=0, step=12, fraction=0.5, actual_phase="save", seconds=3.0)
+    launch = replace(LAUNCH, resumed_after_step=9, points=[(2.5, 14)], replayed_steps=1, kill=kill)
+    words = "resumed after step 9, reached step 14 (1 step replayed), then killed rank 0"
+    assert report.sentence(3, launch) == f"launch 3: {words} during a save"
+    missed = replace(launch, kill=replace(kill, actual_phase="step"))
+    assert report.sentence(3, missed).endswith(" in a step (planned: during a save)")
+    early = replace(LAUNCH, resumed_after_step=None, points=[], kill=kill)
+    assert report.sentence(1, early) == "launch 1: killed rank 0 during a save"
+    expected = "launch 2: started from the beginning, reached step 3, then finished"
+    assert report.sentence(2, LAUNCH) == expected
+
+
+def test_the_exit_code_says_whether_the_runs_are_equal(monkeypatch):
+    monkeypatch.setattr(report, "summary", lambda result: "")
+    for passed in (True, False):
+        result = SimpleNamespace(passed=passed)
+        monkeypatch.setattr(crash, "crash", lambda *arguments, result=result: result)
+        assert crash.main(["--kills", "1"]) == (0 if passed else 1)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +173,14 @@ def test_a_verdict_that_is_not_equal_is_exit_code_1(monkeypatch):
         ("--kills 0", "--kills must be at least 1, got 0"),
         ("--kills many", "argument --kills: invalid int value: 'many'"),
         ("--processes 0", "--processes must be at least 1, got 0"),
-        ("--processes 3", "choose --processes 1 or 2, or --telling train_ddp"),
-        ("--telling train_plain", "argument --telling: invalid choice"),
+        ("--processes 3", "Choose --processes 1 or 2, or --script train_ddp"),
+        ("--script train_plain", "argument --script: invalid choice"),
         ("--plot /proc/nowhere/steps.png", "cannot write --plot /proc/nowhere/steps.png: No such"),
         ("--plot steps.gif", "--plot takes a .png, .svg or .pdf file, got steps.gif"),
-        ("--json /proc/nowhere/found.json", "cannot write --json /proc/nowhere/found.json: No suc"),
+        ("--json /proc/nowhere/crash.json", "cannot write --json /proc/nowhere/crash.json: No suc"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(flags, message, monkeypatch):
+def test_impossible_options_are_an_error_before_anything_starts(flags, message, monkeypatch):
     monkeypatch.setattr(crash, "crash", None)  # calling it would fail
     with pytest.raises(UserError) as mistake:
         crash.main(flags.split())
@@ -160,9 +192,9 @@ def test_without_matplotlib_or_a_clone_it_says_what_is_missing(monkeypatch, tmp_
         without.setattr("importlib.util.find_spec", lambda name: None)
         crash.main(["--plot", "steps.png"])
     monkeypatch.setattr(timed_command, "REPOSITORY", tmp_path)
-    for telling in ("train", "train_ddp"):
+    for script in ("train", "train_ddp"):
         with pytest.raises(UserError, match="cpu.yaml is missing: .*run this in a clone"):
-            crash.main(["--telling", telling])
+            crash.main(["--script", script])
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(start):
@@ -172,7 +204,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(start):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
-def test_ctrl_c_stops_all_it_has_started_and_leaves_no_folder(tmp_path):
+def test_ctrl_c_stops_every_process_and_leaves_no_folder(tmp_path):
     before = processes_below_this_one()
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [BIN / "accel-demo", "crash", "--kills", "1"]
@@ -184,7 +216,7 @@ def test_ctrl_c_stops_all_it_has_started_and_leaves_no_folder(tmp_path):
             time.sleep(0.1)
         tool.send_signal(signal.SIGINT)
         _, stderr = tool.communicate(timeout=30)
-        assert stderr == b"\nstopped, and everything it had started\n"
+        assert stderr == b"\nstopped, with every process it had started\n"
         assert tool.returncode == 130
     finally:
         tool.kill()

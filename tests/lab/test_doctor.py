@@ -1,9 +1,10 @@
-"""The doctor says what a launch config really starts, and what to change where it is not that."""
+"""`accel-demo doctor` reports what a launch config really starts, and how to fix it."""
 
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import command as doctor
 from accel_demo.lab.doctor.command import LaunchFailed, cause_in, launch_probe
-from accel_demo.lab.doctor.launch_config import Promise, promise_of, read_config
+from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, promise_of, read_config
 from accel_demo.processes.launch import kill_tree
 
 CLI = ["accel-demo", "doctor"]
@@ -21,7 +22,7 @@ TWO = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 
 @pytest.fixture
 def config(tmp_path):
-    """`config(text)` writes a launch config and gives its path."""
+    """`config(text)` writes a launch config and returns its path."""
 
     def config(text: str):
         path = tmp_path / "launch.yaml"
@@ -32,9 +33,11 @@ def config(tmp_path):
 
 
 def row(stdout: str, name: str) -> list[str]:
-    """The cells of one row of the table: promised, obtained."""
-    (line,) = (line for line in stdout.splitlines() if line.split()[:1] == [name])
-    return line.split()[1:]
+    """Return the cells of the table row with this name: promised, obtained."""
+    lines = [line for line in stdout.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    (cells,) = (cells for first, *cells in rows if first == name)
+    return cells
 
 
 def test_one_cpu_process_is_as_promised(start):
@@ -70,7 +73,7 @@ def test_without_two_gpus_the_config_for_them_is_not_as_promised(start):
     assert "Fix: use accelerate_configs/cpu_two_processes.yaml" in result.stdout
 
 
-def test_multi_cpu_is_one_process_and_the_doctor_says_so(start, config):
+def test_multi_cpu_is_reported_as_one_process(start, config):
     path = config("distributed_type: MULTI_CPU\nnum_processes: 2\n")
     result = start([*CLI, "--config", path])
     assert result.returncode == 1, result.stdout + result.stderr
@@ -79,7 +82,7 @@ def test_multi_cpu_is_one_process_and_the_doctor_says_so(start, config):
     assert 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1"' in result.stdout
 
 
-def test_a_launch_that_fails_is_told_in_one_line_without_the_launchers_report(start, config):
+def test_a_failed_launch_gets_one_line_without_the_launchers_report(start, config):
     path = config(TWO + 'gpu_ids: "-1,-1"\nmain_process_port: 0\n')
     result = start([*CLI, "--config", path], ACCELERATE_USE_CPU="perhaps")
     assert result.returncode == 1
@@ -113,8 +116,8 @@ def test_stopping_a_launcher_stops_workers_in_a_session_of_their_own():
 
 BAD = {
     "distributed_type: [": "is not YAML",
-    "- cpu\n": "must be lines of `key: value`",
-    "": "must be lines of `key: value`",
+    "- cpu\n": "must contain lines of `key: value`",
+    "": "must contain lines of `key: value`",
     "num_processes: 2\n": "distributed_type is missing",
     "distributed_type: NO\n": 'write distributed_type: "NO", in quotes',
     "distributed_type: MULTIGPU\n": "distributed_type must be one of NO, .*MULTI_GPU",
@@ -148,7 +151,7 @@ def test_a_mistake_in_the_file_is_found_before_anything_starts(config, text):
 
 
 def test_a_file_that_is_not_there_is_a_mistake(tmp_path):
-    with pytest.raises(UserError, match="nowhere.yaml cannot be read .No such file"):
+    with pytest.raises(UserError, match="cannot read launch config .*nowhere.yaml: No such file"):
         doctor.main(["--config", str(tmp_path / "nowhere.yaml")])
 
 
@@ -167,46 +170,48 @@ def test_a_mistake_is_one_line_and_exit_code_2(start, config):
     assert line.startswith("error: ") and 'distributed_type: "NO"' in line
 
 
-def test_older_keys_that_accelerate_still_takes_are_no_mistake(config):
+def test_old_keys_that_accelerate_still_accepts_are_not_a_mistake(config):
     path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
     assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32")
 
 
-def answer(rank: int, world_size: int, total: float, pids: list[int]) -> dict:
-    facts = {"backend": "none", "device": "cpu", "dtype": "float32", "pid": 100 + rank}
-    return facts | {"rank": rank, "world_size": world_size, "sum": total, "pids": pids}
+def answer(rank: int, world_size: int, total: float, pids: list[int]) -> ProbeAnswer:
+    return ProbeAnswer(rank, world_size, "none", "cpu", "float32", 100 + rank, pids, total)
+
+
+def on_gpus() -> list[ProbeAnswer]:
+    return [replace(answer(rank, 2, 3.0, [100, 101]), device=f"cuda:{rank}") for rank in (0, 1)]
 
 
 def test_clones_are_counted_as_unconnected():
-    clones = [answer(0, 1, 1.0, [100]), answer(0, 1, 1.0, [101]) | {"pid": 101}]
-    assert doctor.obtained_row(clones)["processes"] == "2"
+    clones = [answer(0, 1, 1.0, [100]), replace(answer(0, 1, 1.0, [101]), pid=101)]
+    assert doctor.obtained_cells(clones)[doctor.ROWS.index("processes")] == "2"
     assert doctor.connection_of(clones) == "no: 2 of 2 are clones, each alone"
 
 
 def test_processes_are_connected_only_with_the_right_sum_and_everyones_pid():
     right = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
     assert doctor.connection_of(right) == "yes"
-    assert doctor.connection_of([right[0], right[1] | {"sum": 2.0}]) != "yes"
-    assert doctor.connection_of([right[0], right[1] | {"pids": [101, 101]}]) != "yes"
+    assert doctor.connection_of([right[0], replace(right[1], sum_of_ranks=2.0)]) != "yes"
+    assert doctor.connection_of([right[0], replace(right[1], gathered_pids=[101, 101])]) != "yes"
 
 
 def test_gpus_that_two_processes_share_are_not_one_each():
-    gpus = [answer(rank, 2, 3.0, [100, 101]) | {"device": f"cuda:{rank}"} for rank in (0, 1)]
-    assert doctor.obtained_row(gpus)["device"] == "cuda, one each"
-    assert doctor.obtained_row([gpus[0], gpus[0]])["device"] == "cuda, shared"
+    gpus, device = on_gpus(), doctor.ROWS.index("device")
+    assert doctor.obtained_cells(gpus)[device] == "cuda, one each"
+    assert doctor.obtained_cells([gpus[0], gpus[0]])[device] == "cuda, shared"
 
 
-def test_a_cpu_config_that_reaches_the_gpus_is_told_to_hide_them(config):
+def test_the_fix_for_a_cpu_config_that_uses_gpus_is_to_hide_them(config):
     launch = read_config(config(TWO + "use_cpu: true\n"))
-    gpus = [answer(rank, 2, 3.0, [100, 101]) | {"device": f"cuda:{rank}"} for rank in (0, 1)]
     promise = promise_of(launch)
     assert promise == Promise(2, "gloo", "cpu", "float32")
-    ((names, lines),) = doctor.fixes(launch, promise, gpus, ["backend", "device"])
+    ((names, lines),) = doctor.fixes(launch, promise, on_gpus(), ["backend", "device"])
     assert sorted(names) == ["backend", "device"]
     assert 'Fix: add gpu_ids: "-1,-1"' in "\n".join(lines)
 
 
-def test_the_cause_of_a_failure_is_not_the_launchers_report_of_it():
+def test_the_cause_of_a_failure_is_not_the_launchers_report_about_it():
     stderr = (
         '[rank1]:   File "x.py", line 1\n[rank1]: ValueError: bad luck\n'
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\nx.py FAILED\n"

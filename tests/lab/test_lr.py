@@ -1,4 +1,4 @@
-"""What `accel-demo lr` measures: a schedule on one process, and what becomes of it on two."""
+"""`accel-demo lr` measures what happens on two processes to the schedule of one process."""
 
 import dataclasses
 import json
@@ -14,11 +14,11 @@ from accel_demo.errors import UserError
 from accel_demo.lab.lr import command as lr
 from accel_demo.lab.lr.training import (
     BATCH,
-    MEASURED,
+    LOSSES,
+    RULES,
     TEST_IMAGES,
-    WAYS,
-    RuleResult,
-    train_every_way,
+    RuleTraining,
+    train_with_rules,
 )
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
@@ -28,16 +28,17 @@ SAMPLES = lr.QUICK_SAMPLES
 
 
 def measured(folder, *flags) -> dict:
-    """What the verb prints and writes: `stdout`, `svg`, and the runs by (way, processes)."""
+    """Run the command: `stdout`, `svg`, and the rows of its JSON by (rule, processes)."""
     json_file, svg_file = folder / "lr.json", folder / "lr.svg"
     command = ["accel-demo", "lr", *flags, "--json", json_file, "--plot", svg_file]
     result = run_to_end(command, timeout=230)
     assert result.returncode == 0, result.stdout + result.stderr
-    runs = json.loads(json_file.read_text())["runs"]
-    for run in runs:
-        run["learning_rates"], run["losses"] = dict(run["learning_rates"]), dict(run["losses"])
-    by_way = {(run["way"], run["processes"]): run for run in runs}
-    return {"stdout": result.stdout, "svg": svg_file.read_text(), "runs": by_way}
+    content = json.loads(json_file.read_text())
+    assert content["command"] == "lr"
+    for row in content["rows"]:
+        row["learning_rates"], row["losses"] = dict(row["learning_rates"]), dict(row["losses"])
+    by_rule = {(row["rule"], row["processes"]): row for row in content["rows"]}
+    return {"stdout": result.stdout, "svg": svg_file.read_text(), "runs": by_rule}
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +53,27 @@ def runs(quick):
 
 @pytest.fixture(scope="module")
 def one(runs):
-    return runs["every way", 1]
+    return runs["every rule", 1]
 
 
-def test_one_and_two_processes_were_connected_and_on_one_all_ways_are_one(quick, runs):
+def test_one_and_two_processes_were_connected_and_on_one_all_rules_are_the_same(quick, runs):
     assert quick["stdout"].startswith("1 and 2 connected processes; every run sees the same 1024")
-    assert list(runs) == [("every way", 1), *((way.name, 2) for way in WAYS)]
+    assert list(runs) == [("every rule", 1), *((rule.name, 2) for rule in RULES)]
 
 
-@pytest.mark.parametrize("way", ["right", "right, by split_batches"])
-def test_the_right_way_has_the_same_learning_rates_and_weights_on_two(runs, one, way):
-    two = runs[way, 2]
+@pytest.mark.parametrize("rule", ["right", "right, by split_batches"])
+def test_the_right_rules_have_the_same_learning_rates_and_weights_on_two(runs, one, rule):
+    two = runs[rule, 2]
     assert two["learning_rates"] == one["learning_rates"]
-    assert two["weights_off_by"] < lr.TOLERANCE
+    assert two["largest_weight_difference"] < lr.TOLERANCE
     assert two["global_batch"] == one["global_batch"] == BATCH
     assert all(abs(two["losses"][seen] - loss) < 1e-4 for seen, loss in one["losses"].items())
 
 
 def test_stepped_by_every_process_the_schedule_is_over_at_half_of_the_images(runs, one):
     stepped = runs["scheduler stepped ×N", 2]
-    assert one["schedule_over_after"] == SAMPLES
-    assert stepped["schedule_over_after"] == SAMPLES // 2
+    assert one["schedule_ends_at"] == SAMPLES
+    assert stepped["schedule_ends_at"] == SAMPLES // 2
     assert stepped["optimizer_steps"] == one["optimizer_steps"]
     for seen, rate in stepped["learning_rates"].items():
         assert rate == one["learning_rates"][min(2 * seen, SAMPLES)]
@@ -90,10 +91,10 @@ def test_accelerate_by_default_keeps_the_schedule_and_not_the_batch(runs, one):
     assert default["global_batch"] == 2 * BATCH
     for seen, rate in default["learning_rates"].items():
         assert rate == one["learning_rates"][seen]
-    assert default["weights_off_by"] > 100 * lr.TOLERANCE
+    assert default["largest_weight_difference"] > 100 * lr.TOLERANCE
 
 
-def test_nothing_scales_the_learning_rate_but_the_one_who_asks(runs, one):
+def test_the_learning_rate_is_scaled_only_on_request(runs, one):
     larger = runs["global batch ×N", 2]["learning_rates"]
     assert max(larger.values()) == pytest.approx(max(one["learning_rates"].values()), rel=0.01)
     for end, factor in (("×√N", math.sqrt(2)), ("×N", 2)):
@@ -104,26 +105,21 @@ def test_nothing_scales_the_learning_rate_but_the_one_who_asks(runs, one):
 
 def test_a_larger_global_batch_falls_behind_and_a_scaled_rate_makes_up_for_it(runs):
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
-    none, root, linear = (runs[f"global batch ×N{end}", 2]["loss_curve_off_by"] for end in ends)
+    none, root, linear = (runs[f"global batch ×N{end}", 2]["mean_loss_difference"] for end in ends)
     assert linear < 0.8 * root and root < 0.95 * none
 
 
 def test_losses_are_measured_at_equal_images_seen(runs):
-    marks = [SAMPLES * mark // MEASURED for mark in range(MEASURED + 1)]
+    marks = [SAMPLES * mark // LOSSES for mark in range(LOSSES + 1)]
     assert all(list(run["losses"]) == marks for run in runs.values())
     assert len({run["losses"][0] for run in runs.values()}) == 1  # the same weights to begin with
 
 
 def test_the_run_on_one_process_is_plain_training(one):
-    """The same, with neither Accelerate nor loader."""
-    config = TrainConfig(
-        model="tiny_cnn",
-        optimizer="sgd",
-        weight_decay=5e-4,
-        learning_rate=lr.LEARNING_RATE,
-        train_samples=SAMPLES,
-        test_samples=TEST_IMAGES,
-    )
+    """Repeat it without Accelerate and without a loader."""
+    choices = {"optimizer": "sgd", "weight_decay": 5e-4, "learning_rate": lr.LEARNING_RATE}
+    choices |= {"train_samples": SAMPLES, "test_samples": TEST_IMAGES}
+    config = TrainConfig(model="tiny_cnn", **choices)
     torch.manual_seed(config.seed)
     model = make_model(config)
     train_set, test_set = load_datasets(config)
@@ -149,20 +145,22 @@ def test_the_table_and_the_picture_say_what_was_measured(quick, runs):
     cells = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[1:]]
     for row, run in zip(cells, runs.values(), strict=True):
         assert row[:4] == [
-            *(run["way"], str(run["processes"]), str(run["global_batch"])),
+            *(run["rule"], str(run["processes"]), str(run["global_batch"])),
             str(run["optimizer_steps"]),
         ]
-        assert row[6] == str(run["schedule_over_after"])
-        assert row[7] == ("the same" if run["weights_off_by"] <= lr.TOLERANCE else "others")
-        assert row[8:] == [f"{run['losses'][SAMPLES]:.2f}", f"{run['loss_curve_off_by']:.2f}"]
+        assert row[6] == str(run["schedule_ends_at"])
+        assert row[7] == (
+            "equal" if run["largest_weight_difference"] <= lr.TOLERANCE else "different"
+        )
+        assert row[8:] == [f"{run['losses'][SAMPLES]:.2f}", f"{run['mean_loss_difference']:.2f}"]
     words = ["one process", "scheduler stepped ×2", "global batch ×2, learning rate ×√2"]
     assert all(f"<!-- {word} -->" in quick["svg"] for word in words)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
-        (["--processes", "1"], "--processes 1 has nothing to compare with: ask for 1,2"),
+        (["--processes", "1"], "--processes 1 has nothing to compare with: use 1,2"),
         (["--processes", "3"], "--processes must divide the batch of 32 images, got 3"),
         (["--samples", "1000"], "--samples must be a multiple of 512 for 2 processes, got 1000"),
         (["--samples", "0"], "--samples must be a multiple of 512"),
@@ -173,34 +171,33 @@ def test_the_table_and_the_picture_say_what_was_measured(quick, runs):
         (["--shuffle"], "unrecognized arguments: --shuffle"),
     ],
 )
-def test_what_cannot_be_measured_gets_one_sentence_before_anything_starts(
-    monkeypatch, tmp_path, flags, said
+def test_wrong_options_are_an_error_in_one_line_before_anything_starts(
+    monkeypatch, tmp_path, flags, message
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lr, "measure", lambda *_: pytest.fail("it has started"))
+    monkeypatch.setattr(lr, "measure", lambda *_: pytest.fail("it started"))
     with pytest.raises(UserError) as raised:
         lr.main(flags)
-    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_that_were_not_connected_or_drifted_apart_are_an_error(monkeypatch):
-    """A fake of the launch, since ours connects them."""
-    run = RuleResult(WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
+def test_processes_that_are_not_connected_or_end_with_different_weights_are_an_error(monkeypatch):
+    """The launch is faked, because a real one connects them."""
+    run = RuleTraining("right", 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
     alone = dataclasses.replace(run, processes=1)
     other = dataclasses.replace(run, weights=torch.ones(2))
-    for second, said in ((alone, "connected to other"), (other, "drifted apart")):
-        found = [[run], [second]]
-        monkeypatch.setattr(lr.group, "results_by_rank", lambda *_, found=found: found)
-        with pytest.raises(RuntimeError, match=said):
+    for second, message in ((alone, "different number connected"), (other, "different weights")):
+        by_rank = [[run], [second]]
+        monkeypatch.setattr(lr.group, "results_by_rank", lambda *_, by_rank=by_rank: by_rank)
+        with pytest.raises(RuntimeError, match=message):
             lr.measure(2, SAMPLES, 0.01)
 
 
-def test_a_training_that_diverges_gets_one_sentence(monkeypatch):
-    """A fake of the launch. Weights that are no numbers are equal to nothing, on no process."""
-    run = RuleResult(
-        WAYS[0], 2, {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}, torch.full((2,), math.nan)
-    )
+def test_a_training_that_diverges_is_an_error_in_one_line(monkeypatch):
+    """The launch is faked. Weights that are NaN are not equal, not even to themselves."""
+    rates, losses = {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}
+    run = RuleTraining("right", 2, rates, losses, torch.full((2,), math.nan))
     monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
     with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06$"):
         lr.measure(2, SAMPLES, 1e6)
@@ -208,33 +205,34 @@ def test_a_training_that_diverges_gets_one_sentence(monkeypatch):
 
 @pytest.mark.slow
 def test_a_schedule_of_four_processes_is_over_at_a_quarter(tmp_path):
-    found = measured(tmp_path, "--processes", "2,4", "--samples", "1024")
-    one, stepped = (found["runs"][key] for key in [("every way", 1), ("scheduler stepped ×N", 4)])
-    assert found["stdout"].startswith("1, 2 and 4 connected processes")
-    assert stepped["schedule_over_after"] == 256
-    for way in ("right", "right, by split_batches"):
-        assert found["runs"][way, 4]["learning_rates"] == one["learning_rates"]
-        assert found["runs"][way, 4]["weights_off_by"] < lr.TOLERANCE
+    result = measured(tmp_path, "--processes", "2,4", "--samples", "1024")
+    runs = result["runs"]
+    one, stepped = runs["every rule", 1], runs["scheduler stepped ×N", 4]
+    assert result["stdout"].startswith("1, 2 and 4 connected processes")
+    assert stepped["schedule_ends_at"] == 256
+    for rule in ("right", "right, by split_batches"):
+        assert runs[rule, 4]["learning_rates"] == one["learning_rates"]
+        assert runs[rule, 4]["largest_weight_difference"] < lr.TOLERANCE
 
 
-def losses_at_two_rates(device, ways: list[str]) -> list[dict]:
-    """The losses of each way, at the default learning rate and at five times that."""
-    chosen = [way for way in WAYS if way.name in ways]
+def losses_at_two_rates(device, names: list[str]) -> list[dict]:
+    """Return the losses with each rule, at the default learning rate and at five times that."""
+    rules = [rule for rule in RULES if rule.name in names]
     rates = (lr.LEARNING_RATE, 5 * lr.LEARNING_RATE)
-    runs = [train_every_way(device, lr.SAMPLES, rate, chosen) for rate in rates]
-    return [{run.way.name: run.losses for run in at_one_rate} for at_one_rate in runs]
+    runs = [train_with_rules(device, lr.SAMPLES, rate, rules) for rate in rates]
+    return [{run.rule: run.losses for run in at_one_rate} for at_one_rate in runs]
 
 
 @pytest.mark.slow
 def test_the_linear_rule_depends_on_small_steps(together):
-    ways = ["global batch ×N", "global batch ×N, learning rate ×N"]
-    (one,) = together(losses_at_two_rates, 1, ways=["right"])
-    two, _ = together(losses_at_two_rates, 2, ways=ways)
+    names = ["global batch ×N", "global batch ×N, learning rate ×N"]
+    (one,) = together(losses_at_two_rates, 1, names=["right"])
+    two, _ = together(losses_at_two_rates, 2, names=names)
     gains = []
     for on_one, on_two in zip(one, two, strict=True):
         alone = on_one["right"]
         none, linear = (
-            sum(abs(loss - alone[seen]) for seen, loss in on_two[way].items()) for way in ways
+            sum(abs(loss - alone[seen]) for seen, loss in on_two[name].items()) for name in names
         )
         gains.append(none / linear)
     low, high = gains

@@ -1,4 +1,4 @@
-"""Where the memory goes: the formulas against live tensors, and against the process."""
+"""`accel-demo memory`: the formulas agree with live tensors and with the process's memory."""
 
 import json
 from types import SimpleNamespace
@@ -14,6 +14,8 @@ from accel_demo.errors import UserError
 from accel_demo.lab.memory import command as memory
 from accel_demo.lab.memory import formula
 from accel_demo.lab.memory.formula import KINDS, predict
+from accel_demo.lab.memory.tables import LEFT_OUT
+from accel_demo.wording import byte_size
 from tests.conftest import GPUS, VISIBLE_GPUS, run_to_end
 
 TIME_LIMIT = 230  # seconds
@@ -22,22 +24,13 @@ EMPTY = dict.fromkeys(KINDS, 0)
 
 def run_memory(folder, *options, **environment) -> SimpleNamespace:
     files = ["--json", folder / "memory.json", "--plot", folder / "memory.svg"]
-    command = [
-        "accel-demo",
-        "memory",
-        "--quick",
-        "--optimizer",
-        "adamw",
-        "--batch-size",
-        "4",
-        *options,
-        *files,
-    ]
+    command = "accel-demo memory --quick --optimizer adamw --batch-size 4".split()
+    command += [*options, *files]
     result = run_to_end(command, TIME_LIMIT, **environment)
     assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads((folder / "memory.json").read_text())
+    measured = json.loads((folder / "memory.json").read_text())
     picture = (folder / "memory.svg").read_text()
-    return SimpleNamespace(stdout=result.stdout, found=found, picture=picture)
+    return SimpleNamespace(stdout=result.stdout, json=measured, picture=picture)
 
 
 @pytest.fixture(scope="module")
@@ -53,31 +46,31 @@ def parameter_bytes(model: str) -> int:
     "model",
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet101")) for name in MODELS],
 )
-def test_the_layers_keep_what_the_formula_says(model):
-    """Against the tensors that autograd itself is given to keep, in a real forward."""
+def test_the_formula_predicts_the_activations_of_every_model(model):
+    """Compare with the tensors that autograd saves in a real forward."""
     network = make_network(model, torch.device("cpu"))
     images, labels = batch(torch.device("cpu"))
     counted: set = set()
     bytes_of([images, labels, *network.parameters(), *network.buffers()], counted)
-    kept = []
+    saved = []
 
-    def keep(tensor):
-        kept.append(tensor.detach())
+    def save(tensor):
+        saved.append(tensor.detach())
         return tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         loss = F.cross_entropy(network(images), labels)
     on_meta = formula.on_meta(model)
     assert all(parameter.is_meta for parameter in on_meta.parameters())
     layers = formula.activations(on_meta, len(images))
     total = layers + formula.activations_of_the_loss(len(images))
-    assert total == bytes_of(kept, counted) > 0
+    assert total == bytes_of(saved, counted) > 0
     assert loss.requires_grad
 
 
 def test_a_layer_without_a_formula_is_refused():
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid()).to("meta")
-    with pytest.raises(ValueError, match="no formula for what Sigmoid keeps"):
+    with pytest.raises(ValueError, match="no formula for the activations of Sigmoid"):
         formula.activations(network, 2)
 
 
@@ -98,7 +91,7 @@ def test_the_shares_of_fsdp_make_up_the_whole():
         assert sum(rank["optimizer state"] for rank in ranks) == 2 * size
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
-        assert size <= together <= 1.02 * size  # shares of the last layer are filled up
+        assert size <= together <= 1.02 * size  # shares of the last layer are padded
         assert (together == size) == (processes in (1, 2))  # ten classes
 
 
@@ -106,59 +99,59 @@ def test_only_the_first_device_of_data_parallel_keeps_more_than_a_copy():
     size = parameter_bytes("small_cnn")
     first, *others = predict("nn.DataParallel", "small_cnn", "adamw", 3, batch_size=4)
     assert (first["parameters"], first["gradients"], first["copies"]) == (size, size, 0)
-    for one in others:
-        assert one == EMPTY | {"copies": size, "activations": one["activations"]}
+    for other in others:
+        assert other == EMPTY | {"copies": size, "activations": other["activations"]}
     loss = formula.activations_of_the_loss(12)
     assert first["activations"] == others[0]["activations"] + loss
 
 
-def test_live_tensors_are_what_the_formulas_say_to_the_byte(quick):
-    places = quick.found["places"]
-    assert [(place["strategy"], place["place"]) for place in places] == [
+def test_live_tensors_equal_the_formulas_to_the_byte(quick):
+    rows = quick.json["rows"]
+    assert [(row["strategy"], row["place"]) for row in rows] == [
         ("nn.DataParallel", "all 2 devices"),
         ("DDP", "rank 0"),
         ("DDP", "rank 1"),
         ("FSDP2", "rank 0"),
         ("FSDP2", "rank 1"),
     ]
-    assert [place["connected_processes"] for place in places] == [1, 2, 2, 2, 2]
-    for place in places:
+    assert [row["connected_processes"] for row in rows] == [1, 2, 2, 2, 2]
+    for row in rows:
         kinds = set(KINDS)
-        if place["strategy"] == "nn.DataParallel":
-            kinds.remove("activations")  # autograd does not tell those of other threads
-        assert set(place["counted"]) == kinds
+        if row["strategy"] == "nn.DataParallel":
+            kinds.remove("activations")  # autograd's hooks see only their own thread
+        assert set(row["counted"]) == kinds
         for kind in kinds:
-            assert place["counted"][kind] == place["predicted"][kind], (place, kind)
+            assert row["counted"][kind] == row["predicted"][kind], (row, kind)
 
 
-def check_measured(found: dict, megabytes: float, kinds_within: float, sum_within: float) -> None:
-    """Kinds of this size, and the sum of all; the process holds some small things more."""
-    for place in found["places"]:
-        sums = [sum(place[column].values()) for column in ("predicted", "measured")]
-        assert sums[1] == pytest.approx(sums[0], rel=sum_within), place
+def check_measured(result: dict, megabytes: float, kinds_within: float, sum_within: float) -> None:
+    """Check the sum of all kinds, and each kind that is at least this large."""
+    for row in result["rows"]:
+        sums = [sum(row[column].values()) for column in ("predicted", "measured")]
+        assert sums[1] == pytest.approx(sums[0], rel=sum_within), row
         for kind in KINDS:
-            predicted = place["predicted"][kind]
+            predicted = row["predicted"][kind]
             if predicted >= megabytes * 1e6:
-                # A library's page or a thread's stack may come in between: up to a megabyte.
+                # A library or a thread's stack may add up to a megabyte in the meantime.
                 near = pytest.approx(predicted, rel=kinds_within, abs=2**20)
-                assert place["measured"][kind] == near, kind
+                assert row["measured"][kind] == near, kind
 
 
-def test_the_process_grows_by_what_the_formulas_say(quick):
+def test_the_process_grows_by_what_the_formulas_predict(quick):
     """vgg11 with AdamW holds 190 MB; each kind of 5 MB or more is measured within 5 % or 1 MiB."""
-    assert sum(quick.found["places"][1]["predicted"].values()) > 190e6
-    check_measured(quick.found, megabytes=5, kinds_within=0.05, sum_within=0.03)
+    assert sum(quick.json["rows"][1]["predicted"].values()) > 190e6
+    check_measured(quick.json, megabytes=5, kinds_within=0.05, sum_within=0.03)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_network_of_170_megabytes_is_measured_within_three_percent(tmp_path):
     ran = run_memory(tmp_path, *"--model resnet101 --optimizer sgd --batch-size 2".split())
-    assert 4 * ran.found["parameters"] > 169e6
-    check_measured(ran.found, megabytes=50, kinds_within=0.03, sum_within=0.03)
+    assert 4 * ran.json["parameters"] > 169e6
+    check_measured(ran.json, megabytes=50, kinds_within=0.03, sum_within=0.03)
 
 
-def test_the_table_says_each_formula_its_error_and_what_is_left_out(quick):
+def test_the_output_has_each_formula_its_error_and_what_is_left_out(quick):
     lines = [line for line in quick.stdout.splitlines() if line.startswith("|")][2:]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     rows = {tuple(row[:3]): row[3:] for row in cells}
@@ -167,16 +160,15 @@ def test_the_table_says_each_formula_its_error_and_what_is_left_out(quick):
     assert rows["FSDP2", "rank 0", "optimizer state"][0] == "8P / N"
     assert all(row[-1].endswith("%") for row in rows.values())
     assert "2 connected processes on cpu" in quick.stdout
-    first, second = quick.found["places"][0]["predicted_of_each_device"]
+    first, second = quick.json["predicted_data_parallel_devices"]
     assert first == predict("nn.DataParallel", "vgg11", "adamw", 2, 4)[0]
-    assert f"device 1 {sum(second.values()) / 1e6:.2f}." in quick.stdout
-    for line in quick.found["left_out"]:
-        assert f"- {line}" in quick.stdout
+    assert f"device 1 {byte_size(sum(second.values()))}." in quick.stdout
+    assert len(LEFT_OUT.splitlines()) == 7 and LEFT_OUT in quick.stdout
 
 
 def test_the_picture_has_a_bar_by_formula_beside_each_measured_one(quick):
-    assert quick.picture.count("<!-- by formula -->") == len(quick.found["places"])
-    assert quick.picture.count("<!-- measured -->") == len(quick.found["places"])
+    assert quick.picture.count("<!-- by formula -->") == len(quick.json["rows"])
+    assert quick.picture.count("<!-- measured -->") == len(quick.json["rows"])
     assert all(f"<!-- {kind} -->" in quick.picture for kind in KINDS)
 
 
@@ -192,14 +184,14 @@ def test_the_picture_has_a_bar_by_formula_beside_each_measured_one(quick):
         ("--prosesses 2", "unrecognized arguments"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_anything_is_started(options, message):
+def test_options_that_cannot_be_measured_are_refused_before_anything_starts(options, message):
     with pytest.raises(UserError, match=message):
         memory.read(options.split())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_cuda_has_given_out_what_the_formulas_say(tmp_path):
+def test_cuda_allocates_what_the_formulas_predict(tmp_path):
     ran = run_memory(tmp_path, **VISIBLE_GPUS)
-    assert {place["device"] for place in ran.found["places"]} == {"cuda"}
-    check_measured(ran.found, megabytes=5, kinds_within=0.05, sum_within=0.05)
+    assert {row["device"] for row in ran.json["rows"]} == {"cuda"}
+    check_measured(ran.json, megabytes=5, kinds_within=0.05, sum_within=0.05)

@@ -1,4 +1,6 @@
-"""A saved model says what it sees."""
+"""A saved model predicts the classes of test images."""
+
+import json
 
 import pytest
 
@@ -19,20 +21,35 @@ def run_dir(tmp_path_factory):
 def test_true_and_predicted_classes_are_shown(run_dir, capsys):
     picture = run_dir / "some.png"
     assert predict.main([str(run_dir), "--index", "0-9", "--plot", str(picture)]) == 0
-    header, *rows, last = capsys.readouterr().out.splitlines()
-    assert header.split() == ["index", "true", "predicted", "probability"]
-    assert [int(row.split()[0]) for row in rows] == list(range(10))
-    right = sum(row.split()[1] == row.split()[2] for row in rows)
+    header, _, *rows, last = capsys.readouterr().out.splitlines()
+    assert cells_of(header) == ["index", "true", "predicted", "probability (%)", "answer"]
+    rows = [cells_of(row) for row in rows]
+    assert [int(index) for index, *_ in rows] == list(range(10))
+    right = sum(true == predicted for _, true, predicted, *_ in rows)
     assert right >= 5, "30 steps learn more than chance"
-    assert all(set(row.split()[1:3]) <= set(FASHION_CLASSES) for row in rows)
-    assert sum("wrong" in row for row in rows) == 10 - right
+    assert all({true, predicted} <= set(FASHION_CLASSES) for _, true, predicted, *_ in rows)
+    assert sum(row[-1] == "wrong" for row in rows) == 10 - right
     assert last == f"picture: {picture}" and picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatch):
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_json_file_holds_the_predictions(run_dir, tmp_path):
+    file, picture = tmp_path / "predict.json", tmp_path / "p.png"
+    arguments = ["--index", "3,5", "--plot", str(picture), "--json", str(file)]
+    assert predict.main([str(run_dir), *arguments]) == 0
+    content = json.loads(file.read_text())
+    assert (content["command"], content["run"]) == ("predict", str(run_dir))
+    assert [row["index"] for row in content["predictions"]] == [3, 5]
+    assert content["predictions"][0]["true_class"] in FASHION_CLASSES
+
+
+def test_only_the_table_is_shown_without_matplotlib(run_dir, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert predict.main([str(run_dir), "--index", "3,5"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 4
     with pytest.raises(UserError, match="pip install matplotlib"):
         predict.main([str(run_dir), "--plot", "x.png"])
 
@@ -40,7 +57,7 @@ def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "200"], "--index 200 is too large: the test images are 0 to 199"),
+        (["--index", "200"], "--index 200 is too large: choose 0 to 199"),
         (["--index", "0-99999999999"], "--index 99999999999 is too large"),
         (["--index", "9-0"], "names 0 images: name 1 to 200"),
         (["--index", "5-"], "--index takes 7, or 0-9, or 3,5,7; got 5-"),
@@ -49,13 +66,13 @@ def test_without_matplotlib_there_is_the_table_alone(run_dir, capsys, monkeypatc
         (["--plot", "/proc/x.png"], "cannot write --plot /proc/x.png"),
     ],
 )
-def test_a_wrong_question_gets_one_sentence(arguments, message, run_dir):
+def test_wrong_options_are_an_error_of_one_sentence(arguments, message, run_dir):
     with pytest.raises(UserError, match=message):
         predict.main([str(run_dir), *arguments])
 
 
-def test_a_folder_without_a_whole_run_is_named(run_dir, tmp_path):
-    with pytest.raises(UserError, match="holds no run"):
+def test_a_folder_without_a_finished_run_is_an_error(run_dir, tmp_path):
+    with pytest.raises(UserError, match="does not contain a run"):
         predict.main([str(tmp_path)])
     (tmp_path / "config.json").write_bytes((run_dir / "config.json").read_bytes())
     with pytest.raises(UserError, match="the run has not finished"):

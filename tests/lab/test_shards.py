@@ -1,7 +1,7 @@
-"""`accel-demo shards` says which sample each rank has read, and what a metric counts."""
+"""`accel-demo shards` shows which sample each rank reads, and what a metric counts."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 
 import pytest
@@ -14,199 +14,205 @@ from accel_demo.lab.shards import command as shards
 from accel_demo.lab.shards.picture import draw
 from accel_demo.lab.shards.reading import (
     ACCELERATE,
-    MARKS,
     TORCH,
-    Dealing,
+    EpochReads,
+    LoaderReads,
+    LoaderSettings,
+    epoch_reads,
     make_loader,
     read_all,
-    reading_table,
-    what_would_hang,
 )
+from accel_demo.lab.shards.tables import MARKS, explain_uneven_batches, reading_table
+from tests.conftest import run_to_end
 
 SIZES = [(samples, batch_size) for samples in (1, 4, 22, 30, 36) for batch_size in (3, 6)]
 OPTIONS = [
-    {"way": TORCH},
-    {"way": TORCH, "set_epoch": False},
-    {"way": TORCH, "drop_last": True},
-    {"way": TORCH, "shuffle": False},
-    {"way": ACCELERATE},
-    {"way": ACCELERATE, "set_epoch": False},
-    {"way": ACCELERATE, "drop_last": True},
-    {"way": ACCELERATE, "shuffle": False},
-    {"way": ACCELERATE, "even_batches": False},
-    {"way": ACCELERATE, "split_batches": True},
-    {"way": ACCELERATE, "split_batches": True, "drop_last": True},
-    {"way": ACCELERATE, "split_batches": True, "even_batches": False},
-    {"way": ACCELERATE, "dispatch_batches": True},
-    {"way": ACCELERATE, "dispatch_batches": True, "drop_last": True},
-    {"way": ACCELERATE, "dispatch_batches": True, "split_batches": True},
+    {"method": TORCH},
+    {"method": TORCH, "set_epoch": False},
+    {"method": TORCH, "drop_last": True},
+    {"method": TORCH, "shuffle": False},
+    {"method": ACCELERATE},
+    {"method": ACCELERATE, "set_epoch": False},
+    {"method": ACCELERATE, "drop_last": True},
+    {"method": ACCELERATE, "shuffle": False},
+    {"method": ACCELERATE, "even_batches": False},
+    {"method": ACCELERATE, "split_batches": True},
+    {"method": ACCELERATE, "split_batches": True, "drop_last": True},
+    {"method": ACCELERATE, "split_batches": True, "even_batches": False},
+    {"method": ACCELERATE, "dispatch_batches": True},
+    {"method": ACCELERATE, "dispatch_batches": True, "drop_last": True},
+    {"method": ACCELERATE, "dispatch_batches": True, "split_batches": True},
 ]
-DEALINGS = [
-    Dealing(samples=samples, batch_size=batch_size, epochs=2, **options)
+LOADERS = [
+    LoaderSettings(samples=samples, batch_size=batch_size, epochs=2, **options)
     for options in OPTIONS
     for samples, batch_size in SIZES
-    if not options.get("drop_last") or samples >= 3 * batch_size  # a batch for each of three
+    if not options.get("drop_last") or samples >= 3 * batch_size  # a batch per process
 ]
 
 
-def read_here(device, dealings):
-    found, loader = read_all(device, dealings), make_loader(Dealing(ACCELERATE, 22, 5, 2))
+def read_here(device, loaders):
+    result, loader = read_all(device, loaders), make_loader(LoaderSettings(ACCELERATE, 22, 5, 2))
     first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # leaves each epoch at once
-    return {**found, "after_a_break": first_batches}
+    return result, first_batches
 
 
 @pytest.fixture(scope="module")
-def ways(together):
-    """What three processes have found under each of `DEALINGS`."""
-    ranks = together(read_here, 3, timeout=220, dealings=DEALINGS)
-    for rank in ranks:  # page 08 says so: an epoch that was left early is not counted
-        first, second = rank["after_a_break"]
-        assert first == second
-    found = shards.merge(ranks)
-    assert found["processes"] == 3 and len(found["ways"]) == len(DEALINGS)
-    return dict(zip(DEALINGS, found["ways"], strict=True))
+def loaders(together):
+    """The samples that three processes read with each of `LOADERS`."""
+    ranks = together(read_here, 3, timeout=220, loaders=LOADERS)
+    result, _ = ranks[0]
+    for other, (first, second) in ranks:
+        assert other == result
+        assert first == second  # as page 08 says: an epoch that was left early is not counted
+    assert result.processes == len(ranks) == 3
+    assert [loader.settings for loader in result.loaders] == LOADERS
+    return result.loaders
 
 
 @pytest.fixture(scope="module")
-def one_run(tmp_path_factory):
-    """What the verb printed, its JSON, and its picture."""
-    from tests.conftest import run_to_end
-
-    folder = tmp_path_factory.mktemp("verb")
+def quick_run(tmp_path_factory):
+    """The printed text, the JSON and the picture of one command."""
+    folder = tmp_path_factory.mktemp("quick")
     command = "accel-demo shards --quick --samples 10 --no-set-epoch".split()
-    files = ["--json", folder / "found.json", "--plot", folder / "found.svg"]
-    result = run_to_end([*command, *files], timeout=220)
-    assert result.returncode == 0, result.stderr
-    found = json.loads((folder / "found.json").read_text())
-    return result.stdout, found, (folder / "found.svg").read_text()
+    files = ["--json", folder / "shards.json", "--plot", folder / "shards.svg"]
+    run = run_to_end([*command, *files], timeout=220)
+    assert run.returncode == 0, run.stderr
+    result = json.loads((folder / "shards.json").read_text())
+    return run.stdout, result, (folder / "shards.svg").read_text()
 
 
-def reads(epoch):
-    """All sample ids that were read, in the order of the ranks."""
-    return list(chain.from_iterable(chain.from_iterable(epoch["batches"])))
+def ids_of(epoch):
+    """Return all sample ids that were read, in the order of the ranks."""
+    return list(chain.from_iterable(chain.from_iterable(epoch.batches)))
 
 
-def epochs_of(ways, **fields):
-    """Each epoch under the dealings with these fields."""
-    found = [
-        (dealing, epoch)
-        for dealing, way in ways.items()
-        if all(getattr(dealing, name) == value for name, value in fields.items())
-        for epoch in way["epochs"]
+def epochs_with(loaders, **fields):
+    """Return (settings, epoch) for each epoch of the loaders with these settings."""
+    pairs = [
+        (loader.settings, epoch)
+        for loader in loaders
+        if fields.items() <= asdict(loader.settings).items()
+        for epoch in loader.epochs
     ]
-    assert found
-    return found
+    assert pairs
+    return pairs
 
 
-def test_padding_reads_every_sample_and_drop_last_reads_none_twice(ways):
-    for dealing, epoch in epochs_of(ways):
-        ids, every = reads(epoch), set(range(dealing.samples))
+def test_padding_reads_every_sample_and_drop_last_reads_none_twice(loaders):
+    for settings, epoch in epochs_with(loaders):
+        ids, every = ids_of(epoch), set(range(settings.samples))
         again = {sample for sample in ids if ids.count(sample) > 1}
-        assert epoch["more_than_once"] == sorted(again)
-        assert epoch["never"] == sorted(every - set(ids))
-        assert not (again if dealing.drop_last or not dealing.even_batches else every - set(ids))
+        assert epoch.more_than_once == sorted(again)
+        assert epoch.never == sorted(every - set(ids))
+        no_padding = settings.drop_last or not settings.even_batches
+        assert not (again if no_padding else every - set(ids))
 
 
-def test_all_ranks_have_equally_many_batches_unless_they_are_not_evened(ways):
-    for dealing, epoch in epochs_of(ways):
-        sizes = [[len(batch) for batch in batches] for batches in epoch["batches"]]
-        are_even = sizes[0] == sizes[1] == sizes[2]
-        assert ("gather" in ways[dealing]) == are_even
-        # Rank 0 pads with what it has read first: one sample is not enough for three ranks.
-        is_short = dealing.dispatch_batches and dealing.samples == 1
-        if dealing.even_batches:
-            assert are_even == (not is_short)
-    assert sum("gather" not in way for way in ways.values()) > 10
+def test_all_ranks_have_equally_many_batches_unless_even_batches_is_off(loaders):
+    for loader in loaders:
+        settings = loader.settings
+        for epoch in loader.epochs:
+            sizes = [[len(batch) for batch in batches] for batches in epoch.batches]
+            are_even = sizes[0] == sizes[1] == sizes[2]
+            assert (loader.gather is not None) == are_even
+            # Rank 0 pads with the samples it has read first: one is not enough for three ranks.
+            is_short = settings.dispatch_batches and settings.samples == 1
+            if settings.even_batches:
+                assert are_even == (not is_short)
+    assert sum(loader.gather is None for loader in loaders) > 10
 
 
-def test_accelerate_pads_to_whole_batches_and_torch_only_to_equal_parts(ways):
-    for dealing, epoch in epochs_of(ways, drop_last=False, even_batches=True):
-        padding = len(reads(epoch)) - dealing.samples
-        if dealing.way == TORCH or dealing.dispatch_batches:
+def test_accelerate_pads_to_whole_batches_and_torch_only_to_equal_parts(loaders):
+    for settings, epoch in epochs_with(loaders, drop_last=False, even_batches=True):
+        padding = len(ids_of(epoch)) - settings.samples
+        if settings.method == TORCH or settings.dispatch_batches:
             assert 0 <= padding < 3
         else:
-            a_round = dealing.batch_size * (1 if dealing.split_batches else 3)
-            assert padding == -dealing.samples % a_round
+            global_batch = settings.batch_size * (1 if settings.split_batches else 3)
+            assert padding == -settings.samples % global_batch
 
 
-def test_without_set_epoch_torch_repeats_its_order_and_accelerate_does_not(ways):
-    for dealing, (first, second) in [(d, way["epochs"]) for d, way in ways.items()]:
-        assert first["same_order_as_epoch_1"] is None
-        if dealing.samples > 4:
-            repeats = not dealing.shuffle or (dealing.way == TORCH and not dealing.set_epoch)
-            assert second["same_order_as_epoch_1"] is repeats
-    for dealing, epoch in epochs_of(ways, way=ACCELERATE, set_epoch=False):
-        told = ways[replace(dealing, set_epoch=True)]["epochs"]
-        assert epoch in told  # Accelerate counts the epochs itself
+def test_without_set_epoch_torch_repeats_its_order_and_accelerate_does_not(loaders):
+    for loader in loaders:
+        settings, (first, second) = loader.settings, loader.epochs
+        assert first.same_order_as_epoch_1 is None
+        if settings.samples > 4:
+            repeats = not settings.shuffle or (settings.method == TORCH and not settings.set_epoch)
+            assert second.same_order_as_epoch_1 is repeats
+    epochs_by_settings = {loader.settings: loader.epochs for loader in loaders}
+    for settings, epoch in epochs_with(loaders, method=ACCELERATE, set_epoch=False):
+        # Accelerate counts the epochs itself.
+        assert epoch in epochs_by_settings[replace(settings, set_epoch=True)]
 
 
-def test_the_order_that_is_repeated_is_a_shuffled_one(ways):
-    for _, epoch in epochs_of(ways, way=TORCH, set_epoch=False, samples=30):
-        by_rank = [list(chain.from_iterable(batches)) for batches in epoch["batches"]]
+def test_the_order_that_is_repeated_is_a_shuffled_one(loaders):
+    for _, epoch in epochs_with(loaders, method=TORCH, set_epoch=False, samples=30):
+        by_rank = [list(chain.from_iterable(batches)) for batches in epoch.batches]
         order = torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()
         assert by_rank == [order[rank::3] for rank in range(3)]
         assert order != sorted(order)
 
 
-def test_gather_counts_what_was_read_and_gather_for_metrics_each_sample_once(ways):
-    for dealing, way in ways.items():
-        if "gather" not in way:
+def test_gather_counts_every_read_and_gather_for_metrics_each_sample_once(loaders):
+    for loader in loaders:
+        if loader.gather is None:
             continue
-        everything = sorted(reads(way["epochs"][0]))
-        assert sorted(way["gather"]) == everything
-        counted = sorted(way["gather_for_metrics"])
-        if dealing.way == TORCH:
-            assert counted == everything  # nobody has told it what was padding
+        everything = sorted(ids_of(loader.epochs[0]))
+        assert sorted(loader.gather) == everything
+        counted = sorted(loader.gather_for_metrics)
+        if loader.settings.method == TORCH:
+            assert counted == everything  # Accelerate does not know which samples are padding
         else:
             assert counted == sorted(set(everything))
 
 
-def test_split_batches_deals_a_global_batch_where_others_deal_one_for_each(ways):
-    for dealing, epoch in epochs_of(ways, split_batches=True, drop_last=True):
-        order = torch.randperm(dealing.samples, generator=torch.Generator().manual_seed(0))
-        if epoch["epoch"] == 1:
-            for number, batch in enumerate(order.split(dealing.batch_size)):
-                parts = [batches[number : number + 1] for batches in epoch["batches"]]
+def test_split_batches_splits_a_global_batch_among_the_ranks(loaders):
+    for settings, epoch in epochs_with(loaders, split_batches=True, drop_last=True):
+        order = torch.randperm(settings.samples, generator=torch.Generator().manual_seed(0))
+        if epoch.epoch == 1:
+            for number, batch in enumerate(order.split(settings.batch_size)):
+                parts = [batches[number : number + 1] for batches in epoch.batches]
                 whole = list(chain.from_iterable(chain.from_iterable(parts)))
-                assert whole == (batch.tolist() if len(batch) == dealing.batch_size else [])
+                assert whole == (batch.tolist() if len(batch) == settings.batch_size else [])
 
 
-def test_the_map_and_the_picture_show_what_was_read(ways):
-    some = [way for way in ways.values() if way["samples"] == 22 and way["batch_size"] == 6]
-    for way in some:
-        rows = [line for line in reading_table([way]).splitlines() if "`" in line]
-        frames = [set(frame) for frame in marked(draw([way]))]
-        for row, epoch in enumerate(way["epochs"]):
+def test_the_map_and_the_picture_show_who_read_each_sample(loaders):
+    for loader in loaders:
+        if (loader.settings.samples, loader.settings.batch_size) != (22, 6):
+            continue
+        rows = [line for line in reading_table([loader]).splitlines() if "`" in line]
+        frames = [set(frame) for frame in framed_samples(draw([loader]))]
+        for row, epoch in enumerate(loader.epochs):
             shown = rows[row].split("`")[1]
             who = [[] for _ in range(22)]
-            for rank, batches in enumerate(epoch["batches"]):
+            for rank, batches in enumerate(epoch.batches):
                 for sample in chain.from_iterable(batches):
                     who[sample].append(MARKS[rank])
             assert list(shown) == ["*" if w[1:] else w[0] if w else "-" for w in who]
-            assert frames[row] == set(epoch["more_than_once"])
+            assert frames[row] == set(epoch.more_than_once)
 
 
-def marked(figure):
-    """The samples in frames, by epoch, of a picture with one panel."""
-    found = []
+def framed_samples(figure):
+    """Return the samples in frames, by epoch, of a picture with one panel."""
+    samples = []
     for frames in figure.axes[0].collections[1::3]:  # an epoch has cells, frames and crosses
         assert isinstance(frames, PolyCollection)
         ends = [(p.vertices.min(axis=0), p.vertices.max(axis=0)) for p in frames.get_paths()]
-        found.append([round((low[0] + high[0]) / 2) for low, high in ends])
-    return found
+        samples.append([round((low[0] + high[0]) / 2) for low, high in ends])
+    return samples
 
 
-def dealt_by_hand(samples, ranks):
-    """A way as `merge` gives it: samples in turn to each rank, the first one to all of them."""
+def reads_by_hand(samples, ranks):
+    """Return two epochs in which all ranks read sample 0, and the other samples in turns."""
     batches = [[[0, *range(1 + rank, samples, ranks)]] for rank in range(ranks)]
-    epoch = {"same_order_as_epoch_1": True, "batches": batches, **shards.readings(batches, samples)}
-    epochs = [{"epoch": number, **epoch} for number in (1, 2)]
-    return {"name": "by hand", "samples": samples, "epochs": epochs}
+    epochs = [epoch_reads(number, batches, batches, samples) for number in (1, 2)]
+    return LoaderReads(LoaderSettings("by hand", samples, samples, epochs=2), epochs)
 
 
 @pytest.mark.parametrize(("samples", "ranks"), [(4, 2), (22, 3), (22, 9), (400, 6)])
 def test_no_text_of_the_picture_is_small_or_leaves_it(samples, ranks):
-    figure = draw(2 * [dealt_by_hand(samples, ranks)])
+    figure = draw(2 * [reads_by_hand(samples, ranks)])
     figure.draw_without_rendering()
     paper = figure.bbox
     for text in figure.findobj(Text):
@@ -217,39 +223,39 @@ def test_no_text_of_the_picture_is_small_or_leaves_it(samples, ranks):
             assert paper.y0 <= box.y0 and box.y1 <= paper.y1, text.get_text()
 
 
-def test_the_verb_prints_what_its_json_says(one_run):
-    shown, found, _ = one_run
-    assert found["processes"] == 2
+def test_the_command_prints_the_numbers_of_its_json(quick_run):
+    shown, result, _ = quick_run
+    assert result["processes"] == 2
     assert shown.startswith("2 connected processes on cpu (gloo): 10 samples, batches of 4 per")
-    assert [(way["way"], len(way["epochs"])) for way in found["ways"]] == [
-        (TORCH, 2),
-        (ACCELERATE, 2),
-    ]
-    assert reading_table(found["ways"]) in shown
+    loaders = []
+    for loader in result["loaders"]:
+        epochs = [EpochReads(**epoch) for epoch in loader["epochs"]]
+        loaders.append(LoaderReads(LoaderSettings(**loader["settings"]), epochs))
+    methods = [(loader.settings.method, len(loader.epochs)) for loader in loaders]
+    assert methods == [(TORCH, 2), (ACCELERATE, 2)]
+    assert reading_table(loaders) in shown
     rows = [line for line in shown.splitlines() if line.startswith("|") and "`" in line]
     assert [row.split("|")[-2].strip() for row in rows[:4]] == ["–", "yes", "–", "no"]
 
 
-def test_of_ten_samples_gather_counts_sixteen(one_run):
-    shown, found, _ = one_run
-    accelerate = found["ways"][1]
+def test_of_ten_samples_gather_counts_sixteen(quick_run):
+    shown, result, _ = quick_run
+    accelerate = result["loaders"][1]
     assert (len(accelerate["gather"]), len(accelerate["gather_for_metrics"])) == (16, 10)
     assert "16 (10 different) | 10 (10 different)" in shown
 
 
-def test_the_picture_names_ways_epochs_and_ranks(one_run):
+def test_the_picture_names_methods_epochs_and_ranks(quick_run):
     for words in (TORCH, ACCELERATE, "epoch 1", "epoch 2", "rank 0", "rank 1", "6 twice"):
-        assert f"<!-- {words} -->" in one_run[2]
-    assert "as epoch 1" in one_run[2]
+        assert f"<!-- {words} -->" in quick_run[2]
+    assert "as epoch 1" in quick_run[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["", "--dispatch-batches --drop-last", "--no-even-batches"])
-def test_it_says_the_same_each_time(start, flags):
-    runs = [
-        start(["accel-demo", "shards", "--processes", 3, *flags.split()], timeout=200)
-        for _ in range(2)
-    ]
+def test_the_output_is_the_same_each_time(start, flags):
+    command = ["accel-demo", "shards", "--processes", 3, *flags.split()]
+    runs = [start(command, timeout=200) for _ in range(2)]
     assert [run.returncode for run in runs] == [0, 0]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.startswith("3 connected processes on cpu (gloo): 22 ")
@@ -257,16 +263,16 @@ def test_it_says_the_same_each_time(start, flags):
     assert ends == (flags == "--no-even-batches")
 
 
-def test_it_is_said_what_would_hang():
-    said = what_would_hang([[[0, 1], [2, 3]], [[4, 5]]])
-    assert said.startswith("rank 0 has 2 batches, rank 1 has 1.")
-    assert "all-reduce of batch 2 on rank 0 would wait for rank 1" in said
-    said = what_would_hang([[[0, 1], [2, 3]], [[4, 5], [6]]])
-    assert said.startswith("batch 2 has 2, 1 samples by rank.")
+def test_uneven_batches_are_explained():
+    text = explain_uneven_batches([[[0, 1], [2, 3]], [[4, 5]]])
+    assert text.startswith("rank 0 has more batches (2) than rank 1 (1).")
+    assert "all-reduce of batch 2 on rank 0 would wait for rank 1" in text
+    text = explain_uneven_batches([[[0, 1], [2, 3]], [[4, 5], [6]]])
+    assert text.startswith("batch 2 has 2, 1 samples by rank.")
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--processes 0", "--processes must be at least 1, got 0"),
         ("--samples 0", "--samples must be from 1 to 10000, got 0"),
@@ -275,35 +281,34 @@ def test_it_is_said_what_would_hang():
         ("--epochs 0", "--epochs must be from 1 to 100, got 0"),
         (
             "--way DistributedSampler --dispatch-batches",
-            "--dispatch-batches is Accelerate's: DistributedSampler has no such option, leave it "
-            "out",
+            "--dispatch-batches is an option of Accelerate: DistributedSampler does not have it",
         ),
         (
             "--split-batches --batch-size 5",
-            "--split-batches cuts a batch into 2 equal parts: --batch-size must be a multiple of "
+            "--split-batches splits a batch among 2 processes: --batch-size must be a multiple of "
             "2, got 5",
         ),
         (
             "--dispatch-batches --no-even-batches",
-            "--dispatch-batches always gives every rank equally much, and Accelerate ignores "
-            "even_batches=False there: leave one of the two out",
+            "--dispatch-batches always makes even batches: Accelerate ignores even_batches=False "
+            "there. Remove one of the two flags",
         ),
         (
             "--drop-last --samples 7",
-            "--drop-last would leave nothing: a batch for every process takes 8 samples, and "
+            "--drop-last would drop everything: one batch per process needs 8 samples, but "
             "--samples is 7",
         ),
         (
             "--plot {}/x.svg --samples 401",
-            "--plot draws at most 400 samples and 20 epochs: ask for fewer, or take --json",
+            "--plot draws at most 400 samples and 20 epochs: use fewer, or --json",
         ),
         ("--json {}/no/x.json", "cannot write --json {}/no/x.json: No such file or directory"),
         ("--dispatch", "unrecognized arguments: --dispatch"),
     ],
 )
-def test_what_cannot_be_dealt_gets_one_line(capsys, tmp_path, flags, said):
+def test_bad_options_get_one_line(capsys, tmp_path, flags, message):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         shards.main(flags.format(tmp_path).split())
-    expected = f"error: {said.format(tmp_path)}\n"
+    expected = f"error: {message.format(tmp_path)}\n"
     assert (stopped.value.code, *capsys.readouterr()) == (2, "", expected)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A page of ours needs nothing but itself, and runs nothing but its own script."""
+"""A page needs no other file and runs no script but its own."""
 
 import json
 

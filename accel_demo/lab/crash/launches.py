@@ -1,20 +1,25 @@
-"""One launch of a training as a user types it, watched from outside, and killed at any moment."""
+"""Launch a training as a user does, watch it from outside, and kill one of its ranks."""
 
 import json
 import re
+import statistics
 import subprocess
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
+from accel_demo.lab.crash.result import Kill, LaunchResult
 from accel_demo.processes.environment import QUIET, environment_for
 from accel_demo.processes.launch import start
 from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.folder import read_json
+from accel_demo.run.manifest import Damaged, checkpoints_of, verify
 
 TIME_LIMIT = 180  # seconds for a launch
 TIME_TO_END = 60  # seconds in which a launch ends once one of its processes was killed
@@ -22,27 +27,26 @@ MARK = "ACCEL_DEMO_CRASH"  # an environment variable that every process of a lau
 
 
 class Launch:
-    """A launcher, the ranks it starts and their loader workers; none of them outlives the `with`.
+    """A launcher, its ranks and their loader workers. Leaving the `with` block kills them all.
 
-    `points` are (moment, step) of each optimizer step of this launch, as metrics.jsonl tells it;
-    moments are those of `time.monotonic()`.
+    `points` are (seconds since the start, step) for each optimizer step in metrics.jsonl.
     """
 
-    def __init__(self, command: list[str], run: Path, processes: int, output: Path):
-        """Start `command`, which trains in the folder `run`; `output` becomes its stdout."""
-        self.command, self.run, self.processes = command, run, processes
-        self.stdout, self.stderr = output, output.with_suffix(".stderr")
+    def __init__(self, command: list[str], run: Path, processes: int):
+        """Start `command` with the run folder `run`."""
+        self.command = [*command, "--run-dir", str(run)]
+        self.run, self.processes = run, processes
         self.points: list[tuple[float, int]] = []
         self.ranks: dict[int, psutil.Process] = {}
-        self.ranks_seen_at = self.killed_at = self.ended_at = None
-        self.was_saving = False  # when it was killed
-        self.steps_at_kill = 0
+        self.ranks_seen_at = 0.0  # seconds since the start; 0 until all ranks have been seen
+        self.killed: Kill | None = None
         self.mark = uuid.uuid4().hex
-        self.bytes_read = _size(run / "metrics.jsonl") or 0
+        self.stdout, self.stderr = (run.with_suffix(f".{self.mark}{number}") for number in (1, 2))
+        self.bytes_read = len(self._metrics())
         environment = environment_for({**QUIET, "PYTHONUNBUFFERED": "1", MARK: self.mark})
         self.started_at, self.date = time.monotonic(), time.time()
         with open(self.stdout, "w") as stdout, open(self.stderr, "w") as stderr:
-            self.launcher = start(command, environment, stdout, stderr, real=True)
+            self.launcher = start(self.command, environment, stdout, stderr, real=True)
 
     def __enter__(self):
         return self
@@ -50,124 +54,179 @@ class Launch:
     def __exit__(self, *error) -> None:
         self.launcher.kill()
         self.launcher.wait()
-        while left := self._marked():  # again: one may have started another meanwhile
-            for process in left:
+        while remaining := self._marked():  # repeat: a process may have started another meanwhile
+            for process in remaining:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(left, timeout=5)
+            psutil.wait_procs(remaining, timeout=5)
 
     @property
     def step(self) -> int:
-        """The last optimizer step that this launch has trained, or 0 where it has not yet."""
+        """The last optimizer step of this launch, or 0 before its first one."""
         return self.points[-1][1] if self.points else 0
 
-    def watch(self, until: Callable[[], bool], pause: float = 0.001) -> None:
-        """Read along until `until()` is true, asking every `pause` seconds.
+    @property
+    def has_ended(self) -> bool:
+        return self.launcher.poll() is not None
 
-        Raises `RuntimeError` with the output where the launch ends before that, or takes too long.
+    def seconds(self) -> float:
+        """Return the seconds since the start of this launch."""
+        return time.monotonic() - self.started_at
+
+    def watch(self, until: Callable[[], object], pause: float = 0.001) -> None:
+        """Read the metrics until `until()` is true, which is called every `pause` seconds.
+
+        Raises `RuntimeError` with the output if the launch ends earlier or exceeds `TIME_LIMIT`.
         """
         while not until():
+            has_ended = self.has_ended
             self._look()
-            if self.launcher.poll() is not None:
-                self._look()
-                if not until():
-                    self.fail(f"ended by itself with exit code {self.launcher.returncode}")
-                return
-            if time.monotonic() - self.started_at > TIME_LIMIT:
+            if has_ended and not until():
+                self.fail(f"ended by itself with exit code {self.launcher.returncode}")
+            if self.seconds() > TIME_LIMIT:
                 self.fail(f"took over {TIME_LIMIT} s")
             time.sleep(pause)
 
     def is_saving(self) -> bool:
-        """Whether a checkpoint is being written. What an earlier launch has left is older."""
+        """Return whether a checkpoint is being written. One left by an earlier launch is older."""
         try:
             written_at = (self.run / "checkpoints" / UNFINISHED).stat().st_mtime
         except FileNotFoundError:
             return False
         return written_at > self.date
 
-    def kill(self, rank: int) -> None:
-        """SIGKILL for this rank alone. Gives back when every process of the launch is gone.
-
-        Raises `RuntimeError` where the launch goes on without it, or a rank outlives the launcher.
-        """
-        self.ranks[rank].kill()
-        self.was_saving = self.is_saving()
-        self.killed_at = time.monotonic()
-        self._look()
-        self.steps_at_kill = len(self.points)
-        try:
-            self.launcher.wait(TIME_TO_END)
-        except subprocess.TimeoutExpired:
-            self.fail(f"went on for {TIME_TO_END} s after rank {rank} was killed")
-        if self.launcher.returncode == 0:
-            self.fail("was over before it could be killed")
-        deadline = time.monotonic() + 10
-        while alive := [process for process in self.ranks.values() if _is_alive(process)]:
-            if time.monotonic() > deadline:
-                self.fail(f"has left {alive} behind after rank {rank} was killed")
-            time.sleep(0.01)
-        self.ended_at = time.monotonic()
-        self.__exit__()  # the loader workers of a rank that is gone would end some seconds later
-        self._look()
-
     def wait(self) -> None:
-        """Wait for the end of a launch that nobody kills. Raises `RuntimeError` where it fails."""
-        self.watch(lambda: self.launcher.poll() is not None)
+        """Wait for the end of a launch that is not killed. Raises `RuntimeError` if it fails."""
+        self.watch(lambda: self.has_ended)
         self._look()
         if self.launcher.returncode != 0:
             self.fail(f"ended with exit code {self.launcher.returncode}")
 
-    def resumed(self) -> tuple[Path | None, int] | None:
-        """The checkpoint this launch has gone on from, and its step; (None, 0) for the beginning.
+    def measure_phases(self) -> dict[str, float]:
+        """Wait for the end of the launch and return the usual seconds of each phase."""
+        saves = []
+        while not self.has_ended:
+            self.watch(lambda: self.is_saving() or self.has_ended)
+            began_at = self.seconds()
+            self.watch(lambda: not self.is_saving())
+            if not self.has_ended:
+                saves.append(self.seconds() - began_at)
+        self.wait()
+        self.has_connected()
+        moments = [seconds for seconds, _ in self.points]
+        return {
+            "step": statistics.median(b - a for a, b in zip(moments, moments[1:], strict=False)),
+            "save": sorted(saves)[len(saves) // 4],  # a quick one: most others take longer
+            "start-up": moments[0] - self.ranks_seen_at,
+        }
 
-        None where the launch was over before it had said so, or trained a step.
+    def kill(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
+        """Send SIGKILL to one rank at the planned moment, and wait until all processes have ended.
+
+        Raises `RuntimeError` if the launch continues without it, or a rank outlives the launcher.
         """
-        said = re.search(r"^resumed from (.+), after step (\d+)$", self.stdout.read_text(), re.M)
-        if said:
-            return Path(said[1]), int(said[2])
-        return (None, 0) if self.points else None
+        self._wait_for_moment(kill, usual_seconds)
+        self.ranks[kill.rank].kill()
+        was_saving, killed_at = self.is_saving(), self.seconds()
+        self._look()
+        phase = "save" if was_saving else "step" if self.points else "start-up"
+        self.killed = replace(kill, actual_phase=phase, seconds=killed_at)
+        try:
+            self.launcher.wait(TIME_TO_END)
+        except subprocess.TimeoutExpired:
+            self.fail(f"continued for {TIME_TO_END} s after rank {kill.rank} was killed")
+        if self.launcher.returncode == 0:
+            self.fail("finished before it could be killed")
+        deadline = time.monotonic() + 10
+        while alive := set(self.ranks.values()).intersection(self._marked()):
+            if time.monotonic() > deadline:
+                self.fail(f"left {alive} running after rank {kill.rank} was killed")
+        self.__exit__()  # the loader workers of a killed rank would end some seconds later
+        self._look()
 
-    def connected(self) -> bool:
-        """Whether the processes had met and said how many they are.
+    def _wait_for_moment(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
+        """Watch until the planned moment, or until the end of the start-up if that is earlier."""
+        self.watch(lambda: self.ranks_seen_at)
+        if kill.planned_phase == "start-up":
+            moment = self.seconds() + kill.fraction * usual_seconds["start-up"]
+            self.watch(lambda: self.points or self.seconds() >= moment)
+            return
+        self.watch(lambda: self.points and self.step >= kill.step)
+        if kill.planned_phase == "save":
+            self.watch(self.is_saving, pause=0.0003)
+        moment = self.seconds() + kill.fraction * usual_seconds[kill.planned_phase]
+        self.watch(lambda: self.seconds() >= moment, pause=0.0003)
 
-        Raises `RuntimeError` where they are not as many as asked for, or not on the CPU.
+    def result(self, earlier: list[LaunchResult], first_start: float) -> LaunchResult:
+        """Return what this launch did after the `earlier` ones, the first at `first_start`."""
+        resumed_from, resumed_after_step = None, 0 if self.points else None
+        resumed = re.search(r"^resumed from (.+), after step (\d+)$", self.stdout.read_text(), re.M)
+        if resumed:
+            resumed_from, resumed_after_step = resumed[1], int(resumed[2])
+        known = earlier[-1].complete_checkpoints if earlier else []
+        newest = known[0] if known else None
+        last_step = max((step for launch in earlier for _, step in launch.points), default=0)
+        complete, damaged = [], []
+        for checkpoint in checkpoints_of(self.run):
+            try:
+                verify(checkpoint)
+                complete.append(str(checkpoint))
+            except Damaged as reason:
+                damaged.append(f"{checkpoint}: {reason}")
+        return LaunchResult(
+            started_at=self.started_at - first_start,
+            has_connected=self.has_connected(),
+            resumed_after_step=resumed_after_step,
+            resumed_from=resumed_from,
+            used_newest_checkpoint=resumed_after_step is None or resumed_from == newest,
+            used_damaged_checkpoint=resumed_from is not None and resumed_from not in known,
+            points=self.points,
+            replayed_steps=max(0, min(self.step, last_step) - (resumed_after_step or 0)),
+            kill=self.killed,
+            complete_checkpoints=complete,
+            damaged_checkpoints=damaged,
+            left_unfinished_checkpoint=self.is_saving(),
+        )
+
+    def has_connected(self) -> bool:
+        """Return whether the processes have connected and written environment.json.
+
+        Raises `RuntimeError` if their number is wrong, or if they do not run on the CPU.
         """
         path = self.run / "environment.json"
         if not path.exists() or path.stat().st_mtime < self.date:
-            if self.points:
-                self.fail("trained without writing environment.json")
             return False
-        found = read_json(path)
-        if (found["processes"], found["device"]) != (self.processes, "cpu"):
-            self.fail(f"had {found['processes']} connected processes on {found['device']}")
+        environment = read_json(path)
+        processes, device = environment["processes"], environment["device"]
+        if (processes, device) != (self.processes, "cpu"):
+            self.fail(f"had {processes} connected processes on {device}")
         return True
 
-    def fail(self, reason: str) -> None:
-        """Raise `RuntimeError` with the reason and what the launch has said."""
-        said = self.stdout.read_text()[-2000:] + self.stderr.read_text()[-4000:]
-        raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{said}")
+    def fail(self, reason: str) -> NoReturn:
+        """Raise `RuntimeError` with the reason and the output of the launch."""
+        output = self.stdout.read_text()[-2000:] + self.stderr.read_text()[-4000:]
+        raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output}")
 
     def _look(self) -> None:
-        """Read the new lines of metrics.jsonl, and find the ranks as long as they are not there."""
-        if len(self.ranks) < self.processes and self.killed_at is None:
+        """Read the new lines of metrics.jsonl, and look for ranks until all have been seen."""
+        if len(self.ranks) < self.processes:
             self._find_ranks()
-        path, now = self.run / "metrics.jsonl", time.monotonic()
-        size = _size(path) or 0
-        if size <= self.bytes_read:  # shorter: a run that is resumed drops what it will do again
-            self.bytes_read = size
-            return
-        with open(path, "rb") as file:
-            file.seek(self.bytes_read)
-            text = file.read()
-        text = text[: text.rfind(b"\n") + 1]
-        self.bytes_read += len(text)
-        for line in text.splitlines():
-            metrics = json.loads(line)
+        text, seconds = self._metrics(), self.seconds()
+        lines = text[self.bytes_read : text.rfind(b"\n") + 1]
+        # A resumed run drops the steps that it will repeat, so the file may be shorter than before.
+        self.bytes_read = min(self.bytes_read + len(lines), len(text))
+        for metrics in map(json.loads, lines.splitlines()):
             if "train_loss" in metrics:
-                self.points.append((now, metrics["step"]))
+                self.points.append((seconds, metrics["step"]))
+
+    def _metrics(self) -> bytes:
+        try:
+            return (self.run / "metrics.jsonl").read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def _find_ranks(self) -> None:
-        """The launcher's own children that run the train file. (Loader workers are theirs.)"""
+        """Find the launcher's own children that run the train file, not their loader workers."""
         train_file = next(word for word in self.command if word.endswith(".py"))
         with suppress(psutil.Error):
             for process in psutil.Process(self.launcher.pid).children():
@@ -175,28 +234,14 @@ class Launch:
                 if train_file in words and not words[1].endswith(self.command[0]):
                     self.ranks[int(process.environ().get("RANK", "0"))] = process
         if len(self.ranks) == self.processes:
-            self.ranks_seen_at = time.monotonic()
+            self.ranks_seen_at = self.seconds()
         time.sleep(0.02)
 
     def _marked(self) -> list[psutil.Process]:
-        """The processes of this launch. (One that is ending has no environment any more.)"""
-        found = []
+        """Return the processes of this launch. (While one exits, it has no environment.)"""
+        marked = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+                    marked.append(process)
+        return marked

@@ -1,1 +1,1 @@
-"""`accel-demo doctor`: what this machine has, and what a launch config starts."""
+"""`accel-demo doctor`: report this machine, and check launch configs."""

@@ -1,4 +1,4 @@
-"""A launch config: read it, find its mistakes before anything is started, say what it promises."""
+"""Read launch configs, find their mistakes before a launch, and describe what they promise."""
 
 import difflib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Promise:
-    """What a launch config says it starts."""
+    """Processes that a launch config asks for."""
 
     processes: int
     backend: str  # what connects the processes: "gloo", "nccl", "none"
@@ -21,36 +21,44 @@ class Promise:
     dtype: str  # what the layers compute in: "float32", "bfloat16", "float16"
 
 
+@dataclass(frozen=True)
+class ProbeAnswer:
+    """One process of a launch, described by itself. The last two fields come from all processes."""
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str  # "cpu", "cuda:0"
+    dtype: str
+    pid: int
+    gathered_pids: list[int]
+    sum_of_ranks: float  # counted from 1
+
+
 def read_config(path: Path) -> dict:
-    """The keys of the file. Raises `UserError` for a mistake that shows without launching it."""
+    """Return the content of the file. Raises `UserError` for mistakes in it."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = "it is not a file" if path.is_dir() else error.strerror
-        raise UserError(
-            f"{str(path)[:200]} cannot be read ({reason}): name a launch config"
-        ) from None
+        raise UserError(f"cannot read launch config {str(path)[:200]}: {reason}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
+        line = f" (line {mark.line + 1})" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path} is not YAML{where}: {problem}") from None
+        raise UserError(f"{path} is not YAML{line}: {problem}") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} must be lines of `key: value`")
+        raise UserError(f"{path} must contain lines of `key: value`")
     try:
-        _check_keys(config)
-        _check_distributed_type(config)
-        _check_num_processes(config)
-        _check_devices(config)
-        _check_precision(config)
-        _check_port(config)
+        for check in (_check_keys, _check_processes, _check_devices, _check_precision, _check_port):
+            check(config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return config
 
 
 def promise_of(config: dict) -> Promise:
-    """What a checked config says it starts, on a machine that has all of it."""
+    """Return what a checked config asks for, whether this machine has enough GPUs or not."""
     import torch
 
     processes = config.get("num_processes", 1)
@@ -58,63 +66,58 @@ def promise_of(config: dict) -> Promise:
     if not stays_on_cpu(config):
         accelerator = torch.accelerator.current_accelerator()
         device = accelerator.type if accelerator else "cuda"
-    # A launcher of several processes connects even a single one where it has a GPU.
+    # A launcher for several processes connects even a single process if it has a GPU.
     is_connected = processes > 1 or (starts_several(config) and device != "cpu")
     backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
     return Promise(processes, backend, device, PRECISIONS[precision_of(config)])
 
 
 def stays_on_cpu(config: dict) -> bool:
-    """Whether the config asks for the CPU, however many GPUs there are."""
+    """Return whether the config selects the CPU on machines with GPUs, too."""
     gpu_ids = config.get("gpu_ids") or "all"
     hidden = {gpu_id.strip() for gpu_id in gpu_ids.split(",")} == {"-1"}
     return bool(config.get("use_cpu")) or hidden or config["distributed_type"] == "MULTI_CPU"
 
 
 def starts_several(config: dict) -> bool:
-    """Whether the launcher takes num_processes by its word: not for "NO", nor CPUs without MPI."""
+    """Return whether the launcher obeys num_processes: not for "NO", nor MULTI_CPU without MPI."""
     kind = config["distributed_type"]
     return kind != "NO" and (kind != "MULTI_CPU" or bool(config.get("mpirun_config")))
 
 
 def precision_of(config: dict) -> str:
-    """ "no", "bf16" or "fp16"; `fp16: true` is an older way to say the last."""
-    older = "fp16" if config.get("fp16") else "no"
-    return str(config.get("mixed_precision", older) or "no").lower()
+    """Return "no", "bf16" or "fp16". `fp16: true` is an old spelling of the last."""
+    default = "fp16" if config.get("fp16") else "no"
+    return str(config.get("mixed_precision", default) or "no").lower()
 
 
 def _check_keys(config: dict) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
 
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise UserError("compute_environment must be LOCAL_MACHINE: leave the key out")
+        raise UserError("compute_environment must be LOCAL_MACHINE: remove the key")
     if "distributed_type" not in config:
         raise UserError('distributed_type is missing: add distributed_type: "NO" or MULTI_GPU')
     known = set(ClusterConfig.__dataclass_fields__)
-    # Accelerate translates some older keys before it looks for unknown ones.
+    # Accelerate translates some old keys before it looks for unknown ones.
     unknown = set(ClusterConfig.process_config(dict(config))) - known
     for key in sorted(map(str, unknown)):
         close = difflib.get_close_matches(key, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else "Accelerate refuses it, leave it out"
+        advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it, remove it"
         raise UserError(f"unknown key {key}: {advice}")
     if config.get("num_machines", 1) != 1:
-        raise UserError(
-            "num_machines must be 1 here: the doctor starts the processes of this machine only"
-        )
+        raise UserError("num_machines must be 1 here: doctor only starts processes on this machine")
 
 
-def _check_distributed_type(config: dict) -> None:
+def _check_processes(config: dict) -> None:
     from accelerate.utils import DistributedType
 
-    value, types = config["distributed_type"], [kind.value for kind in DistributedType]
-    if value is False:
+    kind, types = config["distributed_type"], [known.value for known in DistributedType]
+    if kind is False:
         raise UserError('YAML reads a bare NO as false: write distributed_type: "NO", in quotes')
-    if value not in types:
-        raise UserError(f"distributed_type must be one of {', '.join(types)}; got {value}")
-
-
-def _check_num_processes(config: dict) -> None:
-    kind, processes = config["distributed_type"], config.get("num_processes")
+    if kind not in types:
+        raise UserError(f"distributed_type must be one of {', '.join(types)}; got {kind}")
+    processes = config.get("num_processes")
     if "num_processes" not in config:
         if kind != "NO":
             raise UserError(f"{kind} needs num_processes: add num_processes: 2")
@@ -149,8 +152,8 @@ def _check_precision(config: dict) -> None:
     accelerators = torch.accelerator.device_count()
     if stays_on_cpu(config) or accelerators < started:
         raise UserError(
-            "fp16 needs a GPU for each process, and this would run on the CPU; "
-            'set mixed_precision to bf16 or "no"'
+            "fp16 needs a GPU for each process, but this config would run on the CPU. "
+            'Set mixed_precision to bf16 or "no"'
         )
 
 

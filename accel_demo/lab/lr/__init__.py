@@ -1,1 +1,1 @@
-"""`accel-demo lr`: learning rate and loss when a script moves to N processes."""
+"""`accel-demo lr`: compare rules for moving a script to N processes."""

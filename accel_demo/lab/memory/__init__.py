@@ -1,1 +1,1 @@
-"""`accel-demo memory`: where a training's memory goes, by formula and measured."""
+"""`accel-demo memory`: compare predicted with measured memory of a training step."""

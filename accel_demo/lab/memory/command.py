@@ -1,11 +1,12 @@
-"""Where a training's memory goes: by formula beside measured, for DataParallel, DDP and FSDP2.
+"""Compare predicted with measured memory of a training step, for DataParallel, DDP and FSDP2.
 
 accel-demo memory
 accel-demo memory --model resnet18 --optimizer sgd --plot memory.svg
 
-The formulas know the shapes of the network alone. Counted are the live tensors of a training step;
-measured is the process (its resident set size), or on GPUs what CUDA's allocator has given out.
-nn.DataParallel is one process, and on a CPU all of its devices are that process together.
+The predictions are formulas that need only tensor shapes. "counted" adds up the live tensors of a
+training step. "measured" is how much the resident memory of the process grows, or, on GPUs, what
+CUDA's allocator has handed out. nn.DataParallel is one process; on the CPU all of its devices share
+the memory of that process.
 """
 
 from tqdm import tqdm
@@ -15,128 +16,55 @@ from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import flags
-from accel_demo.lab.memory import formula, tables
-from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes
+from accel_demo.lab.memory import tables
+from accel_demo.lab.memory.formula import STRATEGIES
 from accel_demo.lab.memory.measure import measure_each
+from accel_demo.lab.memory.result import memory_result
 from accel_demo.processes.connect import own_device
 from accel_demo.processes.group import PRELOADED, results_by_rank
 from accel_demo.processes.launch import start_preloading
 
 BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
-LEFT_OUT = [
-    "BatchNorm's buffers, the images, and single numbers such as AdamW's count of steps",
-    "the gradients on nn.DataParallel's further devices, there within backward alone",
-    "the buffer FSDP2 gathers a layer in, as large as that layer, kept until the next one has come",
-    "a GPU's CUDA context, what cuDNN keeps for itself, and pieces the allocator holds unused",
-    "the pages of memory a tensor does not fill: at most 4096 bytes of each",
-    "what the C library keeps of freed memory, where it is not glibc",
-]
 
 
 def main(arguments: list[str]) -> int:
     options = read(arguments)
     choices = (options.model, options.optimizer, options.processes, options.batch_size)
-    alone, connected = STRATEGIES[:1], STRATEGIES[1:]  # nn.DataParallel is one process
-    places = []
+    data_parallel, *distributed = STRATEGIES
     with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        start_preloading(PRELOADED)  # it imports torch while this process is at work
+        start_preloading(PRELOADED)  # the other processes import torch in the meantime
         with gil.one_torch_thread():
-            here = measure_each(own_device(), alone, *choices)
-        bar.update(len(alone))
-        ranks = results_by_rank(measure_each, options.processes, connected, *choices)
-        bar.update(len(connected))
-    for strategies, answers in ((alone, [here]), (connected, ranks)):
-        for strategy in strategies:
-            places += places_of(strategy, [one[strategy] for one in answers], *choices)
-    network = formula.on_meta(options.model)
-    found = {
-        "model": options.model,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "optimizer": options.optimizer,
-        "processes": options.processes,
-        "images_per_device": options.batch_size,
-        "places": places,
-        "left_out": LEFT_OUT,
-    }
-    print(tables.text(found))
+            here = measure_each(own_device(), [data_parallel], *choices)
+        bar.update()
+        ranks = results_by_rank(measure_each, options.processes, distributed, *choices)
+        bar.update(len(distributed))
+    result = memory_result(choices, here[data_parallel], ranks)
+    print(tables.text(result))
     if options.json:
-        flags.write_json(options.json, found)
+        flags.write_json(options.json, "memory", result)
     if options.plot:
-        tables.draw(found, options.plot)
+        tables.draw(result, options.plot)
     return 0
 
 
 def read(arguments: list[str]):
-    """The options. Raises `UserError` for what could not be measured."""
+    """Return the options. Raises `UserError` for those that cannot be measured."""
     quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}, {QUICK_OPTIMIZER}"
     parser = flags.parser_of("memory", __doc__, quick=quick)
     flags.add_processes(parser, 2, "ranks of DDP and FSDP2, devices of nn.DataParallel")
     help = "the network to train (default: vgg11)"
     parser.add_argument("--model", choices=MODELS, default="vgg11", help=help)
-    help = "what it is trained with (default: adamw)"
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, help=help)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help=f"default: {OPTIMIZER}")
     help = f"images per device (default: {BATCH_SIZE})"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
     options = flags.read(parser, arguments)
     options.optimizer = options.optimizer or (QUICK_OPTIMIZER if options.quick else OPTIMIZER)
     if options.batch_size is None:
         options.batch_size = QUICK_BATCH_SIZE if options.quick else BATCH_SIZE
-    least = 2 if options.model.startswith("resnet") else 1  # one number has no batch statistics
+    least = 2 if options.model.startswith("resnet") else 1  # BatchNorm on 1×1 maps needs 2 images
     if options.batch_size < least:
         raise UserError(
             f"--batch-size must be at least {least} for {options.model}, got {options.batch_size}"
         )
     return options
-
-
-def places_of(
-    strategy: str,
-    answers: list[dict],
-    model: str,
-    optimizer: str,
-    processes: int,
-    batch_size: int,
-) -> list[dict]:
-    """What was predicted, counted and measured at each place, with the error of the prediction."""
-    choices = (strategy, model, optimizer)
-    if strategy != "nn.DataParallel":
-        predicted = formula.predict(*choices, processes, batch_size)
-        answers_and_sizes = [(answer, answer["measured"][0]) for answer in answers]
-        names = [f"rank {rank}" for rank in range(processes)]
-    else:
-        on_cpu = answers[0]["device"] == "cpu"
-        devices = processes if on_cpu else len(answers[0]["measured"])
-        predicted = formula.predict(*choices, devices, batch_size)
-        names = [f"device {device}" for device in range(devices)]
-        devices_alone = predicted
-        if on_cpu and devices > 1:
-            predicted, names = [sum_of(predicted)], [f"all {devices} devices"]
-        answers_and_sizes = [(answers[0], sizes) for sizes in answers[0]["measured"]]
-    places = []
-    for name, sizes, (answer, measured) in zip(names, predicted, answers_and_sizes, strict=True):
-        is_whole = len(answer["measured"]) == 1  # else the tensors were counted over all devices
-        places.append(
-            {
-                "strategy": strategy,
-                "place": name,
-                "device": answer["device"],
-                "connected_processes": answer["connected_processes"],
-                "predicted": sizes,
-                "counted": answer["counted"] if is_whole else {},
-                "measured": measured,
-                "relative_error": {
-                    kind: (sizes[kind] - measured[kind]) / measured[kind]
-                    for kind in KINDS
-                    if sizes[kind] and measured[kind]
-                },
-            }
-        )
-        if strategy == "nn.DataParallel":
-            places[-1]["predicted_of_each_device"] = devices_alone
-    return places
-
-
-def sum_of(places: list[Bytes]) -> Bytes:
-    """All devices together."""
-    return {kind: sum(sizes[kind] for sizes in places) for kind in KINDS}

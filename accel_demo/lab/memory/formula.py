@@ -1,6 +1,6 @@
-"""How many bytes a training step holds on each device, from the shapes alone: nothing is run.
+"""Predict the bytes that a training step holds on each device, from tensor shapes alone.
 
-P is the number of parameters, N the number of devices; a float32 has four bytes.
+P is the number of parameters and N the number of devices. A float32 takes four bytes.
 """
 
 import torch
@@ -14,10 +14,10 @@ STRATEGIES = ["nn.DataParallel", "DDP", "FSDP2"]
 # Tensors of a parameter's size that the optimizer keeps: AdamW two averages, SGD its momentum.
 # https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 STATES = {"adamw": 2, "sgd": 1}
-FLOAT, INT64 = 4, 8
-Bytes = dict[str, int]
+FLOAT = 4  # bytes
+Bytes = dict[str, int]  # the bytes of each of the KINDS
 
-# The formulas in words. DataParallel has them for all devices together, where they are one process.
+# If all devices of nn.DataParallel are one process, its formulas are for all of them together.
 FORMULAS = {
     "nn.DataParallel": {
         "parameters": "4P",
@@ -42,7 +42,7 @@ STATE_FORMULAS = {"adamw": "8P", "sgd": "4P"}
 
 
 def formula_of(strategy: str, kind: str, optimizer: str) -> str:
-    """The formula behind a number of `predict`, in words; empty where the strategy has none."""
+    """Return the formula that `predict` uses, as text; empty if the strategy has none."""
     if kind == "optimizer state":
         return STATE_FORMULAS[optimizer] + (" / N" if strategy == "FSDP2" else "")
     return FORMULAS[strategy].get(kind, "")
@@ -51,39 +51,36 @@ def formula_of(strategy: str, kind: str, optimizer: str) -> str:
 def predict(
     strategy: str, model: str, optimizer: str, processes: int, batch_size: int
 ) -> list[Bytes]:
-    """The bytes of each kind on each device (`processes` of them), with `batch_size` images each.
+    """Return the bytes of each kind on each of `processes` devices, for `batch_size` images each.
 
-    Left out are BatchNorm's buffers, the images, single numbers, and what is there for a part of
-    forward or backward only, other than "copies".
+    BatchNorm's buffers, images and single numbers are not counted. Neither is anything that exists
+    only during a part of forward or backward, except "copies".
     """
     network, states = on_meta(model), STATES[optimizer]
-    if strategy == "FSDP2":
-        kept = _activations(network, batch_size)
-        return [fsdp(network, states, rank, processes) | kept for rank in range(processes)]
-    everything = FLOAT * sum(parameter.numel() for parameter in network.parameters())
-    first = {
-        "parameters": everything,
-        "gradients": everything,
-        "optimizer state": states * everything,
-    }
-    if strategy == "DDP":
-        # A copy of all gradients, in buckets: gradient_as_bucket_view=True would do without it.
-        # https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
-        here = _bytes(**first, buckets=everything) | _activations(network, batch_size)
-        return [here] * processes
-    # The first device keeps everything, and takes the loss of all images; the others get a copy of
-    # the parameters in each step. Source: torch/nn/parallel/replicate.py
     layers = activations(network, batch_size)
+    kept = layers + activations_of_the_loss(batch_size)
+    if strategy == "FSDP2":
+        ranks = [fsdp(network, states, rank, processes) for rank in range(processes)]
+        return [sizes | {"activations": kept} for sizes in ranks]
+    size = FLOAT * sum(parameter.numel() for parameter in network.parameters())
+    first = dict.fromkeys(KINDS, 0)
+    first |= {"parameters": size, "gradients": size, "optimizer state": states * size}
+    if strategy == "DDP":
+        # The buckets are a copy of all gradients, which gradient_as_bucket_view=True avoids.
+        # https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        return [first | {"buckets": size, "activations": kept}] * processes
+    # The first device keeps all of this and computes the loss of all images. The others get a copy
+    # of the parameters in each step. Source: torch/nn/parallel/replicate.py
     loss = activations_of_the_loss(processes * batch_size)
-    others = [_bytes(copies=everything, activations=layers) for _ in range(processes - 1)]
-    return [_bytes(**first, activations=layers + loss), *others]
+    other = dict.fromkeys(KINDS, 0) | {"copies": size, "activations": layers}
+    return [first | {"activations": layers + loss}, *[other] * (processes - 1)]
 
 
 def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
-    """A share of everything, and the largest layer's parameters while they are gathered.
+    """Return the bytes of a rank's share, and of the largest layer's gathered parameters.
 
-    Each parameter is cut along its first dimension into pieces of the same length. A rank whose
-    piece is shorter has memory for a whole one all the same, but not in its optimizer.
+    FSDP2 cuts each parameter along its first dimension into pieces of the same length. If a rank's
+    piece is shorter, it still allocates a full piece, except for the optimizer state.
     Source: FSDPParam._init_sharded_param in torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     """
     share = state = 0
@@ -92,14 +89,13 @@ def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
         own = min(piece, max(0, len(parameter) - rank * piece))
         share += FLOAT * piece * parameter[0].numel()
         state += FLOAT * own * parameter[0].numel() * states
+    sizes = {"parameters": share, "gradients": share, "optimizer state": state}
     copies = max(gathered_bytes(layer, processes) for layer in network.modules())
-    return _bytes(**{"parameters": share, "gradients": share, "optimizer state": state}) | {
-        "copies": copies
-    }
+    return dict.fromkeys(KINDS, 0) | sizes | {"copies": copies}
 
 
 def gathered_bytes(layer: nn.Module, processes: int) -> int:
-    """A layer's own parameters in one piece, each filled up to `processes` pieces."""
+    """Return the bytes of a layer's own gathered parameters, each padded to `processes` pieces."""
     total = 0
     for parameter in layer.parameters(recurse=False):
         rows = -(-len(parameter) // processes) * processes
@@ -109,17 +105,17 @@ def gathered_bytes(layer: nn.Module, processes: int) -> int:
 
 @torch.no_grad()
 def activations(network: nn.Module, batch_size: int) -> int:
-    """What the layers keep in forward because their backward needs it.
+    """Return the bytes that the layers save in forward for their backward.
 
-    A convolution and a linear layer keep their input, BatchNorm its input and the mean and spread
-    of each channel, ReLU its output, max pooling its input and the place of each maximum. What two
-    layers keep is there once; the images are not counted. Raises ValueError for other layers.
-    Source: tools/autograd/derivatives.yaml in https://github.com/pytorch/pytorch
+    A convolution and a linear layer save their input, BatchNorm its input and each channel's mean
+    and inverse standard deviation, ReLU its output, max pooling its input and the index of each
+    maximum. A tensor that two layers save counts once; images do not count. Raises ValueError for
+    other layers. Source: tools/autograd/derivatives.yaml in https://github.com/pytorch/pytorch
     """
     images = torch.empty(batch_size, 1, 28, 28, device="meta")
-    kept = {}  # by their storage, which is held, so that no other one gets its number
+    saved = {}  # storages by address; keeping them alive prevents that an address is used again
 
-    def keep(layer, inputs, output):
+    def save(layer, inputs, output):
         tensors = []
         if isinstance(layer, nn.Conv2d | nn.Linear):
             tensors = [inputs[0]]
@@ -130,36 +126,27 @@ def activations(network: nn.Module, batch_size: int) -> int:
         elif isinstance(layer, nn.MaxPool2d):
             tensors = [inputs[0], torch.empty_like(output, dtype=torch.int64)]
         elif not isinstance(layer, nn.AdaptiveAvgPool2d | nn.Flatten | nn.Dropout):
-            raise ValueError(f"no formula for what {type(layer).__name__} keeps")
+            raise ValueError(f"no formula for the activations of {type(layer).__name__}")
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            kept[storage._cdata] = storage
+            saved[storage._cdata] = storage
 
     layers = [layer for layer in network.modules() if not [*layer.children()]]
-    handles = [layer.register_forward_hook(keep) for layer in layers]
+    handles = [layer.register_forward_hook(save) for layer in layers]
     network(images)
     for handle in handles:
         handle.remove()
-    kept.pop(images.untyped_storage()._cdata, None)
-    return sum(storage.nbytes() for storage in kept.values())
+    saved.pop(images.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def activations_of_the_loss(images: int) -> int:
-    """cross_entropy keeps the logarithms of all probabilities, and the sum of the weights."""
+    """Return the bytes cross_entropy saves: all log-probabilities, and the sum of the weights."""
     return FLOAT * images * CLASSES + FLOAT
 
 
 def on_meta(model: str) -> nn.Module:
-    """The network without memory: its tensors have a shape and no content."""
+    """Return the network on the meta device: its tensors have shapes, but use no memory."""
     with torch.device("meta"):
         network = make_model(TrainConfig(model=model))
     return network.to(memory_format=torch.contiguous_format)
-
-
-def _activations(network: nn.Module, batch_size: int) -> Bytes:
-    here = activations(network, batch_size) + activations_of_the_loss(batch_size)
-    return {"activations": here}
-
-
-def _bytes(**sizes: int) -> Bytes:
-    return {**dict.fromkeys(KINDS, 0), **sizes}

@@ -1,4 +1,4 @@
-"""What a training step holds, counted on live tensors and measured on the process or the GPU."""
+"""Count the live tensors of a training step, and measure the memory of the process or the GPU."""
 
 import ctypes
 import gc
@@ -29,55 +29,63 @@ from accel_demo.anatomy.memory import (
 from accel_demo.lab.memory.formula import KINDS, Bytes
 from accel_demo.models import CLASSES
 
-# DDP makes its final buckets at the start of the second step, and fills them at its end. The others
-# make the same in every step; the optimizer's state is there from the end of the first.
+# DDP creates its final buckets at the start of the second step and fills them at its end. The other
+# strategies repeat the same allocations in every step.
 STEPS_TO_COUNT = {"nn.DataParallel": 1, "DDP": 2, "FSDP2": 1}
-STEPS_TO_READ = {"nn.DataParallel": 2, "DDP": 3, "FSDP2": 2}
-MMAP_BYTES = 64 * 1024  # larger pieces go back to the system when they are freed
+MMAP_BYTES = 64 * 1024  # larger allocations return to the system as soon as they are freed
 
 
-def measure_each(device: torch.device, strategies: list[str], *choices) -> dict[str, dict]:
-    """`measure` of each of these strategies, one after the other, in the same processes."""
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes that one process holds in a training step.
+
+    `measured` has an item for each of its devices, but a single one for all CPU devices together.
+    """
+
+    connected_processes: int
+    device: str  # "cpu" or "cuda"
+    counted: Bytes  # over all devices of the process
+    measured: list[Bytes]
+
+
+def measure_each(
+    device: torch.device, strategies: list[str], *choices: Any
+) -> dict[str, ProcessMemory]:
+    """Call `measure` with each of the strategies, one after the other, in this process."""
     return {strategy: measure(device, strategy, *choices) for strategy in strategies}
 
 
 def measure(
     device: torch.device, strategy: str, model: str, optimizer: str, replicas: int, batch_size: int
-) -> dict:
-    """What this process holds under a strategy: "counted", and "measured" at each of its places.
+) -> ProcessMemory:
+    """Train this process's part twice: once to count tensors, once to measure memory.
 
-    A place is a device, but all of nn.DataParallel's `replicas` on a CPU are one. The training
-    happens twice. First the tensors are counted, and what stays for good is made: libraries, their
-    scratch memory, connections. Then the bytes of the process are read. Every rank has to call it;
-    nn.DataParallel's one process needs no group.
+    The first training also makes everything that stays for good: libraries, their scratch memory,
+    connections. Every rank calls this function. nn.DataParallel runs with `replicas` devices in one
+    process, and needs no process group.
     """
-    give_freed_memory_back()
+    return_freed_memory()
     is_data_parallel = strategy == "nn.DataParallel"
     devices = devices_of_a_process(device, replicas) if is_data_parallel else [device]
     images, labels = batch(batch_size * len(devices), device)
     arguments = (strategy, model, OPTIMIZERS[optimizer], devices, images, labels)
-    counted = count(*arguments)
+    counted = count_tensors(*arguments)
     if is_data_parallel:
-        del counted["activations"]  # autograd does not tell what is kept in other threads
+        del counted["activations"]  # autograd's hooks see only the tensors of their own thread
     gc.collect()
-    measured = read_between(*arguments)
-    return {
-        "connected_processes": dist.get_world_size() if dist.is_initialized() else 1,
-        "device": device.type,
-        "counted": counted,
-        "measured": measured,
-    }
+    connected = dist.get_world_size() if dist.is_initialized() else 1
+    return ProcessMemory(connected, device.type, counted, measure_growth(*arguments))
 
 
-def count(
+def count_tensors(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> Bytes:
-    """The bytes of the live tensors of each kind, in the last of some steps.
+    """Return the bytes of the live tensors of each kind, in the last of `STEPS_TO_COUNT` steps.
 
-    The activations are the tensors autograd keeps for backward, without those that were there.
+    Activations are the tensors that autograd saves for backward and that did not exist before.
     Source: https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks
     """
-    buckets, copies, kept = [], [0], []
+    buckets, copies, saved = [], [0], []
     watch = Watch(
         before_copies=lambda: None,
         after_copies=lambda tensors: copies.append(bytes_of(tensors)),
@@ -87,52 +95,52 @@ def count(
     wrapped = wrap(strategy, network, devices, watch)
     optimizer = make_optimizer(network.parameters())
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        whole = tensor if tensor._base is None else tensor._base
-        if not (whole.is_leaf and whole.requires_grad):  # a parameter, or a view of one
-            kept.append(tensor.detach())
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        base = tensor if tensor._base is None else tensor._base
+        if not (base.is_leaf and base.requires_grad):  # a parameter, or a view of one
+            saved.append(tensor.detach())
         return tensor.detach()
 
     for _ in range(STEPS_TO_COUNT[strategy]):
         optimizer.zero_grad()
         buckets.clear()
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             loss = F.cross_entropy(wrapped(images), labels)
-        there_already: set = set()
-        bytes_of([images, labels, *network.buffers()], there_already)
-        activations = bytes_of(kept, there_already)
-        kept.clear()
+        older: set = set()
+        bytes_of([images, labels, *network.buffers()], older)
+        activations = bytes_of(saved, older)
+        saved.clear()
         loss.backward()
         optimizer.step()
-    found = {**held(network, optimizer, buckets), "copies": max(copies), "activations": activations}
-    return {kind: found[kind] for kind in KINDS}
+    sizes = {**held(network, optimizer, buckets), "copies": max(copies), "activations": activations}
+    return {kind: sizes[kind] for kind in KINDS}
 
 
-def read_between(
+def measure_growth(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> list[Bytes]:
-    """The bytes of each kind at each place: differences of what is held before and after.
+    """Return the bytes of each kind on each device: differences of `bytes_held` between moments.
 
-    The buckets are what stays between two steps and is neither parameter nor optimizer state.
+    "buckets" is all that remains between two steps, except parameters and optimizer state.
     """
-    at, copies = {"start": held_at(devices)}, []
+    at, copies = {"start": bytes_held(devices)}, []
 
     def note(moment: str) -> None:
-        at[moment] = held_at(devices)
+        at[moment] = bytes_held(devices)
 
-    def between(first: str, second: str) -> list[int]:
+    def growth(first: str, second: str) -> list[int]:
         return [new - old for old, new in zip(at[first], at[second], strict=True)]
 
     def after_copies(tensors) -> None:
         note("after copies")
-        copies.append(between("before copies", "after copies"))
+        copies.append(growth("before copies", "after copies"))
 
     network = make_network(model, devices[0])
     note("network")
     wrapped = wrap(strategy, network, devices, Watch(lambda: note("before copies"), after_copies))
     note("wrapped")
     optimizer = make_optimizer(network.parameters())
-    for step in range(STEPS_TO_READ[strategy]):
+    for step in range(STEPS_TO_COUNT[strategy] + 1):  # optimizer state exists after the first step
         note("before")
         loss = F.cross_entropy(wrapped(images), labels)
         note("forward")
@@ -142,30 +150,30 @@ def read_between(
         optimizer.step()
         if step == 0:
             note("step")
-            state = between("backward", "step")
+            state = growth("backward", "step")
         optimizer.zero_grad()
-    # FSDP2 frees what it has cut into shares. DDP makes its first buckets there.
-    parameters = between("start", "wrapped" if strategy == "FSDP2" else "network")
-    stays, forward = between("start", "before"), between("before", "forward")
-    gradients = between("before", "backward")
-    found = []
-    for place in range(len(at["start"])):
-        most = max((one[place] for one in copies), default=0)
-        in_forward = most if strategy == "nn.DataParallel" else 0  # its copies stay till backward
+    # FSDP2 frees the full parameters while it wraps; DDP creates its first buckets there.
+    parameters = growth("start", "wrapped" if strategy == "FSDP2" else "network")
+    remaining, forward = growth("start", "before"), growth("before", "forward")
+    gradients = growth("before", "backward")
+    measured = []
+    for index in range(len(at["start"])):
+        most = max((sizes[index] for sizes in copies), default=0)
+        in_forward = most if strategy == "nn.DataParallel" else 0  # its copies live until backward
         sizes = {
-            "parameters": parameters[place],
-            "gradients": gradients[place],
-            "optimizer state": state[place],
-            "buckets": stays[place] - parameters[place] - state[place],
+            "parameters": parameters[index],
+            "gradients": gradients[index],
+            "optimizer state": state[index],
+            "buckets": remaining[index] - parameters[index] - state[index],
             "copies": most,
-            "activations": forward[place] - in_forward,
+            "activations": forward[index] - in_forward,
         }
-        found.append(sizes)
-    return found
+        measured.append(sizes)
+    return measured
 
 
-def held_at(devices: list[torch.device]) -> list[int]:
-    """Bytes in tensors on each GPU, by CUDA's allocator; on a CPU those of the process, in memory.
+def bytes_held(devices: list[torch.device]) -> list[int]:
+    """Return the allocated bytes of each GPU, or, on the CPU, the resident bytes of the process.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -174,7 +182,7 @@ def held_at(devices: list[torch.device]) -> list[int]:
             torch.cuda.synchronize(device)
         return [torch.cuda.memory_allocated(device) for device in devices]
     now = _resident_bytes()
-    for _ in range(50):  # a thread of gloo frees the tensors of a collective some time after it
+    for _ in range(50):  # a gloo thread frees the tensors of a collective some time later
         time.sleep(0.02)
         before, now = now, _resident_bytes()
         if now == before:
@@ -188,13 +196,13 @@ def _resident_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
-def give_freed_memory_back() -> None:
-    """Let the C library give each large piece back as soon as it is freed.
+def return_freed_memory() -> None:
+    """Make the C library return each large allocation to the system as soon as it is freed.
 
-    Else a process never shrinks as its tensors go, and says nothing of them. Where the C library is
-    not glibc nothing changes. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    Otherwise the resident memory of a process does not shrink when its tensors are freed. This does
+    nothing unless the C library is glibc. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    mmap_threshold, trim_threshold = -3, -1  # their numbers in malloc.h; both are set in bytes
+    mmap_threshold, trim_threshold = -3, -1  # parameter numbers from malloc.h, both in bytes
     with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(mmap_threshold, MMAP_BYTES)
@@ -202,17 +210,17 @@ def give_freed_memory_back() -> None:
 
 
 def batch(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images that look like nothing, and labels."""
+    """Return meaningless images, and labels."""
     pixels = torch.linspace(-1, 1, images * 28 * 28, device=device)
     return pixels.view(-1, 1, 28, 28).sin(), torch.arange(images, device=device) % CLASSES
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is called around the making of copies of parameters, and with each full bucket of DDP.
+    """Callbacks around copies of parameters, and for each full bucket of DDP.
 
-    nn.DataParallel and FSDP2 make copies in every step. Those that are watched are made for that
-    alone, with the same function, so that nothing else is made meanwhile.
+    nn.DataParallel and FSDP2 copy parameters in every step. The copies that we watch are extra
+    ones, made with the same function while nothing else is allocated.
     """
 
     before_copies: Callable[[], None]
@@ -221,18 +229,17 @@ class Watch:
 
 
 def wrap(strategy: str, network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """The module to call in place of the network, which is on the first of the devices."""
-    how = {"nn.DataParallel": _data_parallel, "DDP": _ddp, "FSDP2": _fsdp}[strategy]
-    return how(network, devices, watch)
+    """Return the module to call instead of the network, which is on the first device."""
+    wrapper = {"nn.DataParallel": _data_parallel, "DDP": _ddp, "FSDP2": _fsdp}[strategy]
+    return wrapper(network, devices, watch)
 
 
 def _data_parallel(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Ours on a CPU, where PyTorch's own only calls the network."""
-    record: list = []
+    """Wrap with our own DataParallel on the CPU: PyTorch's makes no replicas there."""
     watch.before_copies()
-    replicas = phases.replicate(network, devices, record)
+    replicas = phases.replicate(network, devices)
     names = [name for name, _ in network.named_parameters()]
-    watch.after_copies(_tensor_at(copy, name) for copy in replicas[1:] for name in names)
+    watch.after_copies(_parameter(copy, name) for copy in replicas[1:] for name in names)
     if devices[0].type == "cpu":
         return phases.DataParallel(network, devices)
     return nn.DataParallel(network, devices)
@@ -241,20 +248,19 @@ def _data_parallel(network: nn.Module, devices: list, watch: Watch) -> nn.Module
 def _ddp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
     wrapped = DistributedDataParallel(network)
 
-    def share(group, bucket: torch.distributed.GradBucket):
+    def reduce(group, bucket: dist.GradBucket):
         watch.bucket(bucket.buffer())
         return allreduce_hook(group, bucket)  # what DDP does without a hook
 
-    if watch.bucket:
-        wrapped.register_comm_hook(None, share)
+    wrapped.register_comm_hook(None, reduce)
     return wrapped
 
 
 def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Each layer is gathered on its own; the largest is gathered here once, to be watched.
+    """Shard each layer on its own, and gather the largest one once for `watch`.
 
-    In forward FSDP2 also keeps the buffer a layer came in, until the next one has come.
-    Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+    In forward, FSDP2 also keeps the buffer that a layer was gathered in until the next layer has
+    arrived. Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
     """
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
     layers = [layer for layer in network.modules() if [*layer.parameters(recurse=False)]]
@@ -269,7 +275,7 @@ def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
     return network
 
 
-def _tensor_at(module: nn.Module, name: str) -> torch.Tensor:
-    """A replica's parameters are plain attributes: `get_parameter` does not find them."""
+def _parameter(replica: nn.Module, name: str) -> torch.Tensor:
+    """Return a replica's parameter, a plain attribute that `get_parameter` does not find."""
     path, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(path), last)
+    return getattr(replica.get_submodule(path), last)

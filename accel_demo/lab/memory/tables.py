@@ -1,100 +1,96 @@
-"""What `accel-demo memory` found, as a table and as bars."""
+"""Print and draw the result of `accel-demo memory`."""
 
 from pathlib import Path
 
 from accel_demo import show
 from accel_demo.lab.memory.formula import KINDS, formula_of
+from accel_demo.lab.memory.result import MemoryResult, MemoryRow
+from accel_demo.wording import byte_size, counted
 
-MEGABYTE = 1e6  # bytes
-HEAD = ["strategy", "where", "kind", "formula", "predicted", "counted", "measured", "error"]
+MIB = 2**20  # bytes
+HEAD = ["strategy", "where", "kind", "formula"]
+HEAD += ["predicted (MiB)", "counted (MiB)", "measured (MiB)", "error"]
+LEFT_OUT = """The formulas leave out:
+- BatchNorm's buffers, the images, and single numbers such as AdamW's step count
+- the gradients on nn.DataParallel's further devices, which exist only during backward
+- the buffer that FSDP2 gathers a layer in: as large as the layer, kept until the next one arrives
+- a GPU's CUDA context, the workspace of cuDNN, and free pieces that the allocator keeps
+- the unused rest of a tensor's last memory page: at most 4096 bytes per tensor
+- freed memory that the C library keeps, if it is not glibc"""
 
 
-def text(found: dict) -> str:
-    """A row for each kind at each place, in megabytes (10^6 bytes), and what is left out."""
-    rows = []
-    for place in found["places"]:
-        start = [place["strategy"], place["place"]]
-        predicted, counted, measured = (
-            place[column] for column in ("predicted", "counted", "measured")
-        )
-        for kind in KINDS:
-            if predicted[kind]:
-                formula = formula_of(place["strategy"], kind, found["optimizer"])
-                error = place["relative_error"].get(kind)
-                rows.append(
-                    [
-                        *(*start, kind, formula, _megabytes(predicted[kind])),
-                        _megabytes(counted[kind]) if kind in counted else "–",
-                        _megabytes(measured[kind]),
-                        "–" if error is None else f"{error:+.1%}",
-                    ]
-                )
-        sums = [sum(sizes[kind] for kind in KINDS) for sizes in (predicted, measured)]
-        error = f"{sums[0] / sums[1] - 1:+.1%}" if sums[1] > 0 else "–"  # too small to be seen
-        rows.append([*start, "together", "", _megabytes(sums[0]), "", _megabytes(sums[1]), error])
-    devices = found["places"][0]["predicted_of_each_device"]
-    each = [f"device {i} {_megabytes(sum(one.values()))}" for i, one in enumerate(devices)]
-    device = found["places"][-1]["device"]
-    what = "the process" if device == "cpu" else "CUDA's allocator"
-    connected = found["places"][-1]["connected_processes"]
-    lines = [
-        f"{found['model']} with {found['optimizer']}: P = {found['parameters']:,} parameters, "
-        f"{found['images_per_device']} images per device.",
-        f"DDP and FSDP2: {counted(connected, 'connected process')} on {device}. "
-        f"Megabytes; measured: {what}.",
-        "",
-        show.table(HEAD, rows),
-        "",
-        f"On its devices nn.DataParallel holds, by formula: {', '.join(each)}.",
-        "Not all kinds are there at the same moment: activations go as gradients come.",
-        "The formulas leave out:",
-        *(f"- {line}" for line in found["left_out"]),
+def text(result: MemoryResult) -> str:
+    """Return a table with a row for each kind on each device, and what the formulas leave out."""
+    rows = [cells for row in result.rows for cells in _cells(row, result.optimizer)]
+    last = result.rows[-1]
+    connected = counted(last.connected_processes, "connected process")
+    source = "the process" if last.device == "cpu" else "CUDA's allocator"
+    devices = [
+        f"device {index} {byte_size(sum(sizes.values()))}"
+        for index, sizes in enumerate(result.predicted_data_parallel_devices)
     ]
-    return "\n".join(lines)
+    return f"""\
+{result.model} with {result.optimizer}: P = {result.parameters:,} parameters, \
+{counted(result.images_per_device, "image")} per device.
+DDP and FSDP2: {connected} on {last.device}. Memory measured from {source}.
+
+{show.table(HEAD, rows)}
+
+Predicted for nn.DataParallel: {", ".join(devices)}.
+Not all kinds exist at the same time: backward frees activations while it makes gradients.
+{LEFT_OUT}"""
 
 
-def draw(found: dict, path: Path) -> None:
-    """For each place a bar by formula above a measured one, stacked by kind."""
-    places = found["places"]
-    figure = show.new_figure(9.5, 1.5 + 0.72 * len(places))
+def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
+    """Return a row for each kind that the strategy has, and one for their sum."""
+    lines = []
+    for kind, predicted in row.predicted.items():
+        if predicted:
+            sizes = (predicted, row.counted.get(kind), row.measured[kind])
+            error = row.relative_error.get(kind)
+            percent = "–" if error is None else f"{error:+.1%}"
+            formula = formula_of(row.strategy, kind, optimizer)
+            lines.append([kind, formula, *map(_mib, sizes), percent])
+    predicted, measured = sum(row.predicted.values()), sum(row.measured.values())
+    error = f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"  # too small to measure
+    lines.append(["together", "", _mib(predicted), "", _mib(measured), error])
+    return [[row.strategy, row.place, *line] for line in lines]
+
+
+def _mib(size: int | None) -> str:
+    return "–" if size is None else f"{size / MIB:.2f}"
+
+
+def draw(result: MemoryResult, path: Path) -> None:
+    """Draw two stacked bars for each device: predicted above measured."""
+    figure = show.new_figure(9.5, 1.5 + 0.72 * len(result.rows))
     axes = figure.subplots()
     positions, names = [], []
-    for index, place in enumerate(places):
-        for offset, column in ((-0.2, "predicted"), (0.2, "measured")):
+    for index, row in enumerate(result.rows):
+        bars = ((-0.2, "by formula", row.predicted), (0.2, "measured", row.measured))
+        for offset, name, sizes in bars:
             low = 0.0
             for kind, colour in zip(KINDS, show.COLOURS, strict=False):
-                # Without the noise of kinds this strategy does not have.
-                size = place[column][kind] / MEGABYTE if place["predicted"][kind] else 0.0
-                is_first = index == 0 and column == "predicted"
+                # Leave out the measurement noise of kinds that this strategy does not have.
+                size = sizes[kind] / MIB if row.predicted[kind] else 0.0
+                label = kind if not positions else None
                 style = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
-                label = kind if is_first else None
                 axes.barh(index + offset, size, 0.36, left=low, label=label, **style)
                 low += size
             axes.text(low, index + offset, f" {low:.0f}", va="center", fontsize=8)
             positions.append(index + offset)
-            names.append("by formula" if column == "predicted" else "measured")
-        where = f"{place['strategy']}\n{place['place']}"
-        axes.annotate(
-            *(where, (0, index), (-82, 0)),
-            xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=9,
-        )
+            names.append(name)
+        left, style = axes.get_yaxis_transform(), {"ha": "right", "va": "center", "fontsize": 9}
+        name = f"{row.strategy}\n{row.place}"
+        axes.annotate(name, (0, index), (-82, 0), left, "offset points", **style)
     axes.set_yticks(positions, names, fontsize=8.5)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(places) - 0.5, -0.5)
+    axes.set_ylim(len(result.rows) - 0.5, -0.5)
     axes.margins(x=0.08)
-    axes.set_xlabel("megabytes within a step")
-    title = (
-        f"{found['model']}, {found['optimizer']}, {found['images_per_device']} images per device"
-    )
+    axes.set_xlabel("MiB within a step")
+    images = counted(result.images_per_device, "image")
+    title = f"{result.model}, {result.optimizer}, {images} per device"
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8.5)
     show.save(figure, path)
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / MEGABYTE:.2f}"

@@ -1,90 +1,89 @@
-"""Train the tellings with the same choices in one launch, and keep the weights of each run."""
+"""Train several versions of the training loop with the same config, in one launch."""
 
+import importlib
 import json
 import os
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from accel_demo.config import TrainConfig
 from accel_demo.processes.environment import rank_environment
 from accel_demo.processes.launch import free_port, spawn
 
 
 @dataclass(frozen=True)
 class ParityRun:
-    """One training: which telling (a key of pool_worker.TELLINGS), and its share of the batch."""
+    """One training run. `script` is "train", "train_plain", "train_dp" or "train_ddp"."""
 
-    telling: str
+    script: str
     processes: int = 1
     accumulate: int = 1
     batch_size: int = 32  # per process and micro-batch
 
     @property
     def name(self) -> str:
-        words = self.telling.lower().replace(".", "-").replace(" ", "-")
-        return f"{words}-{self.processes}x{self.accumulate}x{self.batch_size}"
+        return f"{self.script}-{self.processes}x{self.accumulate}x{self.batch_size}"
 
 
-def train_all(runs: list[ParityRun], choices: dict, folder: Path) -> dict[ParityRun, dict]:
-    """Train each run in a folder of its own below `folder`: its environment.json.
+def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[ParityRun, dict]:
+    """Train each run in its own subfolder of `folder` and return its environment.json.
 
-    `choices` are fields of TrainConfig. As many processes are started as the largest run needs; a
-    smaller run has the first of them, and the others wait for the next one. Each computes on one
-    thread, and on GPUs only where there is one for each. Raises `RuntimeError` where a run had
-    another number of connected processes than it should.
+    The largest run determines how many processes start. A smaller run uses the first of them, and
+    the others wait for the next run. Each process computes on one thread, or on its own GPU if
+    there are enough. Raises `RuntimeError` if a run had a wrong number of connected processes.
     """
     processes = max(run.processes for run in runs)
     ports = [free_port() for _ in runs]
-    orders = (runs, ports, choices, folder)
-    spawn(_train, processes, *orders, stop_at_once=True)  # a run cut short is no result
-    found = {}
+    spawn(_train, processes, runs, ports, config, folder, stop_at_once=True)
+    environments = {}
     for run in runs:
         environment = json.loads((folder / run.name / "environment.json").read_text())
         if environment["processes"] != run.processes:
             raise RuntimeError(f"{run.name} had {environment['processes']} connected processes")
-        found[run] = environment
-    return found
+        environments[run] = environment
+    return environments
 
 
-def _train(runs: list[ParityRun], ports: list[int], choices: dict, folder: Path) -> None:
-    """What each process does: the runs it has a part in, one after the other."""
-    from accel_demo.config import TrainConfig
-    from accel_demo.lab.pool_worker import TELLINGS, forget_the_last_run
+def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder: Path) -> None:
+    """In each process: train the runs that include this rank, one after the other."""
+    from accel_demo.lab.pool_worker import forget_the_last_run
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _compute_the_same_each_time(processes)
-    tqdm.set_lock(threading.RLock())  # its own, for several processes, outlives one that is killed
+    _make_deterministic(processes)
+    tqdm.set_lock(threading.RLock())  # its default lock outlives a process that is killed
     bar = tqdm(total=len(runs), desc="training", unit="run", disable=rank > 0, file=sys.stderr)
     for run, port in zip(runs, ports, strict=True):
         if rank >= run.processes:
             continue
         forget_the_last_run()
-        if run.processes > 1 or run.telling == "raw DDP":
+        if run.processes > 1 or run.script == "train_ddp":
             os.environ.update(rank_environment(rank, run.processes, port))
         else:
-            os.environ["LOCAL_WORLD_SIZE"] = "1"  # as from a launcher
-        fields = {**choices, "batch_size": run.batch_size, "accumulate": run.accumulate}
-        config = TrainConfig(**fields, run_dir=str(folder / run.name))
+            os.environ["LOCAL_WORLD_SIZE"] = "1"  # as a launcher sets it
+        script = importlib.import_module(f"accel_demo.{run.script}")
+        run_dir = str(folder / run.name)
+        share = {"batch_size": run.batch_size, "accumulate": run.accumulate}
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            TELLINGS[run.telling].main(config)
+            script.main(replace(config, **share, run_dir=run_dir))
         bar.update()
     bar.close()
     forget_the_last_run()
 
 
-def _compute_the_same_each_time(processes: int) -> None:
-    """One thread, or a GPU each, and none of the ways in which a GPU adds in any order.
+def _make_deterministic(processes: int) -> None:
+    """Use one thread, or one GPU per process, and no GPU algorithm that adds in a random order.
 
     Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     torch.set_num_threads(1)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if torch.cuda.device_count() < processes:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # else runs of one process would take a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise runs with one process use a GPU
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.backends.cudnn.allow_tf32 = False  # a bound for float32 does not hold for it
+    torch.backends.cudnn.allow_tf32 = False  # the bound holds for float32

@@ -1,1 +1,1 @@
-"""`accel-demo report`: one page of one or more runs, from their files alone."""
+"""`accel-demo report`: write one page about one or more runs, from their files."""

@@ -1,89 +1,122 @@
-"""One curve of several runs as inline SVG, and the numbers in it for the hover. Needs no torch."""
+"""Draw a curve of several runs as inline SVG. page.js uses the same geometry for the hover."""
 
 import math
+from dataclasses import dataclass
 
-from accel_demo.lab.report.compare import number
+from accel_demo.lab.report.runs import Point
+from accel_demo.lab.report.text import number
 from accel_demo.lab.web_page import escape
 from accel_demo.show import COLOURS
 
-WIDTH, HEIGHT = 380, 220  # of the picture, in its own units; the page sets it to its column
-LEFT, RIGHT, TOP, BOTTOM = 50, 12, 10, 36  # margins
+WIDTH, HEIGHT = 380, 220  # SVG units; the page scales the picture to the width of a column
+LEFT, RIGHT, TOP, BOTTOM = 50, 368, 10, 184  # edges of the axes
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
-SHAPES = (  # a marker of about 8 units around 0,0
+MARKERS = (  # SVG paths of about 8 units around 0,0
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
     "M-3.2-3.2h6.4v6.4h-6.4z",
     "M0-4.4L4.4 0L0 4.4L-4.4 0z",
     "M0-4.2L4 3H-4z",
     "M0 4.2L4-3H-4z",
 )
-MOST_MARKERS = 8  # on one run's curve, so that it stays a line
-MOST_POINTS = 4000  # of one run's curve in one piece; beyond it, its outline is drawn
-FARTHEST_LOG = 30  # a loss whose highest value is so many times its lowest gets a log scale
+MOST_MARKERS = 8  # per run and picture; more would hide the line
+MOST_POINTS = 4000  # per run and picture; longer curves are thinned
+LOG_SCALE_RATIO = 30  # a loss gets a log scale if its highest value is this many times its lowest
 
 
-def mark_of(index: int) -> dict[str, str]:
-    """Colour, dashes and marker of the run number `index`: 40 runs differ."""
-    return {
-        "colour": COLOURS[index % len(COLOURS)],
-        "dashes": DASHES[(index + index // len(COLOURS)) % len(DASHES)],
-        "shape": SHAPES[index % len(SHAPES)],
-    }
+@dataclass(frozen=True)
+class LineStyle:
+    """The style of a run's curves. `stroke` has the SVG attributes of the line."""
+
+    colour: str
+    stroke: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The scales of a picture: x from 0 to `right`, values from `low` to `high`."""
+
+    right: float
+    low: float
+    high: float
+    is_log: bool
+
+    def x(self, value: float) -> float:
+        """Return the place of a value on the horizontal axis."""
+        return round(LEFT + value / self.right * (RIGHT - LEFT), 1)
+
+    def y(self, value: float) -> float:
+        """Return the place of a value on the vertical axis."""
+        scaled = math.log10 if self.is_log else float
+        low, high = scaled(self.low), scaled(self.high)
+        return round(BOTTOM - (scaled(value) - low) / (high - low) * (BOTTOM - TOP), 1)
+
+
+def style_of(index: int) -> LineStyle:
+    """Return the style of a run by its index. The first 40 styles are different."""
+    colour, dashes = COLOURS[index % 8], DASHES[(index + index // 8) % 4]
+    stroke = f'fill="none" stroke="{colour}" stroke-width="2"'
+    stroke += f' stroke-dasharray="{dashes}"' if dashes else ""
+    return LineStyle(colour, stroke, MARKERS[index % 5])
 
 
 def swatch(index: int) -> str:
-    """A short piece of the line of run number `index`, for legends and headings."""
-    mark = mark_of(index)
+    """Return a sample of a run's line, for legends and headings."""
+    style = style_of(index)
     return (
         '<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">'
-        f'<path d="M1 6H29" {_stroke(mark)}/>'
-        f'<path d="{mark["shape"]}" transform="translate(15 6)" fill="{mark["colour"]}"/></svg>'
+        f'<path d="M1 6H29" {style.stroke}/>'
+        f'<path d="{style.marker}" transform="translate(15 6)" fill="{style.colour}"/></svg>'
     )
 
 
-def thinned(pieces: list[list]) -> list[list]:
-    """One run's curve with the same outline, drawn with some of its points.
+def thinned(points: list[Point]) -> list[Point]:
+    """Return at most `MOST_POINTS` points of a curve that keep its outline.
 
-    They are at most `MOST_POINTS`, and 4 more for each further piece.
+    A longer curve is split into equal parts. Each part keeps its first, lowest, highest and last
+    point.
     """
-    points = sum(map(len, pieces))
-    if points <= MOST_POINTS:
-        return pieces
-    size = math.ceil(points / (MOST_POINTS // 4))
-    return [_outline(piece, size) for piece in pieces]
+    if len(points) <= MOST_POINTS:
+        return points
+    size = math.ceil(len(points) / (MOST_POINTS // 4))
+    kept = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        values = [value for _, value in part]
+        lowest, highest = values.index(min(values)), values.index(max(values))
+        kept += [part[index] for index in sorted({0, lowest, highest, len(part) - 1})]
+    return kept
 
 
-def chart(
-    name: str, title: str, pieces: list[list], per_step: list[int], axis: str, right: int
-) -> str:
-    """The SVG of one curve: `pieces` of each run, drawn at step × `per_step` of its run.
+def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int) -> str:
+    """Return the SVG of one curve of all runs, or "" if no run has a value.
 
-    `axis` names what is to the right, which ends at `right`. The colours of the runs are those of
-    `mark_of`. Returns "" where no run has a value.
+    `lines` has the points (x, value) of each run. `axis` names the unit of x, which ends at
+    `right`.
     """
-    values = [value for run in pieces for piece in run for _, value in piece]
+    values = [value for points in lines for _, value in points]
     if not values:
         return ""
-    right, low, high = right or 1, min(values), max(values)
-    is_log = name.endswith("loss") and low > 1e-9 and high > FARTHEST_LOG * low
+    low, high = min(values), max(values)
+    is_log = name.endswith("loss") and low > 1e-9 and high > LOG_SCALE_RATIO * low
     y_ticks = log_ticks(low, high) if is_log else ticks(low, high)
-    low, high = min(low, y_ticks[0]), max(high, y_ticks[-1])
-    scale = {"right": right, "low": low, "high": high, "log": is_log}
-    parts = [_axes(ticks(0, right), y_ticks, scale, axis)]
-    for index, (run, factor) in enumerate(zip(pieces, per_step, strict=True)):
-        parts += _curve(run, factor, scale, mark_of(index))
+    axes = Axes(right or 1, min(low, y_ticks[0]), max(high, y_ticks[-1]), is_log)
+    parts = _axes(axes, y_ticks, axis)
+    for index, points in enumerate(lines):
+        parts += _line(points, axes, style_of(index))
     label = f"{title} over {axis}: {len(values)} values from {number(low)} to {number(high)}"
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
-        f'aria-label="{escape(label)}" data-curve="{name}" data-right="{right}" '
-        f'data-low="{low!r}" data-high="{high!r}" data-log="{int(is_log)}" '
-        f'data-axis="{escape(axis)}">{"".join(parts)}<g class="guide"></g></svg>'
+        f'aria-label="{escape(label)}" data-curve="{name}" data-right="{axes.right}" '
+        f'data-low="{axes.low!r}" data-high="{axes.high!r}" data-log="{int(is_log)}" '
+        f'data-axis="{axis}">{"".join(parts)}<g class="guide"></g></svg>'
     )
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers, from at most `low` to at least `high`, about so many steps apart.
+    """Return round numbers from at most `low` to at least `high`, with `about` steps between them.
 
-    Where the two are the same number, or nearly, they begin at 0. Neither is negative.
+    Neither number is negative. If they are nearly equal, the ticks begin at 0.
     """
     if high - low <= max(1e-30, 1e-9 * high):
         low, high = 0, high if high > 1e-30 else 1
@@ -95,7 +128,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, from at most `low` to at least `high`; every second or third where many."""
+    """Return about six powers of ten, from at most `low` to at least `high`."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = math.ceil((last - first) / 6) or 1
     last = first + math.ceil((last - first) / step) * step
@@ -103,7 +136,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """0.05, 1,500, 2M, 1e+09."""
+    """Return a number in short: 0.05, 1,500, 2M, 1e+09."""
     if abs(value) >= 1e9 or 0 < abs(value) < 1e-4:
         return f"{value:.3g}"
     if abs(value) >= 1e6:
@@ -111,63 +144,34 @@ def tick_text(value: float) -> str:
     return f"{value:,.10g}"
 
 
-def _axes(x_ticks: list[float], y_ticks: list[float], scale: dict, axis: str) -> str:
+def _axes(axes: Axes, y_ticks: list[float], axis: str) -> list[str]:
     parts = []
     for value in y_ticks:
-        y = _y(value, scale)
-        parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
+        y = axes.y(value)
+        parts.append(f'<path class="grid" d="M{LEFT} {y}H{RIGHT}"/>')
         parts.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{tick_text(value)}</text>')
-    floor = HEIGHT - BOTTOM
-    for value in (tick for tick in x_ticks if tick <= scale["right"] * 1.0001):
-        x = _x(value, scale)
-        parts.append(f'<path class="tick" d="M{x} {floor}v4"/>')
-        kind, at = ("end", WIDTH) if x > WIDTH - 2 * RIGHT else ("middle", x)
-        parts.append(f'<text class="{kind}" x="{at}" y="{floor + 16}">{tick_text(value)}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    log = ", log scale upwards" if scale["log"] else ""
-    parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 5}">{escape(axis)}{log}</text>')
-    return "".join(parts)
-
-
-def _curve(run: list[list], factor: int, scale: dict, mark: dict[str, str]) -> list[str]:
-    parts, places = [], []
-    for piece in thinned(run):
-        line = [(_x(step * factor, scale), _y(value, scale)) for step, value in piece]
-        text = "L".join(f"{x} {y}" for x, y in line)
-        parts.append(f'<path class="line" d="M{text}" {_stroke(mark)}/>')
-        places += line
-    stride = math.ceil(len(places) / MOST_MARKERS)
-    for x, y in places[::-1][:: max(1, stride)]:  # the last value always has one
-        shape = f'd="{mark["shape"]}" fill="{mark["colour"]}"'
-        parts.append(f'<path class="mark" transform="translate({x} {y})" {shape}/>')
+    for value in (tick for tick in ticks(0, axes.right) if tick <= axes.right * 1.0001):
+        x = axes.x(value)
+        parts.append(f'<path class="tick" d="M{x} {BOTTOM}v4"/>')
+        anchor, text_x = ("end", WIDTH) if x > RIGHT - 12 else ("middle", x)
+        parts.append(
+            f'<text class="{anchor}" x="{text_x}" y="{BOTTOM + 16}">{tick_text(value)}</text>'
+        )
+    middle, unit = (LEFT + RIGHT) / 2, ", log scale upwards" if axes.is_log else ""
+    parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 5}">{axis}{unit}</text>')
     return parts
 
 
-def _stroke(mark: dict[str, str]) -> str:
-    dashes = f' stroke-dasharray="{mark["dashes"]}"' if mark["dashes"] else ""
-    return f'fill="none" stroke="{mark["colour"]}" stroke-width="2"{dashes}'
-
-
-def _x(value: float, scale: dict) -> float:
-    return round(LEFT + value / scale["right"] * (WIDTH - LEFT - RIGHT), 1)
-
-
-def _y(value: float, scale: dict) -> float:
-    low, high = scale["low"], scale["high"]
-    if scale["log"]:
-        value, low, high = math.log10(value), math.log10(low), math.log10(high)
-    return round(HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
-
-
-def _outline(piece: list[list], size: int) -> list[list]:
-    """Of each `size` points the first, the lowest, the highest and the last."""
-    kept = []
-    for start in range(0, len(piece), size):
-        part = piece[start : start + size]
-        some = [part[0], min(part, key=_value), max(part, key=_value), part[-1]]
-        kept += sorted({tuple(point) for point in some})
-    return [list(point) for point in kept]
-
-
-def _value(point: list) -> float:
-    return point[1]
+def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
+    """Return the line of one run and its markers. If the steps go back, the line begins again."""
+    places = [(axes.x(x), axes.y(value)) for x, value in points]
+    path, last_x = "", math.inf
+    for x, y in places:
+        path += f"{'L' if x >= last_x else 'M'}{x} {y}"
+        last_x = x
+    parts = [f'<path class="line" d="{path}" {style.stroke}/>'] if path else []
+    stride = math.ceil(len(places) / MOST_MARKERS) or 1
+    for x, y in places[::-1][::stride]:  # the last value always has a marker
+        shape = f'd="{style.marker}" fill="{style.colour}"'
+        parts.append(f'<path class="mark" transform="translate({x} {y})" {shape}/>')
+    return parts

@@ -1,7 +1,9 @@
-// Hover and arrow keys on the curves: a line at the nearest step, and each run's value there.
-// Geometry is that of curves.py; the texts of a run only ever become text.
+// Hover and arrow keys on the curves: draw a line at the nearest step, and show each run's value.
+// The geometry is the same as in curves.py. Names of runs are only ever inserted as text.
 "use strict";
-const { runs, curves, box } = JSON.parse(document.getElementById("data").textContent);
+const { names, colours, imagesPerStep, curves, box } = JSON.parse(
+  document.getElementById("data").textContent,
+);
 const SVG = "http://www.w3.org/2000/svg";
 
 function place(svg, x, y) {
@@ -9,18 +11,18 @@ function place(svg, x, y) {
   const scaled = log === "1" ? Math.log10 : Number;
   const share = (scaled(y) - scaled(low)) / (scaled(high) - scaled(low));
   return [
-    box.left + (x / right) * (box.width - box.left - box.right),
-    box.height - box.bottom - share * (box.height - box.top - box.bottom),
+    box.left + (x / right) * (box.right - box.left),
+    box.bottom - share * (box.bottom - box.top),
   ];
 }
 
-// Every value of a chart: where it is, of which run it is, its step and itself.
+// All points of a chart: run, step, value, place along the axis, and coordinates.
 function pointsOf(svg) {
   const byImages = svg.dataset.axis === "images seen";
   const points = [];
-  curves[svg.dataset.curve].forEach((pieces, run) => {
-    for (const [step, value] of pieces.flat()) {
-      const along = byImages ? step * runs[run].images_per_step : step;
+  curves[svg.dataset.curve].forEach((values, run) => {
+    for (const [step, value] of values) {
+      const along = byImages ? step * imagesPerStep[run] : step;
       const [x, y] = place(svg, along, value);
       points.push({ run, step, value, along, x, y });
     }
@@ -29,48 +31,47 @@ function pointsOf(svg) {
 }
 
 function element(name, attributes, parent) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  parent.append(made);
+  const child = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) child.setAttribute(key, value);
+  parent.append(child);
 }
 
 function line(name, value, parent, colour) {
-  const made = document.createElement("div"), kept = document.createElement("span");
-  if (colour) made.style.borderLeft = `4px solid ${colour}`;
-  kept.textContent = value; // in one piece, where a long name is folded
-  made.append(name, kept);
-  parent.append(made);
+  const row = document.createElement("div"), text = document.createElement("span");
+  if (colour) row.style.borderLeft = `4px solid ${colour}`;
+  text.textContent = value; // a long name may wrap, the value does not
+  row.append(name, text);
+  parent.append(row);
 }
 
-// The value of each run nearest to this place, where the run's curve has begun and not ended.
+// The point of each run nearest to x, unless the run's curve begins later or has ended.
 function nearest(points, x) {
-  const found = [], first = [], last = [];
+  const closest = [], first = [], last = [];
   for (const point of points) {
-    const known = found[point.run];
-    if (!known || Math.abs(point.x - x) <= Math.abs(known.x - x)) found[point.run] = point;
+    const known = closest[point.run];
+    if (!known || Math.abs(point.x - x) <= Math.abs(known.x - x)) closest[point.run] = point;
     first[point.run] ??= point.x;
     last[point.run] = point.x;
   }
-  return found.filter(({ run }) => first[run] - 8 <= x && x <= last[run] + 8);
+  return closest.filter(({ run }) => first[run] - 8 <= x && x <= last[run] + 8);
 }
 
 function shown(value) {
   return Number(value.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 });
 }
 
-// `along` is the step, or the images seen, at the place `x` to the right.
+// Show the values at x. `along` is the number of steps or images there.
 function show(svg, points, { x, along }) {
   const guide = svg.querySelector(".guide"), tip = svg.parentElement.querySelector(".tip");
-  const found = nearest(points, x);
   guide.replaceChildren();
   tip.replaceChildren();
   const left = (x / box.width) * 100;
-  element("path", { d: `M${x} ${box.top}V${box.height - box.bottom}` }, guide);
+  element("path", { d: `M${x} ${box.top}V${box.bottom}` }, guide);
   line(`${svg.dataset.axis} `, shown(along), tip);
-  for (const point of found) {
-    const { name, colour } = runs[point.run];
+  for (const point of nearest(points, x)) {
+    const colour = colours[point.run];
     element("circle", { cx: point.x, cy: point.y, r: 5, stroke: colour }, guide);
-    const which = runs.length > 1 ? `${name}: ` : "";
+    const which = names.length > 1 ? `${names[point.run]}: ` : "";
     const where = point.step === along ? "" : ` (step ${shown(point.step)})`;
     line(which, shown(point.value) + where, tip, colour);
   }

@@ -1,195 +1,236 @@
-"""Several runs as one self-contained HTML page, the runs side by side. Needs no torch."""
+"""Write one HTML page about one or more runs. Several runs are shown side by side."""
 
 from pathlib import Path
 
 from accel_demo.lab.report import curves
-from accel_demo.lab.report.compare import compare, final_figures, images_per_step
-from accel_demo.lab.report.images import confusions, mistakes
-from accel_demo.lab.report.metrics import CURVES, last_step
-from accel_demo.lab.report.runs import line_count, where
-from accel_demo.lab.web_page import escape, write_page
+from accel_demo.lab.report.runs import CURVES, Mistake, Point, Predictions, SavedRun
+from accel_demo.lab.report.text import WORST, differences, final_figures
+from accel_demo.lab.web_page import escape, html_table, write_page
 
 STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("page.js")
-MOST_PROBLEMS = 20  # shown at once; the rest can be unfolded
+RIGHT_COLOUR, WRONG_COLOUR = (0, 114, 178), (213, 94, 0)  # two of show.COLOURS
+NO_PREDICTIONS = "<p>The predictions of this run cannot be read.</p>"
 
 
-def write_report(path: Path, runs: list[dict]) -> None:
-    """Write the page. The same runs give the same bytes."""
-    names = [run["name"] for run in runs]
+def write_report(path: Path, runs: list[SavedRun]) -> None:
+    """Write the page. The same runs produce the same bytes."""
+    names = [run.name for run in runs]
     title = f"Report of {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
-    many = f"{len(runs)} runs" if len(runs) > 1 else f"the run <bdi>{escape(names[0])}</bdi>"
+    heading = f"{len(runs)} runs" if len(runs) > 1 else f"the run {escape(names[0])}"
+    points = {name: [curves.thinned(run.metrics.curves[name]) for run in runs] for name in CURVES}
     body = [
-        f"<header><h1>Report of {many}</h1></header>",
-        *("<main>", _figures(runs), _problems(runs), _curves(runs), confusions(runs)),
-        *(mistakes(runs), _choices(runs), "</main>"),
+        f"<header><h1>Report of {heading}</h1></header><main>",
+        *(_figures(runs), _problems(runs), _curves(runs, points), _confusion(runs)),
+        *(_mistakes(runs), _choices(runs), "</main>"),
     ]
-    write_page(
-        *(path, title, "\n".join(body)),
-        style=STYLE.read_text(encoding="utf-8"),
-        script=SCRIPT.read_text(encoding="utf-8"),
-        data=_data(runs),
-    )
-
-
-def _data(runs: list[dict]) -> dict:
-    """What page.js shows: the values drawn, and where in the pictures they are."""
-    return {
-        "runs": [
-            {
-                "name": run["name"],
-                "colour": curves.mark_of(index)["colour"],
-                "images_per_step": images_per_step(run) or 1,
-            }
-            for index, run in enumerate(runs)
-        ],
-        "curves": {
-            name: [curves.thinned(run["metrics"]["curves"][name]) for run in runs]
-            for name in CURVES
-        },
+    data = {  # for the hover
+        "names": names,
+        "colours": [curves.style_of(index).colour for index in range(len(runs))],
+        "imagesPerStep": [run.images_per_step for run in runs],
+        "curves": points,
         "box": {
-            **{"width": curves.WIDTH, "height": curves.HEIGHT, "left": curves.LEFT},
-            **{"right": curves.RIGHT, "top": curves.TOP, "bottom": curves.BOTTOM},
+            **{"width": curves.WIDTH, "left": curves.LEFT, "right": curves.RIGHT},
+            **{"top": curves.TOP, "bottom": curves.BOTTOM},
         },
     }
+    style, script = STYLE.read_text(encoding="utf-8"), SCRIPT.read_text(encoding="utf-8")
+    write_page(path, title, "\n".join(body), style, script, data)
 
 
-def _legend(names: list[str]) -> str:
-    entries = [
-        f"<li>{curves.swatch(index)}<bdi>{escape(name)}</bdi></li>"
-        for index, name in enumerate(names)
-    ]
-    return f'<ul class="legend">{"".join(entries)}</ul>'
-
-
-def _figures(runs: list[dict]) -> str:
+def _figures(runs: list[SavedRun]) -> str:
     rows = final_figures(runs)
     if len(runs) == 1:
         return f"<h2>Final figures</h2>{_list({name: text for name, (text,) in rows.items()})}"
-    return f"<h2>Final figures</h2>{_table('figures', 'figure', rows, runs)}"
+    return f"<h2>Final figures</h2>{_table('figure', rows, runs)}"
+
+
+def _problems(runs: list[SavedRun]) -> str:
+    parts = []
+    for heading, run in zip(_headings(runs), runs, strict=True):
+        if run.problems:
+            rows = [[problem.file, escape(problem.message)] for problem in run.problems]
+            parts.append(f"{heading}<p>{run.lines_text()}.</p>")
+            parts.append(html_table("problems", ["file", "problem"], rows, "problems"))
+    return f"<h2>Missing or damaged</h2>{''.join(parts)}" if parts else ""
+
+
+def _curves(runs: list[SavedRun], points: dict[str, list[list[Point]]]) -> str:
+    drawn = [run for run in runs if run.metrics.lines_drawn]
+    if not drawn:
+        return "<h2>Curves</h2><p>No run has a curve.</p>"
+    per_step = {run.images_per_step for run in drawn}
+    axes = [("by-steps", "optimizer step", [1] * len(runs))]
+    if None not in per_step:
+        axes.append(("by-images", "images seen", [run.images_per_step or 0 for run in runs]))
+    plots = []
+    for css_class, axis, factors in axes:
+        lasts = [run.metrics.last_step * factor for run, factor in zip(runs, factors, strict=True)]
+        for name, title in CURVES.items():
+            lines = [
+                [(step * factor, value) for step, value in run_points]
+                for run_points, factor in zip(points[name], factors, strict=True)
+            ]
+            if picture := curves.chart(name, title, lines, axis, max(lasts)):
+                tip = '<div class="tip" role="status" hidden></div>'
+                picture = f"<h3>{title}</h3><div>{picture}{tip}</div>"
+                plots.append(f'<div class="plot {css_class}">{picture}</div>')
+    legend = "".join(f"<li>{name}</li>" for name in _names(runs)) if len(runs) > 1 else ""
+    return (
+        f'<h2>Curves</h2>{_axis_choice(per_step)}<ul class="legend">{legend}</ul>'
+        f'<div class="charts">{"".join(plots)}</div>'
+        '<p class="soft hint">To read the values, point at a curve, or tab to it and use the arrow '
+        "keys. A train value is the mean over one log interval, a test value the mean over the "
+        "whole test set.</p>"
+    )
+
+
+def _axis_choice(per_step: set[int | None]) -> str:
+    """Return the radio buttons for the horizontal axis, if the images per step are known."""
+    if None in per_step:
+        return ""
+    note, over_steps, over_images = "", " checked", ""
+    if len(per_step) > 1:
+        note = "<p>The runs differ in images per step: compare them over images seen.</p>"
+        over_steps, over_images = "", " checked"
+    return (
+        f'{note}<fieldset class="axes"><legend>Draw over</legend>'
+        f'<label><input type="radio" name="axis" id="steps"{over_steps}>steps</label>'
+        f'<label><input type="radio" name="axis" id="images"{over_images}>images seen</label>'
+        "</fieldset>"
+    )
+
+
+def _confusion(runs: list[SavedRun]) -> str:
+    """Return a heat map for each run and its worst confusions."""
+    pairs = [pair for run in runs if run.predictions for pair in run.predictions.confusions()]
+    largest = max((pair.images / pair.images_of_class for pair in pairs), default=1)
+    css_class = ' class="alone"' if len(runs) == 1 else ""
+    sections = []
+    for run in runs:
+        if predictions := run.predictions:
+            worst = "".join(
+                f"<li>{pair.images:,} of {pair.images_of_class:,} <b>{escape(pair.true)}</b> taken "
+                f"for <b>{escape(pair.predicted)}</b></li>"
+                for pair in predictions.confusions()[:WORST]
+            )
+            worst = worst and f'<h3>The worst confusions</h3><ol class="worst">{worst}</ol>'
+            sections.append(
+                f"<p>{predictions.accuracy_text()}</p><div{css_class}>"
+                f"{_matrix(predictions, largest)}<div>{worst}</div></div>"
+            )
+        else:
+            sections.append(NO_PREDICTIONS)
+    same_scales = " All runs have the same scales." if len(runs) > 1 else ""
+    return (
+        "<h2>Confusion matrix</h2>"
+        '<p class="soft">Row: true class. Column: predicted class. The darker a cell, the larger '
+        "its share of the row: blue is right, on a scale from 0 to 100%; orange is wrong, on a "
+        f"scale from 0 to {largest:.1%}.{same_scales}</p>{_side_by_side(runs, sections)}"
+    )
+
+
+def _matrix(predictions: Predictions, largest: float) -> str:
+    heads = [f"<span>{escape(name)}</span>" for name in predictions.classes]
+    rows = []
+    for label, (name, row) in enumerate(
+        zip(predictions.classes, predictions.confusion, strict=True)
+    ):
+        cells = [
+            _cell(images, images / (sum(row) or 1), label == predicted, largest)
+            for predicted, images in enumerate(row)
+        ]
+        rows.append([escape(name), *cells])
+    return html_table("confusion matrix", ["true ↓<br>predicted →", *heads], rows, "confusion")
+
+
+def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
+    """Return a number on its colour. Mistakes have their own scale, or they would be too pale."""
+    strength = share if is_right else share / largest
+    full_colour = RIGHT_COLOUR if is_right else WRONG_COLOUR
+    red, green, blue = (round(255 + (part - 255) * strength) for part in full_colour)
+    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
+    ink = "#fff" if is_dark else "#1b1f24" if images else "#8c959f"
+    return f'<div style="background:rgb({red},{green},{blue});color:{ink}">{images}</div>'
+
+
+def _mistakes(runs: list[SavedRun]) -> str:
+    sections = []
+    for run in runs:
+        if run.predictions is None:
+            sections.append(NO_PREDICTIONS)
+        elif not run.predictions.mistakes:
+            sections.append("<p>There are none.</p>")
+        else:
+            classes = run.predictions.classes
+            items = [_mistake(mistake, classes) for mistake in run.predictions.mistakes]
+            sections.append(f'<ul class="mistakes">{"".join(items)}</ul>')
+    return (
+        "<h2>Most confident mistakes</h2>"
+        '<p class="soft">The wrong predictions with the highest probability: the predicted class, '
+        f"its probability, and the true class.</p>{_side_by_side(runs, sections)}"
+    )
+
+
+def _mistake(mistake: Mistake, classes: list[str]) -> str:
+    true, predicted = escape(classes[mistake.label]), escape(classes[mistake.predicted])
+    what = f"test image {mistake.index}: {true}, taken for {predicted}"
+    source = f"data:image/png;base64,{escape(mistake.png)}"
+    return (
+        f'<li><img src="{source}" alt="{what}" title="{what}">'
+        f"<b>{predicted}</b> {mistake.probability:.1%}<br>true: {true}</li>"
+    )
+
+
+def _choices(runs: list[SavedRun]) -> str:
+    parts = []
+    for key in ("config", "environment"):
+        differing, equal = differences([getattr(run, key) for run in runs])
+        parts.append(f"<h2>{key.capitalize()}</h2>")
+        if differing:
+            parts.append(f"<h3>Differences</h3>{_table('name', differing, runs, 'differs')}")
+        if equal:
+            parts.append(f"{'<h3>Equal in all runs</h3>' if len(runs) > 1 else ''}{_list(equal)}")
+        if not differing and not equal:
+            parts.append("<p>Unknown.</p>")
+    return "\n".join(parts)
 
 
 def _list(entries: dict[str, str]) -> str:
-    """Names and texts in as many columns as fit."""
+    """Return names and texts in as many columns as fit."""
     parts = [
-        f"<div><dt>{_foldable(name)}</dt><dd><bdi>{_foldable(text)}</bdi></dd></div>"
+        f"<div><dt>{_breakable(name)}</dt><dd>{_breakable(text)}</dd></div>"
         for name, text in entries.items()
     ]
     return f'<dl class="same">{"".join(parts)}</dl>'
 
 
-def _table(kind: str, corner: str, rows: dict[str, list[str]], runs: list[dict], mark="") -> str:
-    """A table with a column for each run; the class `mark` for each of its rows."""
-    heads = "".join(
-        f'<th scope="col">{curves.swatch(index) if len(runs) > 1 else ""}'
-        f"<bdi>{_foldable(run['name'])}</bdi></th>"
-        for index, run in enumerate(runs)
-    )
-    lines = [
-        f'<tr class="{mark}"><th scope="row">{_foldable(name)}</th>'
-        + "".join(f"<td><bdi>{_foldable(text)}</bdi></td>" for text in texts)
-        + "</tr>"
-        for name, texts in rows.items()
-    ]
-    return (
-        f'<div class="wide"><table class="{kind}"><thead><tr><th scope="col">{corner}</th>{heads}'
-        f"</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+def _table(
+    corner: str, texts: dict[str, list[str]], runs: list[SavedRun], css_class: str = ""
+) -> str:
+    """Return a table with a column for each run."""
+    rows = [[_breakable(cell) for cell in (name, *cells)] for name, cells in texts.items()]
+    return html_table("runs side by side", [corner, *_names(runs)], rows, f"runs {css_class}")
 
 
-def _foldable(text: str) -> str:
-    """The text, escaped, and with places where a narrow column may break a long name."""
+def _breakable(text: str) -> str:
+    """Return the text, escaped, with a possible line break after each underscore."""
     return escape(text).replace("_", "_<wbr>")
 
 
-def _problems(runs: list[dict]) -> str:
-    parts = []
-    for index, run in enumerate(runs):
-        if run["problems"]:
-            head = f"{curves.swatch(index)}<bdi>{escape(run['name'])}</bdi>"
-            parts.append(f"<h3>{head}</h3>" if len(runs) > 1 else "")
-            parts.append(f"<p>{line_count(run)}.</p>")
-            parts.append(_remarks(run["problems"][:MOST_PROBLEMS]))
-        if rest := run["problems"][MOST_PROBLEMS:]:
-            more = f"<summary>{len(rest):,} more of these</summary>"
-            parts.append(f"<details>{more}{_remarks(rest)}</details>")
-    return f"<h2>Missing, damaged or skipped</h2>{''.join(parts)}" if parts else ""
-
-
-def _remarks(problems: list[dict]) -> str:
-    rows = [
-        f'<tr><th scope="row">{where(problem)}</th><td>{escape(problem["says"])}</td></tr>'
-        for problem in problems
+def _side_by_side(runs: list[SavedRun], contents: list[str]) -> str:
+    sections = [
+        f"<section>{heading}{content}</section>"
+        for heading, content in zip(_headings(runs), contents, strict=True)
     ]
-    return (
-        '<div class="wide"><table class="remarks"><thead><tr><th scope="col">file</th>'
-        '<th scope="col">what is wrong</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return f'<div class="beside">{"".join(sections)}</div>'
 
 
-def _curves(runs: list[dict]) -> str:
-    drawn = [run for run in runs if run["metrics"]["drawn"]]
-    if not drawn:
-        return "<h2>Curves</h2><p>No run has a line to draw.</p>"
-    factors = [images_per_step(run) or 0 for run in runs]
-    is_known = all(images_per_step(run) for run in drawn)
-    differ = is_known and len({images_per_step(run) for run in drawn}) > 1
-    last = [last_step(run["metrics"]) for run in runs]
-    axes = [("by-steps", "optimizer step", [1] * len(runs), max(last))]
-    if is_known:
-        most = max(step * factor for step, factor in zip(last, factors, strict=True))
-        axes.append(("by-images", "images seen", factors, most))
-    plots = []
-    for name, title in CURVES.items():
-        pieces = [run["metrics"]["curves"][name] for run in runs]
-        for kind, axis, per_step, right in axes:
-            if picture := curves.chart(name, title, pieces, per_step, axis, right):
-                tip = '<div class="tip" role="status" hidden></div>'
-                picture = f"<h3>{title}</h3><div>{picture}{tip}</div>"
-                plots.append(f'<div class="plot {kind}">{picture}</div>')
-    return "\n".join(
-        [
-            "<h2>Curves</h2>",
-            _axes(is_known, differ),
-            _legend([run["name"] for run in runs]) if len(runs) > 1 else "",
-            f'<div class="charts">{"".join(plots)}</div>',
-            '<p class="soft hint">Point at a curve, or tab to it and use the arrow keys, to read '
-            "its values. A train value is the mean of one interval of the log, a test value that "
-            "of the whole test set.</p>",
-        ]
-    )
+def _headings(runs: list[SavedRun]) -> list[str]:
+    """Return a heading for each run, or an empty text if there is only one run."""
+    return [f"<h3>{name}</h3>" for name in _names(runs)] if len(runs) > 1 else [""]
 
 
-def _axes(is_known: bool, differ: bool) -> str:
-    """The choice of what is to the right, where the images per step of all runs are known."""
-    if not is_known:
-        return ""
-    chosen = {"steps": "" if differ else " checked", "images": " checked" if differ else ""}
-    buttons = "".join(
-        f'<label><input type="radio" name="axis" id="{name}"{chosen[name]}>{text}</label>'
-        for name, text in (("steps", "steps"), ("images", "images seen"))
-    )
-    note = (
-        "<p>One step is not as many images in each of them: compare them over images seen.</p>"
-        if differ
-        else ""
-    )
-    return f'{note}<fieldset class="axes"><legend>Draw over</legend>{buttons}</fieldset>'
-
-
-def _choices(runs: list[dict]) -> str:
-    parts = []
-    for key, title in (("config", "Config"), ("environment", "Environment")):
-        differing, equal = compare([run[key] for run in runs])
-        parts.append(f"<h2>{title}</h2>")
-        if not differing and not equal:
-            parts.append("<p>It is unknown.</p>")
-        if differing:
-            parts += [
-                "<h3>What differs</h3>",
-                _table("choices", "name", differing, runs, "differs"),
-            ]
-        if equal:
-            parts += ["<h3>Equal in all runs</h3>" if len(runs) > 1 else "", _list(equal)]
-    return "\n".join(parts)
+def _names(runs: list[SavedRun]) -> list[str]:
+    """Return the name of each run, after a sample of its line."""
+    return [curves.swatch(index) + _breakable(run.name) for index, run in enumerate(runs)]

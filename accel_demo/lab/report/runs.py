@@ -1,133 +1,263 @@
-"""Run folders, read whole: what each holds, what is missing or damaged. Needs no torch."""
+"""Read the folders of runs, and list each file that is missing or damaged. Needs no torch."""
 
+import json
+import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import Any, TypeVar
 
 from accel_demo.errors import UserError
-from accel_demo.lab.report.files import Unreadable, is_number, kind_of, printable, read_entries
-from accel_demo.lab.report.metrics import CURVES, read_metrics
-from accel_demo.lab.report.predictions import read_predictions
+from accel_demo.wording import counted
 
-FILES = ("config.json", "environment.json", "metrics.jsonl", "summary.json", "predictions.json")
-WITHOUT = {  # what a reader misses where a file is missing
-    "config.json": "its choices are unknown",
-    "environment.json": "what it ran on is unknown",
-    "metrics.jsonl": "it has no curves",
-    "summary.json": "its final figures are unknown",
-    "predictions.json": "it has no confusion matrix and no mistakes",
+FILES = {  # the files of a run, and the consequence if one is missing or damaged
+    "config.json": "the config is unknown",
+    "environment.json": "the machine and the library versions are unknown",
+    "metrics.jsonl": "there are no curves",
+    "summary.json": "the final figures come from metrics.jsonl",
+    "predictions.json": "there is no confusion matrix and there are no mistakes",
 }
+CURVES = {
+    "train_loss": "Train loss",
+    "train_accuracy": "Train accuracy",
+    "learning_rate": "Learning rate",
+    "test_loss": "Test loss",
+    "test_accuracy": "Test accuracy",
+    "images_per_second": "Images per second",
+}
+Point = tuple[int, float]  # step and value
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class RunMetrics:
+    """The curves in metrics.jsonl: the points of each name in `CURVES`."""
+
+    lines: int = 0
+    lines_drawn: int = 0
+    curves: dict[str, list[Point]] = field(default_factory=lambda: {name: [] for name in CURVES})
+
+    @property
+    def last_step(self) -> int:
+        """The highest step of a line; 0 if there is none."""
+        return max((step for points in self.curves.values() for step, _ in points), default=0)
+
+    def values(self, name: str) -> list[float]:
+        """Return the values of a curve without their steps."""
+        return [value for _, value in self.curves[name]]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The final figures of a finished run: summary.json."""
+
+    test_accuracy: float
+    best_test_accuracy: float
+    images_per_second: float
+    train_seconds: float
+    processes: int
+    device: str
+    peak_gpu_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A test image that the model gets wrong. `png` is the image in base64."""
+
+    index: int
+    label: int
+    predicted: int
+    probability: float
+    png: str
+
+
+@dataclass(frozen=True)
+class ClassConfusion:
+    """A true class and a wrong prediction, with the number of images."""
+
+    true: str
+    predicted: str
+    images: int
+    images_of_class: int
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The confusion matrix (rows: true classes) and the most confident mistakes."""
+
+    classes: list[str]
+    confusion: list[list[int]]
+    mistakes: list[Mistake]
+
+    def accuracy_text(self) -> str:
+        """Return how many test images are right: "40 of 64 test images right"."""
+        right = sum(row[label] for label, row in enumerate(self.confusion))
+        return f"{right:,} of {sum(map(sum, self.confusion)):,} test images right"
+
+    def confusions(self) -> list[ClassConfusion]:
+        """Return the pairs of classes that are confused, the most frequent pair first."""
+        pairs = [
+            ClassConfusion(self.classes[label], self.classes[predicted], images, sum(row))
+            for label, row in enumerate(self.confusion)
+            for predicted, images in enumerate(row)
+            if images and label != predicted
+        ]
+        return sorted(pairs, key=lambda pair: -pair.images)
+
+
+@dataclass(frozen=True)
+class FileProblem:
+    """A file of a run that the report cannot show completely, and the reason."""
+
+    file: str
+    message: str
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """One run as its files describe it. None stands for a file that is missing or damaged."""
+
+    name: str
+    folder: str
+    is_finished: bool
+    config: dict[str, Any] | None
+    environment: dict[str, Any] | None
+    metrics: RunMetrics
+    summary: RunSummary | None
+    predictions: Predictions | None
+    problems: list[FileProblem]
+
+    @property
+    def images_per_step(self) -> int | None:
+        """Images of all processes in one optimizer step, if config and environment are known."""
+        config, environment = self.config or {}, self.environment or {}
+        factors: list[Any] = [config.get("batch_size"), config.get("accumulate")]
+        factors.append(environment.get("processes"))
+        return math.prod(factors) if all(factors) else None
+
+    def lines_text(self) -> str:
+        """Return how many lines of metrics.jsonl are drawn and skipped."""
+        lines, drawn = self.metrics.lines, self.metrics.lines_drawn
+        return f"{drawn:,} of {lines:,} lines of metrics.jsonl drawn, {lines - drawn:,} skipped"
 
 
 def check_folders(folders: list[Path]) -> None:
-    """Raise `UserError` where one of them is no run, or is named twice."""
-    seen = set()
-    for folder in folders:
-        name = printable(str(folder))
-        try:
-            if not folder.is_dir():
-                what = "is no folder" if folder.exists() else "does not exist"
-                raise UserError(f"{name} {what}: name the folder of a run")
-            there = {path.name for path in folder.iterdir()}
-            resolved = folder.resolve()
-        except OSError as error:
-            raise UserError(f"{name} cannot be read ({error.strerror})") from None
-        if there.isdisjoint(FILES):
-            raise UserError(f"{name} holds no run: none of {', '.join(FILES)} is in it")
-        if resolved in seen:
-            raise UserError(f"{name} is named twice: name each run once")
-        seen.add(resolved)
+    """Raise `UserError` if a folder does not contain a run or is given twice."""
+    for index, folder in enumerate(folders):
+        if not folder.is_dir():
+            problem = "is not a folder" if folder.exists() else "does not exist"
+            raise UserError(f"{folder} {problem}: name the folder of a run")
+        if not any(os.path.exists(folder / file) for file in FILES):
+            raise UserError(f"{folder} does not contain a run: it has none of {', '.join(FILES)}")
+        if folder.resolve() in [other.resolve() for other in folders[:index]]:
+            raise UserError(f"{folder} is given twice: name each run once")
 
 
-def read_runs(folders: list[Path]) -> list[dict]:
-    """What each of these run folders holds: see `read_run`."""
-    names = _names(folders)
-    with tqdm(total=len(folders), desc="reading", unit="run", leave=False) as bar:
-        runs = []
-        for name, folder in zip(names, folders, strict=True):
-            runs.append(read_run(folder, name))
-            bar.update()
-    return runs
-
-
-def read_run(folder: Path, name: str) -> dict:
-    """What one run folder holds; None for each file that cannot be used.
-
-    `config`, `environment` and `summary` are flat, `metrics` is as in `read_metrics`,
-    `predictions` as in `read_predictions`. All texts are printable, and none is escaped for HTML.
-    `problems` says what is missing, damaged or skipped: file, first and last line (or None), text.
-    """
-    run = {"name": name, "folder": printable(str(folder), 1000), "problems": []}
-    readers = {
-        "config": read_entries,
-        "environment": read_entries,
-        "metrics": read_metrics,
-        "summary": read_entries,
-        "predictions": read_predictions,
-    }
-    for file in FILES:
-        key = file.partition(".")[0]
-        run[key] = None
-        try:
-            run[key] = readers[key](folder / file)
-        except Unreadable as reason:
-            has_not_ended = file == "summary.json" and str(reason) == "is missing"
-            meaning = "the run has not finished" if has_not_ended else WITHOUT[file]
-            _problem(run, file, f"{reason}: {meaning}")
-    if run["predictions"]:
-        run["predictions"], remarks = run["predictions"]
-        for says in remarks:
-            _problem(run, "predictions.json", says)
-    _check_summary(run)
-    metrics = run["metrics"]
-    if metrics is None:
-        curves = {curve: [] for curve in CURVES}
-        run["metrics"] = {"lines": 0, "drawn": 0, "curves": curves, "skipped": [], "remarks": []}
-    elif metrics["lines"] == 0:
-        _problem(run, "metrics.jsonl", f"is empty: {WITHOUT['metrics.jsonl']}")
-    notes = [(note, f"skipped: it {note['says']}") for note in run["metrics"]["skipped"]]
-    notes += [(note, note["says"]) for note in run["metrics"]["remarks"]]
-    for note, says in sorted(notes, key=lambda one: one[0]["first"]):
-        _problem(run, "metrics.jsonl", says, note)
-    return run
-
-
-def where(problem: dict) -> str:
-    """The file of a problem, with its line or lines: "metrics.jsonl lines 3 to 7"."""
-    if problem["first"] is None:
-        return problem["file"]
-    if problem["first"] == problem["last"]:
-        return f"{problem['file']} line {problem['first']}"
-    return f"{problem['file']} lines {problem['first']} to {problem['last']}"
-
-
-def line_count(run: dict) -> str:
-    """How many lines of metrics.jsonl are drawn, and how many are not."""
-    lines, drawn = run["metrics"]["lines"], run["metrics"]["drawn"]
-    return f"{drawn:,} of {lines:,} lines of metrics.jsonl drawn, {lines - drawn:,} skipped"
-
-
-def _check_summary(run: dict) -> None:
-    """Drop the figures of summary.json that are none."""
-    summary = run["summary"] or {}
-    shares = ("test_accuracy", "best_test_accuracy")
-    for name in (*shares, "images_per_second", "train_seconds", "peak_gpu_memory_bytes"):
-        if name in summary and not is_number(summary[name], 0, 1 if name in shares else 10**15):
-            says = f"has the {name} {kind_of(summary.pop(name))}, which is left out"
-            _problem(run, "summary.json", says)
-
-
-def _problem(run: dict, file: str, says: str, note: dict | None = None) -> None:
-    first, last = (note["first"], note["last"]) if note else (None, None)
-    run["problems"].append({"file": file, "first": first, "last": last, "says": says})
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """The last part of each path; where two have the same, all but what the paths share."""
+def read_runs(folders: list[Path]) -> list[SavedRun]:
+    """Read each folder. A run has the name of its folder, or its path if two names are equal."""
     paths = [os.path.abspath(folder) for folder in folders]
     names = [os.path.basename(path) or path for path in paths]
     if len(set(names)) < len(names):
         common = os.path.commonpath([os.path.dirname(path) for path in paths])
         names = [os.path.relpath(path, common) for path in paths]
-    return [printable(name, 80) for name in names]
+    return [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def read_run(folder: Path, name: str) -> SavedRun:
+    """Read one folder. Missing and damaged files are listed in `problems`."""
+    problems: list[FileProblem] = []
+    metrics, remarks = _read(folder / "metrics.jsonl", _metrics, problems) or (RunMetrics(), [])
+    problems += [FileProblem("metrics.jsonl", remark) for remark in remarks]
+    return SavedRun(
+        name=name,
+        folder=str(folder),
+        is_finished=(folder / "summary.json").is_file(),
+        config=_read(folder / "config.json", _object, problems),
+        environment=_read(folder / "environment.json", _object, problems),
+        metrics=metrics,
+        summary=_read(folder / "summary.json", _summary, problems),
+        predictions=_read(folder / "predictions.json", _predictions, problems),
+        problems=problems,
+    )
+
+
+def _read(
+    path: Path, parse: Callable[[bytes], Content], problems: list[FileProblem]
+) -> Content | None:
+    """Return `parse` of the file's bytes. If that fails, add a problem and return None."""
+    content, consequence = b"", FILES[path.name]
+    try:
+        content = path.read_bytes()
+        return parse(content)
+    except FileNotFoundError:
+        reason = "is missing"
+        if path.name == "summary.json":
+            consequence = "the run has not finished"
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except (ValueError, LookupError, TypeError):  # the file is cut off or overwritten
+        reason = "is damaged" if content else "is empty"
+    problems.append(FileProblem(path.name, f"{reason}: {consequence}"))
+    return None
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    value = json.loads(content.decode())
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _summary(content: bytes) -> RunSummary:
+    return RunSummary(**_object(content))
+
+
+def _predictions(content: bytes) -> Predictions:
+    values = _object(content)
+    mistakes = [Mistake(**mistake) for mistake in values["mistakes"]]
+    return Predictions(values["classes"], values["confusion"], mistakes)
+
+
+def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
+    """Return the curves, and remarks about lines that are skipped or look odd.
+
+    A run that is killed may leave half a line, and a run that diverges writes NaN or infinity. A
+    run that resumes with more processes takes fewer steps per epoch, so its steps may go back.
+    """
+    lines = content.splitlines()
+    if not lines:
+        raise ValueError("metrics.jsonl is empty")
+    curves, remarks, last_step = RunMetrics().curves, [], 0
+    skipped: list[int] = []  # numbers of lines
+    not_finite: dict[str, list[int]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = _object(line)
+            step = int(values["step"])
+            measured = {name: float(values[name]) for name in CURVES if name in values}
+        except (ValueError, LookupError, TypeError):
+            skipped.append(number)
+            continue
+        for name, value in measured.items():
+            if math.isfinite(value):
+                curves[name].append((step, value))
+            else:
+                not_finite.setdefault(name, []).append(number)
+        if step < last_step:
+            remarks.append(f"the steps go back from {last_step} to {step} at line {number}")
+        last_step = step
+    for name, numbers in not_finite.items():
+        remarks.append(f"{name} is NaN or infinite and not drawn: {_lines(numbers)}")
+    if skipped == [len(lines)] and not content.endswith(b"\n"):
+        remarks.append(f"cut off and skipped: line {len(lines)}")
+    elif skipped:
+        remarks.append(f"damaged and skipped: {_lines(skipped)}")
+    return RunMetrics(len(lines), len(lines) - len(skipped), curves), remarks
+
+
+def _lines(numbers: list[int]) -> str:
+    """Return "line 7", or "12 lines, from line 3 to line 20"."""
+    first, last = numbers[0], numbers[-1]
+    many = f"{counted(len(numbers), 'line')}, from line {first} to line {last}"
+    return f"line {first}" if first == last else many

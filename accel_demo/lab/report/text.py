@@ -1,121 +1,179 @@
-"""Several runs as text for a terminal: figures, choices, curves, confusion matrices, remarks."""
+"""Describe one or more runs as text: final figures, differences, curves, confusion matrices."""
 
-from accel_demo.lab.report.compare import compare, final_figures, number
-from accel_demo.lab.report.metrics import CURVES, last_step
-from accel_demo.lab.report.predictions import accuracy, worst_confusions
-from accel_demo.lab.report.runs import line_count, where
+import json
+from statistics import median
+from typing import Any
+
+from accel_demo.lab.report.runs import CURVES, Point, SavedRun
 from accel_demo.show import table
+from accel_demo.wording import byte_size
 
+NO_VALUE, UNKNOWN, NOT_SET = "–", "unknown", "not set"
 SPARKS = "▁▂▃▄▅▆▇█"
-WIDTH = 32  # characters of a sparkline
-WIDEST = 40  # characters of a cell; the page and the JSON have it all
-MOST_PROBLEMS = 20  # printed per run; the page and the JSON have them all
-WIDEST_MATRIX = 20  # classes; a larger matrix does not fit on a terminal
+SPARKLINE_WIDTH = 32  # characters
+WIDEST_CELL = 40  # characters; the page and the JSON have the whole text
+WORST = 5  # confusions that text and page name
 
 
-def as_text(runs: list[dict]) -> str:
-    """All of the report but the images. The texts of `runs` are printable: see `read_run`."""
-    parts = [*_figures(runs), *_choices(runs), *_curves(runs)]
+def as_text(runs: list[SavedRun]) -> str:
+    """Return the whole report except for the images."""
+    figures = [[name, *map(_short, texts)] for name, texts in final_figures(runs).items()]
+    parts = [table(["figure", *(_short(run.name) for run in runs)], figures)]
+    parts += _choices(runs) + _curves(runs)
     for run in runs:
         parts += _confusion(run)
-    return "\n".join([*parts, *_problems(runs)])
+    parts += ["", "what was read", ""]
+    for run in runs:
+        parts.append(f"  {run.name}: {run.lines_text()}")
+        parts += [f"    {problem.file:16}  {problem.message}" for problem in run.problems]
+    return "\n".join(parts)
 
 
-def _figures(runs: list[dict]) -> list[str]:
-    rows = [[name, *map(_short, texts)] for name, texts in final_figures(runs).items()]
-    return [table(["figure", *(run["name"] for run in runs)], rows)]
+def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
+    """Return a text per run for each figure that at least one run has.
 
-
-def _choices(runs: list[dict]) -> list[str]:
-    parts, names = [], [run["name"] for run in runs]
-    for key in ("config", "environment"):
-        differing, equal = compare([run[key] for run in runs])
-        if differing:
-            rows = [[f"≠ {_short(name)}", *map(_short, texts)] for name, texts in differing.items()]
-            parts += ["", f"{key}: what differs", "", table([key, *names], rows)]
-        if equal:
-            same = f"{key}: equal in all runs" if len(runs) > 1 else key
-            parts += ["", same, "", *(f"  {name:20} {text}" for name, text in equal.items())]
-    return parts
-
-
-def _curves(runs: list[dict]) -> list[str]:
-    rows, last = [], max(last_step(run["metrics"]) for run in runs)
-    for name, title in CURVES.items():
-        found = [(run["name"], run["metrics"]["curves"][name]) for run in runs]
-        points = [point for _, pieces in found for piece in pieces for point in piece]
-        for run_name, pieces in found:
-            values = [value for piece in pieces for _, value in piece]
-            if values:
-                some = (values[0], min(values), max(values), values[-1])
-                spark = sparkline(pieces, points, last)
-                rows.append(
-                    [title, run_name, len(values), *(number(one, 4) for one in some), spark]
-                )
-    if not rows:
-        return []
-    head = ["curve", "run", "values", "first", "lowest", "highest", "last", "over the steps"]
-    return ["", "curves: the runs of a curve are drawn on one scale", "", table(head, rows)]
-
-
-def sparkline(pieces: list[list], points: list[list], last: int) -> str:
-    """One run's curve in `WIDTH` characters, on the scale of `points`, over the steps to `last`.
-
-    Between two values it is a straight line; where several fall on one character, the last counts.
+    If a run has no summary.json, its accuracies and images/s come from metrics.jsonl.
     """
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    line = [" "] * WIDTH
-    for piece in pieces:
-        places = [(round(step / (last or 1) * (WIDTH - 1)), value) for step, value in piece]
-        for (start, before), (end, after) in zip(places[:1] + places, places, strict=False):
-            for place in range(start, end + 1):
-                share = (place - start) / (end - start) if end > start else 1
-                value = before + (after - before) * share
-                height = (value - low) / (high - low) if high > low else 0.5
-                line[place] = SPARKS[round(height * (len(SPARKS) - 1))]
+    columns = [_figures(run) for run in runs]
+    rows = {name: [column[name] or NO_VALUE for column in columns] for name in columns[0]}
+    return {name: texts for name, texts in rows.items() if set(texts) != {NO_VALUE}}
+
+
+def differences(
+    entries: list[dict[str, Any] | None],
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the entries that differ, with a text per run, and the entries that are equal.
+
+    `entries` is the config or the environment of each run. A run whose entries are None is not
+    compared.
+    """
+    known = [run_entries for run_entries in entries if run_entries is not None]
+    differing, equal = {}, {}
+    for name in dict.fromkeys(name for run_entries in known for name in run_entries):
+        texts = {_entry(run_entries, name) for run_entries in known}
+        if len(texts) == 1:
+            equal[name] = texts.pop()
+        else:
+            differing[name] = [
+                UNKNOWN if run_entries is None else _entry(run_entries, name)
+                for run_entries in entries
+            ]
+    return differing, equal
+
+
+def number(value: float, digits: int = 6) -> str:
+    """Return a value of a curve in at most this many digits: 0.000123457, 0.8815, 1,630.71."""
+    return f"{value:,.{digits}g}"
+
+
+def sparkline(points: list[Point], low: float, high: float, last_step: int) -> str:
+    """Return a curve in `SPARKLINE_WIDTH` characters, from step 0 to `last_step`.
+
+    The lowest block means `low`, the highest block `high`. Between two points it interpolates. If
+    several points share a character, it shows the last of them.
+    """
+    line = [" "] * SPARKLINE_WIDTH
+    places = [(round(step / (last_step or 1) * (len(line) - 1)), value) for step, value in points]
+    for (start, before), (end, after) in zip(places[:1] + places, places, strict=False):
+        for place in range(min(start, end), end + 1):
+            share = (place - start) / (end - start) if end > start else 1
+            value = before + (after - before) * share
+            height = (value - low) / (high - low) if high > low else 0.5
+            line[place] = SPARKS[round(height * (len(SPARKS) - 1))]
     return "".join(line)
 
 
-def _confusion(run: dict) -> list[str]:
-    predictions = run["predictions"]
+def _figures(run: SavedRun) -> dict[str, str]:
+    metrics, summary, environment = run.metrics, run.summary, run.environment or {}
+    accuracies, speeds = metrics.values("test_accuracy"), metrics.values("images_per_second")
+    step, images = metrics.last_step, run.images_per_step
+    figures = {
+        "state": "finished" if run.is_finished else "not finished",
+        "test accuracy": _last(accuracies),
+        "best test accuracy": _last(sorted(accuracies)),
+        "test loss": _last(metrics.values("test_loss")),
+        "train loss, last interval": _last(metrics.values("train_loss")),
+        "images/s in training": f"{median(speeds):,.0f} (median of the lines)" if speeds else "",
+        "seconds of training": "",
+        "optimizer steps": f"{step:,}" if step else "",
+        "images per step": f"{images:,}" if images else "",
+        "images seen": f"{step * images:,}" if step and images else "",
+        "processes": str(environment.get("processes", "")),
+        "device": environment.get("device", ""),
+        "peak GPU memory": "",
+    }
+    if summary:
+        figures |= {
+            "test accuracy": f"{summary.test_accuracy:.4f}",
+            "best test accuracy": f"{summary.best_test_accuracy:.4f}",
+            "images/s in training": f"{summary.images_per_second:,.0f}",
+            "seconds of training": f"{summary.train_seconds:,.1f}",
+        }
+        if summary.peak_gpu_memory_bytes is not None:
+            figures["peak GPU memory"] = byte_size(summary.peak_gpu_memory_bytes)
+    return figures
+
+
+def _last(values: list[float]) -> str:
+    return f"{values[-1]:.4f}" if values else ""
+
+
+def _entry(entries: dict[str, Any], name: str) -> str:
+    """Return the value as JSON, but without the quotes of a text that is not empty."""
+    value = entries.get(name, NOT_SET)
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _choices(runs: list[SavedRun]) -> list[str]:
+    parts, names = [], [_short(run.name) for run in runs]
+    for key in ("config", "environment"):
+        differing, equal = differences([getattr(run, key) for run in runs])
+        if differing:
+            rows = [[f"≠ {name}", *map(_short, texts)] for name, texts in differing.items()]
+            parts += ["", f"{key}: differences", "", table([key, *names], rows)]
+        if equal:
+            title = f"{key}: equal in all runs" if len(runs) > 1 else key
+            parts += ["", title, "", *(f"  {name:20} {text}" for name, text in equal.items())]
+    return parts
+
+
+def _curves(runs: list[SavedRun]) -> list[str]:
+    rows, last_step = [], max(run.metrics.last_step for run in runs)
+    for name, title in CURVES.items():
+        values_of_all = [value for run in runs for value in run.metrics.values(name)]
+        for run in runs:
+            if values := run.metrics.values(name):
+                cells = [number(v, 4) for v in (values[0], min(values), max(values), values[-1])]
+                low, high = min(values_of_all), max(values_of_all)
+                line = sparkline(run.metrics.curves[name], low, high, last_step)
+                rows.append([title, _short(run.name), len(values), *cells, line])
+    if not rows:
+        return []
+    head = ["curve", "run", "values", "first", "lowest", "highest", "last", "over the steps"]
+    return ["", "curves: all runs share the scale of a curve", "", table(head, rows)]
+
+
+def _confusion(run: SavedRun) -> list[str]:
+    predictions = run.predictions
     if predictions is None:
         return []
-    right, images = accuracy(predictions)
-    parts = ["", f"confusion matrix of {run['name']}: {right:,} of {images:,} test images right"]
-    names = predictions["classes"]
-    if len(names) <= WIDEST_MATRIX:
-        rows = [
-            [f"{label} {name}", *row]
-            for label, (name, row) in enumerate(zip(names, predictions["confusion"], strict=True))
-        ]
-        parts += ["", table(["true \\ predicted", *range(len(names))], rows)]
+    classes = predictions.classes
+    rows = [[f"{label} {classes[label]}", *row] for label, row in enumerate(predictions.confusion)]
+    parts = ["", f"confusion matrix of {run.name}: {predictions.accuracy_text()}", ""]
+    parts += [table(["true \\ predicted", *range(len(classes))], rows), ""]
     worst = [
-        f"  {one['images']:,} of {one['of']:,} {one['true']} were taken for {one['predicted']}"
-        for one in worst_confusions(predictions)
+        f"  {pair.images:,} of {pair.images_of_class:,} {pair.true} were taken for {pair.predicted}"
+        for pair in predictions.confusions()[:WORST]
     ]
-    parts += ["", "the worst confusions:", *worst] if worst else ["", "there is no confusion"]
-    for mistake in predictions["mistakes"][:1]:
-        true, said = names[mistake["label"]], names[mistake["predicted"]]
+    parts += ["the worst confusions:", *worst] if worst else ["no image is in the wrong class"]
+    for mistake in predictions.mistakes[:1]:
+        true, predicted = classes[mistake.label], classes[mistake.predicted]
         parts.append(
-            f"the surest mistake: test image {mistake['index']} is {true}, "
-            f"and was taken for {said} with probability {mistake['probability']:.1%}"
+            f"the most confident mistake: test image {mistake.index} is {true}, "
+            f"and was taken for {predicted} with probability {mistake.probability:.1%}"
         )
     return parts
 
 
-def _problems(runs: list[dict]) -> list[str]:
-    parts = []
-    for run in runs:
-        problems = run["problems"]
-        parts.append(f"  {run['name']}: {line_count(run)}")
-        width = max((len(where(problem)) for problem in problems[:MOST_PROBLEMS]), default=0)
-        for problem in problems[:MOST_PROBLEMS]:
-            parts.append(f"    {where(problem):{width}}  {problem['says']}")
-        if len(problems) > MOST_PROBLEMS:
-            rest = len(problems) - MOST_PROBLEMS
-            parts.append(f"    and {rest:,} more of these, in the page and the JSON")
-    return ["", "what was read", "", *parts]
-
-
 def _short(text: str) -> str:
-    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
+    return text if len(text) <= WIDEST_CELL else text[: WIDEST_CELL - 1] + "…"

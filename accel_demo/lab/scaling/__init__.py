@@ -1,1 +1,1 @@
-"""`accel-demo scaling`: what more processes gain, and why not more."""
+"""`accel-demo scaling`: measure the speed-up from more processes and fit a scaling law."""

@@ -1,178 +1,178 @@
-"""Why DDP can be slower than one process: each reason made to happen, with what helps.
+"""Why DDP can be slower than one process: reproduce each reason and measure its fix.
 
 python -m accel_demo.lab.scaling.reasons
+python -m accel_demo.lab.scaling.reasons --quick --json reasons.json
 
-Two connected processes train a small dense network in each way, in turns. One way at a time has one
-thing changed, so that its price can be read off. It answers the open request
-https://github.com/pytorch/pytorch/issues/73600 by measurements.
+Two connected processes train a small dense network with each method, in turns. A method changes one
+thing, so the difference in time is the cost of that thing. The table answers an open request with
+measurements: https://github.com/pytorch/pytorch/issues/73600
 """
 
+import dataclasses
 import os
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
 from accel_demo.anatomy.devices import usable_cores
-from accel_demo.errors import UserError, one_line_errors
+from accel_demo.errors import one_line_errors
 from accel_demo.lab import flags
 from accel_demo.lab.measurements import median_interval
-from accel_demo.lab.scaling.trainings import (
-    BATCH,
-    LARGE,
-    LATE,
-    MICRO_BATCHES,
-    SMALL,
-    Training,
-    make_ways,
-    run,
-    seconds,
-)
+from accel_demo.lab.scaling import trainings
+from accel_demo.lab.scaling.trainings import BATCH, LARGE, LATE, MICRO_BATCHES, SMALL
 from accel_demo.processes import group
 from accel_demo.show import table
-from accel_demo.wording import counted
+from accel_demo.wording import counted, duration
 
 REPEATS, QUICK_REPEATS = 9, 1
-STEPS, QUICK_STEPS = 6, 2  # timed at a stretch
+STEPS, QUICK_STEPS = 6, 2  # in each timing
 PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class ReasonsResult:
+    """Milliseconds per optimizer step with each method: on one rank, or on the slowest rank."""
+
+    repeats: int
+    processes: int
+    threads: int  # per process
+    device: str
+    backend: str
+    seconds_to_first_step: float
+    first_steps_ms: list[float]
+    megabytes: float  # of gradients
+    ms_per_step: dict[str, list[float]]  # by method, one value per repeat
+    straggler_ms_by_rank: list[float]  # medians
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = flags.parser_of("scaling.reasons", __doc__, f"{QUICK_REPEATS} repeat", plot=False)
-    help = f"how often every way is measured, in turns (default: {REPEATS})"
-    parser.add_argument("--repeats", type=int, metavar="N", help=help)
     parser.prog = "python -m accel_demo.lab.scaling.reasons"
-    parser.set_defaults(plot=None)
     options = flags.read(parser, sys.argv[1:] if arguments is None else arguments)
-    repeats = options.repeats
-    if repeats is None:
-        repeats = QUICK_REPEATS if options.quick else REPEATS
-    if repeats < 1:
-        raise UserError(f"--repeats must be at least 1, got {repeats}")
-    steps = QUICK_STEPS if options.quick else STEPS
+    repeats, steps = (QUICK_REPEATS, QUICK_STEPS) if options.quick else (REPEATS, STEPS)
     threads = max(1, usable_cores() // PROCESSES)
-    # Each rank's torch would warn in C++ that find_unused_parameters finds none: it is a row here.
+    # Without this, torch's C++ code warns that find_unused_parameters finds none, on each rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    found = together(
-        group.results_by_rank(measure, PROCESSES, repeats, steps, time.time(), threads=threads)
-    )
+    call = (measure, PROCESSES, repeats, steps, time.time())
+    result = combine(group.results_by_rank(*call, threads=threads))
     print(
-        f"{found['processes']} connected processes on {found['device']} ({found['backend']}), "
+        f"{result.processes} connected processes on {result.device} ({result.backend}), "
         f"{counted(threads, 'thread')} each, {BATCH} images per process and step; "
         f"ms per step, medians of {counted(repeats, 'repeat')} in turns "
         f"(× 90 % interval of the ratio)\n"
     )
-    print(table(["reason", "how you see it", "what helps", "measured here"], rows_of(found)))
+    head = ["reason", "how you see it", "what helps", "measured here"]
+    print(table(head, reason_rows(result)))
     if options.json:
-        flags.write_json(options.json, {"repeats": repeats, "threads": threads, **found})
+        flags.write_json(options.json, "scaling.reasons", result)
     return 0
 
 
-def measure(device: torch.device, repeats: int, steps: int, started_at: float) -> dict:
-    """Milliseconds per optimizer step of every way on this rank, one per repeat.
-
-    `started_at` is when the launch began, in seconds of the wall clock.
-    """
-    first = Training(device)
-    first_steps = [1000 * seconds(first.step, 1, device) for _ in range(4)]
-    to_first_step = time.time() - started_at - sum(first_steps[1:]) / 1000
-    ways = make_ways(device)
-    for way in ways.values():
-        run(way, 3, device)  # buckets are rebuilt after the first step
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    turns = tqdm(range(repeats), desc="reasons", unit="repeat", disable=dist.get_rank() > 0)
-    for repeat in turns:
-        names = list(ways)
-        for name in names if repeat % 2 else names[::-1]:
-            found[name].append(1000 * run(ways[name], steps, device))
-    return {
-        "processes": dist.get_world_size(),
-        "device": device.type,
-        "backend": dist.get_backend(),
-        "to_first_step": to_first_step,
-        "first_steps": first_steps,
-        "megabytes": sum(p.numel() * p.element_size() for p in first.model.parameters()) / 1e6,
-        "ms_per_step": found,
-    }
-
-
-def together(found: list[dict]) -> dict:
-    """What all ranks found as one: each step took as long as on the rank where it took longest."""
-    one = dict(found[0])
-    one["to_first_step"] = max(each["to_first_step"] for each in found)
-    one["ms_per_step"] = {
-        name: [max(values) for values in zip(*(e["ms_per_step"][name] for e in found), strict=True)]
-        for name in found[0]["ms_per_step"]
-    }
-    one["ms_by_rank"] = {
-        name: [statistics.median(each["ms_per_step"][name]) for each in found]
-        for name in ("DDP", "straggler")
-    }
-    return one
+def measure(device: torch.device, repeats: int, steps: int, started_at: float) -> ReasonsResult:
+    """Measure every method on this rank. `started_at` is when the launch began, in Unix time."""
+    first = trainings.TrainingMethod(device)
+    seconds = [trainings.seconds_per_call(first.step, 1, device) for _ in range(4)]
+    seconds_to_first_step = time.time() - started_at - sum(seconds[1:])
+    methods = trainings.make_methods(device)
+    for method in methods.values():  # three steps, because DDP rebuilds its buckets after the first
+        trainings.seconds_per_step(method, 3, device)
+    ms_per_step: dict[str, list[float]] = {name: [] for name in methods}
+    for repeat in tqdm(range(repeats), desc="reasons", unit="repeat", disable=dist.get_rank() > 0):
+        for name in list(methods)[:: 1 if repeat % 2 else -1]:
+            mean = trainings.seconds_per_step(methods[name], steps, device)
+            ms_per_step[name].append(1000 * mean)
+    return ReasonsResult(
+        repeats=repeats,
+        processes=dist.get_world_size(),
+        threads=torch.get_num_threads(),
+        device=device.type,
+        backend=dist.get_backend(),
+        seconds_to_first_step=seconds_to_first_step,
+        first_steps_ms=[1000 * step for step in seconds],
+        megabytes=sum(p.numel() * p.element_size() for p in first.model.parameters()) / 1e6,
+        ms_per_step=ms_per_step,
+        straggler_ms_by_rank=[statistics.median(ms_per_step["straggler"])],
+    )
 
 
-def rows_of(found: dict) -> list[list[str]]:
-    """The reasons: how to see each, what helps, and both measured."""
-    ms = {name: statistics.median(values) for name, values in found["ms_per_step"].items()}
-    first, *_, later = found["first_steps"]
-    start, megabytes = found["to_first_step"], found["megabytes"]
+def combine(by_rank: list[ReasonsResult]) -> ReasonsResult:
+    """Combine the results of all ranks: a step takes as long as on its slowest rank."""
+    first = by_rank[0]
+    return dataclasses.replace(
+        first,
+        seconds_to_first_step=max(result.seconds_to_first_step for result in by_rank),
+        ms_per_step={
+            name: [max(ms) for ms in zip(*(r.ms_per_step[name] for r in by_rank), strict=True)]
+            for name in first.ms_per_step
+        },
+        straggler_ms_by_rank=[result.straggler_ms_by_rank[0] for result in by_rank],
+    )
 
-    def times_one(alone: str, name: str) -> str:
-        return f"{found['processes'] * ms[alone] / ms[name]:.2f}"
+
+def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
+    """Return a row per reason: its name, its symptom, its fix, and the measured effect."""
+    ms = {name: statistics.median(values) for name, values in result.ms_per_step.items()}
+    first, *_, later = result.first_steps_ms
+    start, megabytes = result.seconds_to_first_step, result.megabytes
+
+    def speedup(alone: str, name: str) -> str:
+        return f"{result.processes * ms[alone] / ms[name]:.2f}"
 
     def change(before: str, after: str) -> str:
-        pairs = zip(found["ms_per_step"][before], found["ms_per_step"][after], strict=True)
-        ratios = median_interval([second / first for first, second in pairs])
+        pairs = zip(result.ms_per_step[before], result.ms_per_step[after], strict=True)
+        ratios = median_interval([new / old for old, new in pairs])
         interval = f" (× {ratios[0]:.2f} – {ratios[1]:.2f})" if ratios else ""
         return f"{ms[before]:.1f} → {ms[after]:.1f} ms{interval}"
 
-    by_rank = [f"{value:.0f} ms" for value in found["ms_by_rank"]["straggler"]]
+    by_rank = [f"{value:.0f} ms" for value in result.straggler_ms_by_rank]
     rows = [
         (
             "more to send than to compute",
-            "the all-reduce goes on long after backward",
+            "the all-reduce continues long after backward",
             "a larger batch per process",
             f"images/s against one process: batch {SMALL} "
-            f"{times_one('one process, small batch', 'small batch')} ×, batch {LARGE} "
-            f"{times_one('one process, large batch', 'large batch')} ×",
+            f"{speedup('one process, small batch', 'small batch')} ×, batch {LARGE} "
+            f"{speedup('one process, large batch', 'large batch')} ×",
         ),
         (
-            "sharing in every micro-batch",
-            "as many all-reduces as backwards",
+            "all-reduce in every micro-batch",
+            "as many all-reduces as backward passes",
             "`no_sync` for all but the last; `accumulate`",
             f"{MICRO_BATCHES} × {SMALL} images: {change('share every micro-batch', 'no_sync')}",
         ),
         (
             "no overlap: one big bucket",
-            "the all-reduce starts where backward ends",
+            "the all-reduce starts when backward ends",
             "a smaller `bucket_cap_mb`",
             f"one bucket → 1 MB: {change('one bucket', 'small buckets')}",
         ),
         (
             "the first step",
-            "only step 1 is slow: memory is new, buckets are not yet laid anew",
-            "leave it out when you measure",
+            "only step 1 is slow: it allocates memory, and buckets are not rebuilt yet",
+            "exclude it from measurements",
             f"step 1 {first:.0f} ms, step 4 {later:.0f} ms",
         ),
         (
             "many bytes on a slow link",
-            "the all-reduce takes as long as its bytes need on the link",
+            "the time of the all-reduce is bytes / bandwidth",
             "`bf16_compress_hook`",
             f"{megabytes:.1f} → {megabytes / 2:.1f} MB: {change('DDP', 'bf16 hook')}",
         ),
         (
             "gradients copied into buckets and back",
-            "`copy_` beside each all-reduce; each gradient is there twice",
+            "`copy_` next to each all-reduce; each gradient is stored twice",
             "`gradient_as_bucket_view=True`",
             change("DDP", "gradient_as_bucket_view"),
         ),
         (
             "a search for unused parameters",
             "time between forward and backward; torch warns when none are unused",
-            "`find_unused_parameters` only where some are unused",
+            "`find_unused_parameters` only if some are unused",
             f"with → without: {change('find_unused_parameters', 'DDP')}",
         ),
         (
@@ -183,16 +183,16 @@ def rows_of(found: dict) -> list[list[str]]:
         ),
         (
             "too many threads",
-            "more threads than cores; the load is above them",
+            "more threads than cores; the load average is above the cores",
             "`OMP_NUM_THREADS` = cores / processes",
-            f"all cores each → a share each: {change('all threads', 'DDP')}",
+            f"one thread per core in each → cores / processes: {change('all threads', 'DDP')}",
         ),
         (
             "a straggler",
-            "it waits least in the all-reduce, all others long",
+            "it waits least in the all-reduce, all other ranks wait long",
             "equal work, equal devices",
             f"{1000 * LATE:.0f} ms late on rank 1: {' and '.join(by_rank)} on ranks 0 and 1, "
-            f"without it {ms['DDP']:.0f} ms",
+            f"without the delay {ms['DDP']:.0f} ms",
         ),
         (
             "waiting for data",
@@ -204,18 +204,18 @@ def rows_of(found: dict) -> list[list[str]]:
             "start-up",
             "seconds before the first step, once per run",
             "longer runs; measure steps, not commands",
-            f"{start:.1f} s to the first step: {1000 * start / ms['DDP']:,.0f} steps' worth",
+            f"{duration(start)} to step 1, as long as {1000 * start / ms['DDP']:,.0f} steps",
         ),
     ]
     if "half of the cores" in ms:
         crowded = (
             "processes share cores",
-            "each gets less than one core",
-            "no more processes than cores (or GPUs)",
+            "each process gets less than one core",
+            "at most as many processes as cores (or GPUs)",
             f"half of the cores for both → all: {change('half of the cores', 'DDP')}",
         )
         rows.insert(8, crowded)
-    return [list(row) for row in rows]
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ways to train a small dense network, each with one thing that makes it slower, or quicker."""
+"""Methods to train a small dense network, each with one change that makes it slower or faster."""
 
 import os
 import time
@@ -18,43 +18,45 @@ from accel_demo.anatomy.devices import usable_cores
 from accel_demo.anatomy.gil import preprocess
 
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
-LATE = 0.020  # seconds that the straggler sleeps
-PREPROCESSED = 8  # images in pure Python, per step and process
-OPTIONS = signature(DistributedDataParallel).parameters
-BUFFERS = "forward_sync_buffers"
-if BUFFERS not in OPTIONS:  # before torch 2.15, which warns of this name
-    BUFFERS = "broadcast_buffers"
+LATE = 0.020  # seconds of sleep of the straggler, per step
+PREPROCESSED = 8  # images per step and process, in pure Python
+IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters  # torch 2.15
+BUFFERS = "forward_sync_buffers" if IS_RENAMED else "broadcast_buffers"
+NO_BUFFERS: dict[str, Any] = {BUFFERS: False}
 
 
-def make_ways(device: torch.device) -> dict[str, "Training"]:
-    """All of them by name, each with a replica of its own."""
-    without_buffers: dict[str, Any] = {BUFFERS: False}
-    ways = {
-        "one process": Training(device, is_alone=True),
-        "DDP": Training(device),
-        "one process, small batch": Training(device, is_alone=True, batch=SMALL),
-        "small batch": Training(device, batch=SMALL),
-        "one process, large batch": Training(device, is_alone=True, batch=LARGE),
-        "large batch": Training(device, batch=LARGE),
-        "share every micro-batch": Training(device, batch=SMALL, micro_batches=MICRO_BATCHES),
-        "no_sync": Training(device, batch=SMALL, micro_batches=MICRO_BATCHES, no_sync=True),
-        "one bucket": Training(device, bucket_cap_mb=1000),
-        "small buckets": Training(device, bucket_cap_mb=1),
-        "bf16 hook": Training(device, hook=bf16_compress_hook),
-        "gradient_as_bucket_view": Training(device, gradient_as_bucket_view=True),
-        "find_unused_parameters": Training(device, find_unused_parameters=True),
-        "no buffers": Training(device, **without_buffers),
-        "straggler": Training(device, before=sleep_on_rank_1),
-        "all threads": Training(device, around=with_threads),
-        "Python in the loop": Training(device, before=lambda: preprocess(PREPROCESSED)),
+def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
+    """Return all methods by name. Each has its own replica of the network."""
+    methods = {
+        "one process": TrainingMethod(device, is_alone=True),
+        "DDP": TrainingMethod(device),
+        "one process, small batch": TrainingMethod(device, is_alone=True, batch=SMALL),
+        "small batch": TrainingMethod(device, batch=SMALL),
+        "one process, large batch": TrainingMethod(device, is_alone=True, batch=LARGE),
+        "large batch": TrainingMethod(device, batch=LARGE),
+        "share every micro-batch": TrainingMethod(device, batch=SMALL, micro_batches=MICRO_BATCHES),
+        "no_sync": TrainingMethod(device, batch=SMALL, micro_batches=MICRO_BATCHES, no_sync=True),
+        "one bucket": TrainingMethod(device, bucket_cap_mb=1000),
+        "small buckets": TrainingMethod(device, bucket_cap_mb=1),
+        "bf16 hook": TrainingMethod(device, hook=bf16_compress_hook),
+        "gradient_as_bucket_view": TrainingMethod(device, gradient_as_bucket_view=True),
+        "find_unused_parameters": TrainingMethod(device, find_unused_parameters=True),
+        "no buffers": TrainingMethod(device, **NO_BUFFERS),
+        "straggler": TrainingMethod(device, before=sleep_on_rank_1),
+        "all threads": TrainingMethod(device, around=with_threads),
+        "Python in the loop": TrainingMethod(device, before=lambda: preprocess(PREPROCESSED)),
     }
-    if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # only Linux can pin
-        ways["half of the cores"] = Training(device, around=on_half_of_the_cores)
-    return ways
+    if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # only on Linux
+        methods["half of the cores"] = TrainingMethod(device, around=on_half_of_the_cores)
+    return methods
 
 
-class Training:
-    """One way to train: a replica of its own, a batch, and one thing that is different."""
+class TrainingMethod:
+    """A replica of the network, a batch, and one change to the training step.
+
+    If `is_alone`, only rank 0 trains, without DDP. `before` is called before each step, and all
+    steps run inside the context manager `around`. `options` are those of DDP.
+    """
 
     def __init__(
         self,
@@ -82,37 +84,36 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def step(self) -> None:
-        """One step of the optimizer."""
+        """Take one optimizer step."""
         self.before()
         for index in range(self.micro_batches):
-            is_open = self.no_sync and index + 1 < self.micro_batches
-            with self.model.no_sync() if is_open else nullcontext():
+            is_last = index + 1 == self.micro_batches
+            with self.model.no_sync() if self.no_sync and not is_last else nullcontext():
                 F.cross_entropy(self.model(self.images), self.labels).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 def network() -> torch.nn.Module:
-    """1.9 million parameters: much to send, for what it computes with a small batch."""
+    """Return a network of 1.9 million parameters: much to send, and little to compute per image."""
     layers: list[torch.nn.Module] = []
     for inputs in (784, 1024):
         layers += [torch.nn.Linear(inputs, 1024), torch.nn.BatchNorm1d(1024), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10))
 
 
-def run(way: Training, steps: int, device: torch.device) -> float:
-    """Seconds per step. Where the way is one process alone, the other ranks wait at a barrier."""
+def seconds_per_step(method: TrainingMethod, steps: int, device: torch.device) -> float:
+    """Return the mean time of a step, or 0 on a rank that waits because only rank 0 trains."""
     dist.barrier()
-    spent = 0.0
-    if not way.is_alone or dist.get_rank() == 0:
-        with way.around():
-            spent = seconds(way.step, steps, device)
+    waits = method.is_alone and dist.get_rank() > 0
+    with method.around():
+        seconds = 0.0 if waits else seconds_per_call(method.step, steps, device)
     dist.barrier()
-    return spent
+    return seconds
 
 
-def seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Per call of `step`. A GPU computes while Python goes on: it is waited for."""
+def seconds_per_call(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Return the mean time of a call of `step`, including the work that it queued on a GPU."""
     started_at = time.perf_counter()
     for _ in range(steps):
         step()
@@ -128,7 +129,7 @@ def sleep_on_rank_1() -> None:
 
 @contextmanager
 def with_threads() -> Iterator[None]:
-    """As many threads in each process as there are cores: torch's default without a launcher."""
+    """Use as many threads per process as there are cores: torch's default without a launcher."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(2, usable_cores()))
     yield
@@ -137,7 +138,7 @@ def with_threads() -> Iterator[None]:
 
 @contextmanager
 def on_half_of_the_cores() -> Iterator[None]:
-    """All threads of this process on the same half of the cores as those of the other."""
+    """Pin all threads of this process to the same half of the cores as the other process."""
     cores = sorted(os.sched_getaffinity(0))
     pin(set(cores[: max(1, len(cores) // 2)]))
     yield
@@ -146,5 +147,5 @@ def on_half_of_the_cores() -> Iterator[None]:
 
 def pin(cores: set[int]) -> None:
     for task in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # a thread may end meanwhile
+        with suppress(ProcessLookupError):  # the thread may have ended
             os.sched_setaffinity(int(task.name), cores)

@@ -1,1 +1,1 @@
-"""`accel-demo shards`: which process reads which sample."""
+"""`accel-demo shards`: show which process reads which sample."""

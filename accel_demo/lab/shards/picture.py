@@ -1,4 +1,4 @@
-"""The heat map of `accel-demo shards`: samples to the right, epochs downwards, ranks in colour."""
+"""Draw a heat map of who read which sample: samples on the x axis, a row per epoch."""
 
 import math
 
@@ -8,34 +8,35 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from accel_demo.anatomy.shards import in_words
+from accel_demo.lab.shards.reading import EpochReads, LoaderReads
 from accel_demo.show import COLOURS, new_figure
 
-ROOM_FOR_RANKS = 16  # points of width that a cell needs to hold the number of its rank
-GAP = 0.06  # of a cell, between two rows and between two cells
+ROOM_FOR_RANKS = 16  # points of cell width, to have room for the rank's number
+GAP = 0.06  # between rows and between cells, as a share of a cell
 
 
-def draw(ways: list[dict]):
-    """A panel for each way. A cell has the colour of the rank that read the sample in that epoch.
+def draw(loaders: list[LoaderReads]):
+    """Draw a panel for each loader. The colour of a cell is the rank that read the sample.
 
-    A sample read more than once has a part for each reading and a frame; one never read, a cross.
+    A sample read more than once has a frame and a part for each read; an unread one has a cross.
     """
-    samples, epochs = ways[0]["samples"], len(ways[0]["epochs"])
-    ranks = len(ways[0]["epochs"][0]["batches"])
+    samples, epochs = loaders[0].settings.samples, len(loaders[0].epochs)
+    ranks = len(loaders[0].epochs[0].batches)
     width = min(18, max(7.5, 3.2 + 0.27 * samples))  # inches
     legend = _legend(ranks)
     columns = int(width / 1.4)
     below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # inches
-    figure = new_figure(width, below + (0.45 + 0.36 * epochs) * len(ways))
-    panels = figure.subplots(len(ways), 1, sharex=True, squeeze=False)[:, 0]
-    room = 72 * (width - 3.2) / samples  # points of width for a cell
-    for axes, way in zip(panels, ways, strict=True):
-        for row, epoch in enumerate(way["epochs"]):
+    figure = new_figure(width, below + (0.45 + 0.36 * epochs) * len(loaders))
+    panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
+    room = 72 * (width - 3.2) / samples  # points of cell width
+    for axes, loader in zip(panels, loaders, strict=True):
+        for row, epoch in enumerate(loader.epochs):
             _draw_epoch(axes, row, _readers(epoch, samples), room)
-        axes.set_title(way["name"], loc="left", fontsize=10, fontweight="bold")
+        axes.set_title(loader.settings.name, loc="left", fontsize=10, fontweight="bold")
         axes.set(xlim=(-0.6, samples - 0.4), ylim=(epochs - 0.45, -0.55))
         axes.set_yticks(range(epochs), [f"epoch {row + 1}" for row in range(epochs)], fontsize=9)
         right = axes.secondary_yaxis("right")
-        right.set_yticks(range(epochs), [_said(epoch, samples) for epoch in way["epochs"]])
+        right.set_yticks(range(epochs), [_summary(epoch, samples) for epoch in loader.epochs])
         for side in (axes, right):
             side.tick_params(length=0, labelsize=9)
             side.spines[:].set_visible(False)
@@ -46,10 +47,10 @@ def draw(ways: list[dict]):
     return figure
 
 
-def _readers(epoch: dict, samples: int) -> list[list[int]]:
-    """The ranks that have read each sample, one for each reading."""
+def _readers(epoch: EpochReads, samples: int) -> list[list[int]]:
+    """Return the ranks that read each sample, with a rank once for each of its reads."""
     readers = [[] for _ in range(samples)]
-    for rank, batches in enumerate(epoch["batches"]):
+    for rank, batches in enumerate(epoch.batches):
         for batch in batches:
             for sample in batch:
                 readers[sample].append(rank)
@@ -58,7 +59,7 @@ def _readers(epoch: dict, samples: int) -> list[list[int]]:
 
 def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
     parts, colours, frames, crosses = [], [], [], []
-    half = 0.5 - GAP if room >= ROOM_FOR_RANKS else 0.5  # no gaps between cells that are tiny
+    half = 0.5 - GAP if room >= ROOM_FOR_RANKS else 0.5  # no gaps between tiny cells
     top, bottom = row - 0.5 + GAP, row + 0.5 - GAP
     for sample, ranks in enumerate(readers):
         left, right = sample - half, sample + half
@@ -80,15 +81,15 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
     axes.add_collection(LineCollection(crosses, colors="black", linewidths=1.2))
 
 
-def _said(epoch: dict, samples: int) -> str:
-    """What stands at the end of its row."""
-    words = in_words(epoch["batches"], samples)
-    return f"{words}\nas epoch 1" if epoch["same_order_as_epoch_1"] else words
+def _summary(epoch: EpochReads, samples: int) -> str:
+    """Return the label at the right end of a row."""
+    words = in_words(epoch.batches, samples)
+    return f"{words}\nas epoch 1" if epoch.same_order_as_epoch_1 else words
 
 
 def _legend(ranks: int) -> list:
     marks = []
-    for rank in range(min(ranks, 6)):  # there are six colours: rank 6 has that of rank 0
+    for rank in range(min(ranks, 6)):  # with six colours, rank 6 has the colour of rank 0
         label = ", ".join(map(str, range(rank, ranks, 6)))
         marks.append(Patch(color=COLOURS[rank], label=f"rank {label}"))
     frame = Patch(facecolor="none", edgecolor="black", linewidth=2, label="read more than once")

@@ -1,0 +1,100 @@
+"""The result of `accel-demo crash`. All times are in seconds."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A planned kill of one rank. After the kill, also its actual phase and moment.
+
+    A phase is "save", "step" or "start-up". The kill is planned for the first save or step after
+    optimizer step `step`, when `fraction` of the usual duration of the phase has passed.
+    """
+
+    planned_phase: str
+    rank: int
+    step: int
+    fraction: float
+    actual_phase: str = ""
+    seconds: float = 0.0  # since the start of the launch
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """One launch of the killed run, with the checkpoints that exist after it, newest first.
+
+    `started_at` counts from the first launch, `points` are (seconds after `started_at`, optimizer
+    step). `resumed_after_step` is 0 if the launch started from the beginning, and None if it was
+    killed earlier.
+    """
+
+    started_at: float
+    has_connected: bool
+    resumed_after_step: int | None
+    resumed_from: str | None
+    used_newest_checkpoint: bool
+    used_damaged_checkpoint: bool
+    points: list[tuple[float, int]]
+    replayed_steps: int
+    kill: Kill | None
+    complete_checkpoints: list[str]
+    damaged_checkpoints: list[str]
+    left_unfinished_checkpoint: bool
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Differences between the uninterrupted run and the killed run."""
+
+    tensors: int
+    different_tensors: list[str]
+    logged_steps: int
+    equal_logged_steps: int
+
+
+@dataclass(frozen=True)
+class CrashResult:
+    """The uninterrupted run, all launches of the killed run, and their comparison."""
+
+    script: str
+    processes: int
+    seed: int
+    steps: int
+    usual_seconds: dict[str, float]  # of each phase
+    uninterrupted_points: list[tuple[float, int]]
+    launches: list[LaunchResult]
+    comparison: RunComparison
+
+    @property
+    def passed(self) -> bool:
+        """Whether both runs are equal, and each launch used the newest complete checkpoint."""
+        return (
+            not self.comparison.different_tensors
+            and self.comparison.equal_logged_steps == self.comparison.logged_steps
+            and all(launch.used_newest_checkpoint for launch in self.launches)
+            and not any(launch.used_damaged_checkpoint for launch in self.launches)
+        )
+
+
+def compare(uninterrupted: Path, killed: Path) -> RunComparison:
+    """Compare the bits of each tensor and the metrics of each step, except for the speed."""
+    first, second = (load_file(run / "model.safetensors") for run in (uninterrupted, killed))
+    different = first.keys() ^ second.keys()
+    for name in first.keys() & second.keys():
+        a, b = first[name], second[name]
+        if a.shape != b.shape or a.tobytes() != b.tobytes():
+            different.add(name)
+    logs = []
+    for run in (uninterrupted, killed):
+        metrics = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        logs.append([{**line, "images_per_second": 0} for line in metrics if "train_loss" in line])
+    return RunComparison(
+        tensors=len(first),
+        different_tensors=sorted(different),
+        logged_steps=max(map(len, logs)),
+        equal_logged_steps=sum(a == b for a, b in zip(*logs, strict=False)),
+    )

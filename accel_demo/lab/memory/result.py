@@ -1,0 +1,77 @@
+"""The result of `accel-demo memory`: predicted, counted and measured bytes, device by device."""
+
+from dataclasses import dataclass
+
+from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes, on_meta, predict
+from accel_demo.lab.memory.measure import ProcessMemory
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Bytes of a training step on one device, or on all CPU devices of nn.DataParallel together.
+
+    `counted` is empty if the tensors were only counted over several devices.
+    """
+
+    strategy: str
+    place: str  # "rank 0", "device 0" or "all 2 devices"
+    device: str  # "cpu" or "cuda"
+    connected_processes: int
+    predicted: Bytes
+    counted: Bytes
+    measured: Bytes
+    relative_error: dict[str, float]  # of the prediction, for each kind
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """Memory of a training step under each strategy."""
+
+    model: str
+    parameters: int
+    optimizer: str
+    processes: int
+    images_per_device: int
+    rows: list[MemoryRow]
+    predicted_data_parallel_devices: list[Bytes]
+
+
+def memory_result(
+    choices: tuple[str, str, int, int],
+    data_parallel: ProcessMemory,
+    ranks: list[dict[str, ProcessMemory]],
+) -> MemoryResult:
+    """Compare the measurements with the formulas.
+
+    `choices` are model, optimizer, processes and batch size. `ranks` has the measurements of DDP
+    and FSDP2, by rank.
+    """
+    model, optimizer, processes, batch_size = choices
+    devices = processes if data_parallel.device == "cpu" else len(data_parallel.measured)
+    predicted = predict(STRATEGIES[0], model, optimizer, devices, batch_size)
+    if len(data_parallel.measured) < devices:  # a single measurement of all CPU devices
+        names = [f"all {devices} devices"]
+        measurable = [{kind: sum(sizes[kind] for sizes in predicted) for kind in KINDS}]
+    else:
+        names, measurable = [f"device {index}" for index in range(devices)], predicted
+    rows = [
+        _memory_row(STRATEGIES[0], name, data_parallel, index, sizes)
+        for index, (name, sizes) in enumerate(zip(names, measurable, strict=True))
+    ]
+    for strategy in STRATEGIES[1:]:
+        by_rank = predict(strategy, model, optimizer, processes, batch_size)
+        for rank, (sizes, memory) in enumerate(zip(by_rank, ranks, strict=True)):
+            rows.append(_memory_row(strategy, f"rank {rank}", memory[strategy], 0, sizes))
+    parameters = sum(parameter.numel() for parameter in on_meta(model).parameters())
+    return MemoryResult(model, parameters, optimizer, processes, batch_size, rows, predicted)
+
+
+def _memory_row(
+    strategy: str, place: str, memory: ProcessMemory, index: int, predicted: Bytes
+) -> MemoryRow:
+    measured = memory.measured[index]
+    counted = memory.counted if len(memory.measured) == 1 else {}
+    kinds = [kind for kind in KINDS if predicted[kind] and measured[kind]]
+    errors = {kind: predicted[kind] / measured[kind] - 1 for kind in kinds}
+    facts = (memory.device, memory.connected_processes, predicted, counted, measured, errors)
+    return MemoryRow(strategy, place, *facts)

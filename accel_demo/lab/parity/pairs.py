@@ -1,0 +1,201 @@
+"""Compare pairs of runs: what they promise each other, how they differ, and why."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from accel_demo.config import TrainConfig
+from accel_demo.lab.parity.runs import ParityRun
+from accel_demo.models import make_model
+
+# The largest difference of a weight if the same numbers are added in a different order. Rounding a
+# weight below 1 changes it by at most 3e-8. A few such errors per step stay far below the bound.
+BOUND, BOUND_STEPS = 1e-5, 20
+SAME_BITS, WITHIN_BOUND, NOTHING = "same bits", f"within {BOUND:g}", "nothing"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs to compare. `kind` is "versions", "accumulated" or "one batch"."""
+
+    kind: str
+    first: ParityRun
+    second: ParityRun
+
+    @property
+    def name(self) -> str:
+        processes, images = self.first.processes, self.first.batch_size
+        if self.kind == "versions":
+            return f"{self.first.script}.py and {self.second.script}.py"
+        if self.kind == "accumulated":
+            return f"train.py: {processes} processes, or 1 accumulating {processes} batches"
+        return f"train.py: {processes} processes, or 1 with a batch of {processes * images}"
+
+
+@dataclass(frozen=True)
+class StateDifference:
+    """Difference of two state dicts. `same_file` also compares BatchNorm's counters of batches.
+
+    `weights` and `statistics` are the largest differences in the parameters and in BatchNorm's
+    running statistics: infinite if a NaN differs, None for a model without statistics.
+    """
+
+    weights: float
+    statistics: float | None
+    same_weights: bool
+    same_file: bool
+
+
+@dataclass
+class ParityRow:
+    """One compared pair. `promised` is SAME_BITS, WITHIN_BOUND (of the weights) or NOTHING."""
+
+    pair: str
+    kind: str
+    connected_processes: list[int]
+    difference: StateDifference
+    promised: str
+    why: str = ""  # the reason why the files differ, if they do
+
+    @property
+    def keeps_promise(self) -> bool:
+        """Whether the difference is as small as promised."""
+        if self.promised == SAME_BITS:
+            return self.difference.same_file
+        return self.promised == NOTHING or self.difference.weights <= BOUND
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """The compared pairs, and the config that their runs share."""
+
+    config: TrainConfig
+    device: str
+    rows: list[ParityRow]
+
+
+def plan(process_counts: list[int], batch_size: int) -> list[Pair]:
+    """Return the pairs to compare with these numbers of processes."""
+    pairs = []
+    for count in process_counts:
+        accelerate = ParityRun("train", count, batch_size=batch_size)
+        for script in ["train_plain", "train_dp", "train_ddp"] if count == 1 else ["train_ddp"]:
+            other = ParityRun(script, count, batch_size=batch_size)
+            pairs.append(Pair("versions", accelerate, other))
+        if count > 1:
+            accumulated = ParityRun("train", 1, accumulate=count, batch_size=batch_size)
+            pairs.append(Pair("accumulated", accelerate, accumulated))
+            one_batch = ParityRun("train", 1, batch_size=count * batch_size)
+            pairs.append(Pair("one batch", accelerate, one_batch))
+    return pairs
+
+
+def compare_pairs(
+    pairs: list[Pair], config: TrainConfig, environments: dict[ParityRun, dict], folder: Path
+) -> list[ParityRow]:
+    """Compare the model.safetensors of each pair of runs in `folder`.
+
+    `environments` holds the environment.json of each run, with its number of connected processes.
+    """
+    model = make_model(config)
+    names = {name for name, _ in model.named_parameters()}
+    has_batch_norm = any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    rows = []
+    for pair in pairs:
+        runs = (pair.first, pair.second)
+        first, second = (load_file(folder / run.name / "model.safetensors") for run in runs)
+        on_gpu = environments[pair.second]["device"] != "cpu"
+        replicas = torch.accelerator.device_count() if on_gpu else 1
+        row = ParityRow(
+            pair=pair.name,
+            kind=pair.kind,
+            connected_processes=[environments[run]["processes"] for run in runs],
+            difference=compare(first, second, names),
+            promised=promise(pair, config, has_batch_norm, replicas),
+        )
+        row.why = reason(row, pair, config, has_batch_norm)
+        rows.append(row)
+    return rows
+
+
+def compare(first: dict, second: dict, names: set[str]) -> StateDifference:
+    """Compare two state dicts, of which `names` are the parameters.
+
+    Raises `ValueError` if they do not have the same entries.
+    """
+    if {n: t.shape for n, t in first.items()} != {n: t.shape for n, t in second.items()}:
+        raise ValueError("the two files do not contain the same model")
+    different = {name for name in first if _bytes(first[name]) != _bytes(second[name])}
+    differences: dict[str, float] = {}
+    for name in first:
+        if first[name].is_floating_point():
+            difference = (first[name] - second[name]).abs().nan_to_num(math.inf, math.inf)
+            differences[name] = difference.max().item() if name in different else 0.0
+    statistics = [differences[name] for name in differences.keys() - names]
+    return StateDifference(
+        weights=max(differences[name] for name in names),
+        statistics=max(statistics, default=None),
+        same_weights=not different & names,
+        same_file=not different,
+    )
+
+
+def promise(pair: Pair, config: TrainConfig, has_batch_norm: bool, replicas: int) -> str:
+    """Return what holds for this pair on any machine: SAME_BITS, WITHIN_BOUND or NOTHING.
+
+    `replicas` is how many nn.DataParallel makes. The sum of two gradients does not depend on their
+    order, but with three or more the rounding errors differ. SGD only adds these errors up. Adam
+    divides each gradient by its own size, and BatchNorm each channel by its spread: both can make
+    an error grow from step to step, faster than any useful bound.
+    """
+    is_split = pair.second.script == "train_dp" and replicas > 1
+    is_accumulated_by_two = pair.kind == "accumulated" and pair.first.processes == 2
+    stays_small = config.optimizer == "sgd" and config.max_steps <= BOUND_STEPS
+    if pair.kind == "versions" and not is_split:
+        return SAME_BITS
+    if is_accumulated_by_two or (stays_small and not has_batch_norm):
+        return WITHIN_BOUND
+    return NOTHING
+
+
+def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool) -> str:
+    """Return in words why the two files differ, or an empty string if they do not."""
+    difference = row.difference
+    if difference.same_file:
+        return ""
+    if not row.keeps_promise:
+        return (
+            "a broken promise: the two runs no longer compute the same, so one of them has changed"
+        )
+    if pair.kind == "versions":
+        return "nn.DataParallel splits each batch among the GPUs and adds in a different order"
+    processes, images = pair.first.processes, pair.first.batch_size
+    reasons = []
+    if pair.kind == "one batch" and has_batch_norm:
+        reasons.append(f"BatchNorm normalises over {processes * images} images instead of {images}")
+    elif difference.same_weights and processes == 2:
+        reasons.append("the weights are equal: halving is exact, and a + b is b + a")
+    elif difference.same_weights:
+        reasons.append("the weights are equal by chance: all sums were rounded alike")
+    elif pair.kind == "one batch":
+        reasons.append(f"one sum over {processes * images} images is rounded at different points")
+    else:
+        reasons.append(
+            f"DDP multiplies each gradient by 1/{processes} and adds around a ring, one process "
+            "divides its loss and adds batch after batch: they round at different points"
+        )
+    if config.optimizer != "sgd" and not difference.same_weights:
+        reasons.append("Adam divides by a gradient's own size, so tiny errors become whole steps")
+    if pair.kind == "accumulated" and has_batch_norm and not difference.same_weights:
+        reasons.append("BatchNorm divides by a channel's spread, so errors grow from step to step")
+    if pair.kind == "accumulated" and difference.statistics:
+        reasons.append("the saved running statistics are from rank 0's batches, or from all")
+    return "; ".join(reasons)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().tobytes()  # stricter than torch.equal, for which 0.0 equals -0.0

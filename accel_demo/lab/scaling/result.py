@@ -1,0 +1,117 @@
+"""The result of `accel-demo scaling`: speed-ups and serial shares, from images per second."""
+
+import statistics
+from dataclasses import dataclass
+
+from accel_demo.anatomy import gil
+from accel_demo.lab.measurements import median_interval
+from accel_demo.lab.scaling.fit import LAWS, SerialShareFit, fit
+
+PLAIN, PARALLEL = "plain PyTorch", ("raw DDP", "Accelerate")
+
+
+@dataclass(frozen=True)
+class ScalingCase:
+    """A training to measure: a version of the training loop, and a batch size per process."""
+
+    version: str
+    processes: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """The speed of one case. Speed-ups are relative to plain PyTorch, repeat by repeat."""
+
+    scaling: str  # "strong" or "weak"
+    version: str
+    processes: int
+    batch_size: int  # per process
+    images_per_second: list[float]
+    speedups: list[float]
+    median_speedup: float
+    interval: list[float]  # of the median speed-up, with 90 % confidence
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class GilRow:
+    """The speed of threads or processes, relative to doing the work one part after the other."""
+
+    work: str
+    workers: str
+    speedups: list[float]
+    median_speedup: float
+    cores_busy: float
+
+
+@dataclass(frozen=True)
+class ScalingResult:
+    """All that one run of `accel-demo scaling` measured, and on what."""
+
+    processes: list[int]
+    threads: int  # per process
+    device: str
+    cores: int
+    model: str
+    batch_size: int
+    steps: int
+    repeats: int
+    rows: list[ScalingRow]
+    fits: list[SerialShareFit]
+    has_gil: bool
+    gil_rows: list[GilRow]
+
+
+def scaling_rows(
+    rates: dict[ScalingCase, list[float]], counts: list[int], batch_size: int
+) -> list[ScalingRow]:
+    """Return a row for each scaling, version and process count, from images per second."""
+    rows = []
+    for scaling in LAWS:
+        for version in (PLAIN, *PARALLEL):
+            for count in counts if version != PLAIN else [1]:
+                batch = batch_size // count if scaling == "strong" else batch_size
+                values = rates[ScalingCase(version, count, batch)]
+                speedups = _ratios(values, rates[ScalingCase(PLAIN, 1, batch_size)])
+                median, interval = statistics.median(speedups), median_interval(speedups)
+                row = (scaling, version, count, batch, values, speedups, median, interval)
+                rows.append(ScalingRow(*row, efficiency=median / count))
+    return rows
+
+
+def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
+    """Fit the serial share of DDP and Accelerate, for each scaling with several process counts.
+
+    A law compares a program with itself, so the speed-up here is relative to the same version on
+    one process.
+    """
+    fits = []
+    for scaling in LAWS:
+        for version in PARALLEL:
+            rates = {
+                row.processes: row.images_per_second
+                for row in rows
+                if (row.scaling, row.version) == (scaling, version)
+            }
+            if len(rates) > 1:
+                speedups = {count: _ratios(values, rates[1]) for count, values in rates.items()}
+                fits.append(fit(scaling, version, speedups))
+    return fits
+
+
+def measure_gil(repeats: int) -> list[GilRow]:
+    """Compare threads with processes, for work in Python and in torch."""
+    rows = []
+    for work, measured in gil.measure(repeats).items():
+        seconds = {workers: [time.seconds for time in times] for workers, times in measured.items()}
+        one_after_the_other = next(iter(seconds.values()))
+        for workers, times in measured.items():
+            speedups = _ratios(one_after_the_other, seconds[workers])
+            median = statistics.median(speedups)
+            rows.append(GilRow(work, workers, speedups, median, gil.cores_busy(times)))
+    return rows
+
+
+def _ratios(values: list[float], references: list[float]) -> list[float]:
+    return [value / reference for value, reference in zip(values, references, strict=True)]
