@@ -1,1 +1,1 @@
-"""What the libraries do inside, by hand, each checked against the library."""
+"""Parts of PyTorch and Accelerate rebuilt by hand, each compared with the original."""

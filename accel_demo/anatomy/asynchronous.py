@@ -1,6 +1,7 @@
-"""A call returns before its work is done: all-reduce on any device, everything on a GPU.
+"""Show that a call returns before its work is done: all-reduce on any device, any call on a GPU.
 
 python -m accel_demo.anatomy.asynchronous
+python -m accel_demo.anatomy.asynchronous --processes 3 --plot asynchronous.svg
 """
 
 import time
@@ -12,18 +13,18 @@ import torch.distributed as dist
 
 from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
-from accel_demo.errors import UserError, one_line_errors
+from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group
-
-ALONE = "at least 2 processes are needed: one alone has nobody to wait for"
+from accel_demo.wording import duration
 
 
 def time_enqueued(
     device: torch.device, size: int = 8192, products: int = 10
 ) -> tuple[float, float]:
-    """Seconds until the calls for matrix products have returned, and until the GPU is done.
+    """Return the seconds until calls for matrix products have returned, and until they are done.
 
-    With CUDA_LAUNCH_BLOCKING=1 each call waits. Raises `ValueError` for the CPU, whose calls do.
+    With CUDA_LAUNCH_BLOCKING=1 each call waits for its work. Raises `ValueError` for a CPU, where
+    calls always wait.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
     """
     if device.type != "cuda":
@@ -31,44 +32,44 @@ def time_enqueued(
     matrix = torch.ones(size, size, device=device)
     torch.mm(matrix, matrix)  # the first call also loads the library
     torch.cuda.synchronize(device)
-    started = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(products):
         torch.mm(matrix, matrix)
-    enqueued = time.perf_counter() - started
+    enqueued = time.perf_counter() - started_at
     torch.cuda.synchronize(device)
-    return enqueued, time.perf_counter() - started
+    return enqueued, time.perf_counter() - started_at
 
 
 def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
-    """Rank 0 starts an all-reduce; the others join when they are told that its call has returned.
+    """Start an all-reduce on rank 0, and on the other ranks only after that call has returned.
 
-    They are told over a second group. Every rank brings its number + 1. Gives whether the work was
-    completed then, whether it is after `wait()`, and the sum. Raises `ValueError` where there is no
-    other rank.
+    Rank 0 signals through a second group that its call has returned. Each rank contributes its
+    number + 1. Returns whether the work was complete at the signal, whether it is complete after
+    `wait()`, and the sum. Raises `ValueError` if there is only one rank.
     """
     if dist.get_world_size() < 2:
         raise ValueError("all_reduce_early needs at least two processes")
-    telling: Any = dist.new_group(backend="gloo")
+    signal_group: Any = dist.new_group(backend="gloo")
     total = torch.tensor([dist.get_rank() + 1.0], device=device)
     was_completed = torch.zeros(1)
     if dist.get_rank() == 0:
         work = dist.all_reduce(total, async_op=True)
         was_completed[0] = work.is_completed()
-    dist.broadcast(was_completed, 0, group=telling)
+    dist.broadcast(was_completed, 0, group=signal_group)
     if dist.get_rank() > 0:
         work = dist.all_reduce(total, async_op=True)
     work.wait()
-    number = total.item()  # on a GPU `wait()` holds up its stream only; this waits for the GPU
+    number = total.item()  # on a GPU `wait()` blocks only the current stream; this waits for it
     return bool(was_completed), work.is_completed(), number
 
 
 def draw(file: Path) -> None:
-    """What happens on each rank, from left to right, in the order `all_reduce_early` enforces."""
+    """Draw what happens on each rank, in the order that `all_reduce_early` enforces."""
     figure = show.new_figure(9, 2.6)
     axes = figure.subplots()
     axes.set(xlim=(-1.3, 9.6), ylim=(-0.8, 2.5))
     axes.axis("off")
-    events = [  # (from, to, rank, colour, what)
+    events = [  # (start, end, rank, colour, label)
         (0, 1.6, 0, 0, "call all_reduce"),
         (2.0, 3.6, 0, 2, "it has returned"),
         (4.2, 5.8, 1, 0, "call all_reduce"),
@@ -76,23 +77,21 @@ def draw(file: Path) -> None:
         (7.2, 9.2, 0, 3, "wait(): the sum"),
         (6.2, 9.2, 1, 3, "wait(): the sum"),
     ]
-    for first, last, rank, colour, what in events:
+    for start, end, rank, colour, label in events:
         place, style = 1.5 * (1 - rank), {"color": show.COLOURS[colour], "alpha": 0.35}
-        axes.barh(place, last - first, 0.6, first, **style)
-        axes.text((first + last) / 2, place, what, ha="center", va="center", fontsize=9)
+        axes.barh(place, end - start, 0.6, start, **style)
+        axes.text((start + end) / 2, place, label, ha="center", va="center", fontsize=9)
     for rank in (0, 1):
         axes.text(-1.3, 1.5 * (1 - rank), f"rank {rank}", va="center", fontsize=10)
     arrow = {"arrowstyle": "->", "color": "#555555"}
     axes.annotate("", (4.4, 0.35), (3.5, 1.15), arrowprops=arrow)
-    axes.text(3.75, 0.72, "told", ha="right", va="center", fontsize=9, color="#555555")
+    axes.text(3.75, 0.72, "signal", ha="right", va="center", fontsize=9, color="#555555")
     axes.annotate("", (9.3, -0.6), (0, -0.6), arrowprops=arrow)
     axes.text(4.6, -0.75, "order in time", ha="center", va="top", fontsize=9, color="#555555")
     show.save(figure, file)
 
 
 def main(device: torch.device, options) -> None:
-    if dist.get_world_size() < 2:  # a launcher has decided how many
-        raise UserError(ALONE)
     was_completed, is_completed, total = all_reduce_early(device)
     if dist.get_rank() > 0:
         return
@@ -102,14 +101,12 @@ def main(device: torch.device, options) -> None:
     print(show.table(head, [early, late]))
     if device.type == "cuda":
         enqueued, done = time_enqueued(device)
-        print(f"\nten products: called in {enqueued * 1e3:.1f} ms, done in {done * 1e3:.1f} ms")
+        print(f"\nten products: called in {duration(enqueued)}, done in {duration(done)}")
     if options.plot:
         draw(options.plot)
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=2))
-        if options.processes < 2:
-            raise UserError(ALONE)
+        options = read(command_line(__doc__, processes=2, at_least=2))
         run_in_group(main, options.processes, options)

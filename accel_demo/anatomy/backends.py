@@ -1,12 +1,11 @@
-"""How processes find each other before the first message, and who then carries the messages.
+"""Show how processes find each other before the first message, and what can carry messages.
 
 python -m accel_demo.anatomy.backends
 python -m accel_demo.anatomy.backends --build --plot backends.png
 
-It starts its own processes, two for each way to meet, on the CPU.
+It starts two processes of its own for each init method, on the CPU.
 """
 
-import json
 import os
 import tempfile
 from datetime import timedelta
@@ -25,49 +24,44 @@ from accel_demo.processes.launch import free_port, spawn
 
 # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends
 CARRIES = {
-    "nccl": "between NVIDIA GPUs; AMD's too, where torch is built for ROCm",
-    "gloo": "between CPUs; tensors of GPUs go through the CPU's memory",
+    "nccl": "between NVIDIA GPUs; between AMD GPUs if torch is built for ROCm",
+    "gloo": "between CPUs; GPU tensors are copied through the CPU's memory",
     "xccl": "between Intel GPUs",
-    "ucc": "whatever your UCC carries; torch has to be built with it",
-    "mpi": "whatever your MPI carries; torch has to be built from source with it",
+    "ucc": "whatever your UCC carries; torch must be built with it",
+    "mpi": "whatever your MPI carries; torch must be built from source with it",
 }
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "xpu": "Intel GPU"}
 VARIABLES = "the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-PROCESSES = 2  # for each way to meet
+PROCESSES = 2  # for each init method
 
 
 def is_built_in(backend: str) -> bool:
-    """Whether this build of torch has a backend: what `dist.is_nccl_available()` says, and so on.
-
-    Whether there is a device for it is another question.
-    """
+    """Whether this build of torch contains a backend. It may still lack a device for it."""
     return getattr(dist, f"is_{backend}_available")()
 
 
-def meet(init_method: str) -> list[dict[str, int]]:
-    """What two new processes find who meet this way, by rank: how many they are, and their sum.
+def meet(init_method: str) -> list[tuple[int, int]]:
+    """Connect two new processes; return the world size and the sum of rank + 1 on each of them.
 
-    To the sum each adds its rank + 1. Where they had not met, both would find 1 and 1.
+    Processes that had not met would return 1 and 1.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_find, PROCESSES, init_method, folder, preloaded=PRELOADED)
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(PROCESSES)]
+    return spawn(_connect_and_sum, PROCESSES, init_method, preloaded=PRELOADED)
 
 
-def _find(init_method: str, folder: str) -> None:
-    rank, place = int(os.environ["RANK"]), {}
-    if init_method != "env://":  # then nothing may come from the environment
-        place: dict[str, Any] = {"rank": rank, "world_size": PROCESSES}
+def _connect_and_sum(init_method: str) -> tuple[int, int]:
+    place: dict[str, Any] = {}
+    if init_method != "env://":  # nothing may come from the environment
+        place = {"rank": int(os.environ["RANK"]), "world_size": PROCESSES}
         for variable in rank_environment(0, 1, 0):
             del os.environ[variable]
-    patience = timedelta(seconds=TIME_LIMIT)
-    dist.init_process_group("gloo", init_method=init_method, timeout=patience, **place)
+    timeout = timedelta(seconds=TIME_LIMIT)
+    dist.init_process_group("gloo", init_method=init_method, timeout=timeout, **place)
     total = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(total)
-    found = {"processes": dist.get_world_size(), "sum": int(total)}
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    world_size = dist.get_world_size()
     dist.barrier()
     dist.destroy_process_group()
+    return world_size, int(total)
 
 
 def main(options) -> None:
@@ -75,15 +69,14 @@ def main(options) -> None:
         raise UserError("this starts its own processes: start it with python, without a launcher")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        file, port = Path(folder, "meeting"), free_port()
-        for init_method, shown, told_by in (
+        file, port = Path(folder, "meeting").as_uri(), free_port()
+        for init_method, shown, source in (
             ("env://", "env://", VARIABLES),
-            (file.as_uri(), "file:///a/folder/that/all/see/a-new-file", "the arguments"),
+            (file, "file:///a/folder/that/all/see/a-new-file", "the arguments"),
             (f"tcp://127.0.0.1:{port}", "tcp://address-of-rank-0:port", "the arguments"),
         ):
-            found = meet(init_method)
-            met, sums = (", ".join(str(its[key]) for its in found) for key in ("processes", "sum"))
-            rows.append([f"`{shown}`", told_by, met, sums])
+            by_rank = zip(*meet(init_method), strict=True)
+            rows.append([f"`{shown}`", source, *(", ".join(map(str, cell)) for cell in by_rank)])
     head = ["`init_method`", "rank and world size come from", "world size on rank 0, 1"]
     head.append("sum of rank + 1 on rank 0, 1")
     print(show.table(head, rows))
@@ -99,7 +92,7 @@ def main(options) -> None:
 
 
 def draw(path: Path) -> None:
-    """Which backend is for which device, as torch itself has it; and which this build has."""
+    """Draw which backend is for which device, and which ones this build of torch contains."""
     figure = show.new_figure(6.4, 2.8)
     axes = figure.subplots()
     for top, backend in enumerate(CARRIES):

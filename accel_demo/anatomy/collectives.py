@@ -1,15 +1,16 @@
-"""What torch.distributed's collectives move, told with nothing but send and receive.
+"""Build torch.distributed's collectives from nothing but send and receive.
 
 python -m accel_demo.anatomy.collectives
 python -m accel_demo.anatomy.collectives --processes 4 --plot collectives.png
 
-All ranks call the same function, in the default process group. What receives is overwritten in
-place. Before anything is sent the ranks compare what each is about to do (`wire.agree`): a mistake
-of one is a `ValueError` on all of them, and nobody waits for ever.
+All ranks call the same function, in the default process group. Results overwrite tensors in place.
+Before any message the ranks compare their calls (`wire.agree`): a mistake on one rank raises the
+same `ValueError` on all of them, so that none waits for ever.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,37 +25,47 @@ from accel_demo.processes.group import run_in_group
 
 OPERATIONS = {
     "sum": torch.add,
-    "mean": torch.add,  # and a division at the end
+    "mean": torch.add,  # divided at the end
     "product": torch.mul,
     "max": torch.maximum,
     "min": torch.minimum,
 }
-Parts = list[torch.Tensor]  # one for each rank, in order
-REDUCIBLE = SUMMABLE | {torch.bool, torch.complex64, torch.complex128}
-MOST_PROCESSES = 6  # that the picture has room for
+Parts = list[torch.Tensor]  # one tensor for each rank, by rank
+MOST_PROCESSES = 6  # that fit into the picture
+
+
+@dataclass(frozen=True)
+class CollectiveExample:
+    """The numbers that each rank has before and after a collective, and all messages it sent."""
+
+    name: str
+    before: list[list[int]]
+    after: list[list[int]]
+    messages: list[Message]
 
 
 def broadcast(tensor: torch.Tensor, source: int, wire: Wire) -> None:
-    """Everyone gets the tensor of rank `source`, along a binomial tree.
+    """Copy the tensor of rank `source` to all ranks, along a binomial tree.
 
-    Whoever has it passes it on, so that after each round twice as many have it.
+    In each round every rank that has the tensor sends it to one that does not, so the number of
+    ranks that have it doubles.
     """
-    given = {"tensor": tensor} if wire.rank == source else {}
-    wire.agree("broadcast", given, {"tensor": tensor}, source=source)
+    sent = {"tensor": tensor} if wire.rank == source else {}
+    wire.agree("broadcast", sent, {"tensor": tensor}, source=source)
     _pass_down_a_tree(tensor, source, wire)
 
 
 def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) -> None:
-    """Rank r gets `parts[r]` of rank `source`, which sends one after the other.
+    """Send `parts[r]` of rank `source` to rank r, one after the other.
 
-    The parts may differ in shape. On the other ranks `parts` is not looked at.
+    The parts may differ in shape. `parts` is ignored on the other ranks.
     """
-    given = {"parts": parts} if wire.rank == source else {}
-    wire.agree("scatter", given, {"tensor": tensor}, source=source)
+    sent = {"parts": parts} if wire.rank == source else {}
+    wire.agree("scatter", sent, {"tensor": tensor}, source=source)
     if wire.rank != source:
         wire.receive(tensor, source)
         return
-    assert parts is not None  # `agree` has looked
+    assert parts is not None  # checked in `agree`
     for turn in range(1, wire.world_size):
         target = (source + turn) % wire.world_size
         wire.send(parts[target], target, step=turn - 1)
@@ -62,39 +73,40 @@ def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) 
 
 
 def gather(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire) -> None:
-    """Rank `target` gets the tensor of rank r in `parts[r]`: `scatter` the other way around."""
-    gotten = {"parts": parts} if wire.rank == target else {}
-    wire.agree("gather", {"tensor": tensor}, gotten, target=target)
+    """Collect each rank's tensor in `parts` of rank `target`, by rank: the reverse of `scatter`."""
+    received = {"parts": parts} if wire.rank == target else {}
+    wire.agree("gather", {"tensor": tensor}, received, target=target)
     _collect(tensor, parts, target, wire)
 
 
 def all_gather(parts: Parts, tensor: torch.Tensor, wire: Wire) -> None:
-    """Everyone gets the tensor of rank r in `parts[r]`: every two ranks exchange theirs."""
+    """Collect the tensor of each rank r in `parts[r]` of all ranks, by exchanges in pairs."""
     wire.agree("all_gather", {"tensor": tensor}, {"parts": parts})
     _exchange_in_pairs(parts, [tensor] * wire.world_size, wire)
 
 
 def all_to_all(received: Parts, parts: Parts, wire: Wire) -> None:
-    """Rank r gets `parts[r]` of everyone, in `received`: every two ranks exchange."""
+    """Send `parts[r]` of all ranks to `received` of rank r, by exchanges in pairs."""
     wire.agree("all_to_all", {"parts": parts}, {"received": received})
     _exchange_in_pairs(received, parts, wire)
 
 
 def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum") -> None:
-    """Rank `target` gets the sum, mean, product, max or min over all ranks: gather, then combine.
+    """Replace the tensor of rank `target` by the sum, mean, product, max or min over all ranks.
 
-    Nobody else's tensor changes. (PyTorch does not promise that.) The max or min of a NaN and a
-    number is NaN, as of `torch.maximum`; gloo gives one or the other, by which comes first.
+    It gathers all tensors on that rank, then combines them. The tensors of the other ranks stay the
+    same, which PyTorch does not promise. The max or min of NaN and a number is NaN, as in
+    `torch.maximum`; with gloo it is one of the two, depending on their order.
     """
-    gotten = {"tensor": tensor} if wire.rank == target else {}
-    mistake = _not_defined(operation, tensor)
-    wire.agree("reduce", {"tensor": tensor}, gotten, mistake, target=target, operation=operation)
+    received = {"tensor": tensor} if wire.rank == target else {}
+    mistake = _operation_mistake(operation, tensor)
+    wire.agree("reduce", {"tensor": tensor}, received, mistake, target=target, operation=operation)
     _collect_and_combine(tensor, target, wire, operation)
 
 
 def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: str = "sum") -> None:
-    """Rank r gets the sum, mean … of everyone's `parts[r]`: all_to_all, then combine."""
-    mistake = _not_defined(operation, tensor)
+    """Write the sum, mean … of `parts[r]` of all ranks to rank r: all_to_all, then combine."""
+    mistake = _operation_mistake(operation, tensor)
     wire.agree("reduce_scatter", {"parts": parts}, {"tensor": tensor}, mistake, operation=operation)
     received = [torch.empty_like(tensor) for _ in parts]
     _exchange_in_pairs(received, parts, wire)
@@ -102,20 +114,20 @@ def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: st
 
 
 def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None:
-    """Everyone gets the sum, mean …: a reduce to rank 0, then a broadcast from there.
+    """Replace each rank's tensor by the sum, mean …: reduce to rank 0, then broadcast from there.
 
-    The shortest way to tell it, and not the one used: rank 0 has the most to do, and more with
-    every rank. Page 05 shows the ring, which shares the work out.
+    This is the simplest algorithm, but libraries avoid it: rank 0 does the most work, and more with
+    every rank. The ring on page 05 shares the work equally.
     """
-    same, mistake = {"tensor": tensor}, _not_defined(operation, tensor)
+    same, mistake = {"tensor": tensor}, _operation_mistake(operation, tensor)
     wire.agree("all_reduce", same, same, mistake, operation=operation)
     _collect_and_combine(tensor, 0, wire, operation)
     _pass_down_a_tree(tensor, 0, wire, first_step=wire.world_size - 1)
 
 
 def _pass_down_a_tree(tensor: torch.Tensor, source: int, wire: Wire, first_step: int = 0) -> None:
-    place = (wire.rank - source) % wire.world_size  # the source's own is 0
-    have_it, step = 1, first_step
+    place = (wire.rank - source) % wire.world_size  # 0 is the source
+    have_it, step = 1, first_step  # how many ranks have the tensor
     while have_it < wire.world_size:
         if place < have_it and place + have_it < wire.world_size:
             wire.send(tensor, (wire.rank + have_it) % wire.world_size, step)
@@ -128,7 +140,7 @@ def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire)
     if wire.rank != target:
         wire.send(tensor, target, step=(wire.rank - target) % wire.world_size - 1)
         return
-    assert parts is not None  # `agree` has looked
+    assert parts is not None  # checked in `agree`
     for turn in range(1, wire.world_size):
         source = (target + turn) % wire.world_size
         wire.receive(parts[source], source)
@@ -136,8 +148,8 @@ def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire)
 
 
 def _exchange_in_pairs(received: Parts, parts: Parts, wire: Wire) -> None:
-    """In each round, give to the rank so many places on, and take from the one as many back."""
-    for distance in range(wire.world_size):  # 0: what a rank keeps for itself, no message
+    """In round d, send to the rank d places to the right and receive from d places to the left."""
+    for distance in range(wire.world_size):  # 0: a rank copies its own part, without a message
         target = (wire.rank + distance) % wire.world_size
         source = (wire.rank - distance) % wire.world_size
         wire.exchange(parts[target], target, received[source], source, step=distance - 1)
@@ -151,81 +163,80 @@ def _collect_and_combine(tensor: torch.Tensor, target: int, wire: Wire, operatio
 
 
 def _combine(parts: Parts, operation: str) -> torch.Tensor:
-    """In the order of the ranks, whoever does it: floating-point sums depend on the order."""
+    """Combine in the order of the ranks, because floating-point sums depend on the order."""
     total = functools.reduce(OPERATIONS[operation], parts)
     return total / len(parts) if operation == "mean" else total
 
 
-def _not_defined(operation: str, tensor: torch.Tensor) -> str:
+def _operation_mistake(operation: str, tensor: torch.Tensor) -> str:
+    """Return why this operation is not possible on this tensor, or nothing."""
     if not isinstance(operation, str) or operation not in OPERATIONS:
         return f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}"
     if not isinstance(tensor, torch.Tensor):
-        return ""  # `agree` says so
-    dtype = tensor.dtype
-    is_whole = not (dtype.is_floating_point or dtype.is_complex)
-    is_ordered = operation in ("max", "min")
-    is_missing = (operation == "mean" and is_whole) or (is_ordered and dtype.is_complex)
-    if is_missing or dtype not in REDUCIBLE:
-        return f"operation {operation} is not defined for {dtype}"
+        return ""  # `agree` reports it
+    is_mean_of_integers = operation == "mean" and not tensor.is_floating_point()
+    if is_mean_of_integers or tensor.dtype not in SUMMABLE | {torch.bool}:
+        return f"operation {operation} is not defined for {tensor.dtype}"
     return ""
 
 
 def main(device: torch.device, options) -> None:
     if dist.get_world_size() > MOST_PROCESSES:
         raise UserError(f"the picture has room for {MOST_PROCESSES} processes: ask for fewer")
-    examples, counts = [], []
-    for name, before, after, wire in _examples(device):
-        messages = wire.messages()
-        shown = gather_objects((before.tolist(), after.tolist()))
-        examples.append((name, shown))
-        rounds = len({message.step for message in messages})
-        counts.append([name, len(messages), rounds, *bytes_moved(messages)])
-    if dist.get_rank() == 0:
-        rows = [
-            [name, rank, *(" ".join(map(str, row)) or "·" for row in pair)]
-            for name, shown in examples
-            for rank, pair in enumerate(shown)
-        ]
-        print(show.table(["collective", "rank", "before", "after"], rows), end="\n\n")
-        head = ["collective", "messages", "rounds", "bytes in all", "bytes at the busiest rank"]
-        print(show.table(head, counts))
-        if options.plot:
-            draw(examples, options.plot)
+    examples = list(_examples(device))
+    if dist.get_rank() > 0:
+        return
+    rows = [
+        [example.name, rank, *(" ".join(map(str, numbers)) or "·" for numbers in before_and_after)]
+        for example in examples
+        for rank, before_and_after in enumerate(zip(example.before, example.after, strict=True))
+    ]
+    print(show.table(["collective", "rank", "before", "after"], rows), end="\n\n")
+    head = ["collective", "messages", "rounds", "bytes in all", "bytes at the busiest rank"]
+    counts = []
+    for example in examples:
+        log = example.messages
+        rounds = len({message.step for message in log})
+        counts.append([example.name, len(log), rounds, *bytes_moved(log)])
+    print(show.table(head, counts))
+    if options.plot:
+        draw(examples, options.plot)
 
 
 def bytes_moved(messages: list[Message]) -> tuple[int, int]:
-    """In all, and in and out of the rank with the most."""
+    """Return the bytes of all messages, and those into and out of the busiest rank."""
     ranks = range(dist.get_world_size())
-    each = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
-    return sum(each) // 2, max(each)
+    by_rank = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
+    return sum(by_rank) // 2, max(by_rank)
 
 
-def _examples(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, Wire]]:
-    """Each collective's name, what this rank has before and after it, and the wire it used.
+def _examples(device: torch.device) -> Iterator[CollectiveExample]:
+    """Run each collective on small tensors, and yield what it did.
 
-    Of N ranks, each has a row of N, 1 or 0 numbers. Rank r starts with 10**r times 1, 2, 3 …, so
-    that every number shows whose it is.
+    With N ranks, a rank has a row of N numbers, one number or none. Rank r starts with 1, 2, 3 …
+    times 10**r, so that each digit shows which rank it came from.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     row = torch.arange(1, world_size + 1, device=device) * 10**rank
-    parts, one, nothing = list(row.split(1)), row[:1], row[:0]
+    parts, first, nothing = list(row.split(1)), row[:1], row[:0]
 
-    def example(collective, before, after, *arguments):
+    def example(collective: Callable, before, after, *arguments) -> CollectiveExample:
         wire = Wire()
         collective(*arguments, wire)
-        return collective.__name__, before, after, wire
+        numbers = gather_objects(before.tolist()), gather_objects(after.tolist())
+        return CollectiveExample(collective.__name__, *numbers, wire.messages())
 
     out = row.clone()
     yield example(broadcast, row, out, out, 0)
-    out = torch.zeros_like(one)
+    out = torch.zeros_like(first)
     yield example(scatter, row if rank == 0 else nothing, out, out, parts, 0)
-    out = torch.zeros_like(row)  # its parts are views: what is written to them is in it
-    yield example(gather, one, out if rank == 0 else nothing, one, list(out.split(1)), 0)
+    out = torch.zeros_like(row)  # its parts are views of it
+    yield example(gather, first, out if rank == 0 else nothing, first, list(out.split(1)), 0)
     out = torch.zeros_like(row)
-    yield example(all_gather, one, out, list(out.split(1)), one)
+    yield example(all_gather, first, out, list(out.split(1)), first)
     out = row.clone()
     yield example(reduce, row, out, out, 0)
-    out = torch.zeros_like(one)
+    out = torch.zeros_like(first)
     yield example(reduce_scatter, row, out, out, parts)
     out = row.clone()
     yield example(all_reduce, row, out, out)
@@ -233,30 +244,27 @@ def _examples(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.T
     yield example(all_to_all, row, out, list(out.split(1)), parts)
 
 
-def draw(examples: list[tuple[str, list[tuple[list[int], list[int]]]]], path: Path) -> None:
-    """Before and after of each collective: a line for each rank, colours for whose it was.
-
-    An example is the collective's name, and by rank the numbers it has before and after.
-    """
-    world_size = len(examples[0][1])
+def draw(examples: list[CollectiveExample], path: Path) -> None:
+    """Draw each collective before and after, with a line per rank and colours for the origin."""
+    world_size = len(examples[0].before)
     cell = max(0.42, 0.15 + 0.09 * world_size)  # in inches: more ranks have longer numbers
     width, height = 2 * world_size + 2.6, world_size + 0.4 / cell
     figure = show.new_figure(2 * width * cell, 4 * height * cell)
-    for axes, (name, shown) in zip(figure.subplots(4, 2).flat, examples, strict=True):
-        for rank, pair in enumerate(shown):
+    for axes, example in zip(figure.subplots(4, 2).flat, examples, strict=True):
+        for rank in range(world_size):
             axes.text(-0.2, rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize=9)
-            for left, numbers in zip((0, world_size + 1), pair, strict=True):
-                for column, number in enumerate(numbers):
+            for left, by_rank in ((0, example.before), (world_size + 1, example.after)):
+                for column, number in enumerate(by_rank[rank]):
                     _draw_cell(axes, left + column, rank, number)
         axes.text(world_size + 0.5, world_size / 2, "→", ha="center", va="center", fontsize=16)
-        axes.set_title(name, fontsize=12, loc="left")
+        axes.set_title(example.name, fontsize=12, loc="left")
         axes.set(xlim=(-1.6, 2 * world_size + 1), ylim=(world_size, 0), aspect="equal")
         axes.axis("off")
     show.save(figure, path)
 
 
 def _draw_cell(axes, left: int, top: int, number: int) -> None:
-    """A square with a number in it, and a stripe for each rank that had a part in it."""
+    """Draw a square with a number, and with a stripe for each rank that contributed to it."""
     parts = [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
     for index, rank in enumerate(parts):
         width, colour = 1 / len(parts), show.COLOURS[rank]

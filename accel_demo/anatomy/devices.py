@@ -1,7 +1,7 @@
-"""Which GPU is which, what this machine has, and who uses it.
+"""Report the GPUs of this machine and their users, or explain CUDA_VISIBLE_DEVICES.
 
 python -m accel_demo.anatomy.devices                  # a report of this machine
-python -m accel_demo.anatomy.devices --visible 0,4    # what that means on a machine with 8 GPUs
+python -m accel_demo.anatomy.devices --visible 0,4    # its meaning on a machine with 8 GPUs
 """
 
 import os
@@ -11,51 +11,50 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil  # torch is imported where it is needed: the map does without
+import psutil
 
 from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.wording import byte_size
 
 CHILD = """import psutil, torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-print(psutil.Process().memory_full_info().uss)"""  # what the process shares with no other
+print(psutil.Process().memory_full_info().uss)"""  # memory not shared with other processes
 
-# In the picture, one unit of x is a GPU of the machine; two are an id, whose words have to fit in.
+# In the picture a GPU of the machine is 1 unit wide, and an id 2 units, to have room for its text.
 INCHES = 0.75  # per unit
-UNITS_PER_LETTER = 0.12  # what a digit takes at 10 pt, the widest that an id has
+UNITS_PER_LETTER = 0.12  # a digit, the widest character of an id, at 10 pt
 
 
 def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[str, int | str]:
-    """Which GPU of the machine each `cuda:N` is, under this value of CUDA_VISIBLE_DEVICES.
+    """Return which GPU each `cuda:N` is under this value of CUDA_VISIBLE_DEVICES.
 
     >>> visible_devices("0,4", physical=8)
     {'cuda:0': 0, 'cuda:1': 4}
 
-    `visible` is None where the variable is not set. `physical` is how many GPUs the machine has, or
-    their UUIDs. With a number alone, a UUID is passed through as it is written; "MIG-…" always is.
-    Raises `ValueError` where `physical` cannot be right.
+    `visible` is None if the variable is not set. `physical` is the number of GPUs in the machine,
+    or a list of their UUIDs. Given only the number, UUIDs are returned as written; "MIG-…" always
+    is. Raises `ValueError` if `physical` is impossible.
 
-    NVIDIA's page has the rules for numbers and for the beginnings of UUIDs, says that what follows
-    an invalid number is hidden, and that CUDA takes a single MIG instance. What it leaves open is
-    here as in torch's `_parse_visible_devices`, which was tested against a driver (pytorch#92315):
-    an id that comes twice leaves no GPU; the first id decides between numbers and UUIDs; `1st` is
-    read as 1; blanks may stand around a number, but not around a UUID. torch differs where an id
-    comes again behind one that no GPU has ("0,9,0"): not knowing the GPUs yet, it leaves none.
+    NVIDIA documents how CUDA reads numbers and abbreviated UUIDs, that an invalid number hides all
+    that follow, and that CUDA uses a single MIG instance. The rest follows torch's
+    `_parse_visible_devices`, which was tested against a driver (pytorch#92315): an id that occurs
+    twice leaves no GPU; the first id decides between numbers and UUIDs; `1st` is read as 1; blanks
+    may surround a number, but not a UUID. One case differs: if an id occurs again after an invalid
+    number ("0,9,0"), torch, which does not know the number of GPUs yet, returns none.
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
     """
-    if isinstance(physical, int):
-        uuids, count = None, physical
-    else:
-        uuids, count = list(physical), len(physical)
+    uuids = None if isinstance(physical, int) else list(physical)
+    count = physical if isinstance(physical, int) else len(physical)
     if count < 0 or (uuids and (len(set(uuids)) < count or "" in uuids)):
         raise ValueError(f"physical must be a number of GPUs or their UUIDs, got {physical!r}")
     if visible is None:
         return {f"cuda:{gpu}": gpu for gpu in range(count)}
     if visible.startswith("MIG-"):
         return {"cuda:0": visible.split(",")[0]}
-    found = []
+    gpus: list[int | str] = []
     for written in visible.split(","):
         if visible.startswith("GPU-"):
             gpu = _gpu_with_uuid(written, uuids)
@@ -63,14 +62,14 @@ def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[
             gpu = _gpu_with_number(written, count)
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in gpus:
             return {}
-        found.append(gpu)
-    return {f"cuda:{index}": gpu for index, gpu in enumerate(found)}
+        gpus.append(gpu)
+    return {f"cuda:{index}": gpu for index, gpu in enumerate(gpus)}
 
 
 def _gpu_with_number(written: str, count: int) -> int | None:
-    number = re.match(r"\s*([+-]?[0-9]+)", written)  # what follows the digits is not read
+    number = re.match(r"\s*([+-]?[0-9]+)", written)  # text after the digits is ignored
     return int(number[1]) if number and 0 <= int(number[1]) < count else None
 
 
@@ -82,61 +81,62 @@ def _gpu_with_uuid(written: str, uuids: list[str] | None) -> int | str | None:
 
 
 def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FIRST") -> list[int]:
-    """The GPUs (places in these lists) as CUDA numbers them, before CUDA_VISIBLE_DEVICES.
+    """Return the GPUs, as indices into these lists, in CUDA's order before CUDA_VISIBLE_DEVICES.
 
-    `order` is the value of CUDA_DEVICE_ORDER: FASTEST_FIRST, its default, or PCI_BUS_ID, ascending.
-    How CUDA judges the speed ("a simple heuristic") and what it does with equals is not documented:
-    here `speeds` say it, and equals stay in the order of the bus. Source: as `visible_devices`.
+    `order` is the value of CUDA_DEVICE_ORDER: FASTEST_FIRST (the default) or PCI_BUS_ID. CUDA
+    compares speeds by an undocumented heuristic; here `speeds` are given, and GPUs of equal speed
+    are in bus order. Source: the page linked in `visible_devices`.
     """
     if order not in ("FASTEST_FIRST", "PCI_BUS_ID"):
         raise ValueError(f"order must be FASTEST_FIRST or PCI_BUS_ID, got {order!r}")
-    places = [[int(part, 16) for part in re.split("[:.]", bus_id)] for bus_id in bus_ids]
-    by_bus = sorted(range(len(bus_ids)), key=lambda gpu: places[gpu])
+    addresses = [[int(part, 16) for part in re.split("[:.]", bus_id)] for bus_id in bus_ids]
+    by_bus = sorted(range(len(bus_ids)), key=lambda gpu: addresses[gpu])
     return by_bus if order == "PCI_BUS_ID" else sorted(by_bus, key=lambda gpu: -speeds[gpu])
 
 
 def machine_rows() -> list[tuple[str, str]]:
-    """Cores, memory, every accelerator torch can use, and every GPU: name and value, to print."""
-    import torch
+    """Return name and value of cores, memory, accelerators that torch can use, and all GPUs."""
+    import torch  # slow, and `--visible` does not need it
 
-    memory, ids = psutil.virtual_memory(), {}
+    memory, torch_names = psutil.virtual_memory(), {}
     rows = [("cores usable", str(usable_cores()))]
-    rows.append(("memory", f"{gibibytes(memory.available)} of {gibibytes(memory.total)} available"))
+    rows.append(("memory", f"{byte_size(memory.available)} of {byte_size(memory.total)} available"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"):
         rows.append((name, os.environ.get(name, "not set") or "empty"))
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
     physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # 64: as torch assumes
     for index in range(torch.accelerator.device_count()):
         name = f"{kind}:{index}"
-        here = "in the machine's memory" if kind.type == "mps" else "usable"
+        description = "in the machine's memory" if kind.type == "mps" else "usable"
         if kind.type == "cuda":
             gpu = torch.cuda.get_device_properties(index)
-            here = f"{gpu.name}, {gibibytes(gpu.total_memory)}, id {physical.get(name, 'unknown')}"
-            ids[f"GPU-{gpu.uuid}"] = name
-        rows.append((name, here))
+            gpu_id = physical.get(name, "unknown")
+            description = f"{gpu.name}, {byte_size(gpu.total_memory)}, id {gpu_id}"
+            torch_names[f"GPU-{gpu.uuid}"] = name
+        rows.append((name, description))
     if torch.accelerator.device_count() == 0:
         rows.append(("accelerator", "none that torch can use: it computes on the CPU"))
     try:
         import pynvml  # pyright: ignore[reportMissingImports] (nvidia-ml-py may be missing)
     except ImportError:
-        return [*rows, ("who uses GPUs", "not known: pip install nvidia-ml-py")]
+        return [*rows, ("GPU processes", "unknown: pip install nvidia-ml-py")]
     try:
-        return rows + nvml_rows(pynvml, ids)
+        return rows + nvml_rows(pynvml, torch_names)
     except pynvml.NVMLError as error:
-        return [*rows, ("who uses GPUs", f"not known: no NVIDIA driver answers ({error})")]
+        return [*rows, ("GPU processes", f"unknown: no NVIDIA driver answers ({error})")]
 
 
-def nvml_rows(nvml, ids: dict[str, str]) -> list[tuple[str, str]]:
-    """All GPUs and the processes that compute on them, numbered and seen as by `nvidia-smi`.
+def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
+    """Return all GPUs and the processes that compute on them, as `nvidia-smi` lists them.
 
-    `nvml` is the module `pynvml`; `ids` has what torch calls a GPU, by UUID: CUDA_VISIBLE_DEVICES
-    means nothing to NVML. Inside a container the pids may be those of the host, without a name.
+    `nvml` is the module `pynvml`. `torch_names` maps a UUID to torch's name of the GPU, because
+    NVML ignores CUDA_VISIBLE_DEVICES. In a container, pids may be those of the host, without names.
     """
 
-    def ask(question: str, *about):
+    def ask(question: str, *arguments):
         try:
-            return getattr(nvml, question)(*about)
-        except nvml.NVMLError:  # not every GPU, driver and user can be told everything
+            return getattr(nvml, question)(*arguments)
+        except nvml.NVMLError:  # not every GPU, driver and user gets every answer
             return None
 
     rows = []
@@ -147,73 +147,70 @@ def nvml_rows(nvml, ids: dict[str, str]) -> list[tuple[str, str]]:
             if gpu is None:
                 rows.append((f"GPU {number}", "does not answer: it may be lost"))
                 continue
-            name = ask("nvmlDeviceGetName", gpu) or "name not told"
+            name = ask("nvmlDeviceGetName", gpu) or "unknown name"
             uuid, memory = ask("nvmlDeviceGetUUID", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
-            total = f" of {gibibytes(memory.total)}" if memory else ""
-            used = gibibytes(memory and memory.used)
-            rows.append((f"GPU {number}", f"{name}, {used}{total} used"))
-            here = f"{ids.get(str(uuid), 'hidden')} here, {uuid}"
-            rows.append(("", here if uuid else "UUID not told: not known which it is here"))
-            users = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
-            for user in users or []:
-                name = ask("nvmlSystemGetProcessName", user.pid) or "name not told"
-                used = gibibytes(user.usedGpuMemory)
-                rows.append(("", f"process {user.pid}, {name[-40:]}: {used}"))
-            if not users:
-                rows.append(("", "not told who uses it" if users is None else "nobody uses it"))
+            used = f"{byte_size(memory.used)} of {byte_size(memory.total)} used" if memory else ""
+            rows.append((f"GPU {number}", f"{name}, {used or 'unknown memory'}"))
+            torch_name = f"{torch_names.get(str(uuid), 'hidden')} here, {uuid}"
+            rows.append(("", torch_name if uuid else "unknown UUID: its number here is unknown"))
+            processes = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
+            for process in processes or []:
+                name = ask("nvmlSystemGetProcessName", process.pid) or "unknown name"
+                used = process.usedGpuMemory
+                size = "unknown memory" if used is None else byte_size(used)
+                rows.append(("", f"process {process.pid}, {name[-40:]}: {size}"))
+            if not processes:
+                rows.append(("", "unknown processes" if processes is None else "no process"))
     finally:
         nvml.nvmlShutdown()
-    return rows or [("GPU", "NVML answers, and knows of none")]
+    return rows or [("GPU", "NVML answers, but lists no GPU")]
 
 
 def gloo_rows() -> list[tuple[str, str]]:
-    """How many processes connected by gloo this machine has cores and memory for.
+    """Return how many processes connected by gloo this machine has cores and memory for.
 
-    The memory each takes is that of one, started to be measured, that has no model yet.
+    One such process, without a model, is started to measure its memory.
     """
     on_cpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     each = int(subprocess.check_output([sys.executable, "-c", CHILD], env=on_cpu))
     room = psutil.virtual_memory().available // each
-    memory = f"each takes {gibibytes(each)} before it has a model: memory for {room}"
+    memory = f"each takes {byte_size(each)} before it has a model: memory for {room}"
     return [("gloo processes", f"{min(usable_cores(), room)} fit, a core each; {memory}")]
 
 
 def usable_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
+    """Return how many cores this process may use; the machine may have more."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def gibibytes(number_of_bytes: int | None) -> str:
-    return "memory not told" if number_of_bytes is None else f"{number_of_bytes / 2**30:.1f} GiB"
-
-
-def print_map(values: list[str], physical: int) -> None:
-    """Which GPU each device of PyTorch is, for each value of CUDA_VISIBLE_DEVICES."""
-    maps = [visible_devices(value, physical) for value in values]
-    words = [", ".join(f"{name}: {gpu}" for name, gpu in one.items()) for one in maps]
-    head = ["CUDA_VISIBLE_DEVICES", "visible", "PyTorch's device: the GPU"]
-    print(show.table(head, [list(row) for row in zip(values, map(len, maps), words, strict=True)]))
+def gibibytes(number_of_bytes: int) -> str:
+    return f"{number_of_bytes / 2**30:.1f} GiB"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = command_line(__doc__)
-    help = "a value of CUDA_VISIBLE_DEVICES to explain instead; may come several times"
+    help = "explain this value of CUDA_VISIBLE_DEVICES instead; may be repeated"
     parser.add_argument("--visible", metavar="IDS", action="append", help=help)
-    help = "how many GPUs the machine is to have, for --visible (default: 8)"
+    help = "how many GPUs the machine has, for --visible (default: 8)"
     parser.add_argument("--physical", metavar="N", type=int, default=8, help=help)
     options = read(parser, arguments)
     if options.plot and options.visible is None:
-        raise UserError("--plot draws what --visible asks for: name some ids, as in 0,4")
+        raise UserError("--plot draws --visible: give some ids, like --visible 0,4")
     if options.visible is None:
-        print(show.table(["what", "here"], [*machine_rows(), *gloo_rows()]))
+        print(show.table(["property", "value"], [*machine_rows(), *gloo_rows()]))
         return
     if options.physical not in range(1, 17):
         raise UserError(f"--physical must be from 1 to 16, got {options.physical}")
     for value in options.visible if options.plot else []:
         check_drawable(value)
-    print_map(options.visible, options.physical)
+    rows = []
+    for value in options.visible:
+        visible = visible_devices(value, options.physical)
+        gpus = ", ".join(f"{name}: {gpu}" for name, gpu in visible.items())
+        rows.append([value, len(visible), gpus])
+    print(show.table(["CUDA_VISIBLE_DEVICES", "visible", "PyTorch's device: the GPU"], rows))
     if options.plot:
         draw_map(options.visible, options.physical, options.plot)
 
@@ -224,13 +221,13 @@ def check_drawable(value: str) -> None:
     if not all(re.fullmatch(r"\s*[+-]?[0-9]+\s*", written) for written in ids):
         raise UserError(f"--plot draws numbers only, got {value!r}")
     if len(set(map(int, ids))) < len(ids):
-        raise UserError("--plot draws numbers that come once: leave out what comes twice")
+        raise UserError("--plot draws each number once: remove the repeated one")
     if len(ids) > 16:
         raise UserError(f"--plot draws up to 16 ids, got {len(ids)}")
 
 
 def draw_map(values: list[str], physical: int, file: Path) -> None:
-    """For each value: the machine's GPUs, the ids as written, PyTorch's devices."""
+    """Draw, for each value, the machine's GPUs, the ids as written, and PyTorch's devices."""
     left = min(-2.7, *(0.1 - UNITS_PER_LETTER * len(f"= {value}") for value in values))
     right = max(physical - 0.4, 1.5, *(2 * len(_ids(value)) - 0.1 for value in values))
     figure = show.new_figure(INCHES * (right - left), 2.5 * len(values))
@@ -241,9 +238,9 @@ def draw_map(values: list[str], physical: int, file: Path) -> None:
 
 
 def _draw_one_map(axes, left: float, value: str, physical: int) -> None:
-    found, written = visible_devices(value, physical), _ids(value)
+    devices, written = visible_devices(value, physical), _ids(value)
     colours, red, grey = [show.COLOURS[0], show.COLOURS[2], show.COLOURS[4]], "#d55e00", "#707070"
-    places = {gpu: place for place, gpu in enumerate(found.values())}
+    places = {gpu: place for place, gpu in enumerate(devices.values())}
     axes.axis("off")
     shown = value if written else "(empty)"
     levels = ["PyTorch's devices", f"CUDA_VISIBLE_DEVICES\n= {shown}", "the machine's GPUs"]
@@ -256,17 +253,17 @@ def _draw_one_map(axes, left: float, value: str, physical: int) -> None:
 
     for gpu in range(physical):
         box(gpu, 2, f"GPU {gpu}", colours[places[gpu] % 3] if gpu in places else grey)
-    for place, word in enumerate(written):
+    for place, gpu_id in enumerate(written):
         x = 1 + 2 * place
-        if place < len(found):
-            gpu, colour = found[f"cuda:{place}"], colours[place % 3]
+        if place < len(devices):
+            gpu, colour = devices[f"cuda:{place}"], colours[place % 3]
             axes.plot([gpu, gpu, x, x], [2, 1.8, 1.2, 0], color=colour, zorder=0)
             box(x, 0, f"cuda:{place}", colour)
         else:
-            colour = red if place == len(found) else grey
-            says = f"no GPU for {word}" if place == len(found) else "so this is hidden"
-            axes.text(x, 0.5, says, ha="center", color=colour, fontsize=10)
-        box(x, 1, word, colour)
+            colour = red if place == len(devices) else grey
+            reason = f"no GPU for {gpu_id}" if place == len(devices) else "so this is hidden"
+            axes.text(x, 0.5, reason, ha="center", color=colour, fontsize=10)
+        box(x, 1, gpu_id, colour)
     if not written:
         axes.text(0, 0, "none visible", va="center", color=red, fontsize=10)
 

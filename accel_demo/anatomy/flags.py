@@ -1,4 +1,4 @@
-"""The command line that the programs of this folder have in common."""
+"""Parse the command line of the programs in this folder."""
 
 from pathlib import Path
 
@@ -7,22 +7,25 @@ from accel_demo.processes.environment import is_launched, number_in
 from accel_demo.show import check_outputs
 
 
-def command_line(description: str | None, processes: int | None = None) -> Parser:
-    """Return a parser with `--plot`, and with `--processes` if it is given a default."""
+def command_line(description: str | None, processes: int | None = None, at_least=1) -> Parser:
+    """Return a parser with `--plot`, and with `--processes` if `processes`, its default, is given.
+
+    `at_least` is the smallest number of processes that `read` accepts.
+    """
     parser = Parser(description)
     if processes is not None:
         help = f"how many processes to start (default: {processes})"
         parser.add_argument("--processes", type=int, metavar="N", help=help)
-        parser.set_defaults(default_processes=processes)
+        parser.set_defaults(default_processes=processes, at_least=at_least)
     help = "also draw it, as .png, .svg or .pdf"
     parser.add_argument("--plot", metavar="FILE", type=Path, help=help)
     return parser
 
 
 def read(parser: Parser, arguments: list[str] | None = None):
-    """Return the options. `processes` is their number in this launch, or the number to start.
+    """Return the options. Raises `UserError` if one of them is wrong.
 
-    Raises `UserError` if there is a mistake in them.
+    `processes` is the number in this launch, or the number to start if there is no launcher.
     """
     options = parser.parse_args(arguments)
     check_outputs(options)
@@ -33,6 +36,7 @@ def read(parser: Parser, arguments: list[str] | None = None):
             options.processes = number_in("WORLD_SIZE", 1)
         elif options.processes is None:
             options.processes = options.default_processes
-        if options.processes < 1:
-            raise UserError(f"--processes must be at least 1, got {options.processes}")
+        if options.processes < options.at_least:
+            least = options.at_least
+            raise UserError(f"--processes must be at least {least}, got {options.processes}")
     return options

@@ -1,10 +1,11 @@
-"""Two threads against two processes: work in Python waits for the GIL, work in torch does not.
+"""Compare two threads with two processes: Python code waits for the GIL, torch code does not.
 
 python -m accel_demo.anatomy.gil
+python -m accel_demo.anatomy.gil --plot gil.svg
 
-CPython lets one thread of a process run Python at a time: it holds the global interpreter lock.
-torch gives the lock away while it computes. So threads help where the time goes into tensors, and
-processes help everywhere: one reason why DDP and the DataLoader's workers are processes.
+CPython runs Python code in one thread at a time, the one that holds the global interpreter lock.
+torch releases the lock while it computes. So threads help if the time is spent in tensors, and
+processes always help. This is one reason why DDP and DataLoader workers use processes.
 Source: https://docs.python.org/3/glossary.html#term-global-interpreter-lock
 """
 
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -25,12 +28,19 @@ from accel_demo.errors import one_line_errors
 from accel_demo.show import COLOURS, new_figure, save, table
 
 REPEATS = 7
-PARTS = 2  # of the work, one for each worker
-WAYS = ("one after the other", "two threads", "two processes")
+PARTS = 2  # one part of the work for each worker
+WORKERS = ("one after the other", "two threads", "two processes")
+
+
+class WorkTime(NamedTuple):
+    """One repeat: wall-clock time, and the CPU time of the workers divided by it."""
+
+    seconds: float
+    cores_busy: float
 
 
 def preprocess(number_of_images: int) -> float:
-    """Flip, shift and scale images of 28×28 in pure Python; the sum of all their pixels."""
+    """Flip, shift and scale images of 28×28 in pure Python; return the sum of all their pixels."""
     draw, total = random.Random(0), 0.0
     for _ in range(number_of_images):
         image = [[draw.random() for _ in range(28)] for _ in range(28)]
@@ -41,7 +51,7 @@ def preprocess(number_of_images: int) -> float:
 
 
 def multiply(times: int) -> float:
-    """Multiply two matrices of 512×512 on one thread, again and again; an entry of the last."""
+    """Multiply two matrices of 512×512 several times; return an entry of the last product."""
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(512, 512, generator=draw)
     for _ in range(times):
@@ -55,43 +65,41 @@ WORK: dict[str, tuple[Callable, int]] = {
 }
 
 
-def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Each kind of work, done in two parts in each of the `WAYS`, in turns.
+def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[WorkTime]]]:
+    """Time each kind of work, in two parts, with each of the `WORKERS` in turn.
 
-    Gives (seconds, cores busy) of each repeat: how long it took by the clock, and what the workers
-    computed meanwhile, in seconds of a core, over that. Threads and processes are there before the
-    clock starts. Raises `RuntimeError` where one way has another result than the next.
+    Threads and processes are started before the clock. Raises `RuntimeError` if results differ.
     """
     context = multiprocessing.get_context("spawn")
-    found = {kind: {way: [] for way in WAYS} for kind in WORK}
+    times = {kind: {workers: [] for workers in WORKERS} for kind in WORK}
+    start: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
     with (
         one_torch_thread(),
-        ThreadPoolExecutor(PARTS, initializer=torch.set_num_threads, initargs=(1,)) as threads,
-        ProcessPoolExecutor(
-            PARTS, context, initializer=torch.set_num_threads, initargs=(1,)
-        ) as processes,
+        ThreadPoolExecutor(PARTS, **start) as threads,
+        ProcessPoolExecutor(PARTS, context, **start) as processes,
     ):
-        ways: dict[str, Executor | None] = dict(zip(WAYS, (None, threads, processes), strict=True))
-        for workers in (threads, processes):
+        executors: list[Executor | None] = [None, threads, processes]
+        for executor in executors:
             for function, _ in WORK.values():
-                in_parts(workers, function, 1)
+                in_parts(executor, function, 1)
         for _ in tqdm(range(repeats), desc="gil", unit="repeat", disable=repeats == 1):
             for kind, (function, amount) in WORK.items():
                 results = []
-                for way, workers in ways.items():
+                for workers, executor in zip(WORKERS, executors, strict=True):
                     started_at = time.perf_counter()
-                    parts = in_parts(workers, function, amount)
+                    parts = in_parts(executor, function, amount)
                     seconds = time.perf_counter() - started_at
                     results.append([result for result, _ in parts])
-                    found[kind][way].append((seconds, sum(busy for _, busy in parts) / seconds))
+                    cores_busy = sum(cpu_seconds for _, cpu_seconds in parts) / seconds
+                    times[kind][workers].append(WorkTime(seconds, cores_busy))
                 if results[1:] != results[:-1]:
-                    raise RuntimeError(f"{kind}: the ways do not agree: {results}")
-    return found
+                    raise RuntimeError(f"{kind}: the results differ: {results}")
+    return times
 
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """One thread for torch inside, and afterwards as many as before."""
+    """Use one torch thread in this context, and restore the previous number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -100,52 +108,54 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_parts(workers: Executor | None, function: Callable, amount: int) -> list[tuple]:
-    """`busy_with` once for each part: by the workers, or one after the other here."""
-    mapped = workers.map if workers else map
-    return list(mapped(busy_with, [function] * PARTS, [amount] * PARTS))
+def in_parts(executor: Executor | None, function: Callable, amount: int) -> list[tuple]:
+    """Call `timed` once for each part: in the workers, or one after the other here."""
+    mapped = executor.map if executor else map
+    return list(mapped(timed, [function] * PARTS, [amount] * PARTS))
 
 
-def busy_with(function: Callable, amount: int) -> tuple[float, float]:
-    """The function's result, and how many seconds a core has computed for this thread."""
+def timed(function: Callable, amount: int) -> tuple[float, float]:
+    """Return the function's result, and the CPU time of this thread in seconds."""
     started_at = time.thread_time()
     return function(amount), time.thread_time() - started_at
 
 
-def speedups(found: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """How many times faster than one after the other each way is: the median over the repeats."""
-    alone = found[WAYS[0]]
+def speedups(times: dict[str, list[WorkTime]]) -> dict[str, float]:
+    """Return how many times faster each of the `WORKERS` are than one after the other."""
+    references = times[WORKERS[0]]
     return {
-        way: statistics.median(
-            one / other for (one, _), (other, _) in zip(alone, values, strict=True)
+        workers: statistics.median(
+            reference.seconds / time.seconds
+            for reference, time in zip(references, workers_times, strict=True)
         )
-        for way, values in found.items()
+        for workers, workers_times in times.items()
     }
 
 
-def cores_busy(values: list[tuple[float, float]]) -> float:
-    """The median over the repeats."""
-    return statistics.median(cores for _, cores in values)
+def cores_busy(times: list[WorkTime]) -> float:
+    """Return the median over the repeats."""
+    return statistics.median(time.cores_busy for time in times)
 
 
 def has_gil() -> bool:
-    """Whether this Python has the lock; since 3.13 there are builds without it."""
+    """Return whether this Python has the lock; since 3.13 there are builds without it."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def draw(found: dict[str, dict[str, float]], path) -> None:
-    """A group of bars for each kind of work: the speed of each way."""
+def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
+    """Draw a group of bars for each kind of work, with the speedup of each of the `WORKERS`."""
     figure = new_figure(7, 3.4)
     axis = figure.subplots()
-    for index, way in enumerate(WAYS):
-        places = [place + (index - 1) * 0.26 for place in range(len(found))]
-        bars = axis.bar(places, [one[way] for one in found.values()], 0.24, label=way)
+    for index, workers in enumerate(WORKERS):
+        places = [place + (index - 1) * 0.26 for place in range(len(speedups_by_kind))]
+        heights = [by_workers[workers] for by_workers in speedups_by_kind.values()]
+        bars = axis.bar(places, heights, 0.24, label=workers)
         for bar in bars:
             bar.set_color(COLOURS[index])
         for label in axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2):
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over the line
     axis.axhline(PARTS, color="0.6", linewidth=0.8, linestyle="--")
-    axis.set_xticks(range(len(found)), list(found))
+    axis.set_xticks(range(len(speedups_by_kind)), list(speedups_by_kind))
     axis.set_ylabel("times as fast as\none after the other")
     axis.set_ylim(0, PARTS + 0.6)
     axis.spines[["top", "right"]].set_visible(False)
@@ -155,19 +165,19 @@ def draw(found: dict[str, dict[str, float]], path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     options = read(command_line(__doc__), arguments)
-    measured = measure()
-    found = {kind: speedups(one) for kind, one in measured.items()}
+    times_by_kind = measure()
+    speedups_by_kind = {kind: speedups(times) for kind, times in times_by_kind.items()}
     rows = []
-    for kind, ways in measured.items():
-        for way, values in ways.items():
-            seconds = statistics.median(seconds for seconds, _ in values)
-            figures = (seconds, cores_busy(values), found[kind][way])
-            rows.append([kind, way, *(f"{figure:.2f}" for figure in figures)])
-    print(table(["work, in two parts", "way", "seconds", "cores busy", "times as fast"], rows))
+    for kind, times_by_workers in times_by_kind.items():
+        for workers, times in times_by_workers.items():
+            seconds = statistics.median(time.seconds for time in times)
+            numbers = seconds, cores_busy(times), speedups_by_kind[kind][workers]
+            rows.append([kind, workers, *(f"{number:.2f}" for number in numbers)])
+    print(table(["work, in two parts", "workers", "seconds", "cores busy", "times as fast"], rows))
     lock = "has the global interpreter lock" if has_gil() else "has no global interpreter lock"
-    print(f"\nThis Python {lock}. Medians of {REPEATS} repeats, in turns, one torch thread each.")
+    print(f"\nThis Python {lock}. Medians of {REPEATS} repeats, in turn, one torch thread each.")
     if options.plot:
-        draw(found, options.plot)
+        draw(speedups_by_kind, options.plot)
 
 
 if __name__ == "__main__":

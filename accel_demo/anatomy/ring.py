@@ -1,4 +1,4 @@
-"""All-reduce in three ways, of messages from one rank to one other: what does each rank send?
+"""Build all-reduce from messages with three algorithms, and count what each rank sends.
 
 python -m accel_demo.anatomy.ring --processes 4
 python -m accel_demo.anatomy.ring --processes 4 --plot ring.png
@@ -19,15 +19,15 @@ ELEMENTS = 1000  # float32 numbers in the tensor of the program
 
 
 def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Replace the tensor by its sum over all ranks, in place: rank 0 adds up for everybody.
+    """Add up a tensor over all ranks, in place: rank 0 receives and adds all, and sends the sum.
 
-    The sum, or the mean, has the same bits on all ranks. A step is one message, because all of
-    them pass through rank 0. Raises as `all_reduce_chunked_ring` does.
+    With `mean` it is the mean. The result has the same bits on all ranks. Each step is one message,
+    because all messages pass through rank 0. Raises the errors of `all_reduce_chunked_ring`.
     """
-    total = _agreed("all_reduce_gather_broadcast", tensor, wire, mean)
+    total = _check_and_flatten("all_reduce_gather_broadcast", tensor, wire, mean)
     others = range(1, wire.world_size)
     if wire.rank > 0:
-        wire.send(total, 0, step=wire.rank, what="gather")
+        wire.send(total, 0, step=wire.rank, label="gather")
         wire.receive(total, 0)
     else:
         received = torch.empty_like(total)
@@ -35,17 +35,17 @@ def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = F
             wire.receive(received, other)
             total += received
         for other in others:
-            wire.send(total, other, step=len(others) + other, what="broadcast")
+            wire.send(total, other, step=len(others) + other, label="broadcast")
     _write_back(total, tensor, wire, mean)
 
 
 def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Replace the tensor by its sum over all ranks, in place: each whole tensor goes around.
+    """Add up a tensor over all ranks, in place: whole tensors travel around the ring.
 
-    Each rank adds in another order. Of floating-point numbers the sums are close, but with more
-    than two ranks they may differ in their last bits. Raises as `all_reduce_chunked_ring` does.
+    Each rank adds in a different order, so with more than two ranks floating-point results may
+    differ in their last bits. Raises the errors of `all_reduce_chunked_ring`.
     """
-    total = _agreed("all_reduce_naive_ring", tensor, wire, mean)
+    total = _check_and_flatten("all_reduce_naive_ring", tensor, wire, mean)
     right, left = _neighbours(wire)
     outgoing, incoming = total.clone(), torch.empty_like(total)
     for step in range(1, wire.world_size):
@@ -57,15 +57,15 @@ def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) 
 
 
 def all_reduce_chunked_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Replace the tensor by its sum over all ranks, in place: one chunk for each rank goes around.
+    """Add up a tensor over all ranks, in place: chunks are summed around the ring, then copied.
 
-    The sum, or the mean, has the same bits on all ranks: each chunk is summed in one order, and
-    then copied. Raises `ValueError`, on every rank, where the tensor of one rank cannot be summed
-    (it requires grad, or `mean` is asked of whole numbers), or where the ranks do not agree.
+    The result has the same bits on all ranks, because each chunk is summed only once. Raises
+    `ValueError` on every rank if the tensor of one rank cannot be used (it requires grad, or `mean`
+    is asked of integers), or if the tensors differ in shape or dtype.
     Source: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
     2009, https://doi.org/10.1016/j.jpdc.2008.09.002
     """
-    total = _agreed("all_reduce_chunked_ring", tensor, wire, mean)
+    total = _check_and_flatten("all_reduce_chunked_ring", tensor, wire, mean)
     chunks = split(total, wire.world_size)
     reduce_scatter_ring(chunks, wire)
     all_gather_ring(chunks, wire, first_step=wire.world_size)
@@ -73,20 +73,20 @@ def all_reduce_chunked_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False
 
 
 def split(flat: torch.Tensor, world_size: int) -> list[torch.Tensor]:
-    """One chunk for each rank, as views; the first ones are longer by one where it does not divide.
+    """Return one chunk for each rank, as views. The first ones may be longer by one element.
 
-    (`torch.chunk` would not do: of 5 elements it makes 3 chunks where 4 are asked for.)
+    `torch.chunk` may return fewer chunks: 3 if 5 elements are to be split into 4.
     """
     return list(flat.tensor_split(world_size))
 
 
 def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int = 1) -> None:
-    """Sum each chunk over all ranks: rank r ends with the whole sum of chunk r, in place.
+    """Sum chunk r over all ranks on rank r, in place.
 
-    Chunk c sets out from rank c + 1, and every rank it comes to adds its own values.
+    Chunk c starts on rank c + 1. Each rank that receives it adds its own values and sends it on.
     """
     right, left = _neighbours(wire)
-    received = torch.empty_like(chunks[0])  # no chunk is longer
+    received = torch.empty_like(chunks[0])  # the longest chunk
     for step in range(wire.world_size - 1):
         out, into = (wire.rank - 1 - step) % len(chunks), (wire.rank - 2 - step) % len(chunks)
         arriving = received[: len(chunks[into])]
@@ -95,7 +95,7 @@ def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int 
 
 
 def all_gather_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int = 1) -> None:
-    """Copy chunk r of rank r, for each r, to all ranks, in place."""
+    """Copy chunk r of each rank r to all ranks, in place."""
     right, left = _neighbours(wire)
     for step in range(wire.world_size - 1):
         out, into = (wire.rank - step) % len(chunks), (wire.rank - 1 - step) % len(chunks)
@@ -110,15 +110,15 @@ ALGORITHMS = {
 
 
 def _neighbours(wire: Wire) -> tuple[int, int]:
-    """The ranks to the right, to which a ring sends, and to the left, from which it receives."""
+    """Return the rank to the right, which this rank sends to, and the one it receives from."""
     return (wire.rank + 1) % wire.world_size, (wire.rank - 1) % wire.world_size
 
 
-def _agreed(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) -> torch.Tensor:
-    """The tensor as one contiguous row, once all ranks have said that theirs is the same kind.
+def _check_and_flatten(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) -> torch.Tensor:
+    """Check that all ranks call with the same kind of tensor, and return it as a contiguous row.
 
-    It shares the tensor's memory where that is contiguous. To ask costs a round of small messages
-    in each call, whatever S is. A library made for speed does not ask, and fails or waits instead.
+    The row shares the tensor's memory if the tensor is contiguous. The check costs a round of small
+    messages in each call. A fast library omits it, and fails or hangs after a mistake.
     """
     same = {"tensor": tensor}
     wire.agree(name, same, same, _mistake(tensor, mean), mean=mean)
@@ -126,13 +126,13 @@ def _agreed(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) -> torch.Te
 
 
 def _mistake(tensor: torch.Tensor, mean: bool) -> str:
-    """What is wrong with this rank's tensor, or nothing."""
+    """Return what is wrong with this rank's tensor, or nothing."""
     if not isinstance(tensor, torch.Tensor):
-        return ""  # `agree` says so
+        return ""  # `agree` reports it
     if tensor.dtype not in SUMMABLE:
         return f"tensor must hold real numbers that can be added up, got {tensor.dtype}"
     if mean and not tensor.is_floating_point():
-        return f"mean must be False where the tensor holds whole numbers, got {tensor.dtype}"
+        return f"mean must be False if the tensor holds integers, got {tensor.dtype}"
     return ""
 
 
@@ -144,25 +144,25 @@ def _write_back(total: torch.Tensor, tensor: torch.Tensor, wire: Wire, mean: boo
 
 
 def main(device: torch.device, options) -> None:
-    """Run all three on the same tensors, and show what was sent. Whole numbers, so no rounding."""
+    """Run all three algorithms on whole numbers, which do not round, and print what was sent."""
     world_size = dist.get_world_size()
-    mine = torch.arange(ELEMENTS, dtype=torch.float32, device=device) * (dist.get_rank() + 1)
-    right = mine.clone()
+    tensor = torch.arange(ELEMENTS, dtype=torch.float32, device=device) * (dist.get_rank() + 1)
+    right = tensor.clone()
     dist.all_reduce(right)
-    logs, same = {}, []
+    logs, are_right = {}, []
     for name, all_reduce in ALGORITHMS.items():
-        wire, total = Wire(), mine.clone()
+        wire, total = Wire(), tensor.clone()
         all_reduce(total, wire)
         logs[name] = wire.messages()
-        same.append(torch.equal(total, right))
+        are_right.append(torch.equal(total, right))
     if dist.get_rank() > 0:
         return
-    sizes = traffic.chunk_sizes(ELEMENTS, mine.element_size(), world_size)
+    sizes = traffic.chunk_sizes(ELEMENTS, tensor.element_size(), world_size)
     print("What each rank sends in the chunked ring:\n")
     print(traffic.step_table(logs["chunked ring"], world_size))
     print(f"\nBytes, for a tensor of S = {sum(sizes)} bytes on N = {world_size} ranks:\n")
     print(traffic.byte_table(logs, sizes))
-    print(f"\n{sum(same)} of {len(same)} give what dist.all_reduce gives.")
+    print(f"\n{sum(are_right)} of {len(are_right)} have the same result as dist.all_reduce.")
     if options.plot:
         traffic.draw(logs, sizes, options.plot)
 

@@ -1,14 +1,15 @@
-"""Which sample does each rank read? Data-level parallelism, sample by sample.
+"""Show which samples each rank reads, for four methods of dividing an epoch among ranks.
 
-python -m accel_demo.anatomy.shards --processes 2 --samples 11
+python -m accel_demo.anatomy.shards
+python -m accel_demo.anatomy.shards --processes 3 --samples 20 --plot shards.svg
 
-DistributedDataParallel does not split the batch: whoever deals the samples out does, and each way
-deals differently. In every way each sample is read once an epoch, but for those that are read
-twice, or left out, so that all ranks have the same number of batches.
+DistributedDataParallel does not split batches; a sampler or Accelerate decides who reads what. All
+ranks must have the same number of batches, so some samples may be read twice or not at all.
 """
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,26 +25,27 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 SEED = 0
-WAYS = {
+METHODS = {
     "DistributedSampler": "deals single samples, pads the dataset",
     "Accelerate": "deals whole batches, pads the last ones",
-    "Accelerate, drop_last": "deals whole batches, leaves the last ones out",
-    "train_ddp.py": "deals as Accelerate with drop_last does",
+    "Accelerate, drop_last": "deals whole batches, drops the last ones",
+    "train_ddp.py": "deals like Accelerate with drop_last",
 }
+Batches = list[list[int]]  # the sample ids of each batch that a rank reads in an epoch
 
 
-def who_reads_what(way: str, samples: int, batch_size: int, epoch: int = 0) -> list[list[int]]:
-    """The sample ids of each batch this rank reads in an epoch, dealt out in one of the `WAYS`.
+def who_reads_what(method: str, samples: int, batch_size: int, epoch: int = 0) -> Batches:
+    """Return what this rank reads in an epoch under one of the `METHODS`.
 
-    `batch_size` is per process. Accelerate shuffles by the same seed on every rank.
+    `batch_size` is per process. Accelerate shuffles with the same seed on every rank.
     """
-    if way not in WAYS:
-        raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     loader: Any
-    if way.startswith("Accelerate"):
-        loader = loader_of_accelerate(samples, batch_size, drop_last=way.endswith("drop_last"))
+    if method.startswith("Accelerate"):
+        loader = loader_of_accelerate(samples, batch_size, drop_last=method.endswith("drop_last"))
         loader.set_epoch(epoch)
-    elif way == "DistributedSampler":
+    elif method == "DistributedSampler":
         loader = loader_of_torch(samples, batch_size)
         loader.sampler.set_epoch(epoch)
     else:
@@ -58,9 +60,9 @@ def who_reads_what(way: str, samples: int, batch_size: int, epoch: int = 0) -> l
 def loader_of_torch(
     samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False
 ) -> DataLoader:
-    """Sample ids, dealt out by `DistributedSampler`. `batch_size` is per process.
+    """Return a loader of sample ids with a `DistributedSampler`. `batch_size` is per process.
 
-    `drop_last` is for both: the sampler drops what does not go round, the loader a smaller batch.
+    With `drop_last` the sampler drops samples that do not divide, and the loader a smaller batch.
     """
     ids: Any = range(samples)
     sampler = DistributedSampler(ids, shuffle=shuffle, seed=SEED, drop_last=drop_last)
@@ -68,37 +70,37 @@ def loader_of_torch(
 
 
 def loader_of_accelerate(
-    samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False, **dealing
+    samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options
 ) -> DataLoader:
-    """Sample ids, dealt out by Accelerate; `dealing` is what `DataLoaderConfiguration` takes."""
-    dealing = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED, **dealing)
-    accelerator = Accelerator(cpu=use_cpu(), dataloader_config=dealing)
+    """Return a loader of sample ids from Accelerate, with options of `DataLoaderConfiguration`."""
+    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED, **options)
+    accelerator = Accelerator(cpu=use_cpu(), dataloader_config=config)
     ids: Any = range(samples)
     loader = DataLoader(ids, batch_size, shuffle=shuffle, drop_last=drop_last)
     return accelerator.prepare(loader)
 
 
-def in_words(ranks: list[list[list[int]]], samples: int) -> str:
-    """How often the samples have been read in the epoch."""
-    times = Counter(sample for batches in ranks for batch in batches for sample in batch)
-    again = sum(count > 1 for count in times.values())
-    missing = samples - len(times)
-    parts = [f"{again} twice{' or more' if max(times.values()) > 2 else ''}"] if again else []
+def in_words(ranks: list[Batches], samples: int) -> str:
+    """Return in words how often the samples of an epoch were read."""
+    reads = Counter(sample for batches in ranks for batch in batches for sample in batch)
+    repeated = sum(count > 1 for count in reads.values())
+    missing = samples - len(reads)
+    parts = [f"{repeated} twice{' or more' * (max(reads.values()) > 2)}"] if repeated else []
     parts += [f"{missing} not at all"] if missing else []
     return ", ".join(parts) or "each once"
 
 
-def draw(found: dict[str, list[list[list[int]]]], samples: int, path) -> None:
-    """One panel for each way: sample ids to the right, a mark in the row of the rank that reads it.
+def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) -> None:
+    """Draw a panel for each method, with a mark for each sample in the row of its rank.
 
-    The number in the mark, where it has room, is the batch of that rank it comes in.
+    The number in a mark, if it has room, is that of the rank's batch.
     """
-    ranks = max(map(len, found.values()))
-    width = min(18, max(9, 1.5 + 0.25 * samples))  # inches; a smaller mark has no room for a number
+    rows = max(map(len, ranks_by_method.values()))
+    width = min(18, max(9, 1.5 + 0.25 * samples))  # inches
     room = 72 * (width - 1.5) / samples  # points
-    figure = new_figure(width, 0.9 + (0.55 + 0.35 * ranks) * len(found))
-    panels = figure.subplots(len(found), 1, sharex=True)
-    for axis, (way, ranks) in zip(panels, found.items(), strict=True):
+    figure = new_figure(width, 0.9 + (0.55 + 0.35 * rows) * len(ranks_by_method))
+    panels = figure.subplots(len(ranks_by_method), 1, sharex=True)
+    for axis, (method, ranks) in zip(panels, ranks_by_method.items(), strict=True):
         for rank, batches in enumerate(ranks):
             for number, batch in enumerate(batches):
                 for sample in batch:
@@ -106,33 +108,32 @@ def draw(found: dict[str, list[list[list[int]]]], samples: int, path) -> None:
                     axis.plot(sample, rank, "s", markersize=size, color=COLOURS[rank % 6])
                     if room >= 18:
                         axis.text(sample, rank, number, ha="center", va="center", color="white")
-        axis.set_title(f"{way}: {in_words(ranks, samples)}", loc="left", fontsize=10)
+        axis.set_title(f"{method}: {in_words(ranks, samples)}", loc="left", fontsize=10)
         axis.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
         axis.set_ylim(len(ranks) - 0.4, -0.6)
         axis.spines[["top", "right"]].set_visible(False)
     step = 1 if room >= 18 else 10 * math.ceil(0.9 * len(str(samples)) / room)
     panels[-1].set_xticks(range(0, samples, step))
-    in_marks = " (the number in a square: in which batch of its rank)" if room >= 18 else ""
+    in_marks = " (the number in a square: the batch of its rank)" if room >= 18 else ""
     panels[-1].set_xlabel(f"sample{in_marks}")
     save(figure, path)
 
 
 def show(device: torch.device, options) -> None:
-    """Print who reads what in each of the `WAYS`, and draw it."""
-    found = {}
-    for way in WAYS:
-        found[way] = gather_objects(who_reads_what(way, options.samples, options.batch_size))
+    """Print who reads what under each method, and draw it."""
+    sizes = options.samples, options.batch_size
+    ranks_by_method = {m: gather_objects(who_reads_what(m, *sizes)) for m in METHODS}
     if dist.get_rank() > 0:
         return
     rows = []
-    for way, ranks in found.items():
+    for method, ranks in ranks_by_method.items():
+        labels = [f"{method}: {METHODS[method]}", in_words(ranks, options.samples)]
         for rank, batches in enumerate(ranks):
-            dealt = [f"{way}: {WAYS[way]}", in_words(ranks, options.samples)]
             shown = " · ".join(" ".join(map(str, batch)) for batch in batches)
-            rows.append([*(dealt if rank == 0 else ["", ""]), str(rank), shown])
-    print(table(["way", "samples read", "rank", "its batches"], rows))
+            rows.append([*(["", ""] if rank else labels), str(rank), shown])
+    print(table(["method", "samples read", "rank", "batches"], rows))
     if options.plot:
-        draw(found, options.samples, options.plot)
+        draw(ranks_by_method, options.samples, options.plot)
 
 
 def main(arguments: list[str] | None = None) -> None:

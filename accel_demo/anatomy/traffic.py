@@ -1,6 +1,6 @@
-"""How many bytes each rank sends in an all-reduce: by formula, in a table, and as a picture.
+"""Count the bytes that each rank sends in an all-reduce, and compare them with formulas.
 
-N is the number of ranks, and S the size of the tensor in bytes. ring.py has the all-reduces.
+N is the number of ranks, and S the size of the tensor in bytes. The all-reduces are in ring.py.
 """
 
 from pathlib import Path
@@ -8,41 +8,41 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.anatomy.wire import Message
 
-COUNTS = range(2, 65)  # of ranks, for which the formulas are drawn
+RANK_COUNTS = range(2, 65)  # for which the formulas are drawn
 
 
 def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
-    """The bytes of each rank's chunk, of a tensor with `length` elements, as `ring.split` cuts."""
+    """Return the bytes of each chunk that `ring.split` makes of a tensor with `length` elements."""
     shorter, longer = divmod(length, world_size)
     return [(shorter + (rank < longer)) * element_size for rank in range(world_size)]
 
 
 def gather_broadcast_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
-    """How many bytes a rank sends and receives: (N−1)·S each on rank 0, S each on the others.
+    """Return the bytes a rank sends and receives: (N−1)·S each on rank 0, S each on the others.
 
-    `sizes`, here and below, is what `chunk_sizes` gives. S is their sum, and N their number.
+    `sizes`, here and below, comes from `chunk_sizes`. S is their sum, and N their number.
     """
     messages = len(sizes) - 1 if rank == 0 else 1
     return messages * sum(sizes), messages * sum(sizes)
 
 
 def naive_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
-    """How many bytes a rank sends and receives: (N−1)·S each."""
+    """Return the bytes a rank sends and receives: (N−1)·S each."""
     return (len(sizes) - 1) * sum(sizes), (len(sizes) - 1) * sum(sizes)
 
 
 def chunked_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
-    """How many bytes a rank sends and receives: 2(N−1)/N·S each, where N divides the length.
+    """Return the bytes a rank sends and receives: 2(N−1)/N·S each if N divides the length.
 
-    In each of the two phases a rank sends all chunks but one, and receives all but one. Rank r
-    does not send chunk r in the first and chunk r + 1 in the second. It does not receive chunk
-    r − 1 and chunk r.
+    In each of the two phases a rank sends all chunks but one and receives all but one. Rank r does
+    not send chunk r in the first phase and chunk r + 1 in the second; it does not receive chunk
+    r − 1 in the first and chunk r in the second.
     """
     before, own, after = (sizes[(rank + offset) % len(sizes)] for offset in (-1, 0, 1))
     return 2 * sum(sizes) - own - after, 2 * sum(sizes) - before - own
 
 
-FORMULAS = {  # by the names of `ring.ALGORITHMS`
+FORMULAS = {  # the keys are those of `ring.ALGORITHMS`
     "gather + broadcast": (gather_broadcast_bytes, "rank 0: (N−1)·S, others: S"),
     "naive ring": (naive_ring_bytes, "(N−1)·S"),
     "chunked ring": (chunked_ring_bytes, "2(N−1)/N·S"),
@@ -50,38 +50,39 @@ FORMULAS = {  # by the names of `ring.ALGORITHMS`
 
 
 def step_table(log: list[Message], world_size: int) -> str:
-    """What each rank of the chunked ring sends in each step."""
+    """Return a table of what each rank of the chunked ring sends in each step."""
     head = [f"rank {rank} → {(rank + 1) % world_size}" for rank in range(world_size)]
     rows = []
     for step in range(1, 2 * world_size - 1):
         phase = "reduce-scatter" if step < world_size else "all-gather"
-        rows.append([step, phase, *(message.what for message in log if message.step == step)])
+        rows.append([step, phase, *(message.label for message in log if message.step == step)])
     return show.table(["step", "phase", *head], rows)
 
 
 def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
-    """The bytes of every rank in each all-reduce, counted in its messages, against the formulas."""
-    rows = []
+    """Return a table of the bytes of each rank in each all-reduce, checked against the formulas."""
+    ranks, rows = range(len(sizes)), []
     for name, (bytes_of, formula) in FORMULAS.items():
         steps = max((message.step for message in logs[name]), default=0)
-        by_rank = [(counted(logs[name], rank), bytes_of(rank, sizes)) for rank in range(len(sizes))]
-        for index, what in enumerate(("sends", "receives")):
-            found = [measured[index] for measured, _ in by_rank]
-            exact = found == [expected[index] for _, expected in by_rank]
-            says = "to the byte" if exact else "NO"
-            rows.append([name, steps, what, *found, sum(found), formula, says])
-    head = [*(f"rank {rank}" for rank in range(len(sizes))), "all ranks"]
-    return show.table(["all-reduce", "steps", "a rank", *head, "formula", "as counted"], rows)
+        counts = [bytes_sent_and_received(logs[name], rank) for rank in ranks]
+        expected = [bytes_of(rank, sizes) for rank in ranks]
+        for index, direction in enumerate(("sends", "receives")):
+            by_rank = [count[index] for count in counts]
+            is_exact = by_rank == [count[index] for count in expected]
+            agrees = "to the byte" if is_exact else "NO"
+            rows.append([name, steps, direction, *by_rank, sum(by_rank), formula, agrees])
+    head = [*(f"rank {rank}" for rank in ranks), "all ranks"]
+    return show.table(["all-reduce", "steps", "a rank", *head, "formula", "agrees"], rows)
 
 
-def counted(log: list[Message], rank: int) -> tuple[int, int]:
-    """How many bytes this rank has sent and received."""
+def bytes_sent_and_received(log: list[Message], rank: int) -> tuple[int, int]:
+    """Return how many bytes this rank has sent and received."""
     sent = sum(message.size for message in log if message.source == rank)
     return sent, sum(message.size for message in log if message.target == rank)
 
 
 def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
-    """The chunked ring step by step, and below it the bytes of a rank against their number."""
+    """Draw the chunked ring step by step, and below it the bytes of a rank over the rank count."""
     world_size = len(sizes)
     states = holdings(logs["chunked ring"], world_size)
     columns = min(4, len(states))
@@ -93,8 +94,8 @@ def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
     ratios = [height, 3.4]
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios, hspace=0.04)[:, 0]
     upper.suptitle(
-        "The chunked ring: how many ranks' values each chunk holds before the step.\n"
-        "Outlined: what is sent in the step, to the next rank (from the last to the first).",
+        "The chunked ring: how many ranks' values each chunk contains before the step.\n"
+        "Outlined: the chunk sent in the step, to the next rank (from the last to the first).",
         fontsize=10,
     )
     grids = upper.subplots(rows, columns, squeeze=False)
@@ -103,7 +104,7 @@ def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
             sent = [message for message in logs["chunked ring"] if message.step == number + 1]
             _draw_grid(axes, states[number], sent)
             phase = "reduce-scatter" if number + 1 < world_size else "all-gather"
-            axes.set_title(f"step {number + 1}\n{phase}" if sent else "in the end", fontsize=9)
+            axes.set_title(f"step {number + 1}\n{phase}" if sent else "at the end", fontsize=9)
             axes.set_xlabel("chunk" if number + columns >= len(states) else "", fontsize=9)
             axes.set_ylabel("rank" if number % columns == 0 else "", fontsize=9)
         else:
@@ -113,9 +114,10 @@ def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
 
 
 def holdings(log: list[Message], world_size: int) -> list[list[list[set[int]]]]:
-    """Whose values each chunk of each rank holds, before each step of the chunked ring and after.
+    """Follow the messages of the chunked ring; return what the chunks hold before each step.
 
-    It follows the messages: `state[rank][chunk]` is a set of ranks.
+    `state[rank][chunk]` is the set of ranks whose values the chunk contains. The last state is the
+    one after the last step.
     """
     states = [[[{rank} for _ in range(world_size)] for rank in range(world_size)]]
     for step in range(1, 2 * world_size - 1):
@@ -130,11 +132,11 @@ def holdings(log: list[Message], world_size: int) -> list[list[list[set[int]]]]:
 
 
 def _chunk(message: Message) -> int:
-    return int(message.what.removeprefix("chunk "))
+    return int(message.label.removeprefix("chunk "))
 
 
 def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
-    """Ranks from top to bottom, chunks from left to right."""
+    """Draw a grid of ranks from top to bottom and chunks from left to right."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
@@ -155,7 +157,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
         axes.add_patch(outline)
         starts = [rank + 0.75]
         if rank == world_size - 1:
-            starts.append(-0.25)  # it leaves at the bottom, and comes in again on top
+            starts.append(-0.25)  # leaves at the bottom and enters again at the top
         for start in starts:
             arrow = {"arrowstyle": "-|>", "color": orange, "linewidth": 2, "mutation_scale": 15}
             arrow |= {"shrinkA": 0, "shrinkB": 0}
@@ -169,7 +171,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
 
 
 def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
-    """How many times the tensor a rank sends, by formula for many numbers of ranks."""
+    """Draw how much a rank sends, as a multiple of the tensor, by formula and as counted."""
     orange, green, blue = show.COLOURS[1], show.COLOURS[2], show.COLOURS[0]
     lines = [  # (all-reduce, rank, label, style)
         ("gather + broadcast", 0, "gather + broadcast, rank 0", {"color": orange, "linewidth": 5}),
@@ -179,11 +181,11 @@ def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
     ]
     for name, rank, label, style in lines:
         bytes_of = FORMULAS[name][0]
-        sent = [bytes_of(rank, [1] * count)[0] / count for count in COUNTS]  # each chunk is 1 byte
-        axes.plot(COUNTS, sent, label=label, **style)
+        sent = [bytes_of(rank, [1] * count)[0] / count for count in RANK_COUNTS]  # S = N bytes
+        axes.plot(RANK_COUNTS, sent, label=label, **style)
         if len(sizes) > 1:
-            measured = counted(logs[name], rank)[0] / sum(sizes)
-            axes.plot(len(sizes), measured, "o", color="black", markerfacecolor="white", zorder=9)
+            counted = bytes_sent_and_received(logs[name], rank)[0] / sum(sizes)
+            axes.plot(len(sizes), counted, "o", color="black", markerfacecolor="white", zorder=9)
     if len(sizes) > 1:
         axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
     axes.set_xscale("log", base=2)

@@ -1,4 +1,4 @@
-"""What holds for every module of the anatomy, and for the page that lists them."""
+"""Claims about every module of the anatomy, and about the page that lists them."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ from accel_demo import show
 from accel_demo.anatomy import shards
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.model_parallel import splits, tables
-from accel_demo.anatomy.shards import WAYS
+from accel_demo.anatomy.shards import METHODS
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import rank_environment
 from tests.conftest import REPOSITORY
@@ -57,11 +57,11 @@ def test_each_row_names_functions_and_tests_that_exist(row):
     assert tested and tests.count("`") == 2 * len(tested)
     for file, name in tested:
         tree = ast.parse((REPOSITORY / "tests" / file).read_text())
-        found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert name in found and name.startswith("test_"), f"{file}::{name}"
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in names and name.startswith("test_"), f"{file}::{name}"
 
 
-def test_every_program_tells_its_options_without_starting_anything():
+def test_every_program_prints_its_options_without_starting_anything():
     code = "import sys, runpy\n"
     code += "for name in sys.argv[1:]:\n    sys.argv = [name, '--help']\n"
     code += "    try: runpy.run_module(f'accel_demo.anatomy.{name}', run_name='__main__')\n"
@@ -149,7 +149,7 @@ def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, rank
     for module in (shards, tables):
         monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
     batches = [list(range(start, min(start + 2, count))) for start in range(0, count, 2)]
-    shards.draw(dict.fromkeys(WAYS, [batches[rank::ranks] for rank in range(ranks)]), count, "")
+    shards.draw(dict.fromkeys(METHODS, [batches[rank::ranks] for rank in range(ranks)]), count, "")
     pieces = min(count, 8 * ranks)
     log = [(kind, piece) for kind in ("forward", "backward") for piece in range(pieces)]
     tables.draw(splits.timetable([log] * ranks), "")
@@ -160,12 +160,12 @@ def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, rank
 def overlapping(figure) -> list[tuple[str, str]]:
     """The pairs of texts in a figure that are drawn over each other."""
     figure.draw_without_rendering()
-    seen = {}  # a tick's label is at the same place in each layer of it
+    places = {}  # a tick's label is at the same place in each layer of it
     for text in figure.findobj(Text):
         if text.get_visible() and text.get_text():
-            seen[text] = text.get_window_extent()
+            places[text] = text.get_window_extent()
     return [
-        (one.get_text(), other.get_text())
-        for (one, its), (other, others) in itertools.combinations(seen.items(), 2)
-        if its.overlaps(others)
+        (first.get_text(), second.get_text())
+        for first, second in itertools.combinations(places, 2)
+        if places[first].overlaps(places[second])
     ]

@@ -1,4 +1,4 @@
-"""Two processes meet in each way `init_process_group` knows, and the build says what it has."""
+"""Two processes meet by each init method, and the program reports what the build contains."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch.distributed as dist
 from accel_demo.anatomy.backends import CARRIES, DEVICES, is_built_in
 
 
-def test_two_processes_meet_in_each_of_the_three_ways(start, tmp_path):
+def test_two_processes_meet_by_each_of_the_three_init_methods(start, tmp_path):
     picture = tmp_path / "backends.svg"
     command = ["python", "-m", "accel_demo.anatomy.backends", "--build", "--plot", picture]
     result = start(command)
@@ -17,10 +17,10 @@ def test_two_processes_meet_in_each_of_the_three_ways(start, tmp_path):
         for line in result.stdout.splitlines()
         if line.startswith("|")
     ]
-    ways = [row for row in rows if len(row) == 4][2:]
-    assert [row[0].split(":")[0] for row in ways] == ["`env", "`file", "`tcp"]
-    assert [row[1].startswith("the variables RANK") for row in ways] == [True, False, False]
-    assert [row[2:] for row in ways] == [["2, 2", "3, 3"]] * 3  # apart it would be 1, 1 and 1, 2
+    methods = [row for row in rows if len(row) == 4][2:]
+    assert [row[0].split(":")[0] for row in methods] == ["`env", "`file", "`tcp"]
+    assert [row[1].startswith("the variables RANK") for row in methods] == [True, False, False]
+    assert [row[2:] for row in methods] == [["2, 2", "3, 3"]] * 3  # alone: 1 and its rank + 1
     built = {row[0]: row[1] for row in rows if len(row) == 3}
     assert torch.__version__ in built["backend"]
     for name in CARRIES:
@@ -31,8 +31,8 @@ def test_two_processes_meet_in_each_of_the_three_ways(start, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:For MPI backend, world_size")
 @pytest.mark.parametrize("name", CARRIES)
-def test_a_backend_is_not_built_in_where_torch_refuses_to_start_it_for_that(name):
-    """It may still refuse one it has, without a device: what counts is the reason it gives."""
+def test_a_backend_is_not_built_in_if_torch_refuses_to_start_it_for_that_reason(name):
+    """torch may also refuse a built-in backend, without a device: the reason matters."""
     refused = ""
     try:
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)

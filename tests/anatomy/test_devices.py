@@ -1,4 +1,4 @@
-"""`cuda:N` is the GPU that CUDA_VISIBLE_DEVICES says; the report and early calls hide nothing."""
+"""`cuda:N` is the GPU that CUDA_VISIBLE_DEVICES selects; the report of the machine is complete."""
 
 import doctest
 import itertools
@@ -24,7 +24,7 @@ from tests.conftest import GPUS, VISIBLE_GPUS
 STARTS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95 80aa 9b07".split()  # two begin with 1a
 UUIDS = [f"GPU-{start}0000-4000-8000-000000000000" for start in STARTS]
 numbers = st.integers(0, 7)
-written_numbers = st.builds(  # as torch reads them: blanks around, signs, words behind
+written_numbers = st.builds(  # as torch reads them: with blanks, signs, and text after the number
     "{}{}{}{}{}".format,
     st.sampled_from(["", " "]),
     st.sampled_from(["", "", "+", "-"]),
@@ -41,13 +41,13 @@ def values(*ids):
 
 
 def numbers_of(devices: dict) -> list:
-    """The physical GPUs of `cuda:0`, `cuda:1` …, which must be numbered without gaps."""
+    """Return the physical GPUs of `cuda:0`, `cuda:1` …, which must be numbered without gaps."""
     assert list(devices) == [f"cuda:{index}" for index in range(len(devices))]
     return list(devices.values())
 
 
 def read_by_torch(value: str | None, uuids: list[str]) -> list:
-    """The GPUs torch counts: what it does before CUDA is initialised, with NVML's UUIDs."""
+    """Return the GPUs that torch counts before CUDA is initialised, with NVML's UUIDs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if value is not None:
@@ -77,8 +77,8 @@ def test_valid_ids_are_numbered_from_0_in_the_order_written(ids):
 @given(values(written_numbers, beginnings, words), st.integers(0, 9))
 def test_whatever_is_written_nothing_is_numbered_twice_or_with_a_gap(value, count):
     for physical in (count, UUIDS):
-        found = numbers_of(visible_devices(value, physical))
-        assert len(found) == len(set(found)) <= value.count(",") + 1
+        gpus = numbers_of(visible_devices(value, physical))
+        assert len(gpus) == len(set(gpus)) <= value.count(",") + 1
 
 
 @settings(deadline=None)
@@ -97,8 +97,8 @@ def test_an_invalid_id_hides_what_follows_it(ids, invalid):
         assert visible_devices(",".join([invalid, *after]), 8) == {}
     for after in ([], uuids):
         for unknown in (invalid, "GPU-zz", "GPU-1a"):
-            found = visible_devices(",".join([*uuids, unknown, *after]), UUIDS)
-            assert numbers_of(found) == ids
+            visible = visible_devices(",".join([*uuids, unknown, *after]), UUIDS)
+            assert numbers_of(visible) == ids
 
 
 @settings(deadline=None)
@@ -141,20 +141,20 @@ def test_a_machine_that_cannot_be_is_a_mistake(physical):
 @settings(deadline=None)
 @given(st.one_of(st.none(), values(written_numbers, words), values(beginnings, words)))
 def test_torch_reads_the_same(value):
-    """But where an id comes again behind one that no GPU has: torch finds that one first."""
+    """Except that torch notices a repeated id even behind an invalid one."""
     ids = [] if value is None else value.split(",")
     assume(len(ids) == 1 or not (ids and ids[0].startswith("MIG-")))
-    mine, theirs = numbers_of(visible_devices(value, UUIDS)), read_by_torch(value, UUIDS)
-    assert mine == theirs or (theirs == [] and comes_again_behind_an_invalid_one(ids))
+    ours, torchs = numbers_of(visible_devices(value, UUIDS)), read_by_torch(value, UUIDS)
+    assert ours == torchs or (torchs == [] and repeats_an_id_behind_an_invalid_one(ids))
 
 
-def comes_again_behind_an_invalid_one(ids: list[str]) -> bool:
-    found = [next(iter(visible_devices(one, UUIDS).values()), one) for one in ids]
-    valid = [isinstance(gpu, int) for gpu in found]
-    return False in valid and len(set(found)) < len(found)
+def repeats_an_id_behind_an_invalid_one(ids: list[str]) -> bool:
+    gpus = [next(iter(visible_devices(written, UUIDS).values()), written) for written in ids]
+    valid = [isinstance(gpu, int) for gpu in gpus]
+    return False in valid and len(set(gpus)) < len(gpus)
 
 
-def test_torch_differs_where_an_id_comes_again_behind_an_invalid_one():
+def test_torch_differs_if_an_id_is_repeated_behind_an_invalid_one():
     for value in ("0,99,0", "0,99,99", "GPU-1a2,GPU-zz,GPU-1a2"):
         assert numbers_of(visible_devices(value, UUIDS)) == [0]
         assert read_by_torch(value, UUIDS) == []
@@ -163,7 +163,7 @@ def test_torch_differs_where_an_id_comes_again_behind_an_invalid_one():
 def test_the_order_of_the_bus_is_that_of_its_numbers_and_not_of_its_letters():
     buses = ["00000000:41:00.0", "00000000:0A:00.0", "0000:3:00.0"]
     assert cuda_order(buses, [1, 1, 1], "PCI_BUS_ID") == [2, 1, 0]
-    assert cuda_order(buses, [1, 1, 1]) == [2, 1, 0]  # equals: as we chose
+    assert cuda_order(buses, [1, 1, 1]) == [2, 1, 0]  # equal speeds: our choice
     assert cuda_order(buses, [1, 3, 2]) == [1, 2, 0]
     with pytest.raises(ValueError, match="order must be"):
         cuda_order(buses, [1, 1, 1], "SLOWEST_FIRST")
@@ -182,10 +182,10 @@ def test_each_gpu_has_one_number_in_either_order(gpus):
 
 
 class FakeNvml:
-    """pynvml of a machine with two GPUs, of which the second tells little.
+    """A substitute for pynvml with two GPUs, of which the second refuses most questions.
 
-    By hand, because the module answers only beside a driver: here to read it on any machine. The
-    names and the fields are those of nvidia-ml-py; a test on a GPU asks the real one.
+    The real module works only with a driver, and a test on a GPU uses it. Names and fields are
+    those of nvidia-ml-py.
     """
 
     class NVMLError(Exception):
@@ -230,31 +230,31 @@ class FakeNvml:
             raise self.NVMLError("Not Supported")
 
 
-def test_each_gpu_is_told_with_who_uses_it_and_what_pytorch_calls_it():
+def test_each_gpu_is_listed_with_its_processes_and_its_name_in_pytorch():
     nvml = FakeNvml()
     assert devices.nvml_rows(nvml, {UUIDS[0]: "cuda:0"}) == [
-        ("GPU 0", "NVIDIA A, 3.0 GiB of 8.0 GiB used"),
+        ("GPU 0", "NVIDIA A, 3 GiB of 8 GiB used"),
         ("", f"cuda:0 here, {UUIDS[0]}"),
-        ("", "process 7, /usr/bin/python: 1.0 GiB"),
-        ("", "process 8, name not told: 1.0 GiB"),
-        ("", "process 7, /usr/bin/python: memory not told"),
-        ("GPU 1", "NVIDIA B, memory not told used"),
+        ("", "process 7, /usr/bin/python: 1 GiB"),
+        ("", "process 8, unknown name: 1 GiB"),
+        ("", "process 7, /usr/bin/python: unknown memory"),
+        ("GPU 1", "NVIDIA B, unknown memory"),
         ("", f"hidden here, {UUIDS[1]}"),
-        ("", "not told who uses it"),
+        ("", "unknown processes"),
     ]
     assert not nvml.is_open
-    assert devices.nvml_rows(FakeNvml(0), {}) == [("GPU", "NVML answers, and knows of none")]
+    assert devices.nvml_rows(FakeNvml(0), {}) == [("GPU", "NVML answers, but lists no GPU")]
 
 
 @pytest.mark.parametrize(
-    ("question", "told"),
+    ("question", "row"),
     [
-        ("nvmlDeviceGetHandleByIndex", [("GPU 1", "does not answer: it may be lost")]),
-        ("nvmlDeviceGetName", [("GPU 1", "name not told, memory not told used")]),
-        ("nvmlDeviceGetUUID", [("", "UUID not told: not known which it is here")]),
+        ("nvmlDeviceGetHandleByIndex", ("GPU 1", "does not answer: it may be lost")),
+        ("nvmlDeviceGetName", ("GPU 1", "unknown name, unknown memory")),
+        ("nvmlDeviceGetUUID", ("", "unknown UUID: its number here is unknown")),
     ],
 )
-def test_a_lost_gpu_hides_no_other(monkeypatch, question, told):
+def test_a_lost_gpu_hides_no_other(monkeypatch, question, row):
     answer = getattr(FakeNvml, question)
 
     def only_for_the_first(self, gpu):
@@ -265,12 +265,12 @@ def test_a_lost_gpu_hides_no_other(monkeypatch, question, told):
     monkeypatch.setattr(FakeNvml, question, only_for_the_first)
     rows = devices.nvml_rows(FakeNvml(), {UUIDS[0]: "cuda:0"})
     assert rows[:5] == everything[:5]
-    assert [row for row in rows[5:] if row not in everything] == told
+    assert [other for other in rows[5:] if other not in everything] == [row]
 
 
-def test_a_gpu_that_nobody_uses_is_told_so(monkeypatch):
+def test_a_gpu_without_processes_is_reported(monkeypatch):
     monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", lambda self, gpu: [])
-    assert devices.nvml_rows(FakeNvml(1), {})[-1] == ("", "nobody uses it")
+    assert devices.nvml_rows(FakeNvml(1), {})[-1] == ("", "no process")
 
 
 @pytest.mark.parametrize("library", ["missing", "without a driver"])
@@ -282,7 +282,7 @@ def test_without_the_library_or_a_driver_the_report_says_so(monkeypatch, library
 
     nvml.nvmlInit = refuse
     monkeypatch.setitem(sys.modules, "pynvml", None if library == "missing" else nvml)
-    row = dict(devices.machine_rows())["who uses GPUs"]
+    row = dict(devices.machine_rows())["GPU processes"]
     assert ("pip install nvidia-ml-py" in row) == (library == "missing")
     assert ("no NVIDIA driver answers" in row) == (library != "missing")
 
@@ -301,8 +301,8 @@ def test_the_program_reports_this_machine_and_how_many_processes_fit(start):
     result = start(["python", "-m", "accel_demo.anatomy.devices"])
     assert result.returncode == 0, result.stderr
     rows = [line.strip("| ").split("|") for line in result.stdout.splitlines()]
-    says = {row[0].strip(): row[-1].strip() for row in rows}
-    fit, rest = says["gloo processes"].split(" ", 1)
+    report = {row[0].strip(): row[-1].strip() for row in rows}
+    fit, rest = report["gloo processes"].split(" ", 1)
     room = int(rest.rsplit(" ", 1)[1])
     assert 0 <= int(fit) == min(room, devices.usable_cores())
     assert "before it has a model" in rest
@@ -327,39 +327,37 @@ def test_the_program_shows_that_the_call_returned_early(start):
     assert states["`wait()` has returned"] == ["have joined", "True"]
 
 
-def test_one_process_alone_is_a_mistake(start):
+def test_one_process_is_an_error(start):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="needs at least two processes"):
             asynchronous.all_reduce_early(torch.device("cpu"))
-        with pytest.raises(UserError, match="at least 2 processes are needed"):
-            asynchronous.main(torch.device("cpu"), None)
     finally:
         dist.destroy_process_group()
     program = ["python", "-m", "accel_demo.anatomy.asynchronous"]
-    said = "error: at least 2 processes are needed: one alone has nobody to wait for\n"
+    message = "error: --processes must be at least 2, got 1\n"
     result = start([*program, "--processes", 1])
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
     as_by_torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     result = start(program, **as_by_torchrun, **place)
-    assert (result.returncode, result.stderr) == (2, said)
+    assert (result.returncode, result.stderr) == (2, message)
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("--plot map.svg", "--plot draws what --visible asks for: name some ids, as in 0,4"),
+        ("--plot map.svg", "--plot draws --visible: give some ids, like --visible 0,4"),
         ("--visible 0 --physical 0", "--physical must be from 1 to 16, got 0"),
         ("--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'"),
         ("--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'"),
-        ("--visible '0, 0' --plot map.svg", "--plot draws numbers that come once"),
-        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws numbers that come once"),
-        ("--visible +0,0 --plot map.svg", "--plot draws numbers that come once"),
+        ("--visible '0, 0' --plot map.svg", "--plot draws each number once"),
+        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws each number once"),
+        ("--visible +0,0 --plot map.svg", "--plot draws each number once"),
         (f"--visible {','.join(map(str, range(17)))} --plot map.svg", "--plot draws up to 16 ids"),
     ],
 )
-def test_a_map_that_cannot_be_had_is_one_line(typed, said, tmp_path, monkeypatch):
+def test_a_map_that_cannot_be_drawn_is_one_line(typed, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         devices.main(shlex.split(typed))
@@ -407,9 +405,9 @@ def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeyp
             if text.get_bbox_patch():
                 places[text] = place = text.get_bbox_patch().get_window_extent()
             assert place.x0 >= 0 and place.x1 <= figures[0].bbox.x1, text
-        for one, other in itertools.combinations(places, 2):
-            assert not places[one].overlaps(places[other]), (one, other)
-        for line in axes.lines:  # from its GPU by its id to its device
+        for first, second in itertools.combinations(places, 2):
+            assert not places[first].overlaps(places[second]), (first, second)
+        for line in axes.lines:  # from a GPU through an id to a device
             path = line.get_path().transformed(line.get_transform())
             crossed = [text for text in places if path.intersects_bbox(places[text], filled=False)]
             assert len(crossed) == 3, crossed
@@ -421,7 +419,7 @@ def test_only_a_gpu_has_calls_to_time():
 
 
 def test_importing_torch_is_not_too_late_to_choose():
-    """Only the driver's first use is: without a GPU, what torch says of that is all there is."""
+    """Only the first use of the driver is; without a GPU we can only ask torch."""
     code = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '0,4'\n"
     code += "print(torch.cuda._parse_visible_devices(), torch.cuda.is_initialized())"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

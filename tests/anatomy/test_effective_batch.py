@@ -1,4 +1,4 @@
-"""It is the global batch that training depends on, and not how many processes share it."""
+"""Training depends on the global batch, and not on how many processes share it."""
 
 import math
 
@@ -13,27 +13,26 @@ from accel_demo.data import load_datasets
 from accel_demo.models import make_model
 
 
-def train_in_every_way(device) -> tuple:
-    runs = effective_batch.plan(dist.get_world_size())
-    trained = effective_batch.train_all(runs, device)
-    taken = [run for run in runs if dist.get_rank() < run.processes]
-    return taken, trained
+def train_by_every_plan(device) -> tuple:
+    plans = effective_batch.make_plans(dist.get_world_size())
+    results = effective_batch.train_all(plans, device)
+    return [plan for plan in plans if dist.get_rank() < plan.processes], results
 
 
 def test_the_global_batch_decides_and_not_the_processes(together):
-    results = together(train_in_every_way, 4)
-    weights = {}  # of each run, as each of its ranks has them
-    for taken, trained in results:
-        for run, mine in zip(taken, trained, strict=True):
-            weights.setdefault(run, []).append(mine.weights)
-            assert mine.steps == IMAGES // run.global_batch
-    for run, everyones in weights.items():
-        assert len(everyones) == run.processes
-        assert all(torch.equal(its, everyones[0]) for its in everyones)
-        alone = train_alone(run.global_batch, run.learning_rate)
-        assert (alone - everyones[0]).abs().max() < 1e-5, run
-    runs, trained = results[0]
-    rows = effective_batch.rows(runs, trained)
+    by_rank = together(train_by_every_plan, 4)
+    weights_by_plan = {}  # the weights of each rank that took part
+    for plans, results in by_rank:
+        for plan, result in zip(plans, results, strict=True):
+            weights_by_plan.setdefault(plan, []).append(result.weights)
+            assert result.steps == IMAGES // plan.global_batch
+    for plan, weights in weights_by_plan.items():
+        assert len(weights) == plan.processes
+        assert all(torch.equal(other, weights[0]) for other in weights)
+        alone = train_alone(plan.global_batch, plan.learning_rate)
+        assert (alone - weights[0]).abs().max() < 1e-5, plan
+    plans, results = by_rank[0]
+    rows = effective_batch.rows(plans, results)
     assert [row[1:6] for row in rows[:6]] == [
         [1, 32, 32, 32, "0.02"],
         [2, 16, 32, 32, "0.02"],
@@ -54,14 +53,13 @@ def test_the_global_batch_decides_and_not_the_processes(together):
         ["none", "about the same"],
         ["none", "about the same"],
     ]
-    words = [f"{run.processes} × {run.batch_size}" for run in runs]
-    figure = effective_batch.draw(runs, trained)
-    said = " ".join(text.get_text() for text in figure.axes[0].get_legend().get_texts())
-    assert all(word in said for word in words)
+    figure = effective_batch.draw(plans, results)
+    labels = " ".join(text.get_text() for text in figure.axes[0].get_legend().get_texts())
+    assert all(f"{plan.processes} × {plan.batch_size}" in labels for plan in plans)
 
 
 def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
-    """The same training without any process group, sampler or loader."""
+    """Train in the same way without any process group, sampler or loader."""
     config = TrainConfig(model="tiny_cnn", train_samples=IMAGES)
     torch.manual_seed(config.seed)
     train_set, _ = load_datasets(config)
@@ -79,21 +77,19 @@ def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
 
 def test_the_plan_has_the_same_batch_then_more_of_it_then_the_two_rules():
     for processes in (2, 3, 4, 8, 100):
-        runs = effective_batch.plan(processes)
-        counts = sorted({run.processes for run in runs})
+        plans = effective_batch.make_plans(processes)
+        counts = sorted({plan.processes for plan in plans})
         assert counts == [n for n in (1, 2, 4, 8, 16, 32) if n <= processes]
-        assert len(set(runs)) == len(runs)
-        assert all(IMAGES % run.global_batch == 0 for run in runs)
+        assert len(set(plans)) == len(plans)
+        assert all(IMAGES % plan.global_batch == 0 for plan in plans)
         for n in counts[1:]:
-            mine = [(r.batch_size, r.learning_rate) for r in runs if r.processes == n]
+            planned = [(p.batch_size, p.learning_rate) for p in plans if p.processes == n]
             rates = [LEARNING_RATE, LEARNING_RATE * math.sqrt(n), LEARNING_RATE * n]
-            assert mine == [(BATCH // n, LEARNING_RATE), *((BATCH, rate) for rate in rates)]
+            assert planned == [(BATCH // n, LEARNING_RATE), *((BATCH, rate) for rate in rates)]
     assert BatchPlan(4, 32, 0.02).global_batch == 128
 
 
-def test_two_processes_at_least_are_compared(start):
+def test_one_process_is_an_error(start):
     result = start(["python", "-m", "accel_demo.anatomy.effective_batch", "--processes", "1"])
     assert result.returncode == 2
-    assert result.stderr == (
-        "error: --processes must be at least 2: one process has nothing to compare with\n"
-    )
+    assert result.stderr == "error: --processes must be at least 2, got 1\n"

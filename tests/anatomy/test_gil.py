@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from accel_demo.anatomy.gil import (
-    WAYS,
     WORK,
+    WORKERS,
+    WorkTime,
     cores_busy,
     has_gil,
     main,
@@ -21,30 +22,31 @@ from accel_demo.anatomy.gil import (
 from accel_demo.errors import one_line_errors
 
 
-def test_the_work_is_the_same_in_every_way_and_every_time():
+def test_the_work_has_the_same_result_every_time():
     assert preprocess(3) == preprocess(3) != preprocess(4)
     for function, amount in WORK.values():
         assert function(amount // 10) == function(amount // 10)
 
 
 def test_a_speedup_is_the_median_over_the_repeats():
-    seconds = {WAYS[0]: [4.0, 2.0, 3.0], WAYS[1]: [2.0, 2.0, 1.0], WAYS[2]: [4.0, 1.0, 2.0]}
-    found = {way: [(one, 1.0) for one in values] for way, values in seconds.items()}
-    assert speedups(found) == {WAYS[0]: 1, WAYS[1]: 2, WAYS[2]: 1.5}
+    repeats = dict(zip(WORKERS, ([4.0, 2.0, 3.0], [2.0, 2.0, 1.0], [4.0, 1.0, 2.0]), strict=True))
+    times = {key: [WorkTime(value, 1.0) for value in values] for key, values in repeats.items()}
+    assert list(speedups(times).values()) == [1, 2, 1.5]
+    assert list(speedups(times)) == list(WORKERS)
 
 
 @pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
 @pytest.mark.parametrize("kind", WORK)
 def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
-    """With nobody asked to hand the lock over in turns, only who gives it away lets others run."""
+    """The interpreter never switches threads by itself here, so only a release of the lock does."""
     function, _ = WORK[kind]
     in_torch = kind == "matrix products in torch"
-    function(1)  # what is loaded at first use is loaded now
+    function(1)  # load now what is loaded at first use
     both_are_there, started = threading.Barrier(2), []
 
     def work() -> bool:
-        """Works until the other thread has started too, or time is up; whether it has started."""
-        both_are_there.wait(timeout=60)  # who comes last goes on, and the other waits for the lock
+        """Work until the other thread has started or time is up; return whether it has started."""
+        both_are_there.wait(timeout=60)  # the last to arrive goes on, the other waits for the lock
         started.append(1)
         ends_at = time.perf_counter() + (60 if in_torch else 0.5)  # seconds
         while function(1) and len(started) < 2 and time.perf_counter() < ends_at:
@@ -67,16 +69,16 @@ def test_two_threads_never_keep_more_than_one_core_busy_with_python():
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        found = measure(repeats=1)
-        assert torch.get_num_threads() == 3  # what it sets for itself it sets back
+        times = measure(repeats=1)
+        assert torch.get_num_threads() == 3  # `measure` restores the number
     finally:
         torch.set_num_threads(threads)
-    assert set(found) == set(WORK) and all(set(ways) == set(WAYS) for ways in found.values())
-    assert cores_busy(found["preprocessing in Python"]["two threads"]) < 1.15
+    assert set(times) == set(WORK) and all(set(kind) == set(WORKERS) for kind in times.values())
+    assert cores_busy(times["preprocessing in Python"]["two threads"]) < 1.15
 
 
-def test_the_command_refuses_what_it_cannot_do_in_one_line(capsys):
+def test_a_plot_that_cannot_be_written_is_one_line(capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         main(["--plot", "nowhere/picture.png"])
-    said = "error: cannot write --plot nowhere/picture.png: No such file or directory\n"
-    assert (stopped.value.code, *capsys.readouterr()) == (2, "", said)
+    message = "error: cannot write --plot nowhere/picture.png: No such file or directory\n"
+    assert (stopped.value.code, *capsys.readouterr()) == (2, "", message)

@@ -1,9 +1,9 @@
-"""Whoever deals the samples out decides which rank reads which."""
+"""The sampler or Accelerate decides which rank reads which samples."""
 
 import pytest
 
 from accel_demo.anatomy import shards
-from accel_demo.anatomy.shards import WAYS, in_words, who_reads_what
+from accel_demo.anatomy.shards import METHODS, in_words, who_reads_what
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.environment import rank_environment
 
@@ -12,16 +12,16 @@ SIZES = [(samples, batch_size) for samples in (6, 7, 11, 12, 16, 29) for batch_s
 
 
 def deal():
-    """What this rank reads in two epochs, in each way, for each of the sizes."""
-    found = {}
-    for way in WAYS:
-        for samples, batch_size in SIZES:
-            for epoch in (0, 1):
-                batches = who_reads_what(way, samples, batch_size, epoch)
-                found[way, samples, batch_size, epoch] = batches
-    with pytest.raises(ValueError, match="^way must be one of"):
+    """Return what this rank reads in two epochs, under each method, for each of the sizes."""
+    batches = {
+        (method, samples, batch_size, epoch): who_reads_what(method, samples, batch_size, epoch)
+        for method in METHODS
+        for samples, batch_size in SIZES
+        for epoch in (0, 1)
+    }
+    with pytest.raises(ValueError, match="^method must be one of"):
         who_reads_what("by chance", 8, 2)
-    return found
+    return batches
 
 
 @pytest.fixture(scope="module")
@@ -30,37 +30,37 @@ def dealt(together):
 
 
 def of_ranks(dealt, world_size, key):
-    return [found[key] for found in dealt[world_size]]
+    return [batches[key] for batches in dealt[world_size]]
 
 
-def keys(dealt, way):
+def keys(dealt, method):
     for world_size, ranks in dealt.items():
         for key in ranks[0]:
-            if key[0] == way:
+            if key[0] == method:
                 yield world_size, key
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_ranks_read_disjoint_parts_that_cover_the_epoch_but_for_the_padding(dealt, way):
-    pads = way in ("DistributedSampler", "Accelerate")
-    for world_size, key in keys(dealt, way):
+@pytest.mark.parametrize("method", METHODS)
+def test_the_ranks_read_disjoint_parts_that_cover_the_epoch_but_for_the_padding(dealt, method):
+    pads = method in ("DistributedSampler", "Accelerate")
+    for world_size, key in keys(dealt, method):
         _, samples, batch_size, _ = key
         ranks = of_ranks(dealt, world_size, key)
-        assert len({len(batches) for batches in ranks}) == 1  # or some would wait for the others
+        assert len({len(batches) for batches in ranks}) == 1  # otherwise some would wait
         read = [sample for batches in ranks for batch in batches for sample in batch]
-        unit = world_size * (1 if way == "DistributedSampler" else batch_size)
+        unit = world_size * (1 if method == "DistributedSampler" else batch_size)
         if pads:
             assert set(read) == set(range(samples)) and len(read) - samples < unit
         else:
             assert len(set(read)) == len(read) == samples // unit * unit
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_each_epoch_has_an_order_of_its_own(dealt, way):
-    for world_size, (_, samples, batch_size, epoch) in keys(dealt, way):
+@pytest.mark.parametrize("method", METHODS)
+def test_each_epoch_has_its_own_order(dealt, method):
+    for world_size, (_, samples, batch_size, epoch) in keys(dealt, method):
         if samples > 7:
-            this = of_ranks(dealt, world_size, (way, samples, batch_size, epoch))
-            assert this != of_ranks(dealt, world_size, (way, samples, batch_size, 1 - epoch))
+            this = of_ranks(dealt, world_size, (method, samples, batch_size, epoch))
+            assert this != of_ranks(dealt, world_size, (method, samples, batch_size, 1 - epoch))
 
 
 def test_the_raw_file_deals_as_accelerate_and_torchs_sampler_does_not(dealt):
@@ -71,7 +71,7 @@ def test_the_raw_file_deals_as_accelerate_and_torchs_sampler_does_not(dealt):
             assert ours != of_ranks(dealt, world_size, ("DistributedSampler", *size))
 
 
-def test_it_is_said_in_words_what_was_read():
+def test_the_summary_counts_repeated_and_missing_samples():
     assert in_words([[[0, 1]], [[2, 3]]], 4) == "each once"
     assert in_words([[[0, 1]], [[2, 0]]], 4) == "1 twice, 1 not at all"
     assert in_words([[[0, 1]], [[0, 0]]], 2) == "1 twice or more"
@@ -85,7 +85,7 @@ def test_it_is_said_in_words_what_was_read():
         ("--processes -1", "--processes must be at least 1, got -1"),
     ],
 )
-def test_what_cannot_be_dealt_gets_one_line(capsys, flags, said):
+def test_a_wrong_size_is_one_line(capsys, flags, said):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         shards.main(flags.split())
     assert (stopped.value.code, *capsys.readouterr()) == (2, "", f"error: {said}\n")
