@@ -185,10 +185,6 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def gibibytes(number_of_bytes: int) -> str:
-    return f"{number_of_bytes / 2**30:.1f} GiB"
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = command_line(__doc__)
     help = "explain this value of CUDA_VISIBLE_DEVICES instead; may be repeated"

@@ -1,127 +1,122 @@
-"""What a benchmark found: tables of repeated measurements, and sentences with the figures."""
+"""Tables of repeated measurements, with medians, ratios and intervals: to print, write and draw."""
 
-import dataclasses
-import json
 import math
+import os
 import statistics
-import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
+from accel_demo import show
 from accel_demo.lab import machine
 from accel_demo.wording import counted
 
 
 @dataclass
-class Table:
-    """Measurements of several things, taken in turns: repeat i of each row belongs together.
+class Measurements:
+    """The values of one row, one per repeat, and their ratios to the table's reference row.
 
-    `rows` maps a row's name to its values, one per repeat. Ratios are to the row `reference`,
-    repeat by repeat, so that a slow minute of the machine slows both sides. A table without a
-    reference has no ratios.
+    The intervals are those of `median_interval`. Without a reference there are no ratios, and
+    `median_ratio` is NaN.
+    """
+
+    values: list[float]
+    ratios: list[float]
+    median: float = field(init=False)
+    interval: list[float] = field(init=False)
+    median_ratio: float = field(init=False)
+    ratio_interval: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.median = statistics.median(self.values)
+        self.interval = median_interval(self.values)
+        self.median_ratio = statistics.median(self.ratios) if self.ratios else math.nan
+        self.ratio_interval = median_interval(self.ratios)
+
+
+@dataclass
+class Table:
+    """Measurements taken in turns: repeat i of a row was measured next to repeat i of the others.
+
+    Create it with the `values` of each row. A ratio divides values of the same repeat, so a slow
+    minute of the machine slows both sides. `digits` are printed after the decimal point.
     """
 
     title: str
     unit: str
-    rows: dict[str, list[float]]
-    reference: str | None = None
+    values: InitVar[dict[str, list[float]]]
+    reference: str | None = None  # the row that the ratios divide by
     digits: int = 1
+    rows: dict[str, Measurements] = field(init=False)
 
-    def ratios(self, name: str) -> list[float]:
-        """The row's values over the reference's, repeat by repeat."""
-        assert self.reference is not None
-        pairs = zip(self.rows[name], self.rows[self.reference], strict=True)
-        return [value / reference for value, reference in pairs]
+    def __post_init__(self, values: dict[str, list[float]]) -> None:
+        reference = values[self.reference] if self.reference else []
+        self.rows = {}
+        for name, row in values.items():
+            pairs = zip(row, reference, strict=bool(reference))
+            self.rows[name] = Measurements(row, [value / divisor for value, divisor in pairs])
 
     def text(self) -> str:
-        head = ["", "median", "min – max"]
-        head += ["ratio", "90 % interval"] if self.reference else []
-        lines = [head]
-        for name, values in self.rows.items():
-            low, high = min(values), max(values)
-            cells = [name, self._number(statistics.median(values))]
-            cells.append(f"{self._number(low)} – {self._number(high)}")
-            if self.reference == name:
-                cells += ["1", ""]
-            elif self.reference:
-                ratios = self.ratios(name)
-                interval = " – ".join(f"{bound:.3g}" for bound in median_interval(ratios))
-                cells += [f"{statistics.median(ratios):.3g}", interval]
-            lines.append(cells)
-        repeats = len(next(iter(self.rows.values())))
-        title = f"{self.title} ({self.unit}, {counted(repeats, 'repeat')})"
-        return f"{title}\n{aligned(lines)}"
-
-    def _number(self, value: float) -> str:
-        return f"{value:,.{self.digits}f}"
+        """Return the title and the table in Markdown."""
+        repeats = len(next(iter(self.rows.values())).values)
+        head = ["", f"median ({self.unit})", "min – max", "ratio", "90 % interval"]
+        lines = []
+        for name, row in self.rows.items():
+            numbers = (row.median, min(row.values), max(row.values))
+            median, low, high = (f"{number:,.{self.digits}f}" for number in numbers)
+            interval = " – ".join(f"{bound:.3g}" for bound in row.ratio_interval)
+            lines.append([name, median, f"{low} – {high}", f"{row.median_ratio:.3g}", interval])
+        if not self.reference:
+            head, lines = head[:3], [line[:3] for line in lines]
+        if repeats == 1:  # neither a range nor an interval
+            head, lines = ["", self.unit, *head[3:4]], [[*line[:2], *line[3:4]] for line in lines]
+        return f"{self.title} ({counted(repeats, 'repeat')})\n\n{show.table(head, lines)}"
 
 
 @dataclass
 class Report:
-    """The result of one benchmark. `findings` are sentences, `facts` the same as numbers."""
+    """The result of one benchmark.
 
-    benchmark: str
+    `findings` are the conclusions in sentences. `facts` are further numbers and settings by name,
+    such as "flops_per_step": 1.5e9 or "mixed_precision": "bf16".
+    """
+
     tables: list[Table]
-    findings: list[str] = field(default_factory=list)
-    facts: dict = field(default_factory=dict)
+    findings: list[str]
+    facts: dict[str, float | str] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The tables, the findings and the machine, to print."""
-        found = machine.environment()
-        last = f"Measured on {found['cpu']}, {found['cores']} cores, {found['gpu'] or 'no GPU'}, "
-        last += f"torch {found['torch']}, accelerate {found['accelerate']}."
-        parts = [table.text() for table in self.tables]
-        return "\n\n".join([*parts, *filter(None, ["\n".join(self.findings)]), last])
-
-    def write_json(self, path: Path) -> None:
-        """Every single measurement, what was found, the command and the environment."""
-        tables = []
-        for table in self.tables:
-            rows = {}
-            for name, values in table.rows.items():
-                rows[name] = {"median": statistics.median(values), "values": values}
-                if table.reference:
-                    ratios = table.ratios(name)
-                    rows[name]["ratio"] = statistics.median(ratios)
-                    rows[name]["ratio_90_percent_interval"] = median_interval(ratios)
-            tables.append({**dataclasses.asdict(table), "rows": rows})
-        content = {
-            "benchmark": self.benchmark,
-            "arguments": sys.argv[1:],
-            "environment": machine.environment(),
-            "tables": tables,
-            "findings": self.findings,
-            "facts": self.facts,
-        }
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        """Return the tables, the findings and a line about the machine."""
+        here = machine.environment()
+        last = f"Measured on {here['cpu']}, {here['cores']} cores, {here['gpu'] or 'no GPU'}, "
+        last += f"torch {here['torch']}, accelerate {here['accelerate']}."
+        tables = [table.text() for table in self.tables]
+        return "\n\n".join([*tables, "\n".join(self.findings), last])
 
     def draw(self, path: Path) -> None:
-        """One panel per table: a bar to the median, a line from the lowest to the highest value."""
-        from matplotlib.figure import Figure
-
-        rows = [len(table.rows) for table in self.tables]
-        figure = Figure(figsize=(9, 0.9 * len(rows) + 0.5 * sum(rows)), layout="constrained")
-        panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
+        """Draw a panel per table: bars up to the medians, lines from lowest to highest value."""
+        heights = [len(table.rows) for table in self.tables]
+        figure = show.new_figure(9, 0.9 * len(heights) + 0.5 * sum(heights))
+        panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         for table, axis in zip(self.tables, panels, strict=True):
+            rows = table.rows.values()
             names = [textwrap.fill(name, 36) for name in table.rows]
-            values = list(table.rows.values())
-            medians = [statistics.median(one) for one in values]
-            below = [median - min(one) for median, one in zip(medians, values, strict=True)]
-            above = [max(one) - median for median, one in zip(medians, values, strict=True)]
+            medians = [row.median for row in rows]
+            below = [row.median - min(row.values) for row in rows]
+            above = [max(row.values) - row.median for row in rows]
             axis.barh(names, medians, xerr=[below, above], color="tab:blue", capsize=3)
             axis.invert_yaxis()
             axis.set_title(table.title, loc="left", fontsize=10)
             axis.set_xlabel(table.unit)
             axis.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, dpi=120)
+        show.save(figure, path)
 
 
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:
-    """The k-th lowest and k-th highest value that hold the median with at least this confidence.
+    """Return the k-th lowest and k-th highest value that enclose the median with this confidence.
 
-    The narrowest such pair. It assumes nothing of the values' distribution but that they are
-    independent. Below five values no pair reaches 90 %: then it is empty.
+    This is the narrowest such pair. It assumes only that the values are independent, nothing about
+    their distribution. With fewer than five values no pair reaches 90 %, and the list is empty.
     Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)
@@ -135,11 +130,9 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
     return bounds
 
 
-def aligned(lines: list[list[str]]) -> str:
-    """The cells in columns: names to the left, numbers to the right."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = []
-    for name, *cells in lines:
-        numbers = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        text.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
-    return "\n".join(f"  {line}" for line in text)
+def threads_of_a_command() -> str:
+    """Return OMP_NUM_THREADS if it is set, else one thread per core.
+
+    A command that is measured gets this number, because each launcher has a different default.
+    """
+    return os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())

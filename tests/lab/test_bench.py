@@ -1,4 +1,4 @@
-"""Workers train what they are told to, connected as they are told to; and the step benchmarks."""
+"""The worker pool, the timing of the parts of a step, and the benchmarks of steps."""
 
 import json
 import statistics
@@ -24,22 +24,22 @@ TINY = {"model": "tiny_cnn", "dataset": "synthetic", "train_samples": 640, "test
 TINY |= {"batch_size": 64, "max_steps": 5, "epochs": 2}
 
 
-def test_two_workers_train_connected_and_each_telling_times_every_step():
+def test_two_connected_workers_time_every_step_of_each_version():
     with WorkerPool(2, threads=1, gpus=ON_CPU) as pair:
-        for telling in ("raw DDP", "Accelerate", "raw DDP"):
-            answer = pair.run(telling, TINY, warm_up=2)
-            assert (answer["processes"], answer["device"], answer["threads"]) == (2, "cpu", 1)
-            assert len(answer["stamps"]) == 4  # of five steps, the second to the last
-            assert answer["stamps"] == sorted(answer["stamps"])
-            seconds = answer["stamps"][-1] - answer["stamps"][0]
-            assert answer["seconds_per_step"] == pytest.approx(seconds / 3)
+        for version in ("raw DDP", "Accelerate", "raw DDP"):
+            result = pair.run(version, TINY, warm_up=2)
+            assert (result["processes"], result["device"], result["threads"]) == (2, "cpu", 1)
+            assert len(result["stamps"]) == 4  # of five steps, the second to the last
+            assert result["stamps"] == sorted(result["stamps"])
+            seconds = result["stamps"][-1] - result["stamps"][0]
+            assert result["seconds_per_step"] == pytest.approx(seconds / 3)
         with pytest.raises(RuntimeError, match="the launcher started 2 processes"):
             pair.run("plain PyTorch", TINY)
         started = [worker.pid for worker in pair.workers]
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
-@pytest.mark.skipif(not overhead.profiler_keeps_its_place(), reason=overhead.NO_PROFILE)
+@pytest.mark.skipif(not overhead.profiler_counts_all_calls(), reason=overhead.NO_PROFILE)
 def test_the_profile_shows_what_accelerate_calls():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         profile = alone.run("Accelerate", TINY, watched="profile")
@@ -54,11 +54,11 @@ def test_the_profile_shows_what_accelerate_calls():
 def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         for version in ("plain PyTorch", "Accelerate"):
-            answer = alone.run(version, TINY, watched="parts")
-            assert len(answer["parts"]) == TINY["max_steps"] - 1
-            assert all(step.keys() == set(PARTS) for step in answer["parts"])
-            seconds = sum(sum(step.values()) for step in answer["parts"])
-            assert seconds == pytest.approx(answer["stamps"][-1] - answer["stamps"][0], rel=0.05)
+            result = alone.run(version, TINY, watched="parts")
+            assert len(result["parts"]) == TINY["max_steps"] - 1
+            assert all(step.keys() == set(PARTS) for step in result["parts"])
+            seconds = sum(sum(step.values()) for step in result["parts"])
+            assert seconds == pytest.approx(result["stamps"][-1] - result["stamps"][0], rel=0.05)
 
 
 def test_a_delay_is_found_in_its_part_of_the_step():
@@ -106,14 +106,14 @@ def test_a_delay_is_found_in_its_part_of_the_step():
         assert {part for part, seconds in medians.items() if seconds > 0.02} == {slow_part}
 
 
-def test_a_pool_that_is_not_as_asked_for_is_an_error():
+def test_a_pool_with_a_wrong_number_of_threads_is_an_error():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         alone.threads = 2
         with pytest.raises(RuntimeError, match="'threads': 2,.* but trained with .*'threads': 1,"):
             alone.run("Accelerate", TINY)
 
 
-def test_a_worker_that_dies_is_an_error_with_what_it_said():
+def test_a_worker_that_dies_is_an_error_with_its_stderr():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         with pytest.raises(RuntimeError, match="batch_size must be at least 1, got 0"):
             alone.run("Accelerate", {**TINY, "batch_size": 0})
@@ -137,7 +137,7 @@ def test_operations_are_counted_as_by_hand():
     assert limit.flops_of_step(TrainConfig(model="tiny_cnn")) == by_hand
 
 
-def test_the_matrix_rate_is_one_that_this_process_really_reaches():
+def test_the_matrix_rate_is_close_to_a_product_measured_here():
     rate = limit.matrix_rate(torch.float32, torch.device("cpu"))
     a, b = torch.rand(2, 1024, 1024)
     seconds = []
@@ -149,7 +149,7 @@ def test_the_matrix_rate_is_one_that_this_process_really_reaches():
 
 
 @pytest.mark.parametrize(
-    "question",
+    "arguments",
     [
         "scaling --batch-size 0",
         "scaling --model nonsense",
@@ -158,9 +158,9 @@ def test_the_matrix_rate_is_one_that_this_process_really_reaches():
         "dataparallel --global-batch 33",
     ],
 )
-def test_a_wrong_question_gets_one_line_before_anything_starts(question, capsys):
+def test_wrong_arguments_get_one_line_before_anything_starts(arguments, capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
-        bench.main(question.split())
+        bench.main(arguments.split())
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -191,21 +191,23 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["overhead", "scaling", "dataparallel", "optimizer", "limit"])
 def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp_path):
-    json_file, plot = tmp_path / "found.json", tmp_path / "found.svg"
-    command = ["accel-demo", "bench", name, "--repeats", "1", "--json", json_file, "--plot", plot]
+    json_file, plot = tmp_path / "report.json", tmp_path / "report.svg"
+    command = ["accel-demo", "bench", name, "--quick", "--json", json_file, "--plot", plot]
     result = start(command, timeout=200)
     assert result.returncode == 0, result.stderr
-    found = json.loads(json_file.read_text())
-    assert found["benchmark"] == name and found["environment"]["cores"] >= 1
+    report = json.loads(json_file.read_text())
+    assert report["command"] == f"bench {name}" and report["environment"]["cores"] >= 1
     if name == "overhead":
-        assert [facts["processes"] for facts in found["facts"].values()] == [1, 2, 1, 2]
+        titles = [table["title"] for table in report["tables"][:4]]
+        launches = ["1 process on cpu", "2 processes on cpu"] * 2
+        assert [title.partition(", ")[2] for title in titles] == launches
         assert "Where: Accelerate less plain PyTorch" in result.stdout
-        has_profile = "Inside: Accelerate's dearest" in result.stdout
-        assert has_profile == overhead.profiler_keeps_its_place()
+        has_profile = "Inside: Accelerate's slowest" in result.stdout
+        assert has_profile == overhead.profiler_counts_all_calls()
     if name in ("scaling", "dataparallel"):
-        assert found["facts"]["processes"] == 2
-    for table in found["tables"]:
-        assert table["title"] in result.stdout
+        assert report["facts"]["processes"] == 2
+    for table in report["tables"]:
+        assert f"{table['title']} (" in result.stdout
         assert all(row["values"] for row in table["rows"].values())
     assert plot.stat().st_size > 1000
 

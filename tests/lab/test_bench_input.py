@@ -1,4 +1,4 @@
-"""The frame of the benchmarks, and two of them: reading images, and the article's training."""
+"""Tables and arguments of benchmarks, and two of them: reading images, the article's training."""
 
 import json
 import random
@@ -11,20 +11,22 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
 from accel_demo.lab.bench import article, article_loop, input
 from accel_demo.lab.bench import command as bench
-from accel_demo.lab.measurements import Table, median_interval
+from accel_demo.lab.flags import write_json
+from accel_demo.lab.measurements import Report, Table, median_interval
 from accel_demo.models import make_model
 
 
 @pytest.mark.slow
 def test_our_images_come_far_faster_than_torchvisions(start, tmp_path):
     written, plot = tmp_path / "input.json", tmp_path / "input.svg"
-    command = ["accel-demo", "bench", "input", "--repeats", 1, "--json", written, "--plot", plot]
+    command = ["accel-demo", "bench", "input", "--quick", "--json", written, "--plot", plot]
     result = start(command)
     assert result.returncode == 0, result.stderr
-    reading, waiting = (part.splitlines() for part in result.stdout.split("\n\n")[:2])
-    assert reading[0] == "Reading images (images/s, 1 repeat)"
-    assert reading[1].split() == "median min – max ratio 90 % interval".split()
-    rows = [line[2:].split("  ")[0] for line in reading[2:]]
+    reading, table, waiting = (part.splitlines() for part in result.stdout.split("\n\n")[:3])
+    assert reading == ["Reading images (1 repeat)"]
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table)
+    assert head == ["", "images/s", "ratio"]
+    rows = [name for name, *_ in rows]
     assert rows == [
         "ours, 0 workers",
         "ours, 0 workers, augmented",
@@ -32,15 +34,17 @@ def test_our_images_come_far_faster_than_torchvisions(start, tmp_path):
         "torchvision, 1 worker",
         "torchvision, 2 workers",
     ]
-    assert waiting[0] == "Waiting for data (% of a step, 1 repeat)"
+    assert waiting == ["Waiting for data (1 repeat)"]
+    assert "| % of a step |" in result.stdout
     assert "float32 [128, 1, 28, 28], agree" in result.stdout
 
-    found = json.loads(written.read_text())
-    assert found["benchmark"] == "input" and found["arguments"][0] == "bench"
-    images, wait = (table["rows"] for table in found["tables"])
+    report = json.loads(written.read_text())
+    assert report["command"] == "bench input" and report["arguments"][0] == "bench"
+    images, wait = (table["rows"] for table in report["tables"])
     assert list(images) == rows
-    assert images["ours, 0 workers"]["ratio"] == found["facts"]["ratio"] > 20
-    assert images["torchvision, 0 workers"]["ratio"] == 1
+    assert images["ours, 0 workers"]["median_ratio"] > 20
+    assert f"reads {images['ours, 0 workers']['median_ratio']:,.0f} x" in result.stdout
+    assert images["torchvision, 0 workers"]["median_ratio"] == 1
     assert 0 < wait["train.py, default run"]["median"] < 20
     assert "<svg" in plot.read_text()
 
@@ -110,22 +114,39 @@ def test_nine_intervals_of_ten_hold_the_median_and_no_narrower_pair_would():
 def test_a_ratio_is_taken_within_its_repeat():
     """The machine is ten times slower in the second repeat, and the ratio is the same."""
     table = Table("", "images/s", {"ours": [200.0, 20.0], "theirs": [100.0, 10.0]}, "theirs")
-    assert table.ratios("ours") == [2, 2]
+    assert table.rows["ours"].ratios == [2, 2]
 
 
-def test_a_table_is_aligned():
+def test_a_table_is_markdown_with_its_unit_in_the_head():
     rows = {"ours": [2000.0, 3300.0, 2100.0, 2200.0, 2300.0], "theirs": [1000.0] * 5}
     assert Table("Reading", "images/s", rows, "theirs", digits=0).text().splitlines() == [
-        "Reading (images/s, 5 repeats)",
-        "          median      min – max  ratio  90 % interval",
-        "  ours     2,200  2,000 – 3,300    2.2        2 – 3.3",
-        "  theirs   1,000  1,000 – 1,000      1",
+        "Reading (5 repeats)",
+        "",
+        "|        | median (images/s) | min – max     | ratio | 90 % interval |",
+        "| ------ | ----------------- | ------------- | ----- | ------------- |",
+        "| ours   | 2,200             | 2,000 – 3,300 | 2.2   | 2 – 3.3       |",
+        "| theirs | 1,000             | 1,000 – 1,000 | 1     | 1 – 1         |",
     ]
     assert Table("Waiting", "%", {"ours": [0.5]}).text().splitlines() == [
-        "Waiting (%, 1 repeat)",
-        "        median  min – max",
-        "  ours     0.5  0.5 – 0.5",
+        "Waiting (1 repeat)",
+        "",
+        "|      | %   |",
+        "| ---- | --- |",
+        "| ours | 0.5 |",
     ]
+
+
+def test_the_written_report_has_values_medians_and_ratios(tmp_path):
+    rows = {"ours": [2.0, 6.0, 2.0, 2.0, 2.0], "theirs": [1.0, 2.0, 1.0, 1.0, 1.0]}
+    report = Report([Table("Reading", "images/s", rows, "theirs"), Table("Waiting", "%", rows)], [])
+    write_json(tmp_path / "report.json", "bench input", report)
+    with_ratios, without = json.loads((tmp_path / "report.json").read_text())["tables"]
+    row = with_ratios["rows"]["ours"]
+    assert (row["values"], row["median"], row["interval"]) == (rows["ours"], 2, [2, 6])
+    ratios = ([2, 3, 2, 2, 2], 2, [2, 3])
+    assert (row["ratios"], row["median_ratio"], row["ratio_interval"]) == ratios
+    row = without["rows"]["ours"]
+    assert (row["ratios"], row["median_ratio"], row["ratio_interval"]) == ([], None, [])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +159,7 @@ def test_a_table_is_aligned():
         (["article", "--steps", "2"], "--steps must be at least 3, got 2"),
     ],
 )
-def test_a_wrong_question_is_one_line_before_any_measurement(
+def test_wrong_arguments_get_one_line_before_any_measurement(
     arguments, message, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(input, "measure", None)  # calling it would be a TypeError
@@ -146,7 +167,7 @@ def test_a_wrong_question_is_one_line_before_any_measurement(
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         bench.main([argument.format(folder=tmp_path) for argument in arguments])
     assert stopped.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert message.format(folder=tmp_path) in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert message.format(folder=tmp_path) in output.err
     assert list(tmp_path.iterdir()) == []

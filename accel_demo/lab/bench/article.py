@@ -1,142 +1,141 @@
-"""ResNet-101 as an article trains it, against the same network in our loop.
+"""Compare a loop that trains ResNet-101 as in an article with our loop on the same network.
 
 accel-demo bench article
 accel-demo bench article --repeats 1 --steps 3
 
-The article's loop (article_loop.py): fp32, images contiguous in memory and read one by one through
-torchvision, `loss.item()` every ten steps. Ours is train.py under `accelerate launch`: channels
-last, whole batches read at once, the losses left on the device, freed memory kept, and bf16 where
-the processor multiplies it. Both train on the packaged images, 256 a step, with Adam, on the same
-cores or the same GPU. The first sixth of the steps (two to ten) is warm-up and does not count.
-
-The article's learning rate is constant and ours falls to zero (one cycle), and the images are
-normalised differently: the losses do not show which one learns better.
+The article's loop (article_loop.py): fp32, contiguous images read one by one with torchvision, and
+`loss.item()` every ten steps. Ours is train.py under `accelerate launch`: channels last, whole
+batches read at once, losses kept on the device, freed memory kept, and bf16 if the processor
+multiplies it. Both train with Adam on 256 packaged images per step, on the same cores or GPU. The
+first sixth of the steps (two to ten) is warm-up. The losses do not show which loop learns better:
+only our learning rate falls to zero (one cycle), and the images are normalised differently.
 """
 
 import json
-import os
 import statistics
 import tempfile
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from accel_demo.lab import machine
-from accel_demo.lab.bench.article_loop import BATCH_SIZE, warm_up_steps
-from accel_demo.lab.measurements import Report, Table
+from accel_demo.lab.bench.article_loop import BATCH_SIZE, LoopResult, warm_up_steps
+from accel_demo.lab.measurements import Report, Table, threads_of_a_command
 from accel_demo.lab.timed_command import accelerate_launch, run_timed
 from accel_demo.processes.connect import own_device
 
 REPEATS = 5
+QUICK = {"steps": 3}
 ARTICLE = "the article's loop"
 FLAGS = f"--model resnet101 --batch-size {BATCH_SIZE} --optimizer adam --learning-rate 1e-3"
 FLAGS += " --label-smoothing 0 --weight-decay 0 --warmup 0 --dropout 0 --test-samples 500"
 
 
-def add_options(parser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     help = "optimizer steps of each training (default: 4 on a CPU, 60 on a GPU)"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
 
 
-def measure(options) -> Report:
-    """Train in every way, in turns, each repeat from another seed."""
+def measure(options: Namespace) -> Report:
+    """Train with both loops in turns, each repeat from another seed."""
     device = own_device().type
     steps = (4 if device == "cpu" else 60) if options.steps is None else options.steps
-    warm_up_steps(steps)  # now, if it is an error
-    ways = our_ways(device)
-    rates: dict[str, list[float]] = {name: [] for name in (ARTICLE, *ways)}
+    warm_up_steps(steps)  # raises an error now rather than in a child process
+    launches = our_launches(device)
+    rates: dict[str, list[float]] = {name: [] for name in (ARTICLE, *launches)}
     losses: dict[str, list[float]] = {name: [] for name in rates}
     with tqdm(total=options.repeats * len(rates), unit="run", leave=False) as bar:
         for seed in range(options.repeats):
-            for name in rates:
-                bar.set_description(name)
-                if name == ARTICLE:
-                    found = theirs = train_theirs(steps, seed)
-                else:
-                    found = train_ours(ways[name], steps, seed)
-                check_alike(found, theirs, device)
-                rates[name].append(found["images_per_second"])
-                losses[name].append(found["loss"])
+            bar.set_description(ARTICLE)
+            results = {ARTICLE: train_article(steps, seed)}
+            for name, (precision, flags) in launches.items():
                 bar.update()
+                bar.set_description(name)
+                results[name] = train_ours(precision, flags, steps, seed)
+            bar.update()
+            for name, result in results.items():
+                check_alike(result, results[ARTICLE], device)
+                rates[name].append(result.images_per_second)
+                losses[name].append(result.mean_loss)
     table = Table("Training ResNet-101", "images/s", rates, reference=ARTICLE)
-    ratio = {name: statistics.median(table.ratios(name)) for name in ways}
-    loss = {name: statistics.median(values) for name, values in losses.items()}
-    return Report("article", [table], findings(ratio, loss, steps), {"ratio": ratio, "loss": loss})
+    ratios = {name: table.rows[name].median_ratio for name in launches}
+    mean_losses = {name: statistics.median(values) for name, values in losses.items()}
+    facts = {f"mean loss, {name}": loss for name, loss in mean_losses.items()}
+    return Report([table], findings(ratios, mean_losses, steps), {**facts})
 
 
-def our_ways(device: str) -> dict[str, tuple[str, ...]]:
-    """The rows of our loop: the precision of the launch, then further flags of train.py."""
-    ways: dict[str, tuple[str, ...]] = {"ours, fp32": ("no",)}
+def our_launches(device: str) -> dict[str, tuple[str, list[str]]]:
+    """Return the precision of the launch and further flags of train.py, for each row of ours."""
+    launches: dict[str, tuple[str, list[str]]] = {"ours, fp32": ("no", [])}
     if device != "cpu" or machine.has_bf16_instructions():
-        ways["ours, bf16"] = ("bf16",)
+        launches["ours, bf16"] = ("bf16", [])
     if device != "cpu":
-        ways["ours, bf16, compiled"] = ("bf16", "--compile")
-    return ways
+        launches["ours, bf16, compiled"] = ("bf16", ["--compile"])
+    return launches
 
 
-def train_theirs(steps: int, seed: int) -> dict:
-    """The article's loop: images_per_second, loss, device and threads."""
+def train_article(steps: int, seed: int) -> LoopResult:
     command = ["python", "-m", "accel_demo.lab.bench.article_loop"]
-    return json.loads(output_of([*command, "--steps", str(steps), "--seed", str(seed)])[-1])
+    *_, last_line = output_of([*command, "--steps", str(steps), "--seed", str(seed)])
+    return LoopResult(**json.loads(last_line))
 
 
-def train_ours(way: tuple[str, ...], steps: int, seed: int) -> dict:
-    """The same of train.py, from the files of its run."""
-    precision, *flags = way
+def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopResult:
+    """Run train.py and read its results from the files of its run."""
     config = "cpu" if own_device().type == "cpu" else "single_gpu"
     command = accelerate_launch(f"{config}.yaml", "--mixed_precision", precision)
-    command += ["accel_demo/train.py", *FLAGS.split(), *flags]
-    command += ["--max-steps", str(steps), "--epochs", str(steps), "--seed", str(seed)]
-    with tempfile.TemporaryDirectory() as run:
-        first, *_ = output_of(
-            [*command, "--log-every", str(warm_up_steps(steps)), "--run-dir", run]
-        )
-        environment = json.loads(Path(run, "environment.json").read_text())
-        lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
-    if not first.startswith("1 process on "):
-        raise RuntimeError(f"train.py was to be one process, but it says: {first}")
-    warm_up, *intervals = (line for line in lines if "train_loss" in line)
-    measured = steps - warm_up["step"]
-    seconds, loss, done = 0.0, 0.0, warm_up["step"]
+    command += ["accel_demo/train.py", *FLAGS.split(), *flags, "--seed", str(seed)]
+    command += ["--max-steps", str(steps), "--epochs", str(steps)]
+    command += ["--log-every", str(warm_up_steps(steps))]
+    with tempfile.TemporaryDirectory() as run_dir:
+        first_line, *_ = output_of([*command, "--run-dir", run_dir])
+        environment = json.loads(Path(run_dir, "environment.json").read_text())
+        lines = Path(run_dir, "metrics.jsonl").read_text().splitlines()
+    if not first_line.startswith("1 process on "):
+        raise RuntimeError(f"train.py must run in one process, but printed: {first_line}")
+    metrics = [json.loads(line) for line in lines]
+    warm_up, *intervals = (line for line in metrics if "train_loss" in line)
+    seconds, loss, steps_done = 0.0, 0.0, warm_up["step"]
     for line in intervals:
-        interval, done = line["step"] - done, line["step"]
+        interval, steps_done = line["step"] - steps_done, line["step"]
         seconds += interval * BATCH_SIZE / line["images_per_second"]
         loss += interval * line["train_loss"]
-    return {
-        "images_per_second": measured * BATCH_SIZE / seconds,
-        "loss": loss / measured,
-        "device": environment["device"],
-        "threads": environment["threads_per_process"],
-    }
+    measured = steps - warm_up["step"]
+    return LoopResult(
+        images_per_second=measured * BATCH_SIZE / seconds,
+        mean_loss=loss / measured,
+        device=environment["device"],
+        threads=environment["threads_per_process"],
+    )
 
 
 def output_of(command: list[str]) -> list[str]:
-    """The lines it prints; on the CPU it may use every core, unless OMP_NUM_THREADS says less."""
-    threads = os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())
-    timed = run_timed(command, on_cpu=False, OMP_NUM_THREADS=threads)
+    """Return the lines that the command prints."""
+    timed = run_timed(command, on_cpu=False, OMP_NUM_THREADS=threads_of_a_command())
     return [line for _, line in timed.lines]
 
 
-def check_alike(found: dict, theirs: dict, device: str) -> None:
-    """Raise `RuntimeError` where a training ran on something else than the article's loop."""
-    for name, value in (("device", device), ("threads", theirs["threads"])):
-        if found[name] != value:
-            raise RuntimeError(f"{name} should have been {value}, but was {found[name]}")
+def check_alike(result: LoopResult, article: LoopResult, device: str) -> None:
+    """Raise `RuntimeError` if a loop used other hardware than `device` or the article's loop."""
+    expected, actual = (device, article.threads), (result.device, result.threads)
+    if actual != expected:
+        raise RuntimeError(f"device and threads should have been {expected}, but were {actual}")
 
 
-def findings(ratio: dict[str, float], loss: dict[str, float], steps: int) -> list[str]:
-    """What the medians say, in sentences."""
-    best = max(ratio, key=lambda name: ratio[name])
+def findings(ratios: dict[str, float], losses: dict[str, float], steps: int) -> list[str]:
+    """Return sentences about the median ratios and losses."""
+    best = max(ratios, key=lambda name: ratios[name])
     precision = best.removeprefix("ours, ")
     sentences = [
-        f"Our loop in {precision}: {ratio[best]:.1f} x the images/s of the article's loop."
+        f"Our loop in {precision}: {ratios[best]:.1f} x the images/s of the article's loop."
     ]
-    if list(ratio) == ["ours, fp32"]:
+    if list(ratios) == ["ours, fp32"]:
         sentences.append(
-            "This CPU has no bf16 instructions, so our loop ran in fp32 alone: "
-            "most of what it gains on a CPU needs them."
+            "This CPU has no bf16 instructions, so our loop ran only in fp32: most of its gain on "
+            "a CPU comes from bf16."
         )
-    said = "; ".join(f"{name} {value:.2f}" for name, value in loss.items())
+    values = "; ".join(f"{name} {value:.2f}" for name, value in losses.items())
     first = warm_up_steps(steps) + 1
-    sentences.append(f"Mean training loss of steps {first} to {steps}: {said}.")
+    sentences.append(f"Mean training loss of steps {first} to {steps}: {values}.")
     return sentences

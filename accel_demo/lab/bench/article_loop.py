@@ -1,13 +1,14 @@
-"""The training loop of the article this course started from, by itself.
+"""Train ResNet-101 with the loop of the article that this course started from.
 
 python -m accel_demo.lab.bench.article_loop --steps 4 --seed 0
 
-ResNet-101 in fp32 on the packaged images, read through torchvision image by image, in batches of
-256. The last line it prints is what `accel-demo bench article` reads.
+It trains in fp32 on the packaged images, which torchvision reads one by one, in batches of 256. The
+last line is the result as JSON: `accel-demo bench article` reads it.
 """
 
 import json
 import time
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
@@ -15,13 +16,23 @@ from torch.utils.data import DataLoader
 
 from accel_demo.errors import Parser, UserError, one_line_errors
 from accel_demo.lab.bench.input import torchvision_set
+from accel_demo.lab.bench.limit import wait_for
 from accel_demo.processes.connect import own_device
 
 BATCH_SIZE = 256
 
 
-def main(steps: int, seed: int) -> None:
-    """Print, as JSON, images per second and the mean loss of the steps after the warm-up."""
+@dataclass(frozen=True)
+class LoopResult:
+    """Speed and mean loss of the steps after the warm-up, and the hardware of the run."""
+
+    images_per_second: float
+    mean_loss: float
+    device: str
+    threads: int
+
+
+def train(steps: int, seed: int) -> LoopResult:
     warm_up = warm_up_steps(steps)
     device = own_device()
     torch.manual_seed(seed)
@@ -52,17 +63,12 @@ def main(steps: int, seed: int) -> None:
                 break
     wait_for(device)
     seconds = time.perf_counter() - started_at
-    answer = {
-        "images_per_second": images_seen / seconds,
-        "loss": torch.stack(losses[warm_up:]).mean().item(),
-        "device": device.type,
-        "threads": torch.get_num_threads(),
-    }
-    print(json.dumps(answer))
+    mean_loss = torch.stack(losses[warm_up:]).mean().item()
+    return LoopResult(images_seen / seconds, mean_loss, device.type, torch.get_num_threads())
 
 
 def make_model() -> nn.Module:
-    """torchvision's ResNet-101 for ten classes, its first layer for one channel."""
+    """Return torchvision's ResNet-101 for ten classes and images with one channel."""
     from torchvision import models
 
     model = models.resnet101(num_classes=10)
@@ -71,19 +77,13 @@ def make_model() -> nn.Module:
 
 
 def warm_up_steps(steps: int) -> int:
-    """How many of the first steps do not count: a sixth, from two to ten.
+    """Return the number of steps before the clock starts: a sixth of all, from two to ten.
 
-    Raises `UserError` where none is left to measure.
+    Raises `UserError` if no step is left to measure.
     """
     if steps < 3:
         raise UserError(f"--steps must be at least 3, got {steps}: the first two are warm-up")
     return min(max(2, steps // 6), 10)
-
-
-def wait_for(device: torch.device) -> None:
-    """A GPU works behind the host's back: before the clock is read, its work must be done."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
 
 
 if __name__ == "__main__":
@@ -92,4 +92,4 @@ if __name__ == "__main__":
         parser.add_argument("--steps", type=int, default=4, help="three or more (default: 4)")
         parser.add_argument("--seed", type=int, default=0, help="weights and order (default: 0)")
         options = parser.parse_args()
-        main(options.steps, options.seed)
+        print(json.dumps(asdict(train(options.steps, options.seed))))

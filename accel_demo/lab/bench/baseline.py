@@ -1,11 +1,11 @@
-"""The conventional baseline of `accel-demo bench accuracy`: MNIST as tutorials usually train it.
+"""Train the conventional baseline of `accel-demo bench accuracy`, PyTorch's MNIST example.
 
 python -m accel_demo.lab.bench.baseline --data-dir /usr/share/datasets/fashion-mnist --seed 0
 
 Network, optimizer, learning rates, batch sizes and number of epochs are those of
-https://github.com/pytorch/examples/blob/main/mnist/main.py (that shuffles on a GPU only; here the
-order is always shuffled). The images are Fashion-MNIST's, with their own mean and deviation. It
-evaluates after every epoch, and stops after the first one that reaches the highest target.
+https://github.com/pytorch/examples/blob/main/mnist/main.py, which shuffles on a GPU only; here the
+order is always shuffled. The images are Fashion-MNIST's, with their own mean and deviation. The
+program evaluates after every epoch, and stops at the first epoch that reaches the highest target.
 """
 
 import gzip
@@ -45,15 +45,11 @@ def main() -> None:
 
 
 def train(options, folder: Path) -> None:
-    """Train and evaluate in turns, and print the accuracy of every epoch."""
+    """Train, and print the test accuracy after every epoch."""
     torch.manual_seed(options.seed)
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     train_set = datasets.FashionMNIST(folder, train=True, transform=transform)
     test_set = datasets.FashionMNIST(folder, train=False, transform=transform)
-    if not 0 <= options.train_samples <= len(train_set):
-        raise UserError(
-            f"--train-samples must be from 0 to {len(train_set)}, got {options.train_samples}"
-        )
     if options.train_samples:
         train_set = Subset(train_set, range(options.train_samples))
     train_loader = DataLoader(train_set, BATCH_SIZE, shuffle=True)
@@ -78,7 +74,7 @@ def train(options, folder: Path) -> None:
 
 
 class Net(nn.Sequential):
-    """The network of pytorch/examples; its log_softmax is in the loss here."""
+    """The network of pytorch/examples. Its log_softmax is part of the loss here."""
 
     def __init__(self):
         super().__init__(
@@ -98,7 +94,7 @@ class Net(nn.Sequential):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
-    """The share of test images that the model names right."""
+    """Return the share of test images that the model classifies correctly."""
     model.eval()
     correct = count = 0
     for images, labels in test_loader:
@@ -109,9 +105,9 @@ def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
 
 @contextmanager
 def torchvision_folder(data_dir: Path) -> Iterator[Path]:
-    """A folder as torchvision wants it, with FashionMNIST/raw unpacked.
+    """Yield a folder in torchvision's layout, with unpacked files in FashionMNIST/raw.
 
-    It is `data_dir` itself where that is such a folder already, else a temporary one.
+    This is `data_dir` itself if it has that layout, else a temporary folder.
     """
     source = idx_folder(data_dir)
     raw = Path("FashionMNIST", "raw")
@@ -121,7 +117,7 @@ def torchvision_folder(data_dir: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, raw).mkdir(parents=True)
         for name in FASHION_MNIST_SUMS:
-            read_idx(source, name)  # a damaged file is the user's mistake, and this says so
+            read_idx(source, name)  # raises UserError if the file is damaged
             if (source / name).exists():
                 shutil.copyfile(source / name, Path(folder, raw, name))
             else:
@@ -131,13 +127,13 @@ def torchvision_folder(data_dir: Path) -> Iterator[Path]:
 
 
 def idx_folder(data_dir: Path) -> Path:
-    """Where the four idx files lie, packed or not: in `data_dir`, or where torchvision keeps them.
+    """Return the folder of the four idx files, packed or not: `data_dir` or torchvision's below it.
 
-    Raises `UserError` where they lie in neither.
+    Raises `UserError` if neither contains all four.
     """
     for folder in (data_dir, data_dir / "FashionMNIST" / "raw"):
-        found = {path.name.removesuffix(".gz") for path in folder.glob("*-ubyte*")}
-        if found >= FASHION_MNIST_SUMS.keys():
+        files = {path.name.removesuffix(".gz") for path in folder.glob("*-ubyte*")}
+        if files >= FASHION_MNIST_SUMS.keys():
             return folder
     code = "from torchvision.datasets import FashionMNIST as F; F('data', download=True)"
     raise UserError(

@@ -1,13 +1,14 @@
-"""nn.DataParallel against DistributedDataParallel: images per second on the same devices.
+"""Compare nn.DataParallel with DistributedDataParallel: images per second on the same devices.
 
 accel-demo bench dataparallel
+accel-demo bench dataparallel --quick --model tiny_cnn
 
-All train the same model with the same global batch, in turns. nn.DataParallel is one process, with
-a thread for each GPU; with fewer than two GPUs it only calls the module it wraps. Raw DDP has two
-processes, with half of the batch, and one GPU or half of the CPU's threads, each.
+All train the same model with the same global batch, in turns. nn.DataParallel is one process with
+one thread per GPU; with fewer than two GPUs it only calls the module that it wraps. Raw DDP has two
+processes: each has half of the batch, and one GPU or half of the CPU's threads.
 """
 
-import statistics
+from argparse import ArgumentParser, Namespace
 
 import torch
 from tqdm import tqdm
@@ -19,49 +20,48 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 9
-STEPS, WARM_UP = 40, 4
+STEPS, WARM_UP = 40, 4  # steps of one run, of which the first ones do not count
 PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
 
 
-def add_options(parser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per optimizer step, over all devices (default: 256)"
     parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)
 
 
-def measure(options) -> Report:
-    """Images per second of the three, in turns."""
+def measure(options: Namespace) -> Report:
+    """Measure the images per second of all three, in turns."""
     batch = options.global_batch
     if batch < 2 or batch % 2:
         raise UserError(f"--global-batch must be even, for two processes to share it: got {batch}")
     choices = {"model": options.model, "dataset": "synthetic", "max_steps": STEPS}
     choices |= {"train_samples": STEPS * batch, "test_samples": 64}
     batch_sizes = {PLAIN: batch, DATA_PARALLEL: batch, DDP: batch // 2}
-    TrainConfig(**choices, batch_size=batch)  # what cannot be is said before anything is started
+    TrainConfig(**choices, batch_size=batch)  # reports a mistake before anything is started
     on_cpu = torch.cuda.device_count() < 2
-    one, both = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
+    one_gpu, both_gpus = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
     threads = max(2, usable_cores() // 2 * 2)  # even, so that the pair has as many
     rates: dict[str, list[float]] = {PLAIN: [], DATA_PARALLEL: [], DDP: []}
     with (
-        WorkerPool(1, threads, one) as alone,
-        WorkerPool(1, threads, both) as threaded,
-        WorkerPool(2, threads // 2, both) as pair,
+        WorkerPool(1, threads, one_gpu) as alone,
+        WorkerPool(1, threads, both_gpus) as threaded,
+        WorkerPool(2, threads // 2, both_gpus) as pair,
     ):
         pools = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
-        for name, pool in pools.items():  # what is imported at the first step is imported now
+        for name, pool in pools.items():  # not measured: the first step imports modules
             pool.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
         for repeat in tqdm(range(options.repeats), desc="dataparallel", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:
                 fields = {**choices, "batch_size": batch_sizes[name]}
-                answer = pools[name].run(name, fields, warm_up=WARM_UP)
-                images = answer["processes"] * batch_sizes[name]
-                rates[name].append(images / answer["seconds_per_step"])
-    where = f"the CPU, {threads} threads in all" if on_cpu else "two GPUs"
-    title = f"Training {options.model}, {batch} images per step on {where}"
+                result = pools[name].run(name, fields, warm_up=WARM_UP)
+                images = result["processes"] * batch_sizes[name]
+                rates[name].append(images / result["seconds_per_step"])
+    place = f"the CPU, {threads} threads in all" if on_cpu else "two GPUs"
+    title = f"Training {options.model}, {batch} images per step on {place}"
     table = Table(title, "images/s", rates, DATA_PARALLEL, digits=0)
-    ratio = statistics.median(table.ratios(DDP))
+    ratio = table.rows[DDP].median_ratio
     finding = f"DDP with two processes reaches {ratio:.2f} times the speed of nn.DataParallel"
     finding += ", which here only calls the module." if on_cpu else "."
-    facts = {"ddp_over_dataparallel": ratio, "processes": pair.processes}
-    return Report("dataparallel", [table], [finding], facts)
+    return Report([table], [finding], {"processes": pair.processes})

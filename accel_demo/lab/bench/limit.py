@@ -1,19 +1,21 @@
-"""How near a training step comes to the fastest matrix multiplication on this machine.
+"""Measure how close a training step comes to the fastest matrix multiplication on this machine.
 
 accel-demo bench limit
+accel-demo bench limit --precision no --plot limit.svg
 
-Floating-point operations of a step (counted by torch.utils.flop_counter: convolutions and matrix
-products) over its seconds, against the best rate that square matrix products reach in the same
-process, at the same precision and number of threads. A profile tells what the step does besides.
+The rate of a step is its floating-point operations per second, as torch.utils.flop_counter counts
+them (convolutions and matrix products). It is compared with the best rate of square matrix products
+in the same process, with the same precision and number of threads. On a CPU, a profile shows what
+else takes time in a step.
 """
 
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stderr, redirect_stdout
 
 import torch
@@ -26,16 +28,17 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab import machine, pool_worker
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import run_timed
+from accel_demo.lab.worker_pool import WorkerResult
 from accel_demo.models import make_model
 from accel_demo.processes.connect import own_device
 from accel_demo.wording import counted
 
 REPEATS = 7
-STEPS, WARM_UP = 50, 5  # of one run, and how many of them do not count
+STEPS, WARM_UP = 50, 5  # steps of one run, of which the first ones do not count
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 
-# What a step consists of, by what torch calls its operators, those they are called from included:
-# the first kind that fits counts.
+# The parts of a step, with the first letters of torch's names for their operators. An operator
+# belongs to the first kind that matches its own name or the name of one of its callers.
 KINDS = {
     "optimizer": ("Optimizer.",),
     "data": ("enumerate(DataLoader)",),
@@ -49,23 +52,23 @@ KINDS = {
 }
 
 
-def add_options(parser) -> None:
-    help = "what to compute in (default: bf16 where the device has it in hardware, else no: fp32)"
+def add_options(parser: ArgumentParser) -> None:
+    help = "number format (default: bf16 if the device has it in hardware, else no: fp32)"
     parser.add_argument("--precision", choices=PRECISIONS, default=None, help=help)
 
 
-def measure(options) -> Report:
-    """Rates in GFLOP/s at one thread and at all of them, their ratio, and a profile."""
+def measure(options: Namespace) -> Report:
+    """Measure both rates with one thread and with all threads, and profile a step."""
     device = own_device()
     has_bf16 = device.type != "cpu" or machine.has_bf16_instructions()
     precision = options.precision or ("bf16" if has_bf16 else "no")
     name = {"no": "fp32", "bf16": "bf16"}[precision]
-    torch.backends.cudnn.allow_tf32 = False  # as matrix products: fp32 means fp32
+    torch.backends.cudnn.allow_tf32 = False  # fp32 convolutions in fp32, as matrix products are
     config = TrainConfig()
     flops = flops_of_step(config)
     every_thread = torch.get_num_threads()
     thread_counts = sorted({1, every_thread}) if device.type == "cpu" else [every_thread]
-    tables, findings, shares = [], [], {}
+    tables, findings = [], []
     for threads in thread_counts:
         torch.set_num_threads(threads)
         place = counted(threads, "thread") if device.type == "cpu" else "GPU"
@@ -75,26 +78,26 @@ def measure(options) -> Report:
             seconds = train_plain(config, precision)["seconds_per_step"]
             rows["training steps"].append(flops / seconds / 1e9)
         table = Table(f"{config.model} in {name}, {place}", "GFLOP/s", rows, "matrix products")
-        shares[place] = statistics.median(table.ratios("training steps"))
-        findings.append(f"{place}: a step reaches {shares[place]:.0%} of the matrix-product rate.")
+        share = table.rows["training steps"].median_ratio
+        findings.append(f"{place}: a step reaches {share:.0%} of the matrix-product rate.")
         tables.append(table)
     torch.set_num_threads(every_thread)
     if device.type == "cpu":  # a GPU works while the profiler counts Python's time
-        child = ["python", "-m", "accel_demo.lab.bench.limit", precision]
-        # In a process of its own: the profiler's C++ writes to stderr.
-        found = json.loads(run_timed(child, OMP_NUM_THREADS=str(every_thread)).lines[-1][1])
+        # In a new process, because the profiler's C++ writes to stderr.
+        command = ["python", "-m", "accel_demo.lab.bench.limit", precision]
+        *_, (_, line) = run_timed(command, OMP_NUM_THREADS=str(every_thread)).lines
         title = f"Where a step's time goes, {place}, under the profiler"
-        tables.append(Table(title, "%", found))
+        tables.append(Table(title, "%", json.loads(line)))
     findings.append(
         f"A step is {flops / 1e9:.2f} GFLOP: {flops / config.batch_size / 1e6:.1f} MFLOP per image."
     )
     if not has_bf16:
         findings.append("This CPU has no bf16 instructions; torch would emulate bf16, slowly.")
-    return Report("limit", tables, findings, {"shares": shares, "flops_per_step": flops})
+    return Report(tables, findings, {"flops_per_step": flops})
 
 
 def flops_of_step(config: TrainConfig) -> int:
-    """Floating-point operations of forward and backward over one batch of 28×28 images."""
+    """Count the floating-point operations of forward and backward for a batch of 28×28 images."""
     model, labels = make_model(config), torch.zeros(config.batch_size, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(torch.rand(config.batch_size, 1, 28, 28)), labels).backward()
@@ -102,7 +105,7 @@ def flops_of_step(config: TrainConfig) -> int:
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of the fastest product of two square matrices."""
+    """Return the FLOP/s of the fastest product of two square matrices."""
     sizes, products = ((512, 1024, 2048), 1) if device.type == "cpu" else ((4096, 8192), 20)
     best = math.inf
     for size in sizes:
@@ -119,7 +122,7 @@ def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float]]:
-    """The share of each kind of operator in the time of train_plain.py's steps, in percent."""
+    """Return the share of each kind of operator in train_plain.py's steps, in percent."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train_plain(config, precision)
     events = profiler.events() or []
@@ -134,7 +137,7 @@ def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float
 
 
 def kind_of(event) -> str:
-    """The kind of an event of torch's profiler, by its name and those of its callers."""
+    """Return the kind of an event of torch's profiler, from its name and its callers' names."""
     names = []
     while event is not None:
         names.append(event.name.removeprefix("aten::"))
@@ -145,27 +148,22 @@ def kind_of(event) -> str:
     return "other operators"
 
 
-def train_plain(config: TrainConfig, precision: str) -> dict:
-    """The answer of pool_worker.run to STEPS steps on synthetic images, in this process."""
+def train_plain(config: TrainConfig, precision: str) -> WorkerResult:
+    """Train STEPS steps on synthetic images in this process. Return pool_worker.run's answer."""
     with (
         tempfile.TemporaryDirectory() as run_dir,
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),
         redirect_stderr(nowhere),
     ):
-        choices = {
-            "model": config.model,
-            "dataset": "synthetic",
-            "train_samples": STEPS * config.batch_size,
-            "test_samples": 1,
-            "max_steps": STEPS,
-            "run_dir": run_dir,
-        }
+        choices = {"model": config.model, "dataset": "synthetic", "max_steps": STEPS}
+        choices |= {"train_samples": STEPS * config.batch_size, "test_samples": 1}
+        choices |= {"run_dir": run_dir}
         return pool_worker.run("plain PyTorch", choices, precision, warm_up=WARM_UP)
 
 
 def wait_for(device: torch.device) -> None:
-    """A GPU computes while Python goes on; a clock is read when it is done."""
+    """Wait until a GPU has finished its work. Call this before each reading of a clock."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 

@@ -1,129 +1,119 @@
-"""What a step of the same training costs in plain PyTorch, in raw DDP and with Accelerate.
+"""Measure what a training step costs in plain PyTorch, in raw DDP and with Accelerate.
 
 accel-demo bench overhead
+accel-demo bench overhead --quick --json overhead.json
 
-The train files run as they are, in turns, on one thread per process: a tiny model, where overhead
-shows, and the default one, at one process and at two. A run counts with its median step. Then both
-loops run with hooks that time the parts of a step, and under Python's profiler, which makes calls
-of Python functions slower.
+The train files run unmodified, in turns, with one thread per process, on one and on two processes.
+They train a tiny model, in which overhead is visible, and the default model. The value of a run is
+its median step. Further runs time the parts of a step with hooks, and list the slowest calls under
+Python's profiler, which makes calls of Python functions slower.
 """
 
 import cProfile
 import platform
 import pstats
 import statistics
+from argparse import Namespace
 
 from tqdm import tqdm
 
 from accel_demo.lab.measurements import Report, Table, median_interval
 from accel_demo.lab.step_parts import PARTS
-from accel_demo.lab.worker_pool import WorkerPool
+from accel_demo.lab.worker_pool import WorkerPool, WorkerResult
 from accel_demo.wording import counted
 
 REPEATS = 21
 BATCH_SIZE = 128
-STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # of one run; the first tenth warms up
-TELLINGS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
+STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # in one run; the first tenth is warm-up
+VERSIONS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
 WATCHED_RUNS = 5
-DEAREST = 6  # calls to list
+SLOWEST = 6  # calls to list
 NO_PROFILE = (
-    "No table of calls inside Accelerate: the profiler of Python "
-    f"{platform.python_version()} loses its place at calls that torch makes (cpython#122029)."
+    f"No table of calls inside Accelerate: the profiler of Python {platform.python_version()} "
+    "misses calls that torch makes (cpython#122029)."
 )
 
 
-def add_options(parser) -> None:
-    """Add no option: those that every benchmark has are enough."""
-
-
-def measure(options) -> Report:
-    """Tables of microseconds per step, of what Accelerate adds to them, and of where."""
-    tables, findings, facts = [], [], {}
-    extra: dict[str, list[float]] = {}
+def measure(options: Namespace) -> Report:
+    """Measure the microseconds per step, and which parts and calls of Accelerate add to them."""
+    tables, findings = [], []
+    added: dict[str, list[float]] = {}
     with WorkerPool(1, threads=1) as alone, WorkerPool(2, threads=1) as pair:
-        pools = {1: alone, 2: pair}
         for model in STEPS:
-            microseconds, devices = in_turns(pools, model, options.repeats)
-            for processes, tellings in TELLINGS.items():
-                rows = {name: microseconds[processes, name] for name in tellings}
-                place = f"{counted(processes, 'process')} on {devices[processes]}"
-                name = f"{model}, {place}"
-                table = Table(f"Step of {name}", "µs", rows, tellings[0], digits=0)
-                pairs = zip(rows["Accelerate"], rows[tellings[0]], strict=True)
-                added = [ours - theirs for ours, theirs in pairs]
+            microseconds, devices = in_turns({1: alone, 2: pair}, model, options.repeats)
+            for processes, (reference, *others) in VERSIONS.items():
+                rows = {name: microseconds[processes, name] for name in (reference, *others)}
+                name = f"{model}, {counted(processes, 'process')} on {devices[processes]}"
+                table = Table(f"Step of {name}", "µs", rows, reference, digits=0)
                 tables.append(table)
-                extra[f"{name}: Accelerate less {tellings[0]}"] = added
-                findings.append(sentence(name, tellings[0], added, table.ratios("Accelerate")))
-                facts[name] = {
-                    "processes": processes,
-                    "added_microseconds": statistics.median(added),
-                    "added_interval": median_interval(added),
-                    "ratio_interval": median_interval(table.ratios("Accelerate")),
-                }
-        tables.append(Table("What Accelerate adds to a step", "µs", extra, digits=0))
+                pairs = zip(rows["Accelerate"], rows[reference], strict=True)
+                differences = [accelerate - without for accelerate, without in pairs]
+                added[f"{name}: Accelerate less {reference}"] = differences
+                ratio_interval = table.rows["Accelerate"].ratio_interval
+                findings.append(sentence(name, reference, differences, ratio_interval))
+        tables.append(Table("What Accelerate adds to a step", "µs", added, digits=0))
         tables.append(parts_of_a_step(alone))
-        if profiler_keeps_its_place():
-            tables += dearest_calls(alone)
+        if profiler_counts_all_calls():
+            tables += slowest_calls(alone)
         else:
             findings.append(NO_PROFILE)
-    return Report("overhead", tables, findings, facts)
+    return Report(tables, findings)
 
 
-def in_turns(pools: dict[int, WorkerPool], model: str, repeats: int) -> tuple[dict, dict]:
-    """{(processes, telling): microseconds per step of each repeat}, {processes: device}."""
-    runs = [(processes, name) for processes, names in TELLINGS.items() for name in names]
-    microseconds: dict = {run: [] for run in runs}
+def in_turns(
+    pools: dict[int, WorkerPool], model: str, repeats: int
+) -> tuple[dict[tuple[int, str], list[float]], dict[int, str]]:
+    """Return the microseconds per step by (processes, version), and the device by processes."""
+    runs = [(processes, version) for processes in VERSIONS for version in VERSIONS[processes]]
+    microseconds: dict[tuple[int, str], list[float]] = {run: [] for run in runs}
     devices = {}
     for repeat in tqdm(range(repeats), desc=f"steps of {model}", unit="repeat"):
-        shift = repeat % len(runs)  # nobody is always first
-        for processes, telling in runs[shift:] + runs[:shift]:
+        shift = repeat % len(runs)  # so that each run is first in some repeat
+        for processes, version in runs[shift:] + runs[:shift]:
             warm_up = STEPS[model] // 10
-            answer = pools[processes].run(telling, choices(model), warm_up=warm_up)
-            microseconds[processes, telling].append(1e6 * typical_step(answer))
-            devices[processes] = answer["device"]
+            result = pools[processes].run(version, choices(model), warm_up=warm_up)
+            microseconds[processes, version].append(1e6 * typical_step(result))
+            devices[processes] = result["device"]
     return microseconds, devices
 
 
-def typical_step(answer: dict) -> float:
-    """Seconds of the median step, which a hiccup of the machine leaves alone.
+def typical_step(result: WorkerResult) -> float:
+    """Return the seconds of the median step, which a short disturbance does not change.
 
-    On a GPU the mean step: there Python runs ahead, and a single step says little.
+    On a GPU, return the mean step: Python runs ahead there, and single steps mean little.
     """
-    if answer["device"] != "cpu":
-        return answer["seconds_per_step"]
-    pairs = zip(answer["stamps"], answer["stamps"][1:], strict=False)
+    if result["device"] != "cpu":
+        return result["seconds_per_step"]
+    pairs = zip(result["stamps"], result["stamps"][1:], strict=False)
     return statistics.median(after - before for before, after in pairs)
 
 
 def choices(model: str) -> dict:
-    """One epoch of STEPS steps for each process of two, on synthetic images."""
-    return {
-        "model": model,
-        "dataset": "synthetic",
-        "train_samples": 2 * STEPS[model] * BATCH_SIZE,
-        "test_samples": 64,
-        "batch_size": BATCH_SIZE,
-        "max_steps": STEPS[model],
-    }
+    """Return the fields of TrainConfig for STEPS steps in one epoch, for up to two processes."""
+    steps = STEPS[model]
+    choices = {"model": model, "dataset": "synthetic", "max_steps": steps, "test_samples": 64}
+    return {**choices, "train_samples": 2 * steps * BATCH_SIZE, "batch_size": BATCH_SIZE}
 
 
-def sentence(name: str, reference: str, added: list[float], ratios: list[float]) -> str:
-    bounds, interval = median_interval(added), median_interval(ratios)
-    text = f"{name}: Accelerate adds {statistics.median(added):.0f} µs per step to {reference}"
-    if not bounds:
+def sentence(
+    name: str, reference: str, differences: list[float], ratio_interval: list[float]
+) -> str:
+    median, interval = statistics.median(differences), median_interval(differences)
+    text = f"{name}: Accelerate adds {median:.0f} µs per step to {reference}"
+    if not interval:
         return f"{text} (five repeats or more give an interval)."
     return (
-        f"{text}, 90 % interval {bounds[0]:.0f} to {bounds[1]:.0f} µs; "
-        f"the ratio's is {interval[0]:.3f} to {interval[1]:.3f}."
+        f"{text}, 90 % interval {interval[0]:.0f} to {interval[1]:.0f} µs; "
+        f"the ratio's is {ratio_interval[0]:.3f} to {ratio_interval[1]:.3f}."
     )
 
 
-def profiler_keeps_its_place() -> bool:
+def profiler_counts_all_calls() -> bool:
     """Return False if cProfile misses the calls of C functions that are bound as methods.
 
-    In Python 3.12.1 and 3.13.0 it notes that such a function returns, but not that it was called
-    (cpython#122029). Every later line is then counted for the wrong caller. torch has many of them:
-    all functions of its C++ classes, such as those that write a file.
+    In Python 3.12.1 and 3.13.0 it records that such a function returns, but not that it was called
+    (cpython#122029), and assigns every later line to the wrong caller. torch has many such
+    functions: all functions of its C++ classes, such as those that write a file.
     """
 
     class Bound:
@@ -141,38 +131,39 @@ def parts_of_a_step(pool: WorkerPool) -> Table:
     """Return how much longer each part of a step takes in train.py than in train_plain.py."""
     added: dict[str, list[float]] = {part: [] for part in PARTS}
     for repeat in tqdm(range(WATCHED_RUNS), desc="parts", unit="repeat"):
-        plain, ours = both_loops(pool, repeat, "parts")
+        plain, accelerate = both_loops(pool, repeat, "parts")
         for part in PARTS:
-            added[part].append(median_microseconds(ours, part) - median_microseconds(plain, part))
+            difference = median_seconds(accelerate, part) - median_seconds(plain, part)
+            added[part].append(1e6 * difference)
     title = "Where: Accelerate less plain PyTorch on tiny_cnn"
     return Table(title, "µs per step", added, digits=0)
 
 
-def median_microseconds(answer: dict, part: str) -> float:
-    return 1e6 * statistics.median(step[part] for step in answer["parts"])
+def median_seconds(result: WorkerResult, part: str) -> float:
+    return statistics.median(step[part] for step in result["parts"])
 
 
-def dearest_calls(pool: WorkerPool) -> list[Table]:
-    """Return what Accelerate's functions call that a plain step never does, under the profiler."""
+def slowest_calls(pool: WorkerPool) -> list[Table]:
+    """Return the slowest calls of Accelerate's functions that a plain step does not make."""
     steps = STEPS["tiny_cnn"]
-    inside: dict[str, list[float]] = {}
+    microseconds: dict[str, list[float]] = {}
     for repeat in tqdm(range(WATCHED_RUNS), desc="profile", unit="repeat"):
-        plain, ours = both_loops(pool, repeat, "profile")
-        for name, (count, seconds) in ours["inside"].items():
-            called = name.split(": ")[-1]
-            if count >= steps // 10 and plain["counts"].get(called, 0) < steps // 10:
-                inside.setdefault(name, []).append(1e6 * seconds / steps)
-    inside = {name: values for name, values in inside.items() if len(values) == WATCHED_RUNS}
-    dearest = sorted(inside, key=lambda name: -statistics.median(inside[name]))[:DEAREST]
-    title = "Inside: Accelerate's dearest lines and calls, without those of a plain step"
-    rows = {name: inside[name] for name in dearest}
-    return [Table(title, "µs per step", rows, digits=0)] if rows else []
+        plain, accelerate = both_loops(pool, repeat, "profile")
+        for name, (calls, seconds) in accelerate["inside"].items():
+            function = name.split(": ")[-1]
+            if calls >= steps // 10 and plain["counts"].get(function, 0) < steps // 10:
+                microseconds.setdefault(name, []).append(1e6 * seconds / steps)
+    rows = {name: values for name, values in microseconds.items() if len(values) == WATCHED_RUNS}
+    slowest = sorted(rows, key=lambda name: -statistics.median(rows[name]))[:SLOWEST]
+    title = "Inside: Accelerate's slowest lines and calls, without those of a plain step"
+    table = Table(title, "µs per step", {name: rows[name] for name in slowest}, digits=0)
+    return [table] if slowest else []
 
 
-def both_loops(pool: WorkerPool, repeat: int, watched: str) -> tuple[dict, dict]:
-    """Train the tiny model with train_plain.py and with train.py, in an order that alternates."""
+def both_loops(pool: WorkerPool, repeat: int, watched: str) -> tuple[WorkerResult, WorkerResult]:
+    """Train the tiny model with train_plain.py and with train.py, in alternating order."""
     versions = ["plain PyTorch", "Accelerate"]
-    answers = {}
+    results = {}
     for version in versions if repeat % 2 else versions[::-1]:
-        answers[version] = pool.run(version, choices("tiny_cnn"), watched=watched)
-    return answers["plain PyTorch"], answers["Accelerate"]
+        results[version] = pool.run(version, choices("tiny_cnn"), watched=watched)
+    return results["plain PyTorch"], results["Accelerate"]

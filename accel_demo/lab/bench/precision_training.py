@@ -1,6 +1,6 @@
-"""One process that trains one network in one precision, some steps whenever it is told to.
+"""Train one network in one precision, a few steps per call.
 
-precision.py starts one for each way. `begin` comes first.
+precision.py runs these functions in a process for each setting, `begin` first.
 """
 
 import json
@@ -23,8 +23,8 @@ from accel_demo.workarounds import keep_freed_memory
 LEARNING_RATE = 1e-3
 
 
-class Training:
-    """A network, its optimizer, and the images it is at."""
+class SteppedTraining:
+    """A network with its optimizer and its position in the training images."""
 
     def __init__(self, model: str, precision: str, is_compiled: bool, batch_size: int):
         config = TrainConfig(model=model)
@@ -38,10 +38,10 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of training, as train_plain.py takes it; gives logits and loss."""
+        """Take one step as in train_plain.py. Return the logits and the loss."""
         first = self.batches_done * self.batch_size
-        chosen = [(first + number) % len(self.train_set) for number in range(self.batch_size)]
-        images, labels = (part.to(self.device) for part in self.train_set.__getitems__(chosen))
+        indices = [(first + number) % len(self.train_set) for number in range(self.batch_size)]
+        images, labels = (part.to(self.device) for part in self.train_set.__getitems__(indices))
         with self.autocast:
             logits = self.network(images)
         loss = F.cross_entropy(logits.float(), labels)
@@ -52,35 +52,35 @@ class Training:
         return logits.detach().float(), loss.detach()
 
 
-_training: Training  # of this process
+_training: SteppedTraining  # of this process
 
 
 def begin(
     model: str, precision: str, is_compiled: bool, batch_size: int, threads: int, cache: str
-) -> dict:
-    """Take the first step: its "seconds", and the "logits" of its images.
+) -> tuple[float, list[list[float]]]:
+    """Take the first step. Return its seconds, and the logits of its images.
 
-    What is compiled is kept in the folder `cache`, and nothing from elsewhere is used.
+    The compiler uses only `cache`, a new folder.
     """
     global _training
     os.makedirs(cache)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    os.environ["TMPDIR"] = cache  # where a C++ compiler that is killed leaves its files
+    os.environ["TMPDIR"] = cache  # for the files that a killed C++ compiler leaves behind
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # compiler and profiler talk; an error goes to precision.py
+        os.dup2(nowhere.fileno(), 2)  # of the compiler and profiler; exceptions go to precision.py
     torch.set_num_threads(threads)
-    torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
+    torch.backends.cudnn.allow_tf32 = False  # compute fp32 convolutions in fp32
     keep_freed_memory()
-    _training = Training(model, precision, is_compiled, batch_size)
-    _load_what_every_way_needs(_training.device)
+    _training = SteppedTraining(model, precision, is_compiled, batch_size)
+    _take_a_small_step(_training.device)
     started_at = time.perf_counter()
     logits, _ = _training.step()
     wait_for(_training.device)
-    return {"seconds": time.perf_counter() - started_at, "logits": logits.cpu().tolist()}
+    return time.perf_counter() - started_at, logits.cpu().tolist()
 
 
 def turn(steps: int) -> tuple[float, list[float]]:
-    """Seconds per step of so many steps, and the loss of each."""
+    """Take these steps. Return the mean seconds per step, and the loss of each step."""
     wait_for(_training.device)
     started_at = time.perf_counter()
     losses = [_training.step()[1] for _ in range(steps)]
@@ -90,10 +90,10 @@ def turn(steps: int) -> tuple[float, list[float]]:
 
 
 def bytes_of_a_step() -> int:
-    """The most bytes that one more step allocates on the device at a time.
+    """Take one more step and return the most bytes that it has allocated at a time on the device.
 
-    What stays from step to step, weights and optimizer state, is there before and not counted. On a
-    CPU torch's profiler notes each allocation, also those of compiled code.
+    Weights and optimizer state are allocated before and not included. On a CPU, torch's profiler
+    records each allocation, also those of compiled code.
     """
     device = _training.device
     if device.type == "cuda":
@@ -107,14 +107,14 @@ def bytes_of_a_step() -> int:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
-    notes = [event for event in events if event["name"] == "[memory]"]
-    notes = [note["args"] for note in sorted(notes, key=lambda note: note["ts"])]
-    before = notes[0]["Total Allocated"] - notes[0]["Bytes"]
-    return max(note["Total Allocated"] for note in notes) - before
+    changes = [event for event in events if event["name"] == "[memory]"]
+    changes = [change["args"] for change in sorted(changes, key=lambda change: change["ts"])]
+    before = changes[0]["Total Allocated"] - changes[0]["Bytes"]
+    return max(change["Total Allocated"] for change in changes) - before
 
 
-def _load_what_every_way_needs(device: torch.device) -> None:
-    """The first optimizer and the first kernels of a process take seconds, whatever the way."""
+def _take_a_small_step(device: torch.device) -> None:
+    """Load the code that every setting needs: optimizer and kernels take seconds the first time."""
     layer = torch.nn.Conv2d(1, 8, 3, device=device)
     optimizer = torch.optim.AdamW(layer.parameters())
     F.cross_entropy(

@@ -1,17 +1,17 @@
-"""Measure the seconds from a command to its first step of training, and where they go.
+"""Measure the seconds from a command to its first step of training, and how many are imports.
 
 accel-demo bench startup
 accel-demo bench startup --repeats 3 --json startup.json
 
-On the CPU, with 256 of the packaged images. The clock starts with the command and stops when the
-line comes that each train file prints right before its first step; for `accel-demo --help` it
-stops at the end. The commands take turns. Each import is timed in a Python of its own: a launcher
-imports torch before it starts the process that imports torch again, and the first optimizer of a
-process imports torch._dynamo.
+The commands train on 256 packaged images on the CPU, in turns. The clock starts with the command
+and stops at the line that each train file prints just before its first step; `accel-demo --help` is
+timed to its end. Each import is timed in a new Python process. A launcher imports torch and then
+starts the process that imports torch again; the first optimizer of a process imports torch._dynamo.
 """
 
 import statistics
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,9 +20,8 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import accelerate_launch, run_timed
 
 REPEATS = 5
-TIME_LIMIT = 120  # seconds, of one command
-SHORT = ["--max-steps", "1", "--train-samples", "256", "--test-samples", "256"]
-SHORT += ["--batch-size", "64"]
+TIME_LIMIT = 120  # seconds for one command
+SHORT = "--max-steps 1 --train-samples 256 --test-samples 256 --batch-size 64".split()
 PLAIN, HELP = "train_plain.py", "accel-demo --help"
 ONE, TWO = "accelerate launch, train.py, 1 process", "accelerate launch, train.py, 2 processes"
 DDP, SPAWNED = "torchrun, train_ddp.py, 1 process", "train_ddp.py --nproc 2, 2 processes"
@@ -31,7 +30,7 @@ OPTIMIZER = "the first optimizer of train.py"
 LIBRARIES = "import torch, accelerate"
 READY = "import torch, accel_demo.train; from accel_demo import config, optimizer; "
 READY += "model, choices = torch.nn.Linear(1, 1), config.TrainConfig()"
-IMPORTS = {  # what is executed before the clock starts, and what while it runs
+IMPORTS = {  # the statements before the clock starts, and the statement that is timed
     "torch": ("", "import torch"),
     "accelerate, after torch": ("import torch", "import accelerate"),
     "accel_demo, after both": (LIBRARIES, "import accel_demo.train"),
@@ -42,12 +41,8 @@ IMPORTS = {  # what is executed before the clock starts, and what while it runs
 }
 
 
-def add_options(parser) -> None:
-    """Add no option: those that every benchmark has are enough."""
-
-
-def measure(options) -> Report:
-    """Start every command and every import, in turns."""
+def measure(options: Namespace) -> Report:
+    """Time every command and every import, in turns."""
     commands = {
         PLAIN: ["python", "accel_demo/train_plain.py"],
         DDP: ["torchrun", "--standalone", "--nproc-per-node", "1", "accel_demo/train_ddp.py"],
@@ -66,8 +61,8 @@ def measure(options) -> Report:
                 bar.update()
             starts[HELP].append(run_timed(["accel-demo", "--help"], time_limit=TIME_LIMIT).seconds)
             bar.update()
-            for name, (before, timed) in IMPORTS.items():
-                imports[name].append(seconds_of(before, timed))
+            for name, (before, statement) in IMPORTS.items():
+                imports[name].append(seconds_of(before, statement))
                 bar.update()
     commands_table = Table("From the command to the first step", "s", starts, PLAIN, digits=2)
     imports_table = Table("Imports of a fresh Python", "s", imports, digits=2)
@@ -76,23 +71,24 @@ def measure(options) -> Report:
     rows = (starts[ONE], imports[LAUNCHER], imports[ALL], imports[OPTIMIZER])
     whole, *parts = (statistics.median(row) for row in rows)
     findings = [
-        f"By `accelerate launch` the first step comes {later:.1f} s later than in {PLAIN}.",
-        f"Of its {whole:.1f} s, {sum(parts):.1f} s are imports: {parts[0]:.1f} s in the launcher, "
-        f"{parts[1]:.1f} s in train.py, {parts[2]:.1f} s for its first optimizer.",
+        f"With `accelerate launch` the first step comes {later:.1f} s later than in {PLAIN}.",
+        f"Imports are {sum(parts):.1f} s of its {whole:.1f} s: {parts[0]:.1f} s in the launcher, "
+        f"{parts[1]:.1f} s in train.py, {parts[2]:.1f} s for the first optimizer.",
     ]
-    facts = {"accelerate_launch_later_seconds": later, "import_seconds": sum(parts)}
-    return Report("startup", [commands_table, imports_table], findings, facts)
+    facts: dict[str, float | str] = {"import_seconds": sum(parts)}
+    facts["accelerate_launch_later_seconds"] = later
+    return Report([commands_table, imports_table], findings, facts)
 
 
 def seconds_to_first_step(command: list[str], first_line: str) -> float:
-    """Until the command prints its first line, which must begin with `first_line`."""
+    """Time the command until its first line, which must begin with `first_line`."""
     with tempfile.TemporaryDirectory() as folder:
         run = [*command, *SHORT, "--run-dir", str(Path(folder, "run"))]
         return run_timed(run, time_limit=TIME_LIMIT).first_step(first_line)
 
 
-def seconds_of(before: str, timed: str) -> float:
-    """What the statement `timed` takes in a new Python that has executed `before`."""
-    code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{timed}\n"
+def seconds_of(before: str, statement: str) -> float:
+    """Time the statement in a new Python process that has executed `before`."""
+    code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{statement}\n"
     code += "print(time.perf_counter() - started_at)"
     return float(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1][1])
