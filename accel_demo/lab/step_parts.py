@@ -1,4 +1,4 @@
-"""Time the parts of a training step with torch's hooks, whatever the loop calls."""
+"""Time the parts of a training step with torch's hooks, in any training loop."""
 
 import time
 from collections import defaultdict
@@ -24,12 +24,12 @@ PARTS = [FORWARD, BEFORE_BACKWARD, BACKWARD, BEFORE_STEP, STEP, BEFORE_FORWARD]
 def timed_parts() -> Iterator[list[dict[str, float]]]:
     """Yield a list, to which each optimizer step of this process adds {part: seconds}.
 
-    "forward", "backward" and "optimizer step" are what torch's own modules, `Tensor.backward` and
-    optimizers take. What a library does before or after it calls them belongs to the parts between.
-    A part ends where the next one begins, so the parts add up to the time from the end of one
-    optimizer step to the end of the next. The first step has no beginning and is left out. An
-    evaluation counts for the part it interrupts. Each step must have one micro-batch. On a GPU
-    these are the times of Python alone.
+    "forward", "backward" and "optimizer step" are the times of torch's own modules,
+    `Tensor.backward` and optimizers. What a library does before or after them belongs to the parts
+    in between. A part ends when the next one begins, so the parts add up to the time from the end
+    of one optimizer step to the end of the next. The first step is left out: its beginning is
+    unknown. An evaluation counts for the part that it interrupts. Each step must have one
+    micro-batch. On a GPU, only the time of the Python code is measured.
     """
     steps: list[dict[str, float]] = []
     seconds: dict[str, float] = defaultdict(float)

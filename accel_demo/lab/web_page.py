@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 escape = html.escape  # for all text that comes from a file
@@ -58,7 +59,7 @@ def write_page(
     )
 
 
-def html_table(label: str, head: list[str], rows: list[list[str]], css_class: str = "") -> str:
+def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:
     """Return a table that scrolls on its own if the screen is narrow. All cells are HTML.
 
     The first cell of each row is its heading. `label` describes the table to a screen reader.

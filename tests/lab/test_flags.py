@@ -2,29 +2,41 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
+import torch
 
 from accel_demo.errors import UserError
-from accel_demo.lab.flags import process_counts, write_json
+from accel_demo.lab.flags import SCHEMA, process_counts, write_json
 
 
-def test_the_written_json_has_null_where_there_is_no_number(tmp_path):
-    found = {"rows": [{"apart": math.inf, "pair": (-math.inf, math.nan, 1.5)}], "same": True}
-    write_json(tmp_path / "found.json", found)
+@dataclass
+class Example:
+    """A result with numbers that JSON cannot write."""
+
+    rows: list
+    same: bool = True
+
+
+def test_the_json_has_the_fields_of_the_result_and_null_instead_of_nan(tmp_path):
+    rows = [{"distance": math.inf, "pair": (-math.inf, math.nan, 1.5)}]
+    write_json(tmp_path / "result.json", "example", Example(rows))
 
     def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
-    read = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)
-    assert read["rows"] == [{"apart": None, "pair": [None, None, 1.5]}] and read["same"] is True
+    content = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    assert content["rows"] == [{"distance": None, "pair": [None, None, 1.5]}]
+    assert (content["schema"], content["command"], content["same"]) == (SCHEMA, "example", True)
+    assert content["environment"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "100000"])
-def test_a_wrong_number_of_processes_gets_one_sentence(text):
+def test_a_wrong_number_of_processes_is_one_line(text):
     with pytest.raises(UserError, match="processes"):
         process_counts(text)
 
 
-def test_numbers_of_processes_come_in_order_and_once():
+def test_numbers_of_processes_are_sorted_and_unique():
     assert process_counts("4,1,2,1") == [1, 2, 4]

@@ -280,7 +280,7 @@ def test_uneven_batches_are_explained():
         ("--samples 10001 --quick", "--samples must be from 1 to 10000, got 10001"),
         ("--epochs 0", "--epochs must be from 1 to 100, got 0"),
         (
-            "--way DistributedSampler --dispatch-batches",
+            "--method DistributedSampler --dispatch-batches",
             "--dispatch-batches is an option of Accelerate: DistributedSampler does not have it",
         ),
         (

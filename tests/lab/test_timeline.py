@@ -1,26 +1,31 @@
 import json
 import random
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab.timeline import command as timeline
-from accel_demo.lab.timeline import merge, recording, straggler
-from accel_demo.lab.timeline import spans as stretches
-from accel_demo.lab.timeline.phases import PHASES, Timeline, found_of
+from accel_demo.lab.timeline import command, merge, recording, spans, straggler
+from accel_demo.lab.timeline.phases import PHASES, RankTrace, rank_timelines
+from accel_demo.lab.timeline.recording import ProfileSettings
+from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.models import make_model
 from tests.conftest import REPOSITORY, run_to_end
 
-SMALL = {"model": "small_cnn", "batch_size": 16}
+SMALL = TrainConfig(model="small_cnn", batch_size=16)
 
 
 @pytest.fixture(scope="module")
-def verb(tmp_path_factory):
-    """The verb, called once: its output, its JSON, its merged trace, its folder."""
+def finished(tmp_path_factory):
+    """Output, JSON, merged trace and folder of one call of the command."""
     folder = tmp_path_factory.mktemp("timeline")
     result = run_to_end(
         "accel-demo timeline --quick --steps 6 --model small_cnn --batch-size 16".split()
@@ -30,67 +35,91 @@ def verb(tmp_path_factory):
         cwd=REPOSITORY,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads((folder / "x.json").read_text())
+    numbers = json.loads((folder / "x.json").read_text())
     trace = json.loads((folder / "out" / "trace.json").read_text())
-    return result.stdout, found, trace, folder
+    return result.stdout, numbers, trace, folder
 
 
 @pytest.fixture(scope="module")
 def others(together, tmp_path_factory):
-    """Three more runs in one launch: one as it is, one that accumulates, one with a clock that is
-    40 ms ahead. Of each: what the ranks have found, their traces, and what they tell together."""
+    """Profiles, traces and numbers of three more runs in one launch.
+
+    A plain run, one that accumulates gradients, and one in which rank 1's clock is 40 ms ahead.
+    """
     folder = tmp_path_factory.mktemp("others")
-    run = {"choices": SMALL, "steps": 8, "bucket_mb": 25.0, "straggler": None}
-    runs = [{**run, "steps": straggler.STEPS_NEEDED}]
-    runs += [{**run, "choices": {**SMALL, "accumulate": 2}}, {**run, "clock_ahead_ms": 40}]
-    by_rank = together(profiled, 2, timeout=300, runs=runs, folder=str(folder))
-    by_run = [list(of_run) for of_run in zip(*by_rank, strict=True)]
-    assert {found["processes"] for of_run in by_run for found in of_run} == {2}
-    traces = [merge.load(of_run) for of_run in by_run]
-    return [(*each, found_of(*each)) for each in zip(by_run, traces, strict=True)]
+    run = ProfileSettings(SMALL, steps=8, bucket_mb=25.0)
+    runs = [replace(run, steps=straggler.STEPS_NEEDED)]
+    runs += [replace(run, config=replace(SMALL, accumulate=2)), run]
+    by_rank = together(profiled_with_clock, 2, timeout=300, runs=runs, folder=str(folder))
+    results = []
+    for profiles in zip(*by_rank, strict=True):
+        assert {profile.processes for profile in profiles} == {2}
+        traces = merge.load(profiles)
+        results.append((profiles, traces, numbers_of(profiles, traces)))
+    return results
 
 
 def profiled(device, runs, folder):
     return recording.profile_runs(device, runs, folder)
 
 
-def steps_of(found):
-    return [(rank, step) for rank in found["ranks"] for step in rank["steps"]]
+def profiled_with_clock(device, runs, folder):
+    """Profile the last of the runs with a clock that is 40 ms ahead on rank 1."""
+    profiles = profiled(device, runs[:-1], folder)
+    Path(folder, "ahead").mkdir(exist_ok=True)
+    ahead_ns, real_time_ns = 40_000_000 * dist.get_rank(), time.time_ns
+    with patch.object(time, "time_ns", lambda: real_time_ns() + ahead_ns):
+        [profile] = profiled(device, runs[-1:], str(Path(folder, "ahead")))
+    trace = json.loads(Path(profile.trace).read_text())
+    trace["baseTimeNanoseconds"] += ahead_ns
+    Path(profile.trace).write_text(json.dumps(trace))
+    return [*profiles, profile]
 
 
-def test_two_connected_processes_were_profiled(verb):
-    stdout, found, _, _ = verb
+def numbers_of(profiles, traces):
+    """The ranks and the straggler as the JSON has them."""
+    ranks, slow_rank = rank_timelines(profiles, traces)
+    return {"ranks": [asdict(rank) for rank in ranks], "straggler": slow_rank}
+
+
+def steps_of(numbers):
+    return [(rank, step) for rank in numbers["ranks"] for step in rank["steps"]]
+
+
+def test_two_connected_processes_were_profiled(finished):
+    stdout, numbers, _, _ = finished
     assert "2 connected processes on cpu (gloo)" in stdout
-    assert (found["processes"], found["backend"], found["device"]) == (2, "gloo", "cpu")
-    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
-    assert [len(rank["steps"]) for rank in found["ranks"]] == [6, 6]
+    assert (numbers["processes"], numbers["backend"], numbers["device"]) == (2, "gloo", "cpu")
+    assert [rank["rank"] for rank in numbers["ranks"]] == [0, 1]
+    assert [len(rank["steps"]) for rank in numbers["ranks"]] == [6, 6]
 
 
-def test_the_phases_of_a_step_sum_to_its_wall_time(verb, others):
-    """The wall time is read around the step from another clock than the trace's. Between the two
-    the system may give the core away, so a single step may well be longer by the wall's."""
-    for found in (verb[1], *(found for _, _, found in others)):
-        for rank in found["ranks"]:
+def test_the_phases_of_a_step_sum_to_its_wall_time(finished, others):
+    """The wall time is measured around the step with a different clock than the trace's.
+
+    The system may preempt the process between the two, so a single wall time can be longer.
+    """
+    for numbers in (finished[1], *(numbers for _, _, numbers in others)):
+        for rank in numbers["ranks"]:
             sums = [sum(step["phases_ms"].values()) for step in rank["steps"]]
             walls = [step["wall_ms"] for step in rank["steps"]]
-            shares = [own / wall for own, wall in zip(sums, walls, strict=True)]
+            shares = [phases / wall for phases, wall in zip(sums, walls, strict=True)]
             assert {tuple(step["phases_ms"]) for step in rank["steps"]} == {tuple(PHASES)}
             assert max(shares) < 1.01
             assert median(shares) == pytest.approx(1, rel=0.05)
             assert sum(sums) == pytest.approx(sum(walls), rel=0.05)
 
 
-def test_a_pause_in_forward_is_told_as_forward(verb):
-    """How long it is, `time.sleep` knows: another clock than the trace's."""
-    for rank, step in steps_of(verb[1]):
+def test_a_pause_in_forward_counts_as_forward(finished):
+    """`time.sleep` measures the pause with a different clock than the trace's."""
+    for rank, step in steps_of(finished[1]):
         if rank["rank"] == 1:
             assert step["phases_ms"]["forward"] > 19.9
 
 
-def test_every_moment_of_a_step_is_in_exactly_one_phase(verb):
-    for rank, step in steps_of(verb[1]):
-        bars = [bar for bar in rank["bars"] if bar["step"] == step["step"]]
-        bars = [bar for bar in bars if bar["lane"] == "compute"]
+def test_every_moment_of_a_step_is_in_exactly_one_phase(finished):
+    for rank, step in steps_of(finished[1]):
+        bars = [bar for bar in rank["lanes"]["compute"] if bar["step"] == step["number"]]
         ends = [step["start_ms"], *(bar["end_ms"] for bar in bars)]
         starts = [*(bar["start_ms"] for bar in bars), step["end_ms"]]
         assert starts == pytest.approx(ends)
@@ -99,88 +128,93 @@ def test_every_moment_of_a_step_is_in_exactly_one_phase(verb):
             assert drawn == pytest.approx(milliseconds)
 
 
-def test_what_is_sent_in_a_step_are_ddps_buckets_and_they_hold_every_gradient(verb, others):
-    found = verb[1]
+def test_each_step_sends_ddps_buckets_and_they_hold_every_gradient(finished, others):
+    numbers = finished[1]
     gradients = sum(p.numel() for p in make_model(TrainConfig(model="small_cnn")).parameters())
-    assert sum(found["bucket_bytes"]) == 4 * gradients
-    of_rank, _, accumulating = others[1]
-    for run in (found, {**accumulating, "bucket_bytes": of_rank[0]["bucket_bytes"]}):
+    assert sum(numbers["bucket_bytes"]) == 4 * gradients
+    profiles, _, accumulating = others[1]
+    for run, sizes in (
+        (numbers, numbers["bucket_bytes"]),
+        (accumulating, profiles[0].bucket_bytes),
+    ):
         for rank, step in steps_of(run):
-            sent = [bar for bar in rank["bars"] if bar["name"] == "gloo:all_reduce"]
-            sizes = [bar["bytes"] for bar in sent if bar["step"] == step["step"]]
-            assert sorted(sizes) == sorted(run["bucket_bytes"])
+            bars = [bar for bar in rank["lanes"]["communication"] if bar["step"] == step["number"]]
+            sent = [bar["bytes_sent"] for bar in bars if bar["name"] == "gloo:all_reduce"]
+            assert sorted(sent) == sorted(sizes)
 
 
 def test_a_step_that_accumulates_reads_two_batches_and_shares_its_gradients_once(others):
     (_, _, plain), (_, _, accumulating), _ = others
-    for found, batches in ((plain, 1), (accumulating, 2)):
-        for rank, step in steps_of(found):
-            phases = [bar["phase"] for bar in rank["bars"] if bar["step"] == step["step"]]
+    for numbers, batches in ((plain, 1), (accumulating, 2)):
+        for rank, step in steps_of(numbers):
+            bars = rank["lanes"]["compute"]
+            phases = [bar["phase"] for bar in bars if bar["step"] == step["number"]]
             assert phases.count("data wait") == batches
 
 
-def test_small_buckets_are_more_all_reduces(verb):
-    one, several = verb[1]["sweep"]
-    assert (one["bucket_mb"], several["bucket_mb"]) == (25, 0.05)
-    assert one["buckets"] == 1 < several["buckets"] == len(verb[1]["bucket_bytes"])
-    assert "| bucket MiB |" in verb[0]
-    assert "the buffers of BatchNorm" in verb[0], "small_cnn has some"
+def test_small_buckets_are_more_all_reduces(finished):
+    large, small = finished[1]["sweep"]
+    assert (large["bucket_mb"], small["bucket_mb"]) == (25, 0.05)
+    assert large["buckets"] == 1 < small["buckets"] == len(finished[1]["bucket_bytes"])
+    assert "| bucket MiB |" in finished[0]
+    assert "the buffers of BatchNorm" in finished[0], "small_cnn has some"
 
 
-def test_no_more_is_hidden_than_is_sent(verb):
-    for rank, step in steps_of(verb[1]):
+def test_no_more_is_hidden_than_is_sent(finished):
+    for rank, step in steps_of(finished[1]):
         assert step["hidden_ms"] >= 0
         assert step["hidden_ms"] + step["exposed_ms"] <= step["all_reduce_ms"] + 1e-6
         assert 0 <= step["exposed_ms"] <= step["phases_ms"]["all-reduce"] + 1e-6
-        sent = [bar for bar in rank["bars"] if bar["lane"] == "communication"]
+        sent = rank["lanes"]["communication"]
         longest = max(bar["end_ms"] - bar["start_ms"] for bar in sent)
         assert step["all_reduce_ms"] <= sum(bar["end_ms"] - bar["start_ms"] for bar in sent)
         assert longest > 0
-    assert all(0 <= rank["hidden_share"] <= 1 for rank in verb[1]["summary"])
+    assert all(0 <= rank["hidden_share"] <= 1 for rank in finished[1]["ranks"])
 
 
-def test_a_rank_that_is_held_up_is_named_and_nobody_else(verb, others):
-    assert verb[1]["straggler"]["rank"] == 1
-    assert verb[1]["straggler"]["slower_ms"] == pytest.approx(20, abs=10)
-    assert "rank 1 is slow" in verb[0]
+def test_only_a_delayed_rank_is_named(finished, others):
+    assert finished[1]["straggler"] == 1
+    assert finished[1]["ranks"][1]["slower_ms"] == pytest.approx(20, abs=10)
+    assert "rank 1 is slow" in finished[0]
     assert others[0][2]["straggler"] is None
 
 
 def barriers_of(trace):
     """The (start, end) of each barrier by rank, in ms."""
-    events = [e for e in trace["traceEvents"] if e["name"] == "barrier" and e["ph"] == "X"]
-    by_rank = [[e for e in events if e["pid"] == pid] for pid in sorted({e["pid"] for e in events})]
-    spans = [[(e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3) for e in own] for own in by_rank]
-    assert len(spans) == 2
-    assert {len(own) for own in spans} == {recording.BARRIERS}
-    return list(zip(*spans, strict=True))
+    by_pid = {}
+    for event in trace["traceEvents"]:
+        if event["name"] == "barrier" and event["ph"] == "X":
+            span = event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3
+            by_pid.setdefault(event["pid"], []).append(span)
+    assert [len(spans_of_rank) for spans_of_rank in by_pid.values()] == [recording.BARRIERS] * 2
+    return list(zip(*by_pid.values(), strict=True))
 
 
 def line_up(trace):
-    """Whether no rank leaves a barrier 1 ms before another has come, and whether those in which
-    nobody was held up are left together, within 1 ms."""
+    """Whether no rank leaves a barrier 1 ms before another one enters it, and all ranks leave the
+    undisturbed barriers within 1 ms."""
     barriers = barriers_of(trace)
     left_early = [max(s for s, _ in barrier) - min(e for _, e in barrier) for barrier in barriers]
     apart = [max(e for _, e in barrier) - min(e for _, e in barrier) for barrier in barriers]
     return max(left_early) < 1 and sorted(apart)[len(apart) // 4] < 1
 
 
-def test_a_barrier_lines_up_in_the_merged_trace(verb, others):
-    assert line_up(verb[2])
+def test_a_barrier_lines_up_in_the_merged_trace(finished, others):
+    assert line_up(finished[2])
     assert line_up(merge.merged(others[0][1]))
 
 
-def test_a_clock_that_is_ahead_is_measured_and_lines_up_all_the_same(others):
-    (zero, one), traces, _ = others[2]
-    assert zero["clock_ahead_ns"] == 0
-    assert one["clock_ahead_ns"] / 1e6 == pytest.approx(40, abs=1)
+def test_barriers_line_up_although_one_clock_is_ahead(others):
+    (rank_0, rank_1), traces, _ = others[2]
+    assert rank_0.clock_ahead_ns == 0
+    assert rank_1.clock_ahead_ns / 1e6 == pytest.approx(40, abs=1)
     assert line_up(merge.merged(traces))
-    uncorrected = merge.load([zero, {**one, "clock_ahead_ns": 0}])
+    uncorrected = merge.load([rank_0, replace(rank_1, clock_ahead_ns=0)])
     assert not line_up(merge.merged(uncorrected))
 
 
-def test_the_merged_trace_shows_each_rank_as_a_process_with_its_name(verb):
-    events = verb[2]["traceEvents"]
+def test_the_merged_trace_shows_each_rank_as_a_process_with_its_name(finished):
+    events = finished[2]["traceEvents"]
     names = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
     assert set(names) == {"rank 0", "rank 1"}
     complete = [e for e in events if e["ph"] == "X"]
@@ -191,25 +225,23 @@ def test_the_merged_trace_shows_each_rank_as_a_process_with_its_name(verb):
     assert len(arrows) == len(set(arrows)) > 0
 
 
-def test_every_file_is_written_and_named(verb):
-    stdout, _, _, folder = verb
+def test_every_file_is_written_and_named(finished):
+    stdout, _, _, folder = finished
     for path in ("out/trace.json", "out/timeline.html", "x.json", "x.svg"):
         assert (folder / path).stat().st_size > 1000
         assert str(folder / path) in stdout
 
 
-def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
-    """The page cannot be written: then nor is the trace, which came before it."""
-    from accel_demo.lab.timeline import page as timeline_page
+def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
+    """The page cannot be written. Then the trace, which comes first, is not written either."""
 
-    def fail(found, path):
+    def fail(result, path):
         raise OSError("no space left")
 
-    monkeypatch.setattr(timeline_page, "write", fail)
-    options = timeline.read(["--output", str(tmp_path / "out"), "--json", str(tmp_path / "x.json")])
-    (tmp_path / "files").mkdir()
+    monkeypatch.setattr(command, "write_timeline_page", fail)
+    options = command.read(["--output", str(tmp_path / "out"), "--json", str(tmp_path / "x.json")])
     with pytest.raises(OSError, match="no space left"):
-        timeline.write({}, [synthetic(0)], tmp_path / "files", options)
+        command.write(None, [synthetic(0)], options)
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "x.json").exists()
 
@@ -238,40 +270,40 @@ def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
         ("--stepz 3", "unrecognized arguments: --stepz 3"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_starts(arguments, message, monkeypatch):
-    monkeypatch.setattr(timeline, "measure", None)
+def test_a_mistake_is_one_line_before_anything_starts(arguments, message, monkeypatch):
+    monkeypatch.setattr(command, "measure", None)
     with pytest.raises(UserError) as error:
-        timeline.main([*arguments.split()])
+        command.main([*arguments.split()])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_looking_whether_the_folder_can_be_written_leaves_no_trace_of_it(tmp_path):
-    timeline.read(["--output", str(tmp_path / "a" / "b")])
+def test_checking_that_the_folder_is_writable_leaves_nothing_behind(tmp_path):
+    command.read(["--output", str(tmp_path / "a" / "b")])
     assert not (tmp_path / "a").exists()
 
 
-def test_what_is_in_the_folder_already_stays_and_a_folder_in_the_way_is_refused(tmp_path):
+def test_existing_files_stay_and_a_folder_in_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    timeline.read(["--output", str(tmp_path)])
+    command.read(["--output", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(UserError, match="trace.json cannot hold two outputs"):
-        timeline.read(["--output", str(tmp_path), "--json", str(tmp_path / "trace.json")])
+        command.read(["--output", str(tmp_path), "--json", str(tmp_path / "trace.json")])
     (tmp_path / "trace.json").mkdir()
     with pytest.raises(UserError, match="trace.json: it is a folder"):
-        timeline.read(["--output", str(tmp_path)])
+        command.read(["--output", str(tmp_path)])
 
 
-# Made-up traces: what is right is known to the millisecond.
+# Synthetic traces, whose correct result is known to the millisecond
 
 STEP_MS = 100
 
 
-def synthetic(rank, steps=8, delays=None, jitter=0.0, slower=1.0, gpu=False):
+def synthetic(rank, steps=8, delays=None, jitter=0.0):
     """A trace of steps in which a rank with delays comes later, and the others wait for it.
 
-    `delays` has the ms of each step in which every rank starts later to compute, by rank. A
-    step in four, by chance, is longer by up to `jitter` ms.
+    `delays[rank][step]` is how many ms later a rank starts to compute. A random quarter of the
+    steps takes up to `jitter` ms longer.
     """
     delays = delays or [[0.0] * steps]
     noise = random.Random(rank)
@@ -284,7 +316,7 @@ def synthetic(rank, steps=8, delays=None, jitter=0.0, slower=1.0, gpu=False):
 
     for step in range(steps):
         late = delays[rank][step] + jitter * noise.random() * (noise.random() < 0.25)
-        latest = max(own[step] for own in delays) + jitter
+        latest = max(of_rank[step] for of_rank in delays) + jitter
         event(f"step {step + 1}", clock, clock + STEP_MS + latest, "user_annotation")
         event("data wait", clock, clock + 5, "user_annotation")
         event("aten::index_select", clock + 1, clock + 4)
@@ -303,22 +335,22 @@ def synthetic(rank, steps=8, delays=None, jitter=0.0, slower=1.0, gpu=False):
     return {"traceEvents": sorted(events, key=lambda e: e["ts"])}
 
 
-def found_in(traces, steps=8):
-    walls = {"wall_ms": dict.fromkeys(range(1, steps + 1), STEP_MS), "clock_ahead_ns": 0}
-    return found_of([walls] * len(traces), traces)
+def numbers_in(traces, steps=8):
+    wall_ms = dict.fromkeys(range(1, steps + 1), STEP_MS)
+    profile = RankProfile("", len(traces), "gloo", "cpu", [], clock_ahead_ns=0, wall_ms=wall_ms)
+    return numbers_of([profile] * len(traces), traces)
 
 
 def named(delays, jitter=0.0):
-    """The rank named where each rank is held up so many ms in each step."""
+    """The rank that is named if each rank is delayed by so many ms in each step."""
     steps = len(delays[0])
     traces = [synthetic(rank, steps, delays, jitter) for rank in range(len(delays))]
-    straggler = found_in(traces, steps)["straggler"]
-    return straggler and straggler["rank"]
+    return numbers_in(traces, steps)["straggler"]
 
 
-def test_a_made_up_step_is_classified_to_the_millisecond():
-    found = found_in([synthetic(0)])
-    for step in found["ranks"][0]["steps"]:
+def test_a_synthetic_step_is_classified_to_the_millisecond():
+    (rank,) = numbers_in([synthetic(0)])["ranks"]
+    for step in rank["steps"]:
         assert step["phases_ms"] == pytest.approx(
             {
                 "data wait": 5,
@@ -332,11 +364,12 @@ def test_a_made_up_step_is_classified_to_the_millisecond():
         assert step["all_reduce_ms"] == pytest.approx(30)
         assert step["hidden_ms"] == pytest.approx(20)
         assert step["exposed_ms"] == pytest.approx(10)
-    assert found["summary"][0]["hidden_share"] == pytest.approx(2 / 3)
-    assert {bar["bytes"] for bar in found["ranks"][0]["bars"]} == {None, 8000}
+    assert rank["hidden_share"] == pytest.approx(2 / 3)
+    assert {bar["bytes_sent"] for bar in rank["lanes"]["compute"]} == {None}
+    assert {bar["bytes_sent"] for bar in rank["lanes"]["communication"]} == {8000}
 
 
-def test_waiting_for_buffers_is_no_part_of_the_all_reduce_that_is_exposed():
+def test_waiting_for_buffers_does_not_count_as_exposed_all_reduce():
     trace = synthetic(0, steps=2)
     for step in range(2):
         event = {"ph": "X", "cat": "user_annotation", "name": "gloo:broadcast", "pid": 7, "tid": 2}
@@ -345,17 +378,17 @@ def test_waiting_for_buffers_is_no_part_of_the_all_reduce_that_is_exposed():
             if moved["name"] == "aten::conv2d" and moved["ts"] == start:
                 moved["ts"], moved["dur"] = start + 5, 15
         trace["traceEvents"].append({**event, "ts": start, "dur": 5, "args": {}})
-    for step in found_in([trace], steps=2)["ranks"][0]["steps"]:
+    for step in numbers_in([trace], steps=2)["ranks"][0]["steps"]:
         assert step["phases_ms"]["all-reduce"] == pytest.approx(15)
         assert (step["all_reduce_ms"], step["exposed_ms"]) == pytest.approx((30, 10))
 
 
-def test_who_is_late_is_waited_for():
-    found = found_in([synthetic(rank, 8, [[0] * 8, [20] * 8]) for rank in range(2)])
-    waiting, late = found["summary"]
+def test_the_other_rank_waits_for_the_late_one():
+    numbers = numbers_in([synthetic(rank, 8, [[0] * 8, [20] * 8]) for rank in range(2)])
+    waiting, late = numbers["ranks"]
     assert waiting["phases_ms"]["all-reduce"] - late["phases_ms"]["all-reduce"] == pytest.approx(20)
     assert (waiting["late_ms"], late["late_ms"]) == pytest.approx((0, 20))
-    assert found["straggler"] == {"rank": 1, "slower_ms": pytest.approx(20)}
+    assert (numbers["straggler"], late["slower_ms"]) == (1, pytest.approx(20))
 
 
 @pytest.mark.parametrize(
@@ -369,11 +402,11 @@ def test_who_is_late_is_waited_for():
         ([[0] * 16, [0] * 15 + [500]], None),  # one slow step is an accident
         ([[0] * 16, [0] + [20] * 15], None),  # a slow rank is slow in every step
         ([[0] * 16, [0, 200] * 8], None),
-        ([[0, 300] * 8, [20] * 16], None),  # with such noise nobody can tell
-        ([[0] * 14 + [900] * 2, [20] * 16], 1),  # the other one is slower on average
+        ([[0, 300] * 8, [20] * 16], None),  # too noisy to decide
+        ([[0] * 14 + [900] * 2, [20] * 16], 1),  # rank 0 is slower on average
         ([[10] * 16, [30, 300] * 8], 1),
         ([[0] * 16, [20] * 16, [0] * 16], 1),
-        ([[0] * 16, [20] * 16, [40] * 16], 2),  # two slow ones: the slower one
+        ([[0] * 16, [20] * 16, [40] * 16], 2),  # of two slow ranks, the slower one
         ([[20] * 16, [20] * 16, [60] * 16], 2),
     ],
 )
@@ -388,24 +421,23 @@ def test_jitter_alone_names_nobody(jitter):
     assert named([[0] * 16] * 3, jitter) is None
 
 
-def test_a_rank_is_slow_when_it_is_so_against_a_steps_length_too():
+def test_a_slow_rank_is_also_slow_in_proportion_to_the_step():
     short = [{("op", 0): [100.0] * 8}, {("op", 0): [110.0] * 8}]
     long = [{("op", 0): [1000.0] * 8}, {("op", 0): [1010.0] * 8}]
     assert straggler.slow_rank(short) == (1, [0.0, 10.0])
     assert straggler.slow_rank(long) == (None, [0.0, 10.0])
 
 
-def test_the_pieces_of_a_step_and_its_waiting_are_all_of_it():
-    (_, late) = found_in([synthetic(r, 8, [[0] * 8, [20] * 8]) for r in range(2)])["ranks"]
-    timeline_of_late = Timeline(synthetic(1, 8, [[0] * 8, [20] * 8]))
-    pieces = straggler.pieces_of(timeline_of_late)
-    for number, step in enumerate(late["steps"]):
-        computed = sum(times[number] for times in pieces.values())
+def test_the_operators_gaps_and_waits_of_a_step_add_up_to_it():
+    traces = [synthetic(rank, 8, [[0] * 8, [20] * 8]) for rank in range(2)]
+    operator_times = straggler.operator_times(RankTrace(traces[1]))
+    for number, step in enumerate(numbers_in(traces)["ranks"][1]["steps"]):
+        computed = sum(times[number] for times in operator_times.values())
         waited = step["phases_ms"]["all-reduce"]
         assert computed + waited == pytest.approx(step["end_ms"] - step["start_ms"])
 
 
-def test_what_only_one_rank_does_in_every_step_makes_it_slow_and_an_accident_does_not():
+def test_an_extra_operator_makes_a_rank_slow_only_if_it_is_in_every_step():
     both = {("operator", "aten::mm", 0): [10.0] * 8}
     more = {**both, ("operator", "aten::sort", 0): [7.0] * 8}
     once = {**both, ("operator", "aten::sort", 0): [7.0]}
@@ -415,24 +447,25 @@ def test_what_only_one_rank_does_in_every_step_makes_it_slow_and_an_accident_doe
     assert straggler.slow_rank([more]) == (None, [0.0])
 
 
-spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=8).map(
-    lambda pairs: stretches.union([(start, start + size) for start, size in pairs])
+any_spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=8).map(
+    lambda pairs: spans.union((start, start + size) for start, size in pairs)
 )
 
 
-@given(spans, spans)
-def test_spans_are_sets_of_moments(one, other):
+@given(any_spans, any_spans)
+def test_spans_are_sets_of_moments(first, second):
     def moments(spans):
         return {moment for start, end in spans for moment in range(start, end)}
 
-    assert moments(stretches.intersect(one, other)) == moments(one) & moments(other)
-    assert moments(stretches.subtract(one, other)) == moments(one) - moments(other)
-    assert stretches.length(stretches.subtract(one, other)) == len(moments(one) - moments(other))
-    assert moments(stretches.union([*one, *other])) == moments(one) | moments(other)
+    difference = spans.subtract(first, second)
+    assert moments(spans.intersect(first, second)) == moments(first) & moments(second)
+    assert moments(difference) == moments(first) - moments(second)
+    assert spans.length(difference) == len(moments(first) - moments(second))
+    assert moments(spans.union([*first, *second])) == moments(first) | moments(second)
 
 
-def test_on_a_gpu_the_phase_of_a_kernel_is_that_of_its_launch():
-    """The host is ahead: backward is launched while the GPU computes forward, and so on."""
+def test_on_a_gpu_a_kernel_belongs_to_the_phase_in_which_it_was_launched():
+    """The host is ahead: it launches backward while the GPU computes forward, and so on."""
     trace = synthetic(0, steps=2)
     events = trace["traceEvents"]
     events[:] = [e for e in events if e["cat"] == "user_annotation" and e["tid"] == 1]
@@ -450,8 +483,7 @@ def test_on_a_gpu_the_phase_of_a_kernel_is_that_of_its_launch():
             events[-1]["ts"] = start + begin
         nccl = {"ph": "X", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "cat": "kernel"}
         events.append({**nccl, "pid": 0, "tid": 4, "ts": start + 64, "dur": 24, "args": {}})
-    found = found_in([trace], steps=2)
-    for step in found["ranks"][0]["steps"]:
+    for step in numbers_in([trace], steps=2)["ranks"][0]["steps"]:
         assert step["phases_ms"] == pytest.approx(
             {
                 "data wait": 8,  # 3 ms until the next mark, and its copy
@@ -471,33 +503,34 @@ def test_one_process_has_no_all_reduce_and_the_same_phases(start, tmp_path):
     result = start([*command, "--output", tmp_path, "--json", tmp_path / "x.json"])
     assert result.returncode == 0, result.stderr
     assert "1 connected process on cpu" in result.stdout
-    found = json.loads((tmp_path / "x.json").read_text())
-    assert (found["processes"], found["bucket_bytes"], found["straggler"]) == (1, [], None)
-    assert "under way" not in result.stdout and "one process waits for nobody" in result.stdout
-    steps = [step for _, step in steps_of(found)]
-    assert median(step["all_reduce_ms"] for step in steps) < 0.5  # a DDP of one sends to itself
+    numbers = json.loads((tmp_path / "x.json").read_text())
+    assert (numbers["processes"], numbers["bucket_bytes"], numbers["straggler"]) == (1, [], None)
+    assert "all-reduce takes" not in result.stdout
+    assert "a single process waits for no other" in result.stdout
+    steps = [step for _, step in steps_of(numbers)]
+    assert median(step["all_reduce_ms"] for step in steps) < 0.5  # DDP sends to itself
     assert median(sum(s["phases_ms"].values()) / s["wall_ms"] for s in steps) > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("processes", [2, 3])
-def test_a_slow_rank_is_named_in_20_of_20_runs_and_nobody_in_20_without(
+def test_a_slow_rank_is_named_in_20_of_20_runs_and_no_rank_in_20_without(
     together, tmp_path, processes
 ):
-    """Each run is a whole training with a profile; they take turns, in one launch."""
-    run = {"choices": SMALL, "steps": straggler.STEPS_NEEDED, "bucket_mb": 25.0}
-    runs = [{**run, "straggler": each} for _ in range(20) for each in (None, (1, 20.0))]
+    """Each run is a complete training with a profile. They alternate, in one launch."""
+    run = ProfileSettings(SMALL, straggler.STEPS_NEEDED, bucket_mb=25.0)
+    runs = [run, replace(run, straggler=(1, 20.0))] * 20
     by_rank = together(profiled, processes, timeout=1500, runs=runs, folder=str(tmp_path))
     names, slower = [], []
-    for of_run in zip(*by_rank, strict=True):
-        assert [found["processes"] for found in of_run] == [processes] * processes
-        found = found_of(list(of_run), merge.load(list(of_run)))
-        names.append(found["straggler"] and found["straggler"]["rank"])
-        slower.append([round(rank["slower_ms"], 1) for rank in found["summary"]])
+    for profiles in zip(*by_rank, strict=True):
+        assert [profile.processes for profile in profiles] == [processes] * processes
+        ranks, slow_rank = rank_timelines(profiles, merge.load(profiles))
+        names.append(slow_rank)
+        slower.append([round(rank.slower_ms, 1) for rank in ranks])
     without, delayed = names[::2], names[1::2]
     assert (without.count(None), delayed.count(1)) == (20, 20), (
-        f"nobody was named in {without.count(None)} of 20 runs without a straggler, "
+        f"no rank was named in {without.count(None)} of 20 runs without a straggler, "
         f"rank 1 in {delayed.count(1)} of 20 with one.\n"
         f"named without: {without}\nslower by (ms): {slower[::2]}\n"
         f"named with: {delayed}\nslower by (ms): {slower[1::2]}"
@@ -507,10 +540,10 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_nobody_in_20_without(
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_overlap_vanishes_when_one_bucket_holds_all_gradients(start, tmp_path):
-    """With one bucket the all-reduce starts when backward has ended; with many it has company."""
+    """One bucket is sent after backward has ended; most of many buckets are sent during it."""
     command = "accel-demo timeline --bucket-mb 1,1000".split()
     result = start([*command, "--output", tmp_path, "--json", tmp_path / "x.json"], timeout=300)
     assert result.returncode == 0, result.stderr
-    many, one = json.loads((tmp_path / "x.json").read_text())["sweep"]
-    assert (one["buckets"], many["buckets"] > 5) == (1, True)
-    assert one["hidden_share"] < 0.2 < many["hidden_share"]
+    many, single = json.loads((tmp_path / "x.json").read_text())["sweep"]
+    assert (single["buckets"], many["buckets"] > 5) == (1, True)
+    assert single["hidden_share"] < 0.2 < many["hidden_share"]

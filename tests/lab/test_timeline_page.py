@@ -2,153 +2,159 @@
 
 import json
 import re
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 
-from accel_demo.lab.timeline import page as timeline_page
-from accel_demo.lab.timeline import picture as timeline_picture
+from accel_demo.lab.timeline import result as results
+from accel_demo.lab.timeline.page import TITLE, data_of, write_timeline_page
+from accel_demo.lab.timeline.picture import COLOUR_OF, figure_of
+from accel_demo.lab.timeline.result import (
+    Bar,
+    BucketTrial,
+    ProfiledStep,
+    RankTimeline,
+    place_in_rows,
+)
+from accel_demo.lab.timeline.tables import run_description, verdict
+from accel_demo.show import save
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
 PLANTED = "</script><script>document.title = 'planted'</script><img src=x onerror=alert(1)>"
 
 
 def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", model="small_cnn"):
-    """What the verb gives, with lengths made up: the last rank begins every forward late."""
-    everyone = []
-    for rank in range(ranks):
-        delay, bars, spans = late_ms if rank == ranks - 1 else 0.0, [], []
-        for step in range(3, 3 + steps):
-            start = (step - 3) * (41.0 + late_ms) + 0.1 * rank
-            phases = {"data wait": 2.5 + delay, "forward": 11.25, "backward": 17.5}
-            phases |= {"all-reduce": 3.125 + late_ms - delay, "optimizer": 5.0, "idle": 0.5}
-            at = start
-            for phase, length in phases.items():
-                own = {"lane": "compute", "phase": phase, "name": phase, "bytes": None}
-                if phase != "all-reduce":
-                    bars.append({**own, "step": step, "start_ms": at, "end_ms": at + length})
-                else:
-                    computed = at
-                at += length
-            sent = {"lane": "communication", "phase": "all-reduce", "name": name, "step": step}
-            for before, after, size in ((9.0, -4.0, 802_816), (3.5, -0.5, 401_408)):
-                span = {"start_ms": computed - before, "end_ms": computed + after}
-                bars.append({**sent, **span, "bytes": size})
-            span = {"start_ms": computed - 1.5, "end_ms": computed + phases["all-reduce"]}
-            bars.append({**sent, **span, "bytes": 1_234_567})
-            length = sum(phases.values())
-            spans.append({"step": step, "start_ms": start, "end_ms": at, "wall_ms": length})
-            spans[-1] |= {"phases_ms": phases, "all_reduce_ms": 12.125, "hidden_ms": 9.0}
-        everyone.append({"rank": rank, "clock_offset_ms": 0.0, "steps": spans, "bars": bars})
-    summary = [
-        {"rank": rank["rank"], "wall_ms": rank["steps"][0]["wall_ms"], "hidden_share": 9 / 12.125}
-        | {"phases_ms": rank["steps"][0]["phases_ms"], "all_reduce_ms": 12.125}
-        | {"late_ms": late_ms if rank["rank"] == ranks - 1 else 0.0}
-        for rank in everyone
-    ]
-    return {
-        **{"processes": ranks, "backend": "gloo", "device": "cpu", "model": model},
-        **{
-            "batch_size": 64,
-            "accumulate": 1,
-            "bucket_mb": 1.0,
-            "bucket_bytes": [802_816, 401_408, 1_234_567],
-        },
-        **{"phases": PHASES, "ranks": everyone, "summary": summary},
-        "straggler": {"rank": ranks - 1, "slower_ms": late_ms} if late_ms else None,
-        "sweep": [
-            {"bucket_mb": size, "buckets": buckets, "all_reduce_ms": 12.0 + buckets}
-            | {"exposed_ms": 12.0 - hidden, "hidden_share": hidden / 24, "step_ms": 50 - hidden}
+    """A made-up result of the command, in which the last rank begins each forward late."""
+    return results.TimelineResult(
+        processes=ranks,
+        backend="gloo",
+        device="cpu",
+        model=model,
+        batch_size=64,
+        accumulate=1,
+        bucket_mb=1.0,
+        bucket_bytes=[802_816, 401_408, 1_234_567],
+        ranks=[a_rank(rank, rank == ranks - 1, steps, late_ms, name) for rank in range(ranks)],
+        straggler=ranks - 1 if late_ms else None,
+        sweep=[
+            BucketTrial(size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 50 - hidden)
             for size, buckets, hidden in ((0.5, 5, 10.0), (25.0, 1, 0.5), (0.05, 12, 2.0))
             if sweep
         ],
-    }
+    )
 
 
-def bars_of(found):
-    """Every bar with its rank, in the order of the page: by lane, then by start."""
-    ranks = [
-        sorted(
-            ({**bar, "rank": rank["rank"]} for bar in rank["bars"] if bar["lane"] == lane),
-            key=lambda bar: (bar["start_ms"], -bar["end_ms"]),
-        )
-        for rank in found["ranks"]
-        for lane in ("compute", "communication")
+def a_rank(rank, is_last, step_count, late_ms, name):
+    delay, computing, sending, steps = late_ms if is_last else 0.0, [], [], []
+    phases = {"data wait": 2.5 + delay, "forward": 11.25, "backward": 17.5}
+    phases |= {"all-reduce": 3.125 + late_ms - delay, "optimizer": 5.0, "idle": 0.5}
+    length = sum(phases.values())
+    for step in range(3, 3 + step_count):
+        at = start = (step - 3) * (41.0 + late_ms) + 0.1 * rank
+        for phase, phase_ms in phases.items():
+            if phase == "all-reduce":
+                computed = at
+            else:
+                computing.append(Bar(phase, phase, step, at, at + phase_ms))
+            at += phase_ms
+        for before, after, size in (
+            (9.0, -4.0, 802_816),
+            (3.5, -0.5, 401_408),
+            (1.5, phases["all-reduce"], 1_234_567),
+        ):
+            sending.append(Bar("all-reduce", name, step, computed - before, computed + after, size))
+        steps.append(ProfiledStep(step, start, at, length, phases, 12.125, 9.0, 3.125))
+    times = {"all_reduce_ms": 12.125, "exposed_ms": 3.125, "hidden_share": 9 / 12.125}
+    times |= {"late_ms": delay, "slower_ms": delay}
+    lanes = {"compute": place_in_rows(computing), "communication": place_in_rows(sending)}
+    return RankTimeline(rank, 0.0, length, phases, **times, steps=steps, lanes=lanes)
+
+
+def bars_of(result):
+    """The rank and each of its bars, in the order of the page: by lane, then by start."""
+    return [
+        (rank.rank, bar)
+        for rank in result.ranks
+        for lane in (rank.lanes["compute"], rank.lanes["communication"])
+        for bar in sorted(lane, key=lambda bar: (bar.start_ms, -bar.end_ms))
     ]
-    return [bar for bars in ranks for bar in bars]
 
 
 def words_of(picture):
-    """matplotlib draws letters as shapes, and notes each text in a comment."""
+    """matplotlib draws letters as shapes, and writes each text into a comment."""
     return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
 def test_the_picture_names_ranks_steps_and_phases_and_the_slow_rank(tmp_path):
     file = tmp_path / "lanes.svg"
-    timeline_picture.draw(a_timeline(late_ms=20.0), file)
+    save(figure_of(a_timeline(late_ms=20.0)), file)
     words = words_of(file)
     assert {"step 3", "step 4", "step 5", "communication", *PHASES} <= words
     assert {"rank 0   compute", "rank 1 (slow)   compute"} <= words
-    assert "rank 1 is slow: by 20.0 ms in each step" in words
+    assert "rank 1 is slow: it computes 20 ms longer than the others in each step" in words
     assert not any("bucket_cap_mb of DDP" in word for word in words)
-    timeline_picture.draw(a_timeline(), file)
+    save(figure_of(a_timeline()), file)
     assert "no rank is slower than the others in each step" in words_of(file)
     assert not any("slow)" in word for word in words_of(file))
 
 
 def test_every_bar_of_the_picture_is_where_it_was_measured_in_the_colour_of_its_phase():
-    found = a_timeline(ranks=3, late_ms=4.0)
-    drawn, ranks = [], []
-    for row in timeline_picture.figure_of(found).axes[0].collections:
+    result = a_timeline(ranks=3, late_ms=4.0)
+    drawn, heights = [], []
+    for row in figure_of(result).axes[0].collections:
         for path in row.get_paths():
             box = path.get_extents()
             drawn.append((round(box.x0, 6), round(box.x1, 6), tuple(row.get_facecolor()[0])))
-            ranks.append((box.y0, box.y1))
-    bars = bars_of(found)
-    colours = {phase: to_rgba(timeline_picture.COLOUR_OF[phase]) for phase in PHASES}
+            heights.append((box.y0, box.y1))
+    colours = {phase: to_rgba(COLOUR_OF[phase]) for phase in PHASES}
     expected = [
-        (round(bar["start_ms"], 6), round(bar["end_ms"], 6), colours[bar["phase"]]) for bar in bars
+        (round(bar.start_ms, 6), round(bar.end_ms, 6), colours[bar.phase])
+        for _, bar in bars_of(result)
     ]
     assert sorted(drawn) == sorted(expected) and len(set(colours.values())) == len(PHASES)
-    boxes = list(zip(drawn, ranks, strict=True))
-    for (one, high), (other, low) in ((a, b) for a in boxes for b in boxes if a != b):
-        apart = one[1] <= other[0] + 1e-5 or other[1] <= one[0] + 1e-5
-        assert apart or high[1] <= low[0] or low[1] <= high[0], "two bars lie on one another"
+    boxes = list(zip(drawn, heights, strict=True))
+    for (first, high), (second, low) in ((a, b) for a in boxes for b in boxes if a != b):
+        apart = first[1] <= second[0] + 1e-5 or second[1] <= first[0] + 1e-5
+        assert apart or high[1] <= low[0] or low[1] <= high[0], "two bars overlap"
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=30))
-def test_bars_at_the_same_time_lie_in_rows_of_their_own_and_no_row_is_wasted(spans):
+def test_bars_at_the_same_time_are_in_different_rows_and_no_row_is_wasted(spans):
     bars = [
-        {"lane": "communication", "start_ms": float(start), "end_ms": float(start + length)}
+        Bar("all-reduce", "allreduce", 3, float(start), float(start + length))
         for start, length in spans
     ]
-    compute, lane = timeline_picture.lanes_of({"ranks": [{"rank": 0, "bars": bars}]})
-    assert (compute["rows"], compute["bars"]) == (1, [])
-    at_once = [
-        sum(bar["start_ms"] <= moment < bar["end_ms"] for bar in lane["bars"])
-        for moment in range(80)
-    ]
-    assert lane["rows"] == max(1, *at_once)
-    for row in range(lane["rows"]):
-        own = [bar for bar in lane["bars"] if bar["row"] == row]
-        for one, next_one in zip(own, own[1:], strict=False):
-            assert one["end_ms"] <= next_one["start_ms"]
+    lane = place_in_rows(bars)
+    assert results.row_count([]) == 1
+    assert Counter(replace(bar, row=0) for bar in lane) == Counter(bars)
+    at_once = [sum(bar.start_ms <= moment < bar.end_ms for bar in lane) for moment in range(80)]
+    assert results.row_count(lane) == max(1, *at_once)
+    for row in range(results.row_count(lane)):
+        in_row = [bar for bar in lane if bar.row == row]
+        for bar, next_bar in zip(in_row, in_row[1:], strict=False):
+            assert bar.end_ms <= next_bar.start_ms
 
 
 def test_the_sweep_is_drawn_over_the_size_of_the_buckets():
-    found = a_timeline(sweep=True)
-    rows = {row["bucket_mb"]: row for row in sorted(found["sweep"], key=lambda r: r["bucket_mb"])}
-    shares, lengths = timeline_picture.figure_of(found).axes[2:]
-    for axes, key, scale in ((shares, "hidden_share", 100), (lengths, "step_ms", 1)):
+    result = a_timeline(sweep=True)
+    trials = sorted(result.sweep, key=lambda trial: trial.bucket_mb)
+    shares, lengths = figure_of(result).axes[2:]
+    for axes, values in (
+        (shares, [100 * trial.hidden_share for trial in trials]),
+        (lengths, [trial.step_ms for trial in trials]),
+    ):
         (line,) = axes.lines
         assert list(line.get_xdata()) == [0.05, 0.5, 25.0]
-        assert list(line.get_ydata()) == [scale * rows[size][key] for size in rows]
+        assert list(line.get_ydata()) == values
         assert axes.get_xscale() == "log"
         assert [text.get_text() for text in axes.get_xticklabels()] == ["0.05", "0.5", "25"]
-    assert len(timeline_picture.figure_of(a_timeline()).axes) == 2
+    assert len(figure_of(a_timeline()).axes) == 2
 
 
 def rows_of(page):
@@ -158,22 +164,23 @@ def rows_of(page):
 
 def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_path):
     file = tmp_path / "timeline.html"
-    timeline_page.write(a_timeline(late_ms=20.0, sweep=True), file)
+    write_timeline_page(a_timeline(late_ms=20.0, sweep=True), file)
     page = file.read_text()
-    assert "rank 1 is slow: by 20.0 ms in each step" in page
+    assert "rank 1 is slow: it computes 20 ms longer than the others in each step" in page
     assert "no rank is slower than the others in each step" not in page
     assert (
         "2 connected processes on cpu (gloo): small_cnn, batches of 64 images per process" in page
     )
     head, *ranks, sweep_head, first, second, last = rows_of(page)
-    assert head[:8] == ["rank", "wall", *PHASES]
+    assert head == ["rank", *PHASES, "step", "late"]
     assert [row[0] for row in ranks] == ["0", "1"]
-    assert ranks[1][2:4] == ["22.50", "11.25"] and ranks[1][-2:] == ["74 %", "20.00"]
-    assert sweep_head[0] == "bucket_cap_mb"
-    assert sweep_head[3] == "exposed (ms)"
-    assert [row[0] for row in (first, second, last)] == ["0.5", "25", "0.05"], "as it was asked for"
-    assert last == ["0.05", "12", "24.00", "10.00", "8 %", "48.00"]
-    timeline_page.write(a_timeline(), file)
+    assert ranks[1][1:3] == ["22.5", "11.2"] and ranks[1][-2:] == ["59.9", "20.0"]
+    assert "rank 1: the all-reduce takes 12.1 ms, 74% of it hidden under backward" in page
+    assert sweep_head[0] == "bucket MiB"
+    assert sweep_head[3] == "exposed ms"
+    assert [row[0] for row in (first, second, last)] == ["0.5", "25", "0.05"], "in the given order"
+    assert last == ["0.05", "12", "24.0", "10.0", "8", "48.0"]
+    write_timeline_page(a_timeline(), file)
     page = file.read_text()
     assert (
         "no rank is slower than the others in each step" in page
@@ -183,41 +190,43 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
 
 
 def test_the_page_holds_every_bar_and_its_share_of_its_step():
-    found = a_timeline(late_ms=20.0)
-    data, expected = timeline_page.data_of(found), bars_of(found)
+    result = a_timeline(late_ms=20.0)
+    data, expected = data_of(result), bars_of(result)
     assert len(data["bars"]) == len(expected) == 2 * 3 * 8
-    for bar, measured in zip(data["bars"], expected, strict=True):
-        length = measured["end_ms"] - measured["start_ms"]
-        assert (bar["start"], bar["end"]) == (measured["start_ms"], measured["end_ms"])
-        assert bar["rank"] == measured["rank"]
+    for bar, (rank, measured) in zip(data["bars"], expected, strict=True):
+        length = measured.end_ms - measured.start_ms
+        assert (bar["start_ms"], bar["end_ms"]) == (measured.start_ms, measured.end_ms)
+        assert bar["rank"] == rank
         assert bar["share"] == pytest.approx(length / 59.875)
-    assert data["whole"] == timeline_picture.whole_of(found)
+    assert data["whole"] == results.whole_span(result.ranks)
     assert [lane["is_slow"] for lane in data["lanes"]] == [False, False, True, True]
 
 
-def test_the_sizes_of_the_buckets_are_told_as_they_are():
-    words = timeline_picture.what_ran(a_timeline() | {"accumulate": 4})
-    assert words.endswith("per process, 4 to a step, bucket_cap_mb 1 (0.77 + 0.38 + 1.18 MiB)")
-    many = timeline_picture.what_ran(a_timeline() | {"bucket_bytes": [2**20] * 12})
+def test_the_description_has_the_real_bucket_sizes():
+    text = run_description(replace(a_timeline(), accumulate=4))
+    assert text.endswith("process, 4 per step, bucket_cap_mb 1 (0.77 + 0.38 + 1.18 MiB)")
+    many = run_description(replace(a_timeline(), bucket_bytes=[2**20] * 12))
     assert many.endswith("per process, bucket_cap_mb 1 (12 buckets)")
 
 
 def test_a_run_on_one_process_has_an_empty_lane_of_communication(tmp_path):
-    found = a_timeline(ranks=1)
-    found["ranks"][0]["bars"] = [bar for bar in found["ranks"][0]["bars"] if bar["bytes"] is None]
-    found |= {"bucket_bytes": [], "backend": "gloo"}
-    timeline_picture.draw(found, tmp_path / "lanes.svg")
-    timeline_page.write(found, tmp_path / "lanes.html")
-    assert "1 connected process on cpu (gloo): small_cnn, batches of 64 images per process<" in (
-        tmp_path / "lanes.html"
-    ).read_text().replace("</p>", "<")
-    assert len(timeline_page.data_of(found)["lanes"]) == 2
-    assert timeline_picture.verdict(found) == "one process waits for nobody"
+    result = a_timeline(ranks=1)
+    (rank,) = result.ranks
+    rank = replace(rank, lanes={**rank.lanes, "communication": []})
+    result = replace(result, ranks=[rank], bucket_bytes=[])
+    save(figure_of(result), tmp_path / "lanes.svg")
+    write_timeline_page(result, tmp_path / "lanes.html")
+    assert (
+        "1 connected process on cpu (gloo): small_cnn, batches of 64 images per process</p>"
+        in (tmp_path / "lanes.html").read_text()
+    )
+    assert len(data_of(result)["lanes"]) == 2
+    assert verdict(result) == "a single process waits for no other"
 
 
 def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
     file = tmp_path / "timeline.html"
-    timeline_page.write(a_timeline(model=PLANTED, name=PLANTED), file)
+    write_timeline_page(a_timeline(model=PLANTED, name=PLANTED), file)
     page = file.read_text()
     assert PLANTED not in page and "<img" not in page and page.count("</script>") == 2
     tags = re.findall(r"<[a-z][^>]*>", page.split("<script")[0])
@@ -230,11 +239,11 @@ def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
 
 @pytest.fixture
 def opened(open_page, tmp_path):
-    """`opened(found, width)` gives the page of it, and its range before anything was done."""
+    """`opened(result, width)` returns the page of a result, with its bars drawn."""
 
-    def opened(found, width=1280):
+    def opened(result, width=1280):
         file = tmp_path / "timeline.html"
-        timeline_page.write(found, file)
+        write_timeline_page(result, file)
         page = open_page(file, width)
         page.locator("[data-bar]").first.wait_for()
         return page
@@ -243,42 +252,43 @@ def opened(open_page, tmp_path):
 
 
 def visible(page):
-    """What `#range` says is visible: from when, to when, how long (ms)."""
+    """Start, end and length of the visible time in ms, from `#range`."""
     return [float(number) for number in re.findall(r"\d+\.\d+", page.inner_text("#range"))]
 
 
 def settle(page):
-    """Until the browser has drawn what it was told to."""
+    """Wait until the browser has drawn."""
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def described(page):
-    """What is said of the chosen bar."""
+def shown_description(page):
+    """The description of the chosen bar on the page."""
     parts = page.locator("#detail b").all()
     return {part.get_attribute("id").removeprefix("bar-"): part.inner_text() for part in parts}
 
 
-def said_of(bar, found):
-    """What is to be said of it."""
-    rank = next(rank for rank in found["ranks"] if rank["rank"] == bar["rank"])
-    wall = next(step["wall_ms"] for step in rank["steps"] if step["step"] == bar["step"])
-    length = bar["end_ms"] - bar["start_ms"]
-    said = {"rank": str(bar["rank"]), "phase": bar["phase"], "start": f"{bar['start_ms']:.3f} ms"}
-    said |= {"duration": f"{length:.3f} ms"}
-    said |= {"share": f"{100 * length / wall:.1f} % of step {bar['step']}"}
-    said |= {"name": bar["name"]} if bar["name"] != bar["phase"] else {}
-    return said | ({"bytes": f"{bar['bytes']:,}"} if bar["bytes"] is not None else {})
+def description(rank_and_bar, result):
+    """The correct description of a bar."""
+    rank, bar = rank_and_bar
+    steps = result.ranks[rank].steps
+    wall_ms = next(step.wall_ms for step in steps if step.number == bar.step)
+    length = bar.end_ms - bar.start_ms
+    parts = {"rank": str(rank), "phase": bar.phase, "start": f"{bar.start_ms:.3f} ms"}
+    parts |= {"duration": f"{length:.3f} ms"}
+    parts |= {"share": f"{100 * length / wall_ms:.1f} % of step {bar.step}"}
+    parts |= {"name": bar.name} if bar.name != bar.phase else {}
+    return parts | ({"bytes": f"{bar.bytes_sent:,}"} if bar.bytes_sent is not None else {})
 
 
-def near(one, other):
-    return one == pytest.approx(other, abs=0.002)  # three numbers, rounded to 0.001 each
+def near(values, expected):
+    return values == pytest.approx(expected, abs=0.002)  # three numbers, rounded to 0.001 each
 
 
 @pytest.mark.browser
-def test_zoom_halves_the_visible_time_around_its_middle_and_whole_gives_it_back(opened):
-    found = a_timeline()
-    page = opened(found)
-    start, end = timeline_picture.whole_of(found)
+def test_zoom_halves_the_visible_time_around_its_middle_and_whole_restores_it(opened):
+    result = a_timeline()
+    page = opened(result)
+    start, end = results.whole_span(result.ranks)
     whole, quarter = end - start, (end - start) / 4
     assert near(visible(page), [start, end, whole])
     page.get_by_role("button", name="zoom in, twice as large").click()
@@ -294,52 +304,51 @@ def test_zoom_halves_the_visible_time_around_its_middle_and_whole_gives_it_back(
     assert near(visible(page), [start, end, whole])
     for _ in range(20):
         page.click("#in")
-    assert visible(page)[2] == 0.02, "there is an end to it"
+    assert visible(page)[2] == 0.02, "zoom has a limit"
     for _ in range(20):
         page.click("#out")
     assert near(visible(page), [start, end, whole])
 
 
 @pytest.mark.browser
-def test_pointing_at_a_bar_shows_what_the_json_has(opened):
-    found = json.loads(json.dumps(a_timeline(late_ms=20.0)))
-    page = opened(found)
+def test_pointing_at_a_bar_shows_its_numbers(opened):
+    result = a_timeline(late_ms=20.0)
+    page = opened(result)
     seen = set()
-    for number, bar in enumerate(bars_of(found)):
+    for number, bar in enumerate(bars_of(result)):
         page.hover(f'[data-bar="{number}"]')
-        assert described(page) == said_of(bar, found)
-        seen.add(bar["phase"])
+        assert shown_description(page) == description(bar, result)
+        seen.add(bar[1].phase)
     assert seen == set(PHASES)
     assert page.locator(".chosen").count() == 1
 
 
 @pytest.mark.browser
-def test_a_step_of_the_list_fills_the_view_and_the_list_says_what_is_shown(opened):
-    found = a_timeline(steps=4)
-    page = opened(found)
-    for step in timeline_picture.steps_of(found):
-        page.get_by_label("fill the view with a step").select_option(f"step {step['step']}")
-        length = step["end_ms"] - step["start_ms"]
-        assert near(visible(page), [step["start_ms"], step["end_ms"], length])
+def test_a_step_chosen_from_the_list_fills_the_view_and_the_list_shows_the_visible_step(opened):
+    result = a_timeline(steps=4)
+    page = opened(result)
+    for step, (start, end) in results.step_spans(result.ranks).items():
+        page.get_by_label("fill the view with a step").select_option(f"step {step}")
+        assert near(visible(page), [start, end, end - start])
         settle(page)
         bars = page.locator("[data-bar]").all()
         numbers = {int(bar.get_attribute("data-bar")) for bar in bars}
-        own = {i for i, bar in enumerate(bars_of(found)) if bar["step"] == step["step"]}
-        assert numbers == own, "only what is visible is drawn"
+        expected = {i for i, (_, bar) in enumerate(bars_of(result)) if bar.step == step}
+        assert numbers == expected, "only visible bars are drawn"
     page.click("#in")
     assert page.input_value("#step") == "part"
     page.select_option("#step", "whole")
-    assert near(visible(page)[:2], list(timeline_picture.whole_of(found)))
+    assert near(visible(page)[:2], list(results.whole_span(result.ranks)))
     page.select_option("#step", "4")
     page.click("#whole")
     assert page.input_value("#step") == "whole"
 
 
 @pytest.mark.browser
-def test_all_is_done_with_keys_too(opened):
-    found = a_timeline()
-    page, bars = opened(found), bars_of(found)
-    start, end = timeline_picture.whole_of(found)
+def test_everything_also_works_with_keys(opened):
+    result = a_timeline()
+    page, bars = opened(result), bars_of(result)
+    start, end = results.whole_span(result.ranks)
     quarter = (end - start) / 4
     page.focus("#lanes")
     page.keyboard.press("+")
@@ -351,25 +360,27 @@ def test_all_is_done_with_keys_too(opened):
     assert near(visible(page), [start, end, 4 * quarter])
     settle(page)
     page.keyboard.press("Enter")
-    assert described(page) == said_of(bars[0], found)
+    assert shown_description(page) == description(bars[0], result)
     for number in range(1, 15):
         page.keyboard.press("ArrowRight")
-        assert described(page) == said_of(bars[number], found)
+        assert shown_description(page) == description(bars[number], result)
     page.keyboard.press("ArrowRight")
-    assert described(page) == said_of(bars[14], found), "it was the lane's last"
+    assert shown_description(page) == description(bars[14], result), "the last bar of the lane"
     page.keyboard.press("ArrowDown")
-    assert described(page)["phase"] == "all-reduce" and described(page)["rank"] == "0"
+    assert (
+        shown_description(page)["phase"] == "all-reduce" and shown_description(page)["rank"] == "0"
+    )
     page.keyboard.press("ArrowDown")
-    assert described(page)["rank"] == "1"
+    assert shown_description(page)["rank"] == "1"
     page.keyboard.press("+")
     page.keyboard.press("+")
-    here = page.evaluate("document.activeElement.dataset.bar")
-    middle = (bars[int(here)]["start_ms"] + bars[int(here)]["end_ms"]) / 2
+    _, bar = bars[int(page.evaluate("document.activeElement.dataset.bar"))]
+    middle = (bar.start_ms + bar.end_ms) / 2
     assert visible(page)[0] < middle < visible(page)[1], "a chosen bar stays where it is"
     for _ in range(10):
         page.keyboard.press("ArrowLeft")
-    bar = bars[int(page.evaluate("document.activeElement.dataset.bar"))]
-    assert visible(page)[0] <= bar["start_ms"] and bar["end_ms"] <= visible(page)[1]
+    _, bar = bars[int(page.evaluate("document.activeElement.dataset.bar"))]
+    assert visible(page)[0] <= bar.start_ms and bar.end_ms <= visible(page)[1]
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "lanes"
     page.keyboard.press("0")
@@ -388,7 +399,7 @@ def test_the_wheel_zooms_where_it_points_and_a_drag_moves(opened):
     settle(page)
     box = bar.bounding_box()
     assert visible(page)[2] < before
-    assert abs(box["x"] + box["width"] / 2 - x) < 1, "what it points at stays there"
+    assert abs(box["x"] + box["width"] / 2 - x) < 1, "what the pointer is on stays there"
     first, _, length = visible(page)
     scale = length / page.evaluate("place.right - place.left")
     y = box["y"] + 5
@@ -399,7 +410,7 @@ def test_the_wheel_zooms_where_it_points_and_a_drag_moves(opened):
     page.mouse.up()
     assert near(visible(page), [first + 100 * scale, first + 100 * scale + length, length])
     page.mouse.move(x, y, steps=3)
-    assert near(visible(page)[0], first + 100 * scale), "it was let go"
+    assert near(visible(page)[0], first + 100 * scale), "the button is released"
     for _ in range(20):
         page.mouse.wheel(0, 300)
     page.wait_for_function("document.querySelector('#step').value === 'whole'")
@@ -407,8 +418,8 @@ def test_the_wheel_zooms_where_it_points_and_a_drag_moves(opened):
 
 @pytest.mark.browser
 def test_on_a_phone_nothing_is_wider_than_the_screen_and_fingers_zoom(opened, chromium):
-    found = a_timeline(late_ms=20.0, sweep=True, name="a" * 300, model="m" * 300)
-    page = opened(found, width=390)
+    result = a_timeline(late_ms=20.0, sweep=True, name="a" * 300, model="m" * 300)
+    page = opened(result, width=390)
     width = "document.documentElement.scrollWidth"
     assert page.evaluate(width) <= 390
     session = chromium.new_cdp_session(page)
@@ -423,7 +434,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_fingers_zoom(opened, ch
     at = (box["x"] + box["width"] / 2, box["y"] + 8)
     touch("touchStart", at)
     touch("touchEnd")
-    assert described(page) == said_of(bars_of(found)[2], found)
+    assert shown_description(page) == description(bars_of(result)[2], result)
     assert page.evaluate(width) <= 390
     y = page.locator("#lanes").bounding_box()["y"] + 80
     length = visible(page)[2]
@@ -449,14 +460,14 @@ def test_ticks_stay_apart_and_in_the_picture_at_every_zoom(opened, width):
         settle(page)
         boxes = [tick.bounding_box() for tick in page.locator("#lanes .tick").all()]
         assert 2 <= len(boxes) <= width / 64 + 1
-        for one, other in zip(boxes, boxes[1:], strict=False):
-            assert one["x"] + one["width"] + 4 < other["x"]
+        for left, right in zip(boxes, boxes[1:], strict=False):
+            assert left["x"] + left["width"] + 4 < right["x"]
         assert 0 <= boxes[0]["x"] and boxes[-1]["x"] + boxes[-1]["width"] <= width
         page.click("#in")
 
 
 @pytest.mark.browser
-def test_what_is_said_of_a_bar_never_moves_the_lanes_away_from_the_pointer(opened):
+def test_the_description_of_a_bar_never_moves_the_lanes_below_the_pointer(opened):
     page = opened(a_timeline(name="a" * 500), width=390)
     page.locator("#lanes").scroll_into_view_if_needed()
     before = page.locator("#lanes").bounding_box()
@@ -470,55 +481,60 @@ def test_what_is_said_of_a_bar_never_moves_the_lanes_away_from_the_pointer(opene
 
 
 @pytest.mark.browser
-def test_what_is_planted_in_a_name_stays_text(opened):
-    found = a_timeline(model=PLANTED, name=PLANTED)
-    page = opened(found)
-    number = next(i for i, bar in enumerate(bars_of(found)) if bar["bytes"] is not None)
+def test_html_in_a_name_stays_text(opened):
+    result = a_timeline(model=PLANTED, name=PLANTED)
+    page = opened(result)
+    number = next(i for i, (_, bar) in enumerate(bars_of(result)) if bar.bytes_sent)
     page.hover(f'[data-bar="{number}"]')
-    assert described(page)["name"] == PLANTED
+    assert shown_description(page)["name"] == PLANTED
     assert PLANTED in page.inner_text("p.soft >> nth=0")
-    assert page.title() == timeline_page.TITLE
+    assert page.title() == TITLE
     assert page.locator("img").count() == 0
 
 
 @pytest.mark.browser
-def test_of_many_thousand_bars_only_those_are_drawn_that_can_be_seen(opened):
-    found = a_timeline(steps=2000)
-    page = opened(found)
-    total, pixels = len(bars_of(found)), page.evaluate("place.right - place.left")
-    rows = sum(lane["rows"] for lane in timeline_picture.lanes_of(found))
+def test_of_many_thousand_bars_only_visible_ones_are_drawn(opened):
+    result = a_timeline(steps=2000)
+    page = opened(result)
+    total, pixels = len(bars_of(result)), page.evaluate("place.right - place.left")
+    rows = sum(results.row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
     drawn = page.locator("[data-bar]").count()
     assert total == 32_000 and 1000 < drawn <= rows * (pixels + 1)
     page.select_option("#step", "1000")
     settle(page)
     numbers = [int(bar.get_attribute("data-bar")) for bar in page.locator("[data-bar]").all()]
-    own = {i for i, bar in enumerate(bars_of(found)) if bar["step"] == 1000}
-    assert own <= set(numbers) and len(numbers) < 2 * len(own)
+    expected = {i for i, (_, bar) in enumerate(bars_of(result)) if bar.step == 1000}
+    assert expected <= set(numbers) and len(numbers) < 2 * len(expected)
 
 
 @pytest.mark.browser
-def test_the_page_of_a_real_run_shows_what_its_json_has(start, open_page, tmp_path):
+def test_the_page_of_a_real_run_shows_the_numbers_of_its_json(start, open_page, tmp_path):
     numbers, picture = tmp_path / "numbers.json", tmp_path / "lanes.svg"
-    result = start(
+    process = start(
         ["accel-demo", "timeline", "--quick", "--model", "small_cnn"]
         + ["--output", tmp_path / "out", "--json", numbers, "--plot", picture]
     )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(numbers.read_text())
-    assert (found["processes"], found["backend"], len(found["ranks"])) == (2, "gloo", 2)
-    page, bars = open_page(tmp_path / "out" / "timeline.html"), bars_of(found)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(numbers.read_text(), object_hook=lambda fields: SimpleNamespace(**fields))
+    assert (result.processes, result.backend, len(result.ranks)) == (2, "gloo", 2)
+    for rank in result.ranks:
+        rank.lanes = vars(rank.lanes)
+    page, bars = open_page(tmp_path / "out" / "timeline.html"), bars_of(result)
     page.locator("[data-bar]").first.wait_for()
-    step = found["ranks"][0]["steps"][1]["step"]
+    step = result.ranks[0].steps[1].number
     for rank in (0, 1):
-        own = [bar for bar in bars if (bar["rank"], bar["step"]) == (rank, step)]
         for phase in ("forward", "backward", "optimizer", "all-reduce"):
-            bar = max(
-                (bar for bar in own if bar["phase"] == phase),
-                key=lambda bar: bar["end_ms"] - bar["start_ms"],
+            number, bar = max(
+                (
+                    (number, bar)
+                    for number, (of_rank, bar) in enumerate(bars)
+                    if (of_rank, bar.step, bar.phase) == (rank, step, phase)
+                ),
+                key=lambda numbered: numbered[1].end_ms - numbered[1].start_ms,
             )
             page.select_option("#step", str(step))
-            page.evaluate("([from, to]) => show(from, to)", [bar["start_ms"], bar["end_ms"]])
+            page.evaluate("([from, to]) => show(from, to)", [bar.start_ms, bar.end_ms])
             settle(page)
-            page.hover(f'[data-bar="{bars.index(bar)}"]')
-            assert described(page) == said_of(bar, found)
+            page.hover(f'[data-bar="{number}"]')
+            assert shown_description(page) == description((rank, bar), result)
     assert {f"step {step}", "communication", "backward"} <= words_of(picture)

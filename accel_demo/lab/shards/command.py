@@ -1,7 +1,7 @@
 """Show which sample each rank reads, and which samples a metric counts twice.
 
 accel-demo shards --processes 3 --batch-size 5 --plot shards.png
-accel-demo shards --way Accelerate --no-even-batches
+accel-demo shards --method Accelerate --no-even-batches
 
 The result comes from the batches that the loaders return. By default, `DistributedSampler` repeats
 samples until the dataset divides evenly, and Accelerate until the batches do. All ranks then have
@@ -58,7 +58,7 @@ def read_options(arguments: list[str]):
         help += f" (default: {default})"
         parser.add_argument(flag, type=int, default=default, metavar="N", help=help)
     choices, help = [TORCH, ACCELERATE, "both"], "default: both"
-    parser.add_argument("--way", dest="method", choices=choices, default="both", help=help)
+    parser.add_argument("--method", choices=choices, default="both", help=help)
     switches = {
         "--no-set-epoch": "do not call set_epoch before each epoch",
         "--split-batches": "Accelerate splits each batch of the DataLoader among the processes",

@@ -1,1 +1,1 @@
-"""`accel-demo timeline`: where the time of a training step goes."""
+"""`accel-demo timeline`: see where the time of a training step goes."""

@@ -1,30 +1,29 @@
-// The lanes of a timeline: zoom, pan, and what a bar is. All times are in ms.
+// Draw the lanes of a timeline, zoom, pan and describe a bar. All times are in ms.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
 const { lanes, bars, steps, whole, colours } = JSON.parse(byId("data").textContent);
 const svg = byId("lanes");
-const ZOOM = 2; // of the buttons
-const PAN = 0.25; // of the visible time
-const LONGEST = whole[1] - whole[0], SHORTEST = Math.min(0.02, LONGEST); // that fill the view
+const ZOOM = 2, PAN = 0.25; // of the buttons: factor, share of the visible time
+const LONGEST = whole[1] - whole[0], SHORTEST = Math.min(0.02, LONGEST); // visible time
 const ROW = 30, HEADER = 44, GAP = 16, GUTTER = 165, NARROW = 640; // pixels
 
 const view = { start: whole[0], end: whole[1] };
-let place = { left: 0, right: 1 }; // of the lanes, in pixels
+let place = { left: 0, right: 1 }; // the lanes, in pixels
 let chosen = null; // the bar that is described
-let planned = 0; // a drawing, at the browser's next frame
+let planned = 0; // the animation frame in which to draw, or 0
 
-bars.forEach((bar, index) => Object.assign(bar, { index, middle: (bar.start + bar.end) / 2 }));
-const [back, front, words] = ["g", "g", "g"].map((name) => add(svg, name));
+bars.forEach((bar, index) => Object.assign(bar, { index, middle: (bar.start_ms + bar.end_ms) / 2 }));
+const [back, front, labels] = ["g", "g", "g"].map((name) => add(svg, name));
 
 function add(parent, name, attributes = {}, text = "") {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const key in attributes) made.setAttribute(key, attributes[key]);
-  if (text) made.textContent = text; // whatever is in it: never HTML
-  return parent.appendChild(made);
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) element.setAttribute(key, attributes[key]);
+  if (text) element.textContent = text; // never HTML, because it comes from a trace
+  return parent.appendChild(element);
 }
 
-// What is visible.
+// The visible time
 const span = () => view.end - view.start;
 const msPerPixel = () => span() / (place.right - place.left);
 const toPixel = (ms) => place.left + (ms - view.start) / msPerPixel();
@@ -34,28 +33,28 @@ function show(start, end) {
   const length = Math.min(Math.max(end - start, SHORTEST), LONGEST);
   view.start = Math.min(Math.max(start, whole[0]), whole[1] - length);
   view.end = view.start + length;
-  const [from, to, all] = [view.start, view.end, length].map((ms) => ms.toFixed(3));
-  byId("range").textContent = `${from} – ${to} ms (${all} ms)`;
+  const [from, to, visible] = [view.start, view.end, length].map((ms) => ms.toFixed(3));
+  byId("range").textContent = `${from} – ${to} ms (${visible} ms)`;
   const isAt = (edge, ms) => Math.abs(edge - ms) < 1e-6;
-  const step = steps.find((one) => isAt(one.start, view.start) && isAt(one.end, view.end));
+  const step = steps.find(({ span }) => isAt(span[0], view.start) && isAt(span[1], view.end));
   byId("step").value = isAt(length, LONGEST) ? "whole" : step ? step.step : "part";
   planned ||= requestAnimationFrame(draw);
 }
 
 function zoom(factor, middle = (view.start + view.end) / 2) {
   const length = Math.min(Math.max(span() / factor, SHORTEST), LONGEST);
-  const start = middle - ((middle - view.start) / span()) * length; // the middle stays in place
+  const start = middle - ((middle - view.start) / span()) * length; // keep the middle in place
   show(start, start + length);
 }
 const pan = (ms) => show(view.start + ms, view.end + ms);
 
-// Drawing: what is visible, and where many bars share a pixel the first of them.
+// Drawing. Only what is visible is drawn, and only the first of several bars in one pixel.
 function draw() {
   planned = 0;
   const width = Math.max(svg.clientWidth, 100), isNarrow = width < NARROW; // 0 while hidden
   place = { left: isNarrow ? 6 : GUTTER, right: width - 2 };
   back.replaceChildren();
-  words.replaceChildren();
+  labels.replaceChildren();
   let top = HEADER;
   for (const lane of lanes) {
     top += (lane.is_first ? GAP : 2) + (isNarrow ? 16 : 0);
@@ -73,7 +72,7 @@ function drawLane(lane, isNarrow) {
   const fill = lane.is_slow ? "#fbe9df" : "#f6f8fa";
   add(back, "rect", { x: place.left, y, width, height, fill });
   const at = isNarrow ? { x: 2, y: y - 4 } : { x: GUTTER - 8, y: y + 19, "text-anchor": "end" };
-  add(words, "text", { ...at, class: lane.is_slow ? "slow" : "" }, lane.words);
+  add(labels, "text", { ...at, class: lane.is_slow ? "slow" : "" }, lane.label);
   const edges = lane.edges.filter((ms) => ms >= view.start && ms <= view.end);
   const lines = new Set(edges.map((ms) => `M${toPixel(ms).toFixed(0)} ${y - 2}v${height + 4}`));
   add(back, "path", { d: [...lines].join(""), stroke: "#57606a" });
@@ -88,30 +87,30 @@ function drawAxis(bottom, isNarrow) {
     const x = toPixel(tick * size), text = (tick * size).toFixed(digits), half = 4 * text.length;
     add(back, "line", { x1: x, x2: x, y1: HEADER - 4, y2: bottom, stroke: "#d0d7de" });
     const at = { x, y: HEADER - 8, class: "tick", "text-anchor": "middle" };
-    if (x - half >= 0 && x + half <= place.right) add(words, "text", at, text);
+    if (x - half >= 0 && x + half <= place.right) add(labels, "text", at, text);
   }
   const [x, y] = isNarrow ? [place.right, HEADER + GAP + 12] : [GUTTER - 40, HEADER - 8];
-  add(words, "text", { x, y, class: "unit", "text-anchor": "end" }, "ms");
-  let free = place.left; // from where on there is room for the name of a step
+  add(labels, "text", { x, y, class: "unit", "text-anchor": "end" }, "ms");
+  let free = place.left; // where there is room for the next label of a step
   for (const step of steps) {
-    const start = Math.max(toPixel(step.start), free);
-    const end = Math.min(toPixel(step.end), place.right);
+    const start = Math.max(toPixel(step.span[0]), free);
+    const end = Math.min(toPixel(step.span[1]), place.right);
     if (end - start < 50) continue;
     const at = { x: (start + end) / 2, y: 16, "text-anchor": "middle", "font-weight": 600 };
-    add(words, "text", at, `step ${step.step}`);
+    add(labels, "text", at, `step ${step.step}`);
     free = at.x + 30;
   }
 }
 
 function drawBars() {
-  const filled = new Map(); // up to which pixel each row of a lane is drawn
-  let next = null; // the bar that Tab and Enter go to
+  const filled = new Map(); // the pixel up to which each row of a lane is drawn
+  let next = null; // the bar that Tab and Enter focus
   for (const bar of bars) {
-    const x = Math.max(toPixel(bar.start), place.left);
-    const end = Math.min(Math.max(toPixel(bar.end), x + 1), place.right);
+    const x = Math.max(toPixel(bar.start_ms), place.left);
+    const end = Math.min(Math.max(toPixel(bar.end_ms), x + 1), place.right);
     const row = `${bar.lane} ${bar.row}`;
     const isCovered = bar !== chosen && end < (filled.get(row) ?? -1) + 1;
-    if (isCovered || bar.end < view.start || bar.start > view.end) {
+    if (isCovered || bar.end_ms < view.start || bar.start_ms > view.end) {
       if (bar.element && bar.element === document.activeElement) svg.focus();
       bar.element?.remove();
       continue;
@@ -130,26 +129,26 @@ function drawBar(bar, x, width, y) {
     const fixed = { role: "img", "aria-label": label, "data-bar": bar.index, tabindex: -1 };
     bar.element = add(front, "rect", { ...fixed, height: ROW - 4, fill: colours[bar.phase] });
   }
-  const gap = width > 4 ? 0.5 : 0; // so that two neighbours of one colour are two
+  const gap = width > 4 ? 0.5 : 0; // separates neighbours of the same colour
   const at = { x: x + gap, y, width: width - 2 * gap };
   for (const key in at) bar.element.setAttribute(key, at[key].toFixed(2));
   bar.element.classList.toggle("chosen", bar === chosen);
   if (!bar.element.isConnected) front.append(bar.element);
-  const long = `${bar.name} ${(bar.end - bar.start).toFixed(2)} ms`;
-  const text = [long, bar.name].find((one) => one.length * 8 + 8 < width);
-  const fill = bar.phase === "forward" ? "#fff" : "#000"; // on the one dark colour
+  const long = `${bar.name} ${(bar.end_ms - bar.start_ms).toFixed(2)} ms`;
+  const text = [long, bar.name].find((label) => label.length * 8 + 8 < width);
+  const fill = bar.phase === "forward" ? "#fff" : "#000"; // the only dark colour
   const middle = { x: x + width / 2, y: y + 18, "text-anchor": "middle", fill };
-  if (text) add(words, "text", middle, text);
+  if (text) add(labels, "text", middle, text);
 }
 
-// What a bar is.
+// The description of a bar
 function describe(bar) {
   const parts = { rank: bar.rank, phase: bar.phase };
   if (bar.name !== bar.phase) parts.name = bar.name;
-  parts.start = `${bar.start.toFixed(3)} ms`;
-  parts.duration = `${(bar.end - bar.start).toFixed(3)} ms`;
-  if (bar.bytes !== null) parts.bytes = bar.bytes.toLocaleString("en-GB");
-  if (bar.share !== null) parts.share = `${(100 * bar.share).toFixed(1)} % of step ${bar.step}`;
+  parts.start = `${bar.start_ms.toFixed(3)} ms`;
+  parts.duration = `${(bar.end_ms - bar.start_ms).toFixed(3)} ms`;
+  if (bar.bytes_sent !== null) parts.bytes = bar.bytes_sent.toLocaleString("en-GB");
+  parts.share = `${(100 * bar.share).toFixed(1)} % of step ${bar.step}`;
   return parts;
 }
 
@@ -166,23 +165,24 @@ function choose(bar) {
 
 function visit(bar) {
   if (!bar) return;
-  if (bar.start < view.start || bar.end > view.end) pan(bar.middle - (view.start + view.end) / 2);
+  const isCut = bar.start_ms < view.start || bar.end_ms > view.end;
+  if (isCut) pan(bar.middle - (view.start + view.end) / 2);
   choose(bar);
   draw();
   bar.element.focus();
 }
 
 const inLane = (lane) => bars.filter((bar) => bar.lane === lane);
-const beside = (bar, by) => inLane(bar.lane).find((one) => one.index === bar.index + by);
-function across(bar, by) { // to the next lane that has any, the bar nearest in time
+const beside = (bar, by) => inLane(bar.lane).find((other) => other.index === bar.index + by);
+function across(bar, by) { // the bar nearest in time, in the next lane that has bars
   let lane = bar.lane + by;
   while (lanes[lane] && inLane(lane).length === 0) lane += by;
-  const far = (one) => Math.abs(one.middle - bar.middle);
-  return inLane(lane).sort((one, other) => far(one) - far(other))[0];
+  const distance = (other) => Math.abs(other.middle - bar.middle);
+  return inLane(lane).sort((a, b) => distance(a) - distance(b))[0];
 }
 
-// What the reader does.
-const actions = { // of the buttons, by their ids
+// Buttons, keys, wheel and pointers
+const actions = { // of the buttons, by id
   in: (middle) => zoom(ZOOM, middle),
   out: (middle) => zoom(1 / ZOOM, middle),
   whole: () => show(...whole),
@@ -193,10 +193,10 @@ const KEYS = { "+": "in", "=": "in", "-": "out", 0: "whole" };
 Object.assign(KEYS, { ArrowLeft: "earlier", ArrowRight: "later" });
 for (const id in actions) byId(id).addEventListener("click", () => actions[id]());
 byId("step").addEventListener("change", (event) => {
-  const step = steps.find((one) => String(one.step) === event.target.value);
-  show(...(step ? [step.start, step.end] : whole));
+  const step = steps.find(({ step }) => String(step) === event.target.value);
+  show(...(step ? step.span : whole));
 });
-new ResizeObserver(() => show(view.start, view.end)).observe(svg); // and once now
+new ResizeObserver(() => show(view.start, view.end)).observe(svg); // also draws now
 const barOf = (event) => bars[event.target.dataset.bar];
 for (const name of ["pointerover", "focusin"]) svg.addEventListener(name, (event) => {
   if (barOf(event) && !svg.classList.contains("dragged")) choose(barOf(event));
@@ -220,27 +220,27 @@ const placeOf = (event) =>
   ({ x: event.clientX - svg.getBoundingClientRect().left, y: event.clientY });
 svg.addEventListener("wheel", (event) => {
   const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-  if (!isSideways && event.deltaY > 0 && span() > LONGEST - 1e-6) return; // so the page scrolls
+  if (!isSideways && event.deltaY > 0 && span() > LONGEST - 1e-6) return; // let the page scroll
   event.preventDefault();
-  const speed = event.ctrlKey ? 0.01 : 0.002; // two fingers on a touchpad come as ctrl
+  const speed = event.ctrlKey ? 0.01 : 0.002; // a pinch on a touchpad sets ctrlKey
   if (isSideways) pan((event.deltaX || event.deltaY) * msPerPixel());
   else zoom(Math.exp(-event.deltaY * speed), toMs(placeOf(event).x));
 }, { passive: false });
 
-const fingers = new Map(); // where each pointer that is down was last
+const fingers = new Map(); // last position of each pointer that is down
 svg.addEventListener("pointerdown", (event) => {
   if (event.button === 0) fingers.set(event.pointerId, placeOf(event));
 });
 svg.addEventListener("pointermove", (event) => {
-  if (event.buttons === 0) fingers.delete(event.pointerId); // let go outside of the window
+  if (event.buttons === 0) fingers.delete(event.pointerId); // released outside the window
   const before = fingers.get(event.pointerId), now = placeOf(event);
   const isDragged = svg.classList.contains("dragged");
   if (!before || (!isDragged && Math.hypot(now.x - before.x, now.y - before.y) < 4)) return;
   svg.classList.add("dragged");
-  svg.setPointerCapture(event.pointerId); // its bar may leave the picture
+  svg.setPointerCapture(event.pointerId); // the bar below it may disappear
   const other = [...fingers].find(([id]) => id !== event.pointerId)?.[1];
-  const apart = (one) => Math.max(Math.hypot(one.x - other.x, one.y - other.y), 8);
-  if (other) zoom(apart(now) / apart(before), toMs(other.x)); // the other finger's time stays
+  const distance = ({ x, y }) => Math.max(Math.hypot(x - other.x, y - other.y), 8);
+  if (other) zoom(distance(now) / distance(before), toMs(other.x)); // the other finger stays put
   else pan((before.x - now.x) * msPerPixel());
   fingers.set(event.pointerId, now);
 });

@@ -1,17 +1,18 @@
-"""The page of a timeline: its tables, and lanes to zoom and pan. One file, no network."""
+"""Write the page of a timeline: its tables, and lanes to zoom and pan. One file, no network."""
 
 from pathlib import Path
 
-from accel_demo.lab.timeline.picture import (
-    COLOUR_OF,
-    LANES,
-    lanes_of,
-    steps_of,
-    verdict,
-    what_ran,
-    whole_of,
+from accel_demo.lab.timeline import tables
+from accel_demo.lab.timeline.picture import COLOUR_OF
+from accel_demo.lab.timeline.result import (
+    RankTimeline,
+    TimelineResult,
+    row_count,
+    step_spans,
+    whole_span,
 )
-from accel_demo.lab.web_page import escape, write_page
+from accel_demo.lab.web_page import escape, html_table, write_page
+from accel_demo.wording import duration
 
 SCRIPT = Path(__file__).with_suffix(".js")
 TITLE = "Where the time of a training step goes"
@@ -45,146 +46,92 @@ kbd { font: inherit; border: 1px solid var(--line); border-radius: 4px; padding:
   background: var(--shade); }
 @media (max-width: 640px) { #detail { min-height: 90px; } .stack b { width: 3.5em; } }
 """
+LEGEND = '<ul class="legend">'
+for phase, colour in COLOUR_OF.items():
+    LEGEND += f'<li><span class="key" style="background:{colour}"></span>{phase}</li>'
+LEGEND += "</ul>"
 TOOLS = """<div class="tools" role="group" aria-label="what the lanes show">
 <button id="in" aria-label="zoom in, twice as large">+</button>
 <button id="out" aria-label="zoom out, half as large">−</button>
 <button id="whole" aria-label="show the whole time">whole</button>
 <button id="earlier" aria-label="move to earlier">←</button>
 <button id="later" aria-label="move to later">→</button>
-<select id="step" aria-label="fill the view with a step">{options}</select>
+<select id="step" aria-label="fill the view with a step">
+<option value="whole">all steps</option>{options}
+<option value="part" disabled hidden>a part</option></select>
 <output id="range" aria-label="visible time"></output>
 </div>"""
-LABEL = "two lanes per rank, what it computed and what it sent: arrow keys move, plus and minus "
-LABEL += "zoom, Enter goes to the bars"
+LABEL = "two lanes per rank, one for what it computes and one for what it sends: arrow keys move, "
+LABEL += "plus and minus zoom, Enter goes to the bars"
 HELP = """<p class="soft">Zoom: wheel, two fingers, <kbd>+</kbd> <kbd>−</kbd>; <kbd>0</kbd> shows
 the whole time. Move: drag, <kbd>←</kbd> <kbd>→</kbd>. Point at a bar, tap it, or press
 <kbd>Enter</kbd> in the lanes and go from bar to bar with the arrow keys; <kbd>Esc</kbd> goes back.
 </p>"""
+NOTE = """<p class="soft">If a rank computes while an all-reduce runs, the time counts as computing.
+The phase all-reduce is only the exposed part, in which the rank does nothing but wait. The hidden
+part of an all-reduce is the time in which the same rank computes backward. Late is how long after
+the first rank a rank reaches the all-reduce.</p>"""
 
 
-def write(found: dict, path: Path) -> None:
-    """Write the page of what `timeline` found, as HTML that needs nothing else."""
+def write_timeline_page(result: TimelineResult, path: Path) -> None:
+    """Write the result as one HTML file that needs nothing else."""
+    slow = "" if result.straggler is None else " slow"
+    steps = step_spans(result.ranks)
+    options = "".join(f'<option value="{step}">step {step}</option>' for step in steps)
     parts = [
         f"<h1>{TITLE}</h1>",
-        f'<p class="soft">{escape(what_ran(found))}</p>',
-        f'<p class="{"verdict slow" if found["straggler"] else "verdict"}">'
-        f"{escape(verdict(found))}</p>",
+        f'<p class="soft">{escape(tables.run_description(result))}</p>',
+        f'<p class="verdict{slow}">{escape(tables.verdict(result))}</p>',
         "<h2>A step on each rank, median (ms)</h2>",
-        _legend(found["phases"]),
-        *[_stack(row, found) for row in found["summary"]],
-        _summary(found),
-        *([_sweep(found["sweep"])] if found["sweep"] else []),
+        LEGEND,
+        *[_stacked_bar(rank, result.ranks) for rank in result.ranks],
+        html_table("a step on each rank", *tables.rank_table(result), css_class="numbers"),
+        *[f"<p>{escape(sentence)}</p>" for sentence in tables.all_reduce_sentences(result)],
+        NOTE,
+    ]
+    if result.sweep:
+        parts.append("<h2>Bucket sizes</h2>")
+        parts.append(html_table("bucket sizes", *tables.sweep_table(result), css_class="numbers"))
+    parts += [
         "<h2>The lanes</h2>",
-        _tools(found),
+        TOOLS.format(options=options),
         f'<div><svg id="lanes" tabindex="0" role="application" aria-label="{LABEL}"></svg>',
         '<div id="detail"><span>Point at a bar to see what it is.</span></div></div>',
-        _legend(found["phases"]),
+        LEGEND,
         HELP,
     ]
-    write_page(path, TITLE, "\n".join(parts), STYLE, SCRIPT.read_text("utf-8"), data_of(found))
+    write_page(path, TITLE, "\n".join(parts), STYLE, SCRIPT.read_text("utf-8"), data_of(result))
 
 
-def data_of(found: dict) -> dict:
-    """What the script needs: the lanes, every bar with its row and its share of its step (ms)."""
-    slow = found["straggler"] and found["straggler"]["rank"]
-    walls, edges, lanes, bars = {}, {}, [], []
-    for rank in found["ranks"]:
-        walls |= {(rank["rank"], step["step"]): step["wall_ms"] for step in rank["steps"]}
-        edges[rank["rank"]] = [
-            step[end] for step in rank["steps"] for end in ("start_ms", "end_ms")
-        ]
-    for number, lane in enumerate(lanes_of(found)):
-        rank, is_first = lane["rank"], lane["lane"] == LANES[0]
-        is_slow = rank == slow
-        head = f"rank {rank}{' (slow)' if is_slow else ''}: " if is_first else ""
-        lanes.append({"words": head + lane["lane"], "rows": lane["rows"], "edges": edges[rank]})
-        lanes[-1] |= {"is_first": is_first, "is_slow": is_slow}
-        for bar in lane["bars"]:
-            wall = walls.get((rank, bar["step"]))
-            share = (bar["end_ms"] - bar["start_ms"]) / wall if wall else None
-            kept = {key: bar[key] for key in ("phase", "name", "step", "bytes", "row")}
-            kept |= {"start": bar["start_ms"], "end": bar["end_ms"], "share": share}
-            bars.append({"rank": rank, "lane": number, **kept})
-    steps = [
-        {"step": step["step"], "start": step["start_ms"], "end": step["end_ms"]}
-        for step in steps_of(found)
-    ]
-    colours = {phase: COLOUR_OF[phase] for phase in found["phases"]}
-    whole = whole_of(found)
-    return {"lanes": lanes, "bars": bars, "steps": steps, "whole": whole, "colours": colours}
+def data_of(result: TimelineResult) -> dict:
+    """Return the data of the script: the lanes, and every bar with its row and share of a step."""
+    lanes, bars = [], []
+    for rank in result.ranks:
+        is_slow, wall_ms = rank.rank == result.straggler, {s.number: s.wall_ms for s in rank.steps}
+        edges = [edge for step in rank.steps for edge in (step.start_ms, step.end_ms)]
+        for name, lane in rank.lanes.items():
+            is_first = name == "compute"
+            prefix = f"rank {rank.rank}{' (slow)' if is_slow else ''}: " if is_first else ""
+            shown = {"label": prefix + name, "rows": row_count(lane), "edges": edges}
+            for bar in lane:
+                share = (bar.end_ms - bar.start_ms) / wall_ms[bar.step]
+                bars.append({**vars(bar), "rank": rank.rank, "lane": len(lanes), "share": share})
+            lanes.append({**shown, "is_first": is_first, "is_slow": is_slow})
+    return {
+        "lanes": lanes,
+        "bars": bars,
+        "steps": [{"step": step, "span": span} for step, span in step_spans(result.ranks).items()],
+        "whole": whole_span(result.ranks),
+        "colours": COLOUR_OF,
+    }
 
 
-def _legend(phases: list[str]) -> str:
-    items = [
-        f'<li><span class="key" style="background:{COLOUR_OF[phase]}"></span>{escape(phase)}</li>'
-        for phase in phases
-    ]
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _stack(row: dict, found: dict) -> str:
-    """A rank's phases end to end, to the same scale for all ranks."""
-    longest = max(sum(other["phases_ms"].values()) for other in found["summary"]) or 1
-    said = [f"{phase} {row['phases_ms'][phase]:.2f} ms" for phase in found["phases"]]
-    parts = [
-        f'<i style="width:{100 * row["phases_ms"][phase] / longest:.3f}%;'
-        f'background:{COLOUR_OF[phase]}" title="{escape(words)}"></i>'
-        for phase, words in zip(found["phases"], said, strict=True)
-    ]
-    label = escape(f"rank {row['rank']}: {', '.join(said)}")
-    bar = f'<span role="img" aria-label="{label}">{"".join(parts)}</span>'
-    return f'<div class="stack"><b>rank {row["rank"]}</b>{bar}</div>'
-
-
-def _summary(found: dict) -> str:
-    head = ["rank", "wall", *found["phases"], "all of all-reduce", "of it hidden", "late"]
-    rows = [
-        [
-            f"{row['rank']}",
-            f"{row['wall_ms']:.2f}",
-            *[f"{row['phases_ms'][phase]:.2f}" for phase in found["phases"]],
-            f"{row['all_reduce_ms']:.2f}",
-            f"{100 * row['hidden_share']:.0f} %",
-            f"{row['late_ms']:.2f}",
-        ]
-        for row in found["summary"]
-    ]
-    note = "A moment in which a rank computes counts as computing: the phase all-reduce is only "
-    note += "what is exposed, the time in which the rank does nothing but wait for what is sent "
-    note += "(also for the buffers of BatchNorm, which rank 0 sends). Hidden is the part of an "
-    note += "all-reduce that lies under backward of the same rank. Late is how long after the "
-    note += "first rank it comes."
-    return f'{_table("a step on each rank", head, rows)}<p class="soft">{note}</p>'
-
-
-def _sweep(sweep: list[dict]) -> str:
-    head = ["bucket_cap_mb", "buckets", "all of all-reduce (ms)", "exposed (ms)"]
-    head += ["hidden", "step (ms)"]
-    rows = [
-        [
-            f"{row['bucket_mb']:g}",
-            f"{row['buckets']}",
-            *[f"{row[key]:.2f}" for key in ("all_reduce_ms", "exposed_ms")],
-            f"{100 * row['hidden_share']:.0f} %",
-            f"{row['step_ms']:.2f}",
-        ]
-        for row in sweep
-    ]
-    return f"<h2>The same with other buckets</h2>{_table('sizes of buckets', head, rows)}"
-
-
-def _tools(found: dict) -> str:
-    steps = [step["step"] for step in steps_of(found)]
-    options = ['<option value="whole">all steps</option>']
-    options += [f'<option value="{step}">step {step}</option>' for step in steps]
-    options.append('<option value="part" disabled hidden>a part</option>')
-    return TOOLS.format(options="".join(options))
-
-
-def _table(name: str, head: list[str], rows: list[list[str]]) -> str:
-    """All cells are numbers. It scrolls on its own where the screen is narrow."""
-    first = [f'<th class="number" scope="col">{escape(cell)}</th>' for cell in head]
-    lines = [[f'<td class="number">{escape(cell)}</td>' for cell in row] for row in rows]
-    body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
-    table = f"<table><thead><tr>{''.join(first)}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{table}</div>'
+def _stacked_bar(rank: RankTimeline, ranks: list[RankTimeline]) -> str:
+    """Return the phases of a rank end to end, on the same scale for all ranks."""
+    longest = max(sum(other.phases_ms.values()) for other in ranks)
+    label, parts = [], ""
+    for phase, ms in rank.phases_ms.items():
+        label.append(f"{phase} {duration(ms / 1000)}")
+        parts += f'<i style="width:{100 * ms / longest:.3f}%;background:{COLOUR_OF[phase]}"></i>'
+    bar = f'<span role="img" aria-label="rank {rank.rank}: {", ".join(label)}">{parts}</span>'
+    return f'<div class="stack"><b>rank {rank.rank}</b>{bar}</div>'

@@ -1,9 +1,10 @@
-"""One rank of the profiled run: train.py as it is, and a mark where each phase of a step begins."""
+"""Profile train.py on one rank: run it unchanged and mark where each phase of a step begins."""
 
 import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,60 +22,69 @@ from tqdm import tqdm
 from accel_demo import train
 from accel_demo.config import TrainConfig
 from accel_demo.lab.timeline import merge
+from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.processes.connect import own_device
 
-STEPS_BEFORE = 3  # not profiled: in the first ones DDP lays its buckets anew, and memory is taken
-STEPS_AROUND = STEPS_BEFORE + 2  # and a warm-up of the profiler, and a last one, which is logged
-BARRIERS = 20  # marked in the trace before the first profiled step: all ranks see each of them
+STEPS_BEFORE = 3  # not profiled: in these DDP rebuilds its buckets and memory is allocated
+STEPS_AROUND = STEPS_BEFORE + 2  # plus a warm-up of the profiler and a last step, which is logged
+BARRIERS = 20  # marked in the trace before the first profiled step: every rank sees each of them
 
 
-def profile_runs(device: torch.device, runs: list[dict], folder: str) -> list[dict]:
-    """Train once for each of `runs`, and profile some steps: what this rank found, run by run.
+@dataclass(frozen=True)
+class ProfileSettings:
+    """A training run to profile."""
 
-    A run is {"choices": fields of TrainConfig, "steps": how many to profile, "bucket_mb",
-    "straggler": None or [rank, milliseconds]}. With "clock_ahead_ms" the last rank's clock, and
-    with it its trace, goes that far ahead, as another machine's may. All are to call this together.
-    """
-    clocks: Any = dist.new_group(backend="gloo")  # clocks are read on the CPU, whatever trains
-    steps = sum(run["steps"] + STEPS_AROUND for run in runs)
+    config: TrainConfig
+    steps: int  # to profile
+    bucket_mb: float
+    straggler: tuple[int, float] | None = None  # a rank and the ms that it sleeps in each step
+
+
+def profile_runs(
+    device: torch.device, runs: list[ProfileSettings], folder: str
+) -> list[RankProfile]:
+    """Train once for each of `runs` and profile some steps. All ranks must call this."""
+    clocks: Any = dist.new_group(backend="gloo")  # clock values are CPU tensors, on a GPU too
+    steps, profiles = sum(run.steps + STEPS_AROUND for run in runs), []
     with tqdm(total=steps, unit="step", disable=dist.get_rank() > 0) as bar:
-        return [
-            _profile(run, Path(folder, f"run-{number}"), clocks, bar)
-            for number, run in enumerate(runs)
-        ]
-
-
-def _profile(run: dict, folder: Path, clocks: dist.ProcessGroup, bar: tqdm) -> dict:
-    folder.mkdir(exist_ok=True)
-    recording = Recording(run, folder / f"rank-{dist.get_rank()}.json", clocks, bar)
-    choices = {"log_every": 10**6, "epochs": 1, "test_samples": dist.get_world_size()}
-    choices |= {"eval_batch_size": 1, "run_dir": str(folder / "run")}
-    config = TrainConfig(**choices, max_steps=run["steps"] + STEPS_AROUND, **run["choices"])
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-        hooks(recording),
-    ):
-        train.main(config)
-    AcceleratorState._reset_state(reset_partial_state=True)  # the next run makes its own
-    GradientState._reset_state()
-    return recording.found
+        for number, run in enumerate(runs):
+            trace = Path(folder, f"run-{number}-rank-{dist.get_rank()}.json")
+            recording = Recording(run, trace, clocks, bar)
+            config = replace(
+                run.config,
+                epochs=1,
+                max_steps=run.steps + STEPS_AROUND,
+                test_samples=dist.get_world_size(),
+                eval_batch_size=1,
+                log_every=10**6,
+                run_dir=str(Path(folder, f"run-{number}")),
+            )
+            with (
+                open(os.devnull, "w") as nowhere,
+                contextlib.redirect_stdout(nowhere),
+                contextlib.redirect_stderr(nowhere),
+                hooks(recording),
+            ):
+                train.main(config)
+            profiles.append(recording.result())
+            AcceleratorState._reset_state(reset_partial_state=True)  # the next run creates its own
+            GradientState._reset_state()
+    return profiles
 
 
 @contextlib.contextmanager
 def hooks(recording: "Recording") -> Iterator[None]:
-    """Let torch and Accelerate call `recording` when a phase of a training step begins.
+    """Make torch and Accelerate call `recording` when a phase of a training step begins.
 
-    "data wait" is a request for a batch. "forward" lasts until `Tensor.backward` is called, so it
-    includes the loss. "optimizer" lasts from there to the end of `optimizer.zero_grad`, so it
-    includes clipping.
+    "data wait" is the request for a batch. "forward" lasts until `Tensor.backward` is called, so it
+    includes the loss. "optimizer" lasts from the end of backward to the end of
+    `optimizer.zero_grad`, so it includes clipping.
     """
     make_ddp, backward = DDP.__init__, torch.Tensor.backward
-    zero_grad, read = AcceleratedOptimizer.zero_grad, DataLoaderShard.__iter__
+    zero_grad, iterate = AcceleratedOptimizer.zero_grad, DataLoaderShard.__iter__
 
     def make_marked_ddp(model: DDP, *arguments, **options) -> None:
-        make_ddp(model, *arguments, **options | {"bucket_cap_mb": recording.run["bucket_mb"]})
+        make_ddp(model, *arguments, **options | {"bucket_cap_mb": recording.run.bucket_mb})
         model.register_forward_pre_hook(recording.begin_forward)
         recording.model = model
 
@@ -89,9 +99,9 @@ def hooks(recording: "Recording") -> Iterator[None]:
 
     def marked_batches(loader: DataLoaderShard) -> Iterator:
         if not torch.is_grad_enabled():  # an evaluation
-            yield from read(loader)
+            yield from iterate(loader)
             return
-        batches, window = read(loader), GradientState().num_steps
+        batches, window = iterate(loader), GradientState().num_steps
         for number in range(len(loader)):
             recording.is_new_step = number % window == 0
             if recording.is_new_step:
@@ -112,41 +122,41 @@ def hooks(recording: "Recording") -> Iterator[None]:
 
 
 class Recording:
-    """The marks and the clock of one run: `found` is what this rank has to tell of it."""
+    """The marks, times and clock offset of one run on this rank."""
 
-    def __init__(self, run: dict, trace: Path, clocks: dist.ProcessGroup, bar: tqdm):
+    def __init__(self, run: ProfileSettings, trace: Path, clocks: dist.ProcessGroup, bar: tqdm):
         self.run, self.trace, self.clocks, self.bar = run, trace, clocks, bar
         self.profiler = profile(
             activities=supported_activities(),
             schedule=schedule(
-                skip_first=STEPS_BEFORE, wait=0, warmup=1, active=run["steps"], repeat=1
+                skip_first=STEPS_BEFORE, wait=0, warmup=1, active=run.steps, repeat=1
             ),
-            on_trace_ready=self.write_trace,
-            record_shapes=True,  # of what is sent, too
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+            record_shapes=True,  # also of what is sent
         )
-        straggler, milliseconds = run["straggler"] or (None, 0)
-        self.delay = milliseconds / 1000 if straggler == dist.get_rank() else 0
-        is_ahead = dist.get_rank() == dist.get_world_size() - 1
-        self.ahead_ns = int(1e6 * run.get("clock_ahead_ms", 0)) if is_ahead else 0
+        straggler, milliseconds = run.straggler or (None, 0)
+        self.delay_seconds = milliseconds / 1000 if straggler == dist.get_rank() else 0
         self.steps_begun, self.is_new_step, self.device = 0, True, own_device()
-        self.phase: Any = None  # what is recorded now, if anything is; so is the step
-        self.step: Any = None
-        self.model: Any = None  # a DDP, as soon as there is one
-        self.found = {"trace": str(trace), "wall_ms": {}}
+        self.phase = contextlib.ExitStack()  # the record_function of the current phase, if any
+        self.step = contextlib.ExitStack()  # the same for the step
+        self.model: Any = None  # the DDP module, once it exists
+        self.clock_ahead_ns = 0
+        self.wall_ms: dict[int, float] = {}
 
     def mark(self, phase: str | None) -> None:
-        """From here on it is this phase, until the next mark."""
-        if self.phase:
-            self.phase.__exit__(None, None, None)
-        self.phase = record_function(phase) if phase else None
-        if self.phase:
-            self.phase.__enter__()
+        """End the current phase and begin this one."""
+        self.phase.close()
+        if phase:
+            self.phase.enter_context(record_function(phase))
 
     def begin_step(self) -> None:
-        """End the step before; if the next one is to be profiled, start its clock."""
-        if self.step:
-            self._end_step()
-        first, last = STEPS_BEFORE + 2, STEPS_BEFORE + 1 + self.run["steps"]
+        """End the previous step and begin the next one, if they are profiled."""
+        first, last = STEPS_BEFORE + 2, STEPS_BEFORE + 1 + self.run.steps
+        if first <= self.steps_begun <= last:
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()  # so that its kernels are inside the step too
+            self.step.close()
+            self.wall_ms[self.steps_begun] = 1000 * (time.perf_counter() - self.started_at)
         self.steps_begun += 1
         self.bar.update()
         if self.steps_begun == 1:
@@ -154,56 +164,34 @@ class Recording:
         elif self.steps_begun <= last + 1:
             self.profiler.step()
         if self.steps_begun == first:
-            self.found["clock_ahead_ns"] = self._compare_clocks()
+            self.clock_ahead_ns = merge.clock_ahead(self.clocks)
+            for _ in range(BARRIERS):
+                with record_function("barrier"):
+                    dist.barrier(self.clocks)
         elif self.steps_begun == last + 1:
             self.profiler.stop()
-            self._describe()
         if first <= self.steps_begun <= last:
-            self.step = record_function(f"step {self.steps_begun}")
             self.started_at = time.perf_counter()
-            self.step.__enter__()
+            self.step.enter_context(record_function(f"step {self.steps_begun}"))
 
     def begin_forward(self, module: torch.nn.Module, inputs: tuple) -> None:
-        """Begin a forward pass: DDP calls this first."""
+        """Mark a forward pass. DDP calls this first."""
         if module.training:
             self.mark("forward")
             if self.is_new_step:
-                time.sleep(self.delay)
+                time.sleep(self.delay_seconds)
 
-    def write_trace(self, profiler: torch.profiler.profile) -> None:
-        profiler.export_chrome_trace(str(self.trace))
-        if self.ahead_ns:
-            merge.shift(self.trace, self.ahead_ns)
-
-    def _end_step(self) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()  # so that what it computes is inside the step too
-        self.step.__exit__(None, None, None)
-        milliseconds = 1000 * (time.perf_counter() - self.started_at)
-        self.found["wall_ms"][self.steps_begun] = milliseconds
-        self.step = None
-
-    def _compare_clocks(self) -> int:
-        """Nanoseconds by which this clock is ahead of rank 0's. Then all meet, several times."""
-
-        def clock() -> int:
-            return time.time_ns() + self.ahead_ns
-
-        nanoseconds = merge.clock_ahead(self.clocks, clock)
-        for _ in range(BARRIERS):
-            with record_function("barrier"):
-                dist.barrier(self.clocks)
-        return nanoseconds
-
-    def _describe(self) -> None:
-        sizes = []  # for one process too Accelerate makes a DDP, which sends nothing
+    def result(self) -> RankProfile:
+        sizes = []  # Accelerate creates a DDP module for one process too, which sends nothing
         if dist.get_world_size() > 1:
             data = self.model._get_ddp_logging_data()
             sizes = (data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]).split(",")
-        self.found |= {
-            "rank": dist.get_rank(),
-            "processes": dist.get_world_size(),
-            "backend": dist.get_backend(),
-            "device": self.device.type,
-            "bucket_bytes": [int(size) for size in sizes],
-        }
+        return RankProfile(
+            trace=str(self.trace),
+            processes=dist.get_world_size(),
+            backend=dist.get_backend(),
+            device=self.device.type,
+            bucket_bytes=[int(size) for size in sizes],
+            clock_ahead_ns=self.clock_ahead_ns,
+            wall_ms=self.wall_ms,
+        )

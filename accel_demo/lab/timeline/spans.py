@@ -1,15 +1,17 @@
-"""Stretches of time: together, in common, one without the other.
+"""Set operations on periods of time.
 
-`Spans` are in order, and apart from each other; each function gives such a list.
+`Spans` are sorted and do not overlap. Each function that returns `Spans` keeps this.
 """
 
 import math
+from collections.abc import Iterable
 
 Spans = list[tuple[float, float]]  # (start, end), here in ms
 
 
-def union(spans) -> Spans:
-    joined = []
+def union(spans: Iterable[tuple[float, float]]) -> Spans:
+    """Return the time in any of the spans, which may come in any order and overlap."""
+    joined: Spans = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
@@ -18,23 +20,25 @@ def union(spans) -> Spans:
     return joined
 
 
-def intersect(one: Spans, other: Spans) -> Spans:
+def intersect(first: Spans, second: Spans) -> Spans:
+    """Return the time in both."""
     common, i, j = [], 0, 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if start < end:
             common.append((start, end))
-        if one[i][1] < other[j][1]:
+        if first[i][1] < second[j][1]:
             i += 1
         else:
             j += 1
     return common
 
 
-def subtract(spans: Spans, taken: Spans) -> Spans:
-    ends = [-math.inf, *(end for _, end in taken)]
-    starts = [*(start for start, _ in taken), math.inf]
-    return intersect(spans, list(zip(ends, starts, strict=True)))  # with what lies between them
+def subtract(spans: Spans, removed: Spans) -> Spans:
+    """Return the time in `spans` that is not in `removed`."""
+    ends = [-math.inf, *(end for _, end in removed)]
+    starts = [*(start for start, _ in removed), math.inf]
+    return intersect(spans, list(zip(ends, starts, strict=True)))  # the gaps of `removed`
 
 
 def length(spans: Spans) -> float:
@@ -42,4 +46,5 @@ def length(spans: Spans) -> float:
 
 
 def span_of(event: dict) -> tuple[float, float]:
+    """Return the span of a trace event."""
     return event["ts"], event["ts"] + event["dur"]

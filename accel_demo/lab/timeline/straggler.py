@@ -1,18 +1,17 @@
-"""Which rank holds the others up, told from the trace alone.
+"""Find the rank that slows the others down, from the traces alone.
 
-How long a rank computes in a step says little on a busy machine: the system gives a core to another
-program now and then, and on a laptop that takes longer than what one looks for. But it can only add
-to a time, and it strikes at another place each time; a slow rank is slow in every step, at the same
-place. So a step is cut into pieces, the operators and the gaps between them, without the time in
-which the rank waits for others. A piece counts where the shortest time of this rank is longer than
-the median of the others', and by as much as it is. A piece that counts by chance would have been
-longer than usual in each of `STEPS_NEEDED` steps.
+Step times are too noisy for this on a busy machine: the operating system preempts a rank for longer
+than the delay we are looking for. Preemption only adds time, and it hits a different operator in
+each step. A slow rank is slow at the same operator in every step. So we split each step into
+operators and the gaps between them, without the time spent waiting for other ranks. For each one we
+compare the shortest time of this rank with the median of the others, and add up the positive
+differences. An operator counts by accident only if it is disturbed in all `STEPS_NEEDED` steps.
 
-Medians and quantiles of whole steps, of pairs of steps and of phases tell much less: there the
-accidents of all pieces add up. What this cannot see is a rank that is held up in some steps only,
-or at another place each time.
-Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (what disturbs a program only adds
-to its time, so the shortest time is the one to trust)
+Medians and quantiles of steps, pairs of steps and phases are much less reliable: they add up the
+disturbances of all operators. This method misses a rank that is slow only in some steps, or at a
+different operator each time.
+Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (disturbances only add to the time
+of a program, so the shortest time is the most reliable one)
 """
 
 import math
@@ -22,68 +21,68 @@ from accel_demo.lab.timeline.spans import length, span_of, subtract
 
 STEPS_NEEDED = 32
 LEAST_MS = 5.0
-LEAST_SHARE = 0.02  # of a step: two equal ranks differ by some of its length
+LEAST_SHARE = 0.02  # of a step: two equal ranks can differ by a little of its length
 
-# ("operator" or the "gap" before it, its name, which of that name): the ms, step by step
-Pieces = dict[tuple[str, str, int], list[float]]
+# ("operator" or the "gap" before it, its name, index among those with this name): ms in each step
+OperatorTimes = dict[tuple[str, str, int], list[float]]
 
 
-def slow_rank(pieces: list[Pieces]) -> tuple[int | None, list[float]]:
-    """The rank that is slow, or None; and by how many ms each is slower than the others.
+def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[float]]:
+    """Return the slowest rank and the delay of each rank per step in milliseconds.
 
-    `pieces` are those of each rank. Where several are slow, it is the slowest. Slow is a rank that
-    is slower by `LEAST_MS`, and by `LEAST_SHARE` of what its step takes when nothing disturbs it.
+    The rank is None if no delay reaches both `LEAST_MS` and `LEAST_SHARE` of the rank's undisturbed
+    step time.
     """
-    slower = [slower_by(rank, pieces) for rank in range(len(pieces))]
-    slowest = max(range(len(pieces)), key=slower.__getitem__)
-    undisturbed_ms = math.fsum(min(times) for times in pieces[slowest].values())
-    is_slow = slower[slowest] >= max(LEAST_MS, LEAST_SHARE * undisturbed_ms)
-    return slowest if is_slow else None, slower
+    delays = [delay_of(rank, times_by_rank) for rank in range(len(times_by_rank))]
+    slowest = max(range(len(delays)), key=delays.__getitem__)
+    undisturbed_ms = math.fsum(min(times) for times in times_by_rank[slowest].values())
+    is_slow = delays[slowest] >= max(LEAST_MS, LEAST_SHARE * undisturbed_ms)
+    return slowest if is_slow else None, delays
 
 
-def slower_by(rank: int, pieces: list[Pieces]) -> float:
-    """The ms by which this rank is slower than the others in each step, or more."""
-    others = [own for other, own in enumerate(pieces) if other != rank]
-    steps = max(map(len, pieces[rank].values()))
-    slower = 0.0
-    for piece, times in pieces[rank].items():
-        if others and len(times) == steps:  # what is not in every step cannot be slow in it
-            usual = median(time for other in others for time in other.get(piece, [0.0]))
-            slower += max(0.0, min(times) - usual)
-    return slower
+def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
+    """Return how many ms this rank is slower than the others in each step, at least."""
+    others = [times for other, times in enumerate(times_by_rank) if other != rank]
+    steps = max(map(len, times_by_rank[rank].values()))
+    delay = 0.0
+    for operator, times in times_by_rank[rank].items():
+        if others and len(times) == steps:  # an operator missing in a step is not slow in every one
+            usual = median(time for other in others for time in other.get(operator, [0.0]))
+            delay += max(0.0, min(times) - usual)
+    return delay
 
 
-def pieces_of(timeline) -> Pieces:
-    """The pieces of a rank's steps, from its `phases.Timeline`."""
-    pieces: Pieces = {}
-    for event in timeline.steps.values():
+def operator_times(trace) -> OperatorTimes:
+    """Return the times of the operators and gaps in a `phases.RankTrace`, without waits."""
+    times: OperatorTimes = {}
+    for event in trace.steps.values():
         start, end = span_of(event)
-        waits = timeline.phases_in([(start, end)])["all-reduce"]
-        inside = [operator for operator in timeline.operators if start <= operator["ts"] < end]
-        last, seen = start, {}
-        for operator in inside:
+        waits = trace.phases_in([(start, end)])["all-reduce"]
+        last_end, indices = start, {}
+        for operator in trace.operators:
+            if not start <= operator["ts"] < end:
+                continue
             name = operator["name"]
-            number = seen[name] = seen.get(name, -1) + 1
-            begin, stop = (min(end, max(last, time)) for time in span_of(operator))
-            for what, span in (("gap", (last, begin)), ("operator", (begin, stop))):
-                own = length(subtract([span], waits))
-                pieces.setdefault((what, name, number), []).append(own)
-            last = stop
-        own = length(subtract([(last, end)], waits))
-        pieces.setdefault(("gap", "the end of the step", 0), []).append(own)
-    return pieces
+            index = indices[name] = indices.get(name, -1) + 1
+            begin, stop = (min(end, max(last_end, time)) for time in span_of(operator))
+            for kind, span in (("gap", (last_end, begin)), ("operator", (begin, stop))):
+                times.setdefault((kind, name, index), []).append(length(subtract([span], waits)))
+            last_end = stop
+        last_gap = times.setdefault(("gap", "the end of the step", 0), [])
+        last_gap.append(length(subtract([(last_end, end)], waits)))
+    return times
 
 
-def lateness(timelines: list) -> list[float]:
-    """By rank: how much later than the first to come it came to a collective, in ms.
+def lateness(traces: list) -> list[float]:
+    """Return how much later than the first rank each rank reaches a collective, in ms.
 
-    A step has several collectives (a bucket each); the one where the rank was latest counts, and
-    then the median over the steps.
+    A step has several collectives, one per bucket. The largest delay in each step counts; the
+    result is the median over the steps.
     """
-    late = [[] for _ in timelines]
-    for number in timelines[0].steps:
-        arrivals = [timeline.arrivals_in(number) for timeline in timelines]
-        for rank, own in enumerate(arrivals):
-            meetings = zip(own, *arrivals, strict=False)
-            late[rank].append(max((mine - min(all) for mine, *all in meetings), default=0.0))
+    late: list[list[float]] = [[] for _ in traces]
+    for step in traces[0].steps:
+        arrivals = [trace.arrivals_in(step) for trace in traces]
+        collectives = list(zip(*arrivals, strict=False))
+        for rank, times in enumerate(late):
+            times.append(max((all[rank] - min(all) for all in collectives), default=0.0))
     return [median(times) for times in late]
