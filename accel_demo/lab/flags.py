@@ -13,10 +13,16 @@ from accel_demo.show import check_outputs
 SCHEMA = 1  # the version of the JSON files that the commands write
 
 
-def parser_of(verb: str, description: str | None, quick: str, plot: bool = True) -> Parser:
-    """Return a parser with `--quick`, `--json` and `--plot`. `quick` is the help of --quick."""
-    parser = Parser(description, prog=f"accel-demo {verb}")
-    parser.add_argument("--quick", action="store_true", help=f"{quick}; takes about 20 s at most")
+def parser_of(
+    command: str, description: str | None, quick: str, plot: bool = True, quick_seconds: int = 20
+) -> Parser:
+    """Return a parser with `--quick`, `--json` and `--plot`.
+
+    `quick` says what --quick does, and `quick_seconds` how long it takes on two idle cores.
+    """
+    parser = Parser(description, prog=f"accel-demo {command}")
+    help = f"{quick}; takes about {quick_seconds} s at most"
+    parser.add_argument("--quick", action="store_true", help=help)
     add_json(parser)
     if plot:
         help = "draw it, as .png, .svg or .pdf"

@@ -3,9 +3,9 @@
 import json
 import math
 from dataclasses import dataclass
+from importlib import metadata
 
 import pytest
-import torch
 
 from accel_demo.errors import UserError
 from accel_demo.lab.flags import SCHEMA, process_counts, write_json
@@ -29,7 +29,7 @@ def test_the_json_has_the_fields_of_the_result_and_null_instead_of_nan(tmp_path)
     content = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
     assert content["rows"] == [{"distance": None, "pair": [None, None, 1.5]}]
     assert (content["schema"], content["command"], content["same"]) == (SCHEMA, "example", True)
-    assert content["environment"]["torch"] == torch.__version__
+    assert content["environment"]["torch"] == metadata.version("torch")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "100000"])

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     module = importlib.import_module(f"accel_demo.lab.bench.{name}")
 
     quick = "one repeat, with fewer images, steps or networks in the slow benchmarks"
-    parser = flags.parser_of(f"bench {name}", module.__doc__, quick)
+    parser = flags.parser_of(f"bench {name}", module.__doc__, quick, quick_seconds=60)
     help = f"how often to measure everything, in turns (default: {module.REPEATS})"
     parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)
     if hasattr(module, "add_options"):
