@@ -1,4 +1,4 @@
-"""How tests start processes, and the state that every test starts from."""
+"""Functions and fixtures that start processes for tests and reset the state before each test."""
 
 import json
 import multiprocessing
@@ -23,31 +23,31 @@ from accel_demo.processes.environment import LOOPBACK, rank_environment
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.fork_server_main import adopt_orphans
 
-# One thread each, here and in what is started: the processes of a test share two cores, and sums
-# come in the same order everywhere. It counts only because torch is not imported yet.
+# One thread in this process and in each process that a test starts: they share two cores, and sums
+# are computed in the same order everywhere. This must be set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-# Only a test that asks for the GPUs sees them; all others do the same on every machine.
+# Hide the GPUs, so that tests do the same on every machine. GPU tests pass VISIBLE_GPUS.
 GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-os.environ["HF_HOME"] = os.devnull  # `accelerate launch` finds no default config of the user
+os.environ["HF_HOME"] = os.devnull  # hides the user's default config from `accelerate launch`
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and with them all that
-# they start. Each test begins as in the foreground.
+# If a shell starts the tests in the background, they ignore Ctrl-C, and so does every process that
+# they start. Restore the handler that they have in the foreground.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 8  # seconds: a process that has torch takes up to two to end, and more under load
+GRACE = 8  # seconds; a process that has imported torch takes up to two to end, more under load
 REPOSITORY = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent  # accelerate, torchrun and accel-demo of this environment
+BIN = Path(sys.executable).parent  # has accelerate, torchrun and accel-demo
 
-adopt_orphans()  # so that they are found below this process; elsewhere they leave the tree unseen
+adopt_orphans()  # so that orphans stay below this process and can be found (Linux only)
 
 
 def pytest_addoption(parser):
@@ -62,14 +62,14 @@ def pytest_configure(config):
     always_real = config.getoption("--real")
 
 
-# These files take longest. They are started first, so that none is left over at the end.
+# The files that take longest. They start first, so that no worker runs one alone at the end.
 LONGEST = ("test_stop_and_kill.py", "test_resume.py", "test_tutorials.py", "test_fork_server.py")
 LONGEST += ("test_doctor.py",)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Put the longest files first; with `--shuffle`, put files and tests in a random order."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # the others keep their order
+    """Put the longest files first. With `--shuffle`, put files and tests in a random order."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # the rest keeps its order
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
@@ -80,10 +80,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def the_same_start_for_every_test():
-    """Random states, threads, environment and working directory are the same before each test.
+def reset_state():
+    """Start each test with the same random states, threads, environment and working directory.
 
-    A test that changes one of `settings_of_torch` and leaves it changed fails.
+    A test fails if it changes one of `settings_of_torch` and does not restore it.
     """
     random.seed(0)
     numpy.random.seed(0)
@@ -111,10 +111,10 @@ def settings_of_torch() -> dict:
 
 @pytest.fixture
 def start():
-    """`start(command, timeout=…, **environment)` runs a command to its end, with a time limit.
+    """`start(command, timeout=…, **environment)` runs a command until it ends, with a time limit.
 
-    Returns returncode, stdout and stderr. Fails the test if the time runs out, or if a process that
-    the command has started is still there when the command has ended.
+    It returns the returncode, stdout and stderr. The test fails if the time runs out, or if a
+    process that the command started is still running after the command has ended.
     """
     return run_to_end
 
@@ -126,9 +126,10 @@ def run_to_end(command, timeout=120, cwd=REPOSITORY, real=False, **environment):
 def run_all(
     commands, timeout=120, cwd=REPOSITORY, real=False, environments=None
 ) -> list[SimpleNamespace]:
-    """Run commands at the same time, to the end. If one of them fails, the others are killed.
+    """Run commands at the same time until they end. If a command fails, kill the remaining ones.
 
-    Returns returncode, stdout and stderr of each. Fails the test as `start` does.
+    Return the returncode, stdout and stderr of each command. The test fails in the same cases as
+    with `start`.
     """
     before = processes_below_this_one()
     with ExitStack() as stack:
@@ -144,8 +145,10 @@ def run_all(
         ended = wait_for_all(processes, timeout)
         orphans = left_behind(before)
         results = [
-            SimpleNamespace(returncode=process.returncode, stdout=text_of(one), stderr=text_of(two))
-            for process, (one, two) in zip(processes, files, strict=True)
+            SimpleNamespace(
+                returncode=process.returncode, stdout=text_of(stdout), stderr=text_of(stderr)
+            )
+            for process, (stdout, stderr) in zip(processes, files, strict=True)
         ]
     printed = "\n".join(result.stdout + result.stderr for result in results)
     assert ended, f"{commands} took more than {timeout} s\n{printed}"
@@ -154,13 +157,13 @@ def run_all(
 
 
 def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
-    """Run Python with these arguments as `torchrun --nproc-per-node N` would, to the end.
+    """Run Python in connected processes until they end, as `torchrun --nproc-per-node N` would.
 
-    Returns the returncode (of the first rank that failed), and stdout and stderr of all ranks.
+    Return the returncode (of the first rank that failed), and stdout and stderr of all ranks.
     """
     with rank_environments(processes) as environments:
         commands = [["python", *arguments]] * processes
-        environments = [{**environment, **of_rank} for of_rank in environments]
+        environments = [{**environment, **rank_variables} for rank_variables in environments]
         results = run_all(commands, timeout, cwd, environments=environments)
     codes = [result.returncode for result in results]
     failed = [code for code in codes if code not in (0, -signal.SIGKILL)] or [*filter(None, codes)]
@@ -173,7 +176,7 @@ def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
 
 @contextmanager
 def rank_environments(processes: int):
-    """The variables of each rank, which meet at a store that this process holds, as in torchrun."""
+    """Yield the variables of each rank. The store is in this process, as with torchrun."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield [
         {**rank_environment(rank, processes, store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -183,17 +186,18 @@ def rank_environments(processes: int):
 
 
 def run_training(program, arguments, processes: int, timeout=120):
-    """Run a train file, or a program that is one, as so many processes, without a launcher."""
+    """Run a train file, or a program like it, in `processes` processes without a launcher."""
     if processes == 1 and "ddp" not in str(program):
         return run_to_end(["python", program, *arguments], timeout)
     return run_ranks([program, *arguments], processes, timeout)
 
 
 def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environment):
-    """Start a command; returns a `subprocess.Popen`, or a `ForkedProcess` with the same methods.
+    """Start a command. Return a `subprocess.Popen`, or a `ForkedProcess` with the same methods.
 
-    A Python program is forked from a server, which takes milliseconds instead of seconds. `real` is
-    for a test about the start itself, and about what the command starts in turn.
+    A Python program is forked from the server, which takes milliseconds instead of seconds. With
+    `real`, neither the command nor the processes that it starts are forked from the server: this is
+    for tests of the start itself.
     """
     options = {name: environment.pop(name) for name in OPTIONS if name in environment}
     command = [sys.executable if word == "python" else str(word) for word in command[:1]] + [
@@ -220,7 +224,7 @@ def can_fork() -> bool:
 
 @cache
 def fork_server() -> ForkServer:
-    """The server of this test process."""
+    """Start the fork server of this test process. Later calls return the same server."""
     return ForkServer()
 
 
@@ -230,9 +234,9 @@ def pytest_sessionfinish():
 
 
 def wait_for_all(processes: list, timeout: float) -> bool:
-    """Wait until all have ended, or one has failed: kill the others then. False if time runs out.
+    """Wait until all processes have ended, or one has failed. Return False if the time runs out.
 
-    Whatever is still running in the end is killed, with the processes below it.
+    Then kill the processes that are still running, and the processes below them.
     """
     deadline = time.monotonic() + timeout
     running = list(processes)
@@ -258,15 +262,17 @@ def processes_below_this_one() -> set[psutil.Process]:
 
 
 def left_behind(before: set[psutil.Process]) -> list[str]:
-    """Kill the processes below this one that were not there `before`, and say what each was.
+    """Kill the processes below this one that did not exist `before`, and return what each was.
 
-    They get `GRACE` seconds to end by themselves first. Every process that a test has started is
-    found here, forked or not, because an orphan becomes a child of this process. What a process
-    that was there before starts is not the test's: a browser starts helpers at any time.
+    They first get `GRACE` seconds to end by themselves. Every process that a test has started is
+    found, forked or not, because an orphan becomes a child of this process. Children of a process
+    that existed before do not count: a browser starts helpers at any time.
     """
     server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
     started = processes_below_this_one() - before
-    started = [one for one in started if not before.intersection(parents_of(one)) - server]
+    started = [
+        process for process in started if not before.intersection(parents_of(process)) - server
+    ]
     described = {process: describe(process) for process in started}
     _, orphans = psutil.wait_procs(started, timeout=GRACE)
     kill(orphans)
@@ -302,10 +308,10 @@ def kill(processes: list[psutil.Process]) -> None:
 
 @pytest.fixture
 def train(tmp_path):
-    """`train(file, *flags, processes=N)` trains to the end in a new folder, and returns the folder.
+    """`train(file, *flags, processes=N)` runs a training in a new folder, and returns the folder.
 
-    It asserts that as many connected processes trained as were asked for. They are forked, with the
-    environment that torchrun sets; `--real` starts them the way a user does, with a launcher.
+    It asserts that N connected processes trained. They are forked, with the environment variables
+    that torchrun sets. With `--real`, a launcher starts them, as for a user.
     """
 
     def train(file: str, *flags, processes: int = 1, name: str | None = None):
@@ -330,8 +336,8 @@ def train(tmp_path):
 def together(tmp_path_factory):
     """`together(function, N, **arguments)` calls a function of a test module in N processes.
 
-    It returns the results by rank, and asserts that the N were connected. Arguments and results are
-    what `torch.save` can write. If a process raises an error, the test fails.
+    It returns the results by rank, and asserts that N processes were connected. `torch.save` must
+    be able to write the arguments and the results. If a process raises an error, the test fails.
     """
 
     def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
@@ -350,7 +356,7 @@ def together(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
-    """A running Chromium, the one of the system, with a new and empty profile."""
+    """Start the Chromium of the system with a new, empty profile."""
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -367,43 +373,43 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture
 def open_page(chromium):
-    """`open_page(file, width=1280)` opens an HTML file, and gives playwright's page.
+    """`open_page(file, width=1280)` opens an HTML file, and returns Playwright's page.
 
-    Afterwards the test fails where anything was asked for that is not in the file, or where the
-    page has written to the browser's console, or raised an error.
+    At its end, the test fails if the page has requested anything besides the file, written to the
+    browser's console, or raised an error.
     """
-    pages, said = [], []
+    pages, problems = [], []
 
     def open_page(file: Path, width: int = 1280, height: int = 900):
-        page, own = chromium.new_page(), Path(file).resolve().as_uri()
+        page, own_url = chromium.new_page(), Path(file).resolve().as_uri()
         pages.append(page)
 
-        def only_own(route):
-            if route.request.url == own:
+        def only_own_url(route):
+            if route.request.url == own_url:
                 route.continue_()
             else:
-                said.append(f"asked for {route.request.url}")
+                problems.append(f"requested {route.request.url}")
                 route.abort()
 
-        page.route("**/*", only_own)
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.route("**/*", only_own_url)
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
         page.set_viewport_size({"width": width, "height": height})
-        page.goto(own)
+        page.goto(own_url)
         return page
 
     yield open_page
     for page in pages:
         page.close()
-    assert said == []
+    assert problems == []
 
 
 def launcher(file: str, processes: int) -> list[str]:
-    """How a user starts a train file in that many processes."""
+    """Return the launcher with which a user starts a train file in this many processes."""
     if file == "train.py":
         config = {1: "cpu.yaml", 2: "cpu_two_processes.yaml"}[processes]
         return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]
     if file == "train_ddp.py":
         return ["torchrun", "--standalone", "--nproc-per-node", str(processes)]
-    assert processes == 1, f"{file} is one process"
+    assert processes == 1, f"{file} runs in one process"
     return ["python"]

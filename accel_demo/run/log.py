@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -27,7 +28,8 @@ class TrainLog:
     ):
         self.folder, self.config, self.processes = folder, config, processes
         self.is_main_process = is_main_process()
-        self.bar, self.writer = tqdm(disable=True), None
+        self.bar: Any = None  # the progress bar of the current epoch
+        self.writer = None
         self.start_step = start_step
         self.images = saved.get("images", 0.0)  # trained on so far, which took `seconds`
         self.seconds = saved.get("seconds", 0.0)

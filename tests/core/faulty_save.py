@@ -1,9 +1,9 @@
-"""Saves that are cut short at one point after another; prints what each left behind, as JSON.
+"""Interrupt saves at many points, and print as JSON what each save left behind.
 
 python tests/core/faulty_save.py by_hand|accelerate FOLDER kill/1 ENOSPC/2 EACCES/2 size/2 strace/1
 
-/1 is for all points, /2 for every second one. Each save is made by a child of its own, on a
-copy of a run that has two checkpoints. This process has one thread, so that it may fork.
+/1 tests every point, /2 every second point. Each save runs in a separate child process, on a copy
+of a run that has two checkpoints. This process has only one thread, so that it can fork safely.
 """
 
 import errno
@@ -41,29 +41,30 @@ NAMING = r"posix\.(open|mkdir|rename|replace|unlink|rmdir|truncate)|io\.open"
 NAMING += r"|safetensors\._safetensors_rust\.serialize_file"
 WRITING = r"posix\.(write|fsync|close)|(FileIO|BufferedWriter|TextIOWrapper)\.\w+"
 WRITING += r"|torch\._C\.write_\w+"
-LOOKING = r"posix\.(stat|lstat|scandir|listdir)|DirEntry\.\w+"
-CALLS = {  # which may fail so; a kill between two that change nothing would change nothing
+READING = r"posix\.(stat|lstat|scandir|listdir)|DirEntry\.\w+"
+# The calls that each fault interrupts. A kill before a call that only reads would test nothing.
+CALLS = {
     "kill": re.compile(f"{NAMING}|{WRITING}"),
     "ENOSPC": re.compile(f"{NAMING}|{WRITING}"),
-    "EACCES": re.compile(f"{NAMING}|{LOOKING}"),
+    "EACCES": re.compile(f"{NAMING}|{READING}"),
 }
-FULL_FROM_NOW = ("write", "writev", "pwrite64", "fsync", "ftruncate")  # once full, full for good
+FULL_FROM_NOW = ("write", "writev", "pwrite64", "fsync", "ftruncate")  # a full disk stays full
 SYSTEM_CALLS = (*FULL_FROM_NOW, "openat", "close", "mkdir", "rename", "unlink", "unlinkat", "rmdir")
 ERRORS = ("error=ENOSPC", "error=EACCES", "signal=SIGKILL")
 
 
 class Training:
-    """What a checkpoint is of. Weights, optimizer, scheduler and random states tell the step."""
+    """A training to save. Weights, optimizer, scheduler and random states contain the step."""
 
-    def __init__(self, how: str, folder: Path):
+    def __init__(self, method: str, folder: Path):
         self.config = TrainConfig(model="tiny_cnn", dataset="synthetic", run_dir=str(folder))
         self.model = make_model(self.config)
         self.optimizer = make_optimizer(self.config, self.model, "no")
         self.scheduler = make_scheduler(self.config, self.optimizer, 100)
         self.model(torch.zeros(2, 1, 28, 28)).sum().backward()
-        self.optimizer.step()  # so that it has states
+        self.optimizer.step()  # so that the optimizer has a state
         parts = self.model, self.optimizer, self.scheduler
-        if how == "accelerate":
+        if method == "accelerate":
             accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
             accelerator.prepare(*parts)
             self.save_state, self.load_state = accelerator.save_state, accelerator.load_state
@@ -86,14 +87,14 @@ class Training:
         return checkpoints
 
     def steps(self) -> list[float]:
-        """The step as each part has it."""
+        """Return the step that each part of the training contains."""
         decay = self.optimizer.param_groups[0]["weight_decay"]
         weights = next(self.model.parameters()).unique().tolist()
         return [*weights, decay, self.scheduler.last_epoch, torch.initial_seed()]
 
 
-def main(how: str, folder: Path, faults: list[str]) -> dict:
-    training = Training(how, folder / "run")
+def main(method: str, folder: Path, faults: list[str]) -> dict:
+    training = Training(method, folder / "run")
     checkpoints = Checkpoints(training.config, ENVIRONMENT, 100)
     for step in (1, 2):
         training.save(checkpoints, step)
@@ -101,18 +102,20 @@ def main(how: str, folder: Path, faults: list[str]) -> dict:
     report = {"threads": len(os.listdir("/proc/self/task"))}
     for fault, every in (word.split("/") for word in faults):
         report[fault] = []
-        for cut in itertools.islice(cuts(fault, training, checkpoints), 0, None, int(every)):
+        for interruption in itertools.islice(
+            interruptions(fault, training, checkpoints), 0, None, int(every)
+        ):
             shutil.rmtree(checkpoints.folder)
             shutil.copytree(folder / "before", checkpoints.folder)
-            point = in_a_child(lambda: save_or_refuse(training, checkpoints), cut)
+            point = in_a_child(lambda: save_or_refuse(training, checkpoints), interruption)
             if not point.pop("reached"):
                 break
             report[fault].append(point | what_is_left(training))
     return report
 
 
-def cuts(fault: str, training: Training, checkpoints: Checkpoints):
-    """One way after another to cut a save short, each as keywords of `in_a_child`."""
+def interruptions(fault: str, training: Training, checkpoints: Checkpoints):
+    """Return the points at which to interrupt a save, as keyword arguments of `run_child`."""
     if fault == "size":
         files = list(checkpoints_of(checkpoints.folder)[0].iterdir())
         sizes = [path.stat().st_size for path in files]
@@ -121,11 +124,11 @@ def cuts(fault: str, training: Training, checkpoints: Checkpoints):
     if fault == "strace":
         log = checkpoints.folder.with_name("strace.txt")
         in_a_child(lambda: save_or_refuse(training, checkpoints), {"strace": f"-o{log}"})
-        called = re.findall(r"^(?:\d+ +)?(\w+)\(", log.read_text(), re.MULTILINE)
+        calls = re.findall(r"^(?:\d+ +)?(\w+)\(", log.read_text(), re.MULTILINE)
         return [
             {"strace": f"-einject={name}:{error}:when={number}{'+' * (name in FULL_FROM_NOW)}"}
-            for name in sorted(set(called))
-            for number in range(1, called.count(name) + 1)
+            for name in sorted(set(calls))
+            for number in range(1, calls.count(name) + 1)
             for error in ERRORS
         ]
     return ({"call": number, "fault": fault} for number in itertools.count(1))
@@ -139,33 +142,33 @@ def save_or_refuse(training: Training, checkpoints: Checkpoints) -> dict:
     return {"ended": "saved"}
 
 
-def in_a_child(save, cut: dict) -> dict:
-    """What `save` gives in a child that is cut short, and whether it came to that point."""
-    ours, its = socket.socketpair()
+def in_a_child(save, interruption: dict) -> dict:
+    """Interrupt `save` in a child. Return its result, and whether it reached the point."""
+    parent_end, child_end = socket.socketpair()
     child = os.fork()
     if child == 0:
-        work_as_child(save, its, **cut)
-    its.close()
-    strace = attach(child, cut["strace"]) if "strace" in cut else None
-    ours.send(b"go")
-    answer = {"reached": True, **cut}
-    with ours, ours.makefile() as lines:
+        run_child(save, child_end, **interruption)
+    child_end.close()
+    strace = attach(child, interruption["strace"]) if "strace" in interruption else None
+    parent_end.send(b"go")
+    result = {"reached": True, **interruption}
+    with parent_end, parent_end.makefile() as lines:
         for line in lines:
-            answer |= json.loads(line)
+            result |= json.loads(line)
     _, status = os.waitpid(child, 0)
     if strace:
         strace.communicate(timeout=20)
     if os.WIFSIGNALED(status):
-        return answer | {"ended": "killed", "signal": os.WTERMSIG(status)}
-    assert status == 0, f"the save ended with a traceback: {answer}"
-    return answer
+        return result | {"ended": "killed", "signal": os.WTERMSIG(status)}
+    assert status == 0, f"the save ended with a traceback: {result}"
+    return result
 
 
-def work_as_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None:
-    """Never returns: nothing of the parent's may be flushed or ended here."""
+def run_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None:
+    """Save, and exit at once, so that nothing of the parent is flushed or closed here."""
     seen = 0
 
-    def tell(values: dict) -> None:
+    def send(values: dict) -> None:
         pipe.sendall(json.dumps(values).encode() + b"\n")
 
     def profile(frame, event, function):
@@ -173,8 +176,8 @@ def work_as_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None
         if event == "c_call" and CALLS[fault].fullmatch(name_of(function)):
             seen += not frame.f_code.co_filename.endswith("linecache.py")
             if seen == call:
-                told = {"at": name_of(function), "in": frame.f_code.co_name}
-                tell(told)
+                place = {"at": name_of(function), "in": frame.f_code.co_name}
+                send(place)
                 if fault == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 number = getattr(errno, fault)
@@ -186,13 +189,13 @@ def work_as_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         if call:
             sys.setprofile(profile)
-        answer = save()
+        result = save()
         sys.setprofile(None)
-        tell(answer | {"reached": not call or seen >= call})
+        send(result | {"reached": not call or seen >= call})
         os._exit(0)
     except BaseException:
         sys.setprofile(None)
-        tell({"traceback": traceback.format_exc()})
+        send({"traceback": traceback.format_exc()})
         os._exit(1)
 
 
@@ -211,24 +214,24 @@ def name_of(function) -> str:
 
 
 def what_is_left(training: Training) -> dict:
-    """What is whole, what resuming finds and loads, and what lies there after the next save."""
+    """Return the steps of the complete checkpoints, what resuming loads, and what is left."""
     folder = Path(training.config.run_dir)
-    whole, damaged = [], []
+    complete, damaged = [], []
     for path in checkpoints_of(folder):
         try:
-            whole.append(verify(path)["step"])
+            complete.append(verify(path)["step"])
         except Damaged as reason:
             damaged.append(f"{path.name}: {reason}")
     _, remarks = newest_whole(folder)
     checkpoints = training.resume()
-    found, loaded = checkpoints.start.step, training.steps()
+    resumed, loaded = checkpoints.start.step, training.steps()
     training.save(checkpoints, 4)
     names = sorted(os.listdir(folder / "checkpoints"))
     steps = [verify(folder / "checkpoints" / name)["step"] for name in names if name[0] != "."]
     return {
-        "whole": whole,
+        "complete": complete,
         "damaged": damaged + remarks,
-        "found": found,
+        "resumed": resumed,
         "loaded": loaded,
         "names": names,
         "steps": steps,
@@ -236,6 +239,6 @@ def what_is_left(training: Training) -> dict:
 
 
 if __name__ == "__main__":
-    with redirect_stdout(sys.stderr):  # what the runs say
+    with redirect_stdout(sys.stderr):  # the output of the runs
         report = main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     print(json.dumps(report))

@@ -1,4 +1,4 @@
-"""A user's mistake is one line that says what to do, exit code 2, and no half-written run."""
+"""Test that a user's mistake prints one helpful line, exits with code 2 and writes no run."""
 
 import gzip
 import shutil
@@ -14,7 +14,7 @@ SHORT = ["--dataset", "synthetic", "--model", "tiny_cnn", "--max-steps", "2"]
 
 
 def one_line(stderr: str) -> str:
-    """The only line on stderr, after "error: "."""
+    """Return the only line on stderr, without the prefix `error: `."""
     assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, (
         stderr
     )
@@ -23,7 +23,7 @@ def one_line(stderr: str) -> str:
 
 @pytest.fixture
 def mistake(tmp_path, capsys):
-    """Train with these flags, which must end in exit code 2; gives the line on stderr."""
+    """`mistake(*flags)` trains, asserts exit code 2 and no run folder, and returns the error."""
 
     def mistake(*flags, run_dir=tmp_path / "run", precision="no") -> str:
         with pytest.raises(SystemExit) as stopped, one_line_errors():
@@ -36,37 +36,37 @@ def mistake(tmp_path, capsys):
     return mistake
 
 
-def test_unknown_dataset(mistake):
+def test_the_error_for_an_unknown_dataset_names_the_known_datasets(mistake):
     assert "fashion-mnist-small" in mistake("--dataset", "imagenet")
 
 
-def test_unknown_model(mistake):
+def test_the_error_for_an_unknown_model_names_the_known_models(mistake):
     assert "small_cnn" in mistake("--model", "alexnet")
 
 
-def test_batch_size_0(mistake):
+def test_batch_size_0_is_refused(mistake):
     assert mistake("--batch-size", 0) == "batch_size must be at least 1, got 0\n"
 
 
-def test_more_samples_than_exist(mistake):
+def test_more_samples_than_exist_are_refused(mistake):
     message = "train_samples is 12001, but fashion-mnist-small has 12000 train images\n"
     assert mistake("--train-samples", 12001) == message
     assert "test_samples is 2001" in mistake("--test-samples", 2001)
 
 
-def test_too_few_images_for_one_batch(mistake):
+def test_too_few_images_for_one_batch_are_refused(mistake):
     message = mistake("--batch-size", 300, "--train-samples", 200)
     assert message.startswith(
         "one batch per process needs 300 training images, but there are only 200"
     )
 
 
-def test_a_resnet_on_single_images(mistake):
+def test_a_resnet_refuses_batches_of_one_image(mistake):
     message = mistake("--model", "resnet18", "--batch-size", 1)
     assert message == "resnet18 takes batches of two images or more, got --batch-size 1\n"
 
 
-def test_files_that_do_not_belong_together(mistake, tmp_path, monkeypatch):
+def test_images_with_the_labels_of_a_different_set_are_refused(mistake, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "FASHION_MNIST_SUMS", None)
     for path in data.ASSETS.glob("*.gz"):
         other = path.name.replace("train-labels", "t10k-labels")
@@ -75,7 +75,7 @@ def test_files_that_do_not_belong_together(mistake, tmp_path, monkeypatch):
     assert message.startswith("the train-* files in") and "do not belong together" in message
 
 
-def test_missing_data_file(mistake, tmp_path, monkeypatch):
+def test_a_missing_data_file_is_named(mistake, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "FASHION_MNIST_SUMS", None)
     for path in data.ASSETS.glob("*-images-*.gz"):
         shutil.copy(path, tmp_path)
@@ -84,7 +84,7 @@ def test_missing_data_file(mistake, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["truncated", "altered"])
-def test_damaged_data_file(kind, mistake, tmp_path, monkeypatch):
+def test_a_damaged_data_file_is_named(kind, mistake, tmp_path, monkeypatch):
     assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
     monkeypatch.setattr(data, "ASSETS", assets)
     path = assets / "train-labels-idx1-ubyte.gz"
@@ -95,39 +95,39 @@ def test_damaged_data_file(kind, mistake, tmp_path, monkeypatch):
     assert "train-labels-idx1-ubyte.gz" in mistake()
 
 
-def test_unwritable_run_folder(mistake, tmp_path):
+def test_an_unwritable_run_folder_is_refused(mistake, tmp_path):
     (tmp_path / "file").write_text("")
     message = mistake(*SHORT, run_dir=tmp_path / "file" / "run")
     assert "Not a directory" in message and "Choose a different --run-dir" in message
-    message = mistake(*SHORT, run_dir="/proc/run")  # where even root may not write
+    message = mistake(*SHORT, run_dir="/proc/run")  # even root cannot write there
     assert "/proc/run" in message and "Choose a different --run-dir" in message
 
 
-def test_run_folder_with_another_config(mistake, tmp_path, capsys):
-    held = tmp_path / "held"
-    train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(held)))
-    before = {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
+def test_a_folder_with_a_run_of_a_different_config_is_not_changed(mistake, tmp_path, capsys):
+    existing_run = tmp_path / "existing_run"
+    train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(existing_run)))
+    before = {path: path.read_bytes() for path in existing_run.rglob("*") if path.is_file()}
     capsys.readouterr()
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--batch-size", 64]
-    message = mistake(*flags, run_dir=held)
+    message = mistake(*flags, run_dir=existing_run)
     assert "contains a run with batch_size 128, not 64. Choose a different --run-dir" in message
-    assert before == {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in existing_run.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model": "alexnet"}'])
-def test_run_folder_with_a_damaged_config(content, mistake, tmp_path):
+def test_a_run_folder_with_a_damaged_config_is_refused(content, mistake, tmp_path):
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "config.json").write_text(content)
     message = mistake(*SHORT, run_dir=tmp_path / "held")
     assert "config.json is damaged or from a different version. Choose a different" in message
 
 
-def test_fp16_on_a_cpu(mistake, monkeypatch):
+def test_fp16_on_a_cpu_is_refused(mistake, monkeypatch):
     monkeypatch.setattr(train_plain, "own_device", lambda: data.torch.device("cpu"))
     assert mistake(*SHORT, precision="fp16").startswith("fp16 needs a GPU")
 
 
-def test_occupied_port(start, tmp_path):
+def test_an_occupied_port_is_refused(start, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -139,7 +139,7 @@ def test_occupied_port(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_process_of_two_speaks_and_both_end(start, tmp_path):
+def test_one_of_two_processes_prints_the_error_and_both_end(start, tmp_path):
     flags = ["--dataset", "mnist", "--data-dir", tmp_path / "none", "--run-dir", tmp_path / "run"]
     result = start(["python", "accel_demo/train_ddp.py", "--nproc", "2", *flags])
     assert result.returncode == 2
@@ -147,8 +147,8 @@ def test_one_process_of_two_speaks_and_both_end(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_under_accelerate_launch_one_process_of_two_speaks(start, tmp_path):
-    """The launcher adds a report of its own, but no traceback of a worker."""
+def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tmp_path):
+    """The launcher adds a report, but no process prints a traceback."""
     config = "accelerate_configs/cpu_two_processes.yaml"
     command = ["accelerate", "launch", "--config_file", config, "accel_demo/train.py"]
     flags = ["--mixed_precision", "fp16"]
@@ -160,7 +160,7 @@ def test_under_accelerate_launch_one_process_of_two_speaks(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_train_py_itself_ends_with_exit_code_2(start, tmp_path):
+def test_train_py_without_a_launcher_ends_with_exit_code_2(start, tmp_path):
     result = start(
         ["python", "accel_demo/train.py", "--epochs", "0", "--run-dir", tmp_path / "run"]
     )

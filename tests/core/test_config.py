@@ -1,4 +1,4 @@
-"""Every choice is a flag, and a choice that cannot be is one sentence."""
+"""Test that every option is a flag, and that a wrong value is refused in one sentence."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ def read(*arguments: str) -> TrainConfig:
     return CommandLine("").read(list(arguments))[0]
 
 
-def test_no_flags_are_the_defaults():
+def test_without_flags_the_config_has_the_defaults():
     assert read() == TrainConfig()
 
 
@@ -23,9 +23,9 @@ def test_every_field_is_a_flag():
             assert getattr(read(flag), field.name) is True
             assert getattr(read("--no" + flag[1:]), field.name) is False
         else:
-            other = {int: 7, float: 0.5, str: "elsewhere"}[field.type]
-            other = (field.metadata["choices"] or [other])[-1]
-            assert getattr(read(flag, str(other)), field.name) == other
+            value = {int: 7, float: 0.5, str: "elsewhere"}[field.type]
+            value = (field.metadata["choices"] or [value])[-1]
+            assert getattr(read(flag, str(value)), field.name) == value
 
 
 @pytest.mark.parametrize(
@@ -48,24 +48,24 @@ def test_every_field_is_a_flag():
         (["--run"], "unrecognized arguments: --run"),
     ],
 )
-def test_a_choice_that_cannot_be_is_one_sentence(arguments, message):
+def test_a_wrong_value_is_refused_in_one_sentence(arguments, message):
     with pytest.raises(UserError, match=message):
         read(*arguments)
 
 
-def test_a_config_made_by_hand_is_checked_too():
+def test_a_config_that_is_created_in_code_is_checked_too():
     with pytest.raises(UserError, match="model must be one of small_cnn"):
         TrainConfig(model="alexnet")
 
 
-def test_tracking_without_tensorboard_says_what_to_install(monkeypatch):
+def test_tracking_without_tensorboard_names_the_package_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install tensorboard"):
         read("--track", "tensorboard")
 
 
-def test_no_flag_is_one_that_a_launcher_takes_for_its_own():
-    """Both launchers know abbreviations: `--run` would be torchrun's `--run-path`."""
+def test_no_flag_is_an_abbreviation_of_a_flag_of_its_launcher():
+    """Both launchers accept abbreviations: torchrun would read `--run` as its `--run-path`."""
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 
@@ -73,6 +73,6 @@ def test_no_flag_is_one_that_a_launcher_takes_for_its_own():
         (launch_command_parser(), CommandLine("")),  # train.py
         (get_args_parser(), CommandLine("", precision=True)),  # train_ddp.py
     )
-    for theirs, ours in launchers:
-        for flag in set(ours._option_string_actions) - {"-h", "--help"}:
-            assert not [name for name in theirs._option_string_actions if name.startswith(flag)]
+    for launcher, command_line in launchers:
+        for flag in set(command_line._option_string_actions) - {"-h", "--help"}:
+            assert not [name for name in launcher._option_string_actions if name.startswith(flag)]

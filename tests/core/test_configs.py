@@ -1,4 +1,4 @@
-"""Every stored launch config is whole, says nothing twice, and starts what its name says."""
+"""Test that each launch config is complete, repeats no default, and starts what it promises."""
 
 import json
 import sys
@@ -23,36 +23,36 @@ EXPECTED = {  # GPUs needed, device, processes, mixed_precision
 CPU_PROCESSES = {"cpu.yaml": 1, "cpu_two_processes.yaml": 2}
 
 
-def test_these_are_the_stored_configs():
+def test_the_expected_values_name_every_config_file():
     assert set(FILES) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_accelerate_reads_it(name):
+def test_accelerate_reads_the_config(name):
     config = load_config_from_file(str(FILES[name]))
     assert config.num_processes == EXPECTED[name][2]
     assert (config.mixed_precision or "no") == EXPECTED[name][3]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_no_key_says_what_is_the_default_anyway(name):
+def test_no_key_repeats_a_default(name):
     config = yaml.safe_load(FILES[name].read_text())
     kind = config.pop("distributed_type")
     default = ClusterConfig(**ClusterConfig.process_config({"distributed_type": kind}))
-    default.mixed_precision = "no"  # what the launcher makes of None
+    default.mixed_precision = "no"  # the launcher reads None as "no"
     for key, value in config.items():
         assert value != getattr(default, key), key
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_its_comment_gives_the_command_that_uses_it(name):
+def test_the_second_comment_is_the_command_that_uses_the_config(name):
     first, second, *_ = FILES[name].read_text().splitlines()
     assert first.startswith("# ")
     command = f"accelerate launch --config_file accelerate_configs/{name} accel_demo/train.py"
     assert second == f"# {command}"
 
 
-def test_the_table_has_a_row_for_each():
+def test_the_table_has_a_row_for_each_config():
     readme = (FOLDER / "README.md").read_text()
     assert all(readme.count(f"| `{name}` |") == 1 for name in EXPECTED)
 
@@ -68,7 +68,7 @@ def test_the_table_has_a_row_for_each():
         for name, (gpus, *_) in EXPECTED.items()
     ],
 )
-def test_on_a_machine_with_gpus_it_trains_where_its_name_says(start, tmp_path, name):
+def test_on_a_machine_with_gpus_each_config_trains_on_the_expected_device(start, tmp_path, name):
     command = ["accelerate", "launch", "--config_file", FILES[name], "accel_demo/train.py", *TINY]
     result = start([*command, "--run-dir", tmp_path / "run"], **VISIBLE_GPUS)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -80,7 +80,7 @@ def test_on_a_machine_with_gpus_it_trains_where_its_name_says(start, tmp_path, n
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 def test_the_two_cpu_processes_see_no_gpu(start):
-    # One GPU is enough to tell: train.py would stay on the CPU there without hiding it, too.
+    # Count the GPUs: on a machine with one GPU, train.py uses the CPU even if the GPU is visible.
     count = "import torch; print(f'GPUs={torch.cuda.device_count()};')"
     command = ["accelerate", "launch", "--config_file", FILES["cpu_two_processes.yaml"]]
     result = start([*command, "--no_python", sys.executable, "-c", count], **VISIBLE_GPUS)
@@ -95,7 +95,7 @@ def test_accelerates_own_test_passes_with_every_process_connected(start, name):
     result = start(command, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Test is a success!" in result.stdout
-    processes = CPU_PROCESSES[name]  # each of them prints how many there are
+    processes = CPU_PROCESSES[name]  # each process prints their number
     assert result.stdout.count("Num processes: ") == processes
     assert result.stdout.count(f"Num processes: {processes}\n") == processes
 
@@ -107,7 +107,7 @@ def test_accelerates_own_test_of_gradient_sharing_passes(start, name):
     command += ["-m", "accelerate.test_utils.scripts.test_sync"]
     result = start(command, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stdout + result.stderr
-    # It prints no number of processes; alone it tests another case than connected.
+    # It does not print the number of processes. A single process tests a different case.
     is_connected = CPU_PROCESSES[name] > 1
     assert ("**Test Distributed `no_sync` context manager**" in result.stdout) == is_connected
     assert ("**Test NOOP `no_sync` context manager**" in result.stdout) != is_connected

@@ -1,4 +1,4 @@
-"""Images: where they come from, what a batch is, and how fast it is made."""
+"""Test the datasets, the content of a batch, and the speed of loading."""
 
 import gzip
 import os
@@ -37,7 +37,7 @@ def test_packaged_images_are_class_balanced(packaged):
     assert test_set.labels.bincount().tolist() == [200] * 10
 
 
-def test_packaged_images_have_the_statistics_they_are_normalised_with(packaged):
+def test_packaged_images_have_the_statistics_that_normalise_them(packaged):
     pixels = packaged[0].pixels / 255
     _, (mean,), (std,) = data.STATISTICS["fashion-mnist-small"]
     assert pixels.mean().item() == pytest.approx(mean, abs=2e-3)
@@ -53,7 +53,7 @@ def test_a_batch_is_float32_images_and_int64_labels(packaged):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalising_a_batch_is_torchvisions_normalize(channels):
+def test_normalising_a_batch_equals_torchvisions_normalize(channels):
     from torchvision.transforms import functional
 
     pixels = torch.randint(0, 256, (8, channels, 32, 32), dtype=torch.uint8)
@@ -86,7 +86,7 @@ def test_augmentation_depends_on_the_epoch_and_not_on_the_batch(packaged):
     assert torch.equal(first, train_set.__getitems__([3, 1, 4])[0])
 
 
-def test_loader_workers_deliver_the_same_batches(packaged):
+def test_loader_workers_return_the_same_batches(packaged):
     alone, helped = make_loader(packaged[1], 500), make_loader(packaged[1], 500, num_workers=2)
     helped.multiprocessing_context = "forkserver"  # this process has threads: a fork might hang
     for (images, labels), (same_images, same_labels) in zip(alone, helped, strict=True):
@@ -94,7 +94,7 @@ def test_loader_workers_deliver_the_same_batches(packaged):
 
 
 class Parents(Dataset):
-    """A sample is the process that started the worker which reads it."""
+    """A dataset with one sample: the id of the process that started the loader worker."""
 
     def __len__(self) -> int:
         return 1
@@ -103,8 +103,8 @@ class Parents(Dataset):
         return os.getppid()
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 11, 10), reason="this Python forks without a risk")
-def test_no_worker_is_forked_beside_threads_of_gloo():
+@pytest.mark.skipif(sys.version_info >= (3, 11, 10), reason="this Python can fork safely")
+def test_no_worker_is_forked_from_a_process_with_gloo_threads():
     config = TrainConfig(num_workers=1)
     assert "multiprocessing_context" not in loader_options(config, CPU)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -116,25 +116,27 @@ def test_no_worker_is_forked_beside_threads_of_gloo():
         dist.destroy_process_group()
 
 
-def test_shards_are_accelerates_shards():
+def test_shards_equal_accelerates_shards():
     from accelerate.data_loader import prepare_data_loader
 
     images = ImageSet(torch.zeros(107, 1, 2, 2), torch.arange(107), [], [0.0], [1.0])
     loader = DataLoader(images, 5, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
     for rank in range(3):
         options = {"use_seedable_sampler": True, "data_seed": 7}
-        theirs = prepare_data_loader(loader, num_processes=3, process_index=rank, **options)
+        accelerate_loader = prepare_data_loader(
+            loader, num_processes=3, process_index=rank, **options
+        )
         sampler = BatchShardSampler(images, 5, num_replicas=3, rank=rank, seed=7)
-        ours = DataLoader(images, 5, sampler=sampler, collate_fn=lambda batch: batch)
+        own_loader = DataLoader(images, 5, sampler=sampler, collate_fn=lambda batch: batch)
         for epoch in (0, 4):
-            theirs.set_epoch(epoch)
+            accelerate_loader.set_epoch(epoch)
             sampler.set_epoch(epoch)
-            ids = [labels.tolist() for _, labels in ours]
+            ids = [labels.tolist() for _, labels in own_loader]
             assert len(ids) == 7
-            assert ids == [labels.tolist() for _, labels in theirs]
+            assert ids == [labels.tolist() for _, labels in accelerate_loader]
 
 
-def test_batches_come_fifty_times_faster_than_through_torchvision(packaged, tmp_path):
+def test_batches_load_fifty_times_faster_than_with_torchvision(packaged, tmp_path):
     from torchvision import datasets, transforms
 
     raw = tmp_path / "FashionMNIST" / "raw"
@@ -142,7 +144,9 @@ def test_batches_come_fifty_times_faster_than_through_torchvision(packaged, tmp_
     for path in data.ASSETS.glob("*.gz"):
         (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
     steps = [transforms.ToTensor(), transforms.Normalize((0.2860,), (0.3530,))]
-    theirs = datasets.FashionMNIST(tmp_path, train=False, transform=transforms.Compose(steps))
+    torchvision_set = datasets.FashionMNIST(
+        tmp_path, train=False, transform=transforms.Compose(steps)
+    )
 
     def images_per_second(dataset, **options) -> float:
         loader = DataLoader(dataset, 256, **options)
@@ -152,25 +156,25 @@ def test_batches_come_fifty_times_faster_than_through_torchvision(packaged, tmp_
 
     options = loader_options(TrainConfig(), CPU)
     ratios = []
-    for _ in range(5):  # side by side: other work on the machine slows both
-        ours = images_per_second(packaged[0], **options)
-        ratios.append(ours / images_per_second(theirs))
+    for _ in range(5):  # alternating, because other work on the machine slows both down
+        own_speed = images_per_second(packaged[0], **options)
+        ratios.append(own_speed / images_per_second(torchvision_set))
     assert sorted(ratios)[2] >= 50, ratios
 
 
-def test_synthetic_images_come_in_any_number():
+def test_any_number_of_synthetic_images_can_be_made():
     train_set, test_set = load_datasets(TrainConfig(dataset="synthetic", train_samples=5000))
     assert (len(train_set), len(test_set)) == (5000, 512)
     assert train_set[0][0].shape == (1, 28, 28)
 
 
-def test_idx_files_are_read_packed_and_unpacked(tmp_path):
+def test_idx_files_are_read_compressed_and_uncompressed(tmp_path):
     packed = data.ASSETS / "t10k-labels-idx1-ubyte.gz"
     (tmp_path / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
     assert torch.equal(read_idx(tmp_path, packed.stem), read_idx(data.ASSETS, packed.stem))
 
 
-@pytest.mark.parametrize("kind", ["missing", "truncated", "altered", "not gzip", "no idx file"])
+@pytest.mark.parametrize("kind", ["missing", "truncated", "altered", "not gzip", "not idx"])
 def test_a_damaged_packaged_file_is_named(kind, tmp_path, monkeypatch):
     assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
     monkeypatch.setattr(data, "ASSETS", assets)
@@ -191,7 +195,7 @@ def test_a_damaged_packaged_file_is_named(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08\1", b"\0\0\x08\1\0\0\0\5ab", b"\0\0\x09\0a"])
-def test_a_broken_unpacked_file_is_named(content, tmp_path):
+def test_a_broken_uncompressed_file_is_named(content, tmp_path):
     (tmp_path / "labels").write_bytes(content)
     with pytest.raises(UserError, match="labels is truncated, or not a uint8 idx file"):
         read_idx(tmp_path, "labels")
@@ -205,9 +209,9 @@ def test_an_altered_file_of_the_full_set_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist", "cifar10"])
-def test_a_download_that_fails_is_one_sentence(name, tmp_path, monkeypatch):
+def test_a_failed_download_is_reported_in_one_sentence(name, tmp_path, monkeypatch):
     for variable in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nothing answers there
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no proxy listens there
     config = TrainConfig(dataset=name, data_dir=str(tmp_path))
     data.download(config)
     with pytest.raises(UserError, match="could not be downloaded"):
@@ -215,8 +219,8 @@ def test_a_download_that_fails_is_one_sentence(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist", "cifar10"])
-def test_full_sets_are_read_from_where_torchvision_keeps_them(name, tmp_path, monkeypatch):
-    """A few images in torchvision's own layout, written with its own checksums set to match."""
+def test_full_datasets_are_read_from_the_folders_of_torchvision(name, tmp_path, monkeypatch):
+    """Write a few images in torchvision's layout, and replace its checksums to match them."""
     config = TrainConfig(dataset=name, data_dir=str(tmp_path))
     if name == "cifar10":
         write_cifar10(tmp_path, monkeypatch)
@@ -226,7 +230,7 @@ def test_full_sets_are_read_from_where_torchvision_keeps_them(name, tmp_path, mo
         monkeypatch.setattr(data, "FASHION_MNIST_SUMS", data.PACKAGED_SUMS)
         for path in data.ASSETS.glob("*.gz"):
             (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    data.download(config)  # all is there: nothing to do
+    data.download(config)  # every file is there: nothing to download
     train_set, test_set = load_datasets(config)
     shape = (3, 32, 32) if name == "cifar10" else (1, 28, 28)
     assert train_set[0][0].shape == test_set[0][0].shape == shape
@@ -258,12 +262,12 @@ def write_cifar10(folder: Path, monkeypatch) -> None:
 
 @pytest.mark.system
 @pytest.mark.skipif(not DEBIAN.exists(), reason="needs Debian's package dataset-fashion-mnist")
-def test_the_subset_is_cut_again_from_the_full_set(tmp_path):
+def test_cutting_the_subset_from_the_full_set_again_gives_the_same_files(tmp_path):
     train_set, _ = load_datasets(TrainConfig(dataset="fashion-mnist", data_dir=str(DEBIAN)))
     assert len(train_set) == 60_000
     from accel_demo.assets.cut_subset import cut
 
     cut(DEBIAN, tmp_path)
     for path in data.ASSETS.glob("*.gz"):
-        ours = gzip.decompress(path.read_bytes())
-        assert gzip.decompress((tmp_path / path.name).read_bytes()) == ours
+        content = gzip.decompress(path.read_bytes())
+        assert gzip.decompress((tmp_path / path.name).read_bytes()) == content

@@ -1,4 +1,4 @@
-"""One process speaks, and the exit code is 2."""
+"""Test that one process prints the error, and that the exit code is 2."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from accel_demo.processes.launch import spawn
 
 
 @pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [20])])
-def test_rank_0_speaks_at_once_and_the_others_only_if_nobody_stops_them(
+def test_rank_0_prints_the_error_at_once_and_the_other_ranks_wait_first(
     rank, waited, monkeypatch, capsys
 ):
     slept = []
@@ -34,7 +34,7 @@ def test_rank_0_speaks_at_once_and_the_others_only_if_nobody_stops_them(
         ({"MASTER_PORT": "-1"}, "MASTER_PORT must be from 0 to 65535, got -1"),
     ],
 )
-def test_odd_launch_variables_are_one_sentence(variables, message, monkeypatch):
+def test_wrong_launch_variables_are_refused_in_one_sentence(variables, message, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
@@ -42,13 +42,13 @@ def test_odd_launch_variables_are_one_sentence(variables, message, monkeypatch):
         spawn(print, 1)
 
 
-def test_an_error_of_ours_keeps_its_traceback():
+def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), one_line_errors():
         raise ZeroDivisionError("a bug")
 
 
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_a_process_that_finds_itself_alone_stops(variable, monkeypatch):
+def test_a_process_that_is_not_connected_to_the_others_stops(variable, monkeypatch):
     monkeypatch.setenv(variable, "2")
     with pytest.raises(UserError, match="the launcher started 2 processes, but"):
         check_processes(1, torch.device("cpu"), "no")
@@ -58,7 +58,9 @@ def test_a_process_that_finds_itself_alone_stops(variable, monkeypatch):
 @pytest.mark.parametrize(
     ("accelerators", "processes", "cpu"), [(0, 1, True), (1, 1, False), (1, 2, True), (2, 2, False)]
 )
-def test_each_process_has_an_accelerator_or_none_has(accelerators, processes, cpu, monkeypatch):
+def test_all_processes_use_an_accelerator_or_all_use_the_cpu(
+    accelerators, processes, cpu, monkeypatch
+):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: accelerators)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert use_cpu() is cpu

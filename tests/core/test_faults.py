@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, wherever its save is killed or fails."""
+"""Test that a checkpoint is complete or absent, wherever its save is killed or fails."""
 
 import errno
 import json
@@ -13,21 +13,25 @@ import pytest
 from accel_demo.run.manifest import checkpoints_of, verify
 from tests.conftest import REPOSITORY, launcher, run_all
 
-HOW = ("by_hand", "accelerate")
+METHODS = ("by_hand", "accelerate")
 SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".split()
 
 
-def cut_short(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
-    """What tests/core/faulty_save.py found, by how the state is saved and by fault."""
+def interrupt_saves(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
+    """Return the reports of tests/core/faulty_save.py, by method of saving and by fault."""
 
     commands = []
-    for how in HOW:
-        (folder / how).mkdir()
-        commands.append(["python", "tests/core/faulty_save.py", how, folder / how, *faults[how]])
+    for method in METHODS:
+        (folder / method).mkdir()
+        commands.append(
+            ["python", "tests/core/faulty_save.py", method, folder / method, *faults[method]]
+        )
     results = run_all(commands, timeout)
     assert [result.returncode for result in results] == [0, 0], results
-    reports = {how: json.loads(one.stdout) for how, one in zip(HOW, results, strict=True)}
-    assert [reports[how].pop("threads") for how in HOW] == [1, 1]
+    reports = {
+        method: json.loads(result.stdout) for method, result in zip(METHODS, results, strict=True)
+    }
+    assert [reports[method].pop("threads") for method in METHODS] == [1, 1]
     return reports
 
 
@@ -37,17 +41,17 @@ def reports(tmp_path_factory):
         "by_hand": ["kill/2", "ENOSPC/5", "EACCES/5", "size/5"],
         "accelerate": ["kill/4", "ENOSPC/8", "EACCES/8", "size/8"],
     }
-    return cut_short(faults, tmp_path_factory.mktemp("faults"), timeout=120)
+    return interrupt_saves(faults, tmp_path_factory.mktemp("faults"), timeout=120)
 
 
-def check_whole(point: dict) -> None:
-    """What was found is whole, loads as its step, and the next save leaves nothing else behind."""
-    found = point["found"]
+def check_complete(point: dict) -> None:
+    """Check that resuming loads a complete checkpoint, and that the next save cleans up."""
+    resumed = point["resumed"]
     assert point["damaged"] == [], point
-    assert found == point["whole"][0] and found in (2, 3), point
-    assert found == 3 or point["whole"] == [2, 1], point
-    assert point["loaded"] == [found] * 4, point
-    assert point["steps"] == [found, 4], point
+    assert resumed == point["complete"][0] and resumed in (2, 3), point
+    assert resumed == 3 or point["complete"] == [2, 1], point
+    assert point["loaded"] == [resumed] * 4, point
+    assert point["steps"] == [resumed, 4], point
     assert not [name for name in point["names"] if name.startswith(".")], point
 
 
@@ -56,68 +60,68 @@ def check_refused(point: dict, *reasons: str) -> None:
     assert any(reason in message for reason in reasons) and "\n" not in message, point
     if "/checkpoints cannot be read (" not in message:
         assert message.startswith("cannot write to "), point
-        assert message.endswith("go on from the last checkpoint with --resume auto"), point
+        assert message.endswith("Fix this, then continue with --resume auto."), point
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_killed_save_leaves_the_last_checkpoint_or_the_new_one(how, reports):
-    points = reports[how]["kill"]
-    assert len(points) > {"by_hand": 30, "accelerate": 15}[how]  # how many depends on the version
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_save_leaves_the_last_checkpoint_or_the_new_one(method, reports):
+    points = reports[method]["kill"]
+    assert len(points) > {"by_hand": 30, "accelerate": 15}[method]  # depends on the version
     for point in points:
         assert (point["ended"], point["signal"]) == ("killed", signal.SIGKILL)
-        check_whole(point)
-    assert {point["found"] for point in points} == {2, 3}
+        check_complete(point)
+    assert {point["resumed"] for point in points} == {2, 3}
 
 
 @pytest.mark.parametrize("fault", ["ENOSPC", "EACCES"])
-@pytest.mark.parametrize("how", HOW)
-def test_a_save_that_fails_says_why_and_leaves_the_last_checkpoint(how, fault, reports):
-    points = reports[how][fault]
+@pytest.mark.parametrize("method", METHODS)
+def test_a_failed_save_prints_the_reason_and_leaves_the_last_checkpoint(method, fault, reports):
+    points = reports[method][fault]
     refused = [point for point in points if point["ended"] == "refused"]
-    assert len(refused) > {"by_hand": 7, "accelerate": 3}[how]
+    assert len(refused) > {"by_hand": 7, "accelerate": 3}[method]
     for point in points:
-        check_whole(point)
-        if point in refused:  # makedirs tries once more where it could not look
-            looked = point["at"] == "posix.stat"
+        check_complete(point)
+        if point in refused:  # makedirs tries again if its stat failed
+            stat_failed = point["at"] == "posix.stat"
             check_refused(
-                point, os.strerror(getattr(errno, fault)), "File exists" if looked else "-"
+                point, os.strerror(getattr(errno, fault)), "File exists" if stat_failed else "-"
             )
-        else:  # the call was one that may fail, so the checkpoint is there
-            assert (point["ended"], point["found"]) == ("saved", 3), point
+        else:  # the save does not need this call, so the checkpoint exists
+            assert (point["ended"], point["resumed"]) == ("saved", 3), point
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_file_that_may_not_grow_fails_the_save_inside_torch_and_safetensors(how, reports):
-    *points, largest = reports[how]["size"]
-    assert len(points) >= {"by_hand": 6, "accelerate": 4}[how]
+@pytest.mark.parametrize("method", METHODS)
+def test_a_file_size_limit_fails_the_save_inside_torch_and_safetensors(method, reports):
+    *points, largest = reports[method]["size"]
+    assert len(points) >= {"by_hand": 6, "accelerate": 4}[method]
     for point in points:
         assert point["ended"] == "refused", point
-        check_whole(point)
-        torch_says = ["iostream error", "unexpected pos"] if point["limit"] >= 2**16 else []
-        check_refused(point, os.strerror(errno.EFBIG), *torch_says)
-    check_whole(largest)
+        check_complete(point)
+        torch_messages = ["iostream error", "unexpected pos"] if point["limit"] >= 2**16 else []
+        check_refused(point, os.strerror(errno.EFBIG), *torch_messages)
+    check_complete(largest)
 
 
 @pytest.mark.slow
-def test_no_point_of_a_save_leaves_a_damaged_checkpoint(tmp_path):
-    faults = dict.fromkeys(HOW, ["kill/1", "ENOSPC/1", "EACCES/1", "size/1"])
+def test_an_interruption_at_any_point_of_a_save_leaves_no_damaged_checkpoint(tmp_path):
+    faults = dict.fromkeys(METHODS, ["kill/1", "ENOSPC/1", "EACCES/1", "size/1"])
     points = [
         point
-        for report in cut_short(faults, tmp_path, timeout=220).values()
+        for report in interrupt_saves(faults, tmp_path, timeout=220).values()
         for points in report.values()
         for point in points
     ]
     assert len(points) > 500
     for point in points:
-        check_whole(point)
+        check_complete(point)
 
 
-@pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit, of util-linux")
-@pytest.mark.parametrize("most", [100, 700])  # bytes: environment.json is larger; the metrics
-def test_what_cannot_be_written_beside_the_checkpoints_is_one_line_too(most, tmp_path):
-    command = ["prlimit", f"--fsize={most}", sys.executable, "accel_demo/train_plain.py", *SHORT]
+@pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit from util-linux")
+@pytest.mark.parametrize("limit", [100, 700])  # bytes: stops environment.json, then the metrics
+def test_a_failed_write_outside_the_checkpoints_is_one_line_too(limit, tmp_path):
+    command = ["prlimit", f"--fsize={limit}", sys.executable, "accel_demo/train_plain.py", *SHORT]
     command += ["--log-every", "1", "--run-dir", tmp_path / "run"]
-    result = subprocess.run(  # through pipes: the limit would hold for a file with its output, too
+    result = subprocess.run(  # through pipes: the limit would also apply to an output file
         command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY
     )
     assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
@@ -144,12 +148,12 @@ COMMANDS = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("file", COMMANDS)
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(file, small_disk, start):
+def test_a_full_disk_is_one_line_and_the_run_resumes_when_there_is_space(file, small_disk, start):
     run = small_disk / "run"
     flags = [*SHORT, "--checkpoint-every", 1, "--keep-last", 50, "--run-dir", run]
     result = start([*COMMANDS[file], *flags])
-    assert result.returncode == (1 if file == "train.py" else 2)  # the launcher's own
-    assert "(No space left on device), so the training stops" in result.stderr
+    assert result.returncode == (1 if file == "train.py" else 2)  # 1 is the launcher's exit code
+    assert "(No space left on device). Fix this, then continue with" in result.stderr
     assert result.stderr.count("error: ") == 1, result.stderr
     assert f'accel_demo/{file}", line' not in result.stderr
     environment = json.loads((run / "environment.json").read_text())
@@ -166,16 +170,16 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(file, sm
 
 @pytest.mark.system
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
-def test_no_system_call_of_a_save_leaves_a_damaged_checkpoint(tmp_path):
+def test_an_interruption_at_any_system_call_leaves_no_damaged_checkpoint(tmp_path):
     faults = {"by_hand": ["strace/1"], "accelerate": ["strace/3"]}
-    reports = cut_short(faults, tmp_path, timeout=180)
+    reports = interrupt_saves(faults, tmp_path, timeout=180)
     points = [point for report in reports.values() for point in report["strace"]]
     assert len(points) > 300
     for point in points:
-        check_whole(point)
+        check_complete(point)
         assert ("SIGKILL" in point["strace"]) == (point["ended"] == "killed"), point
         if point["ended"] == "refused":
             check_refused(point, "")
         elif point["ended"] == "saved":
-            assert point["found"] == 3, point
+            assert point["resumed"] == 3, point
     assert {"killed", "refused", "saved"} == {point["ended"] for point in points}

@@ -1,4 +1,4 @@
-"""The order of imports, those inside functions included, and who may start a process."""
+"""Test the order of imports, also inside functions, and which modules start processes."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from accel_demo.cli import COMMANDS
 from tests.conftest import REPOSITORY
 
-# From the top to the bottom: a module may import what stands in its own line or below it.
+# From top to bottom: a module may import modules in its own line or in a line below.
 LAYERS = [
     {"cli"},
     {"lab"},
@@ -31,7 +31,7 @@ SHARED = "shared by the commands"  # the modules of lab/ that are not in the fol
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Return {name with dots: file} of the package below `root`."""
+    """Return the modules of the package below `root`: {dotted name: file}."""
     names = {}
     for path in (root / "accel_demo").rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
@@ -40,22 +40,24 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imports_of(root: Path) -> dict[str, set[str]]:
-    """Return {module: the modules of the package that it imports anywhere}."""
+    """Return the modules of the package that each module imports, also inside functions."""
     modules = modules_of(root)
-    found = {}
+    imports = {}
     for name, path in modules.items():
         imported = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: a relative import"
-                full = {f"{node.module}.{alias.name}" for alias in node.names}
-                imported |= {one if one in modules else node.module for one in full}
-        for one in [*imported, name]:  # an import also runs every package above the module
-            imported |= packages_above(one)
-        found[name] = {one for one in imported if one in modules and one != name}
-    return found
+                assert node.level == 0, f"{path} has a relative import"
+                full_names = {f"{node.module}.{alias.name}" for alias in node.names}
+                imported |= {
+                    full_name if full_name in modules else node.module for full_name in full_names
+                }
+        for module in [*imported, name]:  # an import also runs every package above the module
+            imported |= packages_above(module)
+        imports[name] = {module for module in imported if module in modules and module != name}
+    return imports
 
 
 def packages_above(module: str) -> set[str]:
@@ -64,10 +66,10 @@ def packages_above(module: str) -> set[str]:
 
 
 def layer_of(module: str) -> int:
-    """Return the line of `LAYERS` in which a module stands; 0 is the top."""
+    """Return the index of the line of `LAYERS` that contains a module; 0 is the top."""
     _, _, rest = module.partition(".")
     layers = [index for index, names in enumerate(LAYERS) if rest.split(".")[0] in names]
-    assert len(layers) == 1, f"{module} is in {len(layers)} lines of LAYERS instead of in one"
+    assert len(layers) == 1, f"{module} is in {len(layers)} lines of LAYERS instead of one"
     return layers[0]
 
 
@@ -89,14 +91,14 @@ def violations(root: Path) -> list[str]:
             if layer_of(other) < layer_of(module):
                 lines.append(f"{module} imports {other}, which is above it")
             if is_in_lab(module) and is_in_lab(other):
-                ours, theirs = folder_of(module), folder_of(other)
-                if theirs not in (ours, SHARED):
-                    lines.append(f"{module} imports {other}, which belongs to {theirs}")
+                command, other_command = folder_of(module), folder_of(other)
+                if other_command not in (command, SHARED):
+                    lines.append(f"{module} imports {other}, which belongs to {other_command}")
     return lines
 
 
-def circle(imports: dict[str, set[str]]) -> list[str]:
-    """Return the modules of one circle of imports, in order; an empty list if there is none."""
+def import_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """Return the modules of an import cycle, in order, or an empty list if there is none."""
     finished: set[str] = set()
 
     def search(module: str, path: list[str]) -> list[str]:
@@ -105,25 +107,25 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
         if module in finished:
             return []
         for other in sorted(imports[module]):
-            if found := search(other, [*path, module]):
-                return found
+            if cycle := search(other, [*path, module]):
+                return cycle
         finished.add(module)
         return []
 
     for module in sorted(imports):
-        if found := search(module, []):
-            return found
+        if cycle := search(module, []):
+            return cycle
     return []
 
 
-def test_imports_go_down_and_never_in_a_circle():
+def test_imports_go_down_and_have_no_cycles():
     assert violations(REPOSITORY) == []
-    assert circle(imports_of(REPOSITORY)) == []
+    assert import_cycle(imports_of(REPOSITORY)) == []
 
 
 @pytest.mark.parametrize("indent", ["", "def later():\n    "])
 @pytest.mark.parametrize(
-    ("file", "line", "said"),
+    ("file", "line", "message"),
     [
         ("config.py", "from accel_demo.data import ImageSet", "accel_demo.data, which is above it"),
         ("errors.py", "import accel_demo.lab.machine", "accel_demo.lab.machine, which is above"),
@@ -139,10 +141,10 @@ def test_imports_go_down_and_never_in_a_circle():
         ),
     ],
 )
-def test_a_planted_import_that_goes_up_is_found(file, line, said, indent, tmp_path):
-    planted(tmp_path, file, indent + line)
-    found = violations(tmp_path)
-    assert found and any(said in line for line in found), found
+def test_a_forbidden_import_is_reported(file, line, message, indent, tmp_path):
+    copy_and_append(tmp_path, file, indent + line)
+    messages = violations(tmp_path)
+    assert messages and any(message in line for line in messages), messages
 
 
 @pytest.mark.parametrize("indent", ["", "def later():\n    "])
@@ -153,13 +155,13 @@ def test_a_planted_import_that_goes_up_is_found(file, line, said, indent, tmp_pa
         ("run/__init__.py", "from accel_demo.run.run import Run", {"run", "run.run"}),
     ],
 )
-def test_a_planted_circle_is_found(file, line, members, indent, tmp_path):
-    planted(tmp_path, file, indent + line)
-    assert set(circle(imports_of(tmp_path))) >= {f"accel_demo.{name}" for name in members}
+def test_an_import_cycle_is_found(file, line, members, indent, tmp_path):
+    copy_and_append(tmp_path, file, indent + line)
+    assert set(import_cycle(imports_of(tmp_path))) >= {f"accel_demo.{name}" for name in members}
 
 
-def planted(folder: Path, file: str, lines: str) -> None:
-    """Copy the package's Python files into `folder`, with `lines` at the end of one of them."""
+def copy_and_append(folder: Path, file: str, lines: str) -> None:
+    """Copy the package's Python files into `folder`, and append `lines` to `file`."""
     for path in modules_of(REPOSITORY).values():
         copy = folder / path.relative_to(REPOSITORY)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -170,9 +172,9 @@ def planted(folder: Path, file: str, lines: str) -> None:
 
 STARTING = {"Popen", "check_output", "check_call", "fork", "execv", "system", "start_processes"}
 STARTING |= {"ProcessPoolExecutor", "subprocess.run", "subprocess.call"}
-# What starts a process without `launch.spawn`, `launch.run_to_end` or `launch.start`, and why.
+# Modules that start processes without `spawn`, `run_to_end` or `start` of launch.py, and why.
 STARTS_ITSELF = {
-    "processes.fork_server": "launch.start asks this server",
+    "processes.fork_server": "launch.start uses this server",
     "processes.fork_server_main": "it is the server",
     "processes.forked_python": "it becomes the real Python if the server refuses",
     "anatomy.devices": "measures the memory of a process that is not forked",
@@ -191,7 +193,7 @@ def starts_a_process(path: Path) -> bool:
     return False
 
 
-def test_one_module_starts_processes_and_the_exceptions_are_known():
+def test_only_launch_and_the_listed_modules_start_processes():
     modules = modules_of(REPOSITORY)
-    found = {name for name, path in modules.items() if starts_a_process(path)}
-    assert found == {f"accel_demo.{name}" for name in ["processes.launch", *STARTS_ITSELF]}
+    starters = {name for name, path in modules.items() if starts_a_process(path)}
+    assert starters == {f"accel_demo.{name}" for name in ["processes.launch", *STARTS_ITSELF]}

@@ -1,4 +1,4 @@
-"""A checkpoint that is not as it was written is noticed, and nothing in one can run code."""
+"""Test that a changed checkpoint is detected, and that no checkpoint can run code."""
 
 import json
 import os
@@ -23,27 +23,27 @@ from accel_demo.run.manifest import (
 )
 from tests.core.test_bad_input import one_line
 
-TELLINGS = {"train_plain.py": train_plain, "train.py": train}
+VERSIONS = {"train_plain.py": train_plain, "train.py": train}
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
 CHOICES |= {"dropout": 0.2}  # so that random states change from step to step
 PICKLES = ("optimizer.bin", "scheduler.bin", "random_states_0.pkl")
-COUNTED = 100  # the manifest's first bytes, which say where the training stood
+POSITION_BYTES = 100  # the first bytes of the manifest, which contain the position
 
 
 def train_here(file: str, run: pathlib.Path, resume: str = "") -> None:
-    """Two steps in this process, on the CPU, with a checkpoint after each."""
+    """Train two steps in this process on the CPU, with a checkpoint after each step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "device_count", lambda: 0)
         patch.setattr(torch, "set_num_threads", lambda threads: None)
         try:
             config = TrainConfig(**CHOICES, checkpoint_every=1, run_dir=str(run), resume=resume)
-            TELLINGS[file].main(config)
+            VERSIONS[file].main(config)
         finally:
             AcceleratorState._reset_state(reset_partial_state=True)
             GradientState._reset_state()
 
 
-@pytest.fixture(scope="module", params=TELLINGS)
+@pytest.fixture(scope="module", params=VERSIONS)
 def trained(request, tmp_path_factory):
     run = tmp_path_factory.mktemp(request.param) / "run"
     train_here(request.param, run)
@@ -58,7 +58,7 @@ def run(trained, tmp_path):
 
 @pytest.fixture
 def resume(trained, run, capsys):
-    """Resume that copy from a checkpoint; gives the one line it ends with, or "" at its end."""
+    """`resume(folder)` resumes the copy, and returns its error line, or "" if it succeeds."""
 
     def resume(folder: pathlib.Path) -> str:
         capsys.readouterr()
@@ -78,15 +78,15 @@ def flipped(content: bytes, index: int) -> bytes:
 
 
 def damages(name: str, content: bytes):
-    """One damaged version of a file after another; None where it is gone."""
+    """Yield damaged versions of the content of a file. None means that the file is deleted."""
     yield from (content[:-1], b"", content + b"\0", None)
-    every = {SEAL: len(content), MANIFEST: COUNTED}.get(name, 0)
+    every = {SEAL: len(content), MANIFEST: POSITION_BYTES}.get(name, 0)
     for index in sorted({*range(every), 0, len(content) // 2, len(content) - 1}):
         yield flipped(content, index)
 
 
-def test_any_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(run):
-    newest, before = checkpoints_of(run)
+def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(run):
+    newest, previous = checkpoints_of(run)
     tried = 0
     for path in sorted(newest.iterdir()):
         content = path.read_bytes()
@@ -97,8 +97,8 @@ def test_any_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(run):
             named = f"{MANIFEST}|{SEAL}" if path.name == SEAL else path.name
             with pytest.raises(Damaged, match=named):
                 verify(newest)
-            found, remarks = newest_whole(run)
-            assert found == before, (path.name, damaged)
+            checkpoint, remarks = newest_whole(run)
+            assert checkpoint == previous, (path.name, damaged)
             assert len(remarks) == 1 and str(newest) in remarks[0], (path.name, damaged)
             tried += 1
         path.write_bytes(content)
@@ -106,18 +106,18 @@ def test_any_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(run):
     assert tried > 200
 
 
-def test_a_file_too_many_is_noticed(run):
-    newest, before = checkpoints_of(run)
+def test_an_extra_file_is_detected(run):
+    newest, previous = checkpoints_of(run)
     (newest / "extra").touch()
     with pytest.raises(Damaged, match="extra is not part of it"):
         verify(newest)
-    assert newest_whole(run)[0] == before
+    assert newest_whole(run)[0] == previous
 
 
-def test_a_renamed_checkpoint_keeps_its_place(run):
-    newest, before = checkpoints_of(run)
+def test_a_renamed_checkpoint_keeps_its_position(run):
+    newest, previous = checkpoints_of(run)
     renamed = newest.rename(newest.with_name("epoch-0000-batch-000000"))
-    older = before.rename(before.with_name("epoch-0099-batch-000000"))
+    older = previous.rename(previous.with_name("epoch-0099-batch-000000"))
     assert checkpoints_of(run) == [renamed, older]
     assert newest_whole(run) == (renamed, [])
 
@@ -131,8 +131,8 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_a_sentence(kind, run):
-    newest, before = checkpoints_of(run)
+def test_an_unreadable_file_is_reported_in_one_sentence(kind, run):
+    newest, previous = checkpoints_of(run)
     for path in sorted(newest.iterdir()):
         content = path.read_bytes()
         path.unlink()
@@ -140,18 +140,18 @@ def test_a_file_that_cannot_be_read_is_a_sentence(kind, run):
         with pytest.raises((Damaged, UserError), match=f"{path.name}|{newest.name}"):
             verify(newest)
         try:
-            found, remarks = newest_whole(run)
+            checkpoint, remarks = newest_whole(run)
         except UserError as error:
             assert "cannot be read" in str(error) and kind != "a link to nothing"
         else:
-            assert (found, len(remarks)) == (before, 1)
+            assert (checkpoint, len(remarks)) == (previous, 1)
         path.rmdir() if kind == "a folder" else path.unlink()
         path.write_bytes(content)
     assert newest_whole(run) == (newest, [])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and POSIX names")
-def test_what_is_no_folder_is_no_checkpoint(run):
+def test_files_and_links_are_not_checkpoints(run):
     newest = checkpoints_of(run)[0]
     (run / "checkpoints" / "epoch-0098-batch-000000").write_text("")
     loop = run / "checkpoints" / "epoch-0099-batch-000000"
@@ -160,7 +160,7 @@ def test_what_is_no_folder_is_no_checkpoint(run):
 
 
 class Payload:
-    """A pickle of it makes a file when it is loaded."""
+    """An object whose pickle creates the file `marker` when it is loaded."""
 
     def __init__(self, marker: pathlib.Path):
         self.marker = marker
@@ -170,14 +170,14 @@ class Payload:
 
 
 def plant(path: pathlib.Path, marker: pathlib.Path) -> None:
-    """Put code that runs where it is loaded into a file, and show that it does."""
+    """Write a file that runs code when it is loaded, and check that it does."""
     torch.save({"state": Payload(marker)}, path)
     torch.load(path, weights_only=False)
     marker.unlink()
 
 
 def seal_again(folder: pathlib.Path) -> None:
-    """Make the checksums right, as whoever may write there can."""
+    """Correct the checksums, as anyone who can write to the folder could."""
     facts = json.loads((folder / MANIFEST).read_bytes())
     del facts["files"]
     for name in (MANIFEST, SEAL):
@@ -191,26 +191,26 @@ def test_planted_code_does_not_run(name, run, resume, tmp_path):
     newest, marker = checkpoints_of(run)[0], tmp_path / "marker"
     assert (newest / name).exists()
     plant(newest / name, marker)
-    assert name in resume(newest), "its checksum is wrong"
+    assert name in resume(newest), "the checksum is wrong"
     seal_again(newest)
     message = resume(newest)
     assert message.startswith(str(newest)) and not marker.exists()
 
 
-def test_planted_code_in_a_file_too_many_does_not_run(trained, run, resume, tmp_path):
+def test_planted_code_in_an_extra_file_does_not_run(trained, run, resume, tmp_path):
     newest, marker = checkpoints_of(run)[0], tmp_path / "marker"
     plant(newest / "custom_checkpoint_0.pkl", marker)
     seal_again(newest)
     message = resume(newest)
-    assert bool(message) == (trained[0] == "train.py")  # the others do not look at it
+    assert bool(message) == (trained[0] == "train.py")  # train_plain.py does not read it
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_a_sealed_file_of_something_else_is_one_line(name, run, resume):
+def test_a_sealed_file_with_wrong_content_is_reported_in_one_line(name, run, resume):
     newest = checkpoints_of(run)[0]
-    whole = (newest / name).read_bytes()
-    for content in (b"", b"\0", whole[:100], whole[:-100], bytes(5000)):
+    original = (newest / name).read_bytes()
+    for content in (b"", b"\0", original[:100], original[:-100], bytes(5000)):
         (newest / name).write_bytes(content)
         seal_again(newest)
         assert resume(newest).startswith(str(newest)), content

@@ -1,4 +1,4 @@
-"""Networks: what goes in, what comes out, and that they learn."""
+"""Test the shapes and the weights of the networks, and that they learn."""
 
 import math
 
@@ -13,14 +13,14 @@ from accel_demo.models import make_model
 
 @pytest.mark.parametrize("dataset", ["fashion-mnist", "cifar10"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_network_gives_ten_logits_per_image(name, dataset):
+def test_every_network_returns_ten_logits_per_image(name, dataset):
     model = make_model(TrainConfig(model=name, dataset=dataset)).eval()
     shape = (2, 3, 32, 32) if dataset == "cifar10" else (2, 1, 28, 28)
     assert model(torch.randn(shape)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "tiny_cnn", "resnet18", "vgg11"])
-def test_networks_learn_a_few_images_by_heart(name):
+def test_networks_can_memorise_a_few_images(name):
     torch.manual_seed(0)
     config = TrainConfig(model=name, dataset="synthetic", train_samples=8, dropout=0.0)
     images, labels = load_datasets(config)[0].__getitems__(range(8))
@@ -33,13 +33,13 @@ def test_networks_learn_a_few_images_by_heart(name):
     assert F.cross_entropy(model(images), labels) < 1.0 < math.log(10)
 
 
-def test_resnet101_is_the_articles_with_one_channel():
+def test_resnet101_is_the_network_of_the_article_with_one_channel():
     model = make_model(TrainConfig(model="resnet101"))
     assert tuple(model.conv1.weight.shape) == (64, 1, 7, 7)
     assert sum(parameter.numel() for parameter in model.parameters()) == 42_514_378
 
 
-def test_vgg11_comes_apart_into_features_and_classifier():
+def test_vgg11_can_be_split_into_features_and_classifier():
     model = make_model(TrainConfig(model="vgg11")).eval()
     images = torch.randn(2, 1, 28, 28)
     features = model.features(F.pad(images, [2, 2, 2, 2]))
@@ -47,7 +47,7 @@ def test_vgg11_comes_apart_into_features_and_classifier():
     assert torch.equal(model.classifier(features), model(images))
 
 
-def test_tiny_cnn_computes_each_image_on_its_own():
+def test_tiny_cnn_computes_each_image_independently():
     model = make_model(TrainConfig(model="tiny_cnn", dropout=0.0)).train()
     images = torch.randn(4, 1, 28, 28)
     torch.testing.assert_close(model(images)[:2], model(images[:2]))

@@ -1,4 +1,4 @@
-"""The optimizer and its fused step; the schedule: one cycle, over a run of any length."""
+"""Test the optimizers, their fused steps, and the one-cycle schedule for any length of run."""
 
 import copy
 import importlib.machinery
@@ -15,7 +15,7 @@ from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 
 
-def curve(total_steps: int, **choices) -> list[float]:
+def learning_rates(total_steps: int, **choices) -> list[float]:
     config = TrainConfig(model="tiny_cnn", **choices)
     optimizer = make_optimizer(config, make_model(config), "no")
     scheduler = make_scheduler(config, optimizer, total_steps)
@@ -30,15 +30,15 @@ def curve(total_steps: int, **choices) -> list[float]:
 @pytest.mark.parametrize("total_steps", [1, 2, 3, 4, 7, 100])
 @pytest.mark.parametrize("warmup", [0.0, 0.25, 0.99])
 def test_the_learning_rate_rises_falls_and_stays_between_zero_and_its_peak(total_steps, warmup):
-    rates = curve(total_steps, learning_rate=0.5, warmup=warmup)
+    rates = learning_rates(total_steps, learning_rate=0.5, warmup=warmup)
     assert all(0 < rate <= 0.5 for rate in rates)
     peak = rates.index(max(rates))
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
 
 
-def test_the_curve_has_its_peak_after_the_warmup_and_ends_near_zero():
-    rates = curve(100, learning_rate=0.5, warmup=0.25)
+def test_the_learning_rate_peaks_after_the_warmup_and_ends_near_zero():
+    rates = learning_rates(100, learning_rate=0.5, warmup=0.25)
     assert rates.index(max(rates)) == 25 and rates[25] == 0.5
     assert rates[-1] < 0.001
 
@@ -60,7 +60,7 @@ def test_every_optimizer_moves_the_weights(name):
 
 def test_accelerate_does_not_search_the_disk_for_lomo_in_every_step(monkeypatch):
     def search(*arguments):
-        raise AssertionError("looked through sys.path")
+        raise AssertionError("searched sys.path")
 
     make_optimizer(TrainConfig(), torch.nn.Linear(1, 1), "no")
     monkeypatch.setattr(importlib.machinery.PathFinder, "find_spec", search)
@@ -69,20 +69,22 @@ def test_accelerate_does_not_search_the_disk_for_lomo_in_every_step(monkeypatch)
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("network", [model for model in MODELS if model != "resnet101"])
-def test_a_fused_step_changes_the_weights_as_an_unfused_one(network, name):
-    """With the gradients of a real backward, which are laid out in memory as backward leaves them.
+def test_a_fused_step_changes_the_weights_like_an_unfused_step(network, name):
+    """The gradients come from a real backward pass, because their memory layout matters.
 
-    The fused kernel for CPUs walks through memory and compares no strides.
+    The fused CPU kernel goes through memory in order, and does not compare strides.
     """
     config = TrainConfig(model=network, optimizer=name)
     fused, unfused = (three_steps(config, precision) for precision in ("no", "fp16"))
-    for before, one, other in zip(parameters_of(config), fused, unfused, strict=True):
-        assert (one != before).any()
-        assert (one - other).abs().max() < 1e-6
+    for before, fused_weight, unfused_weight in zip(
+        parameters_of(config), fused, unfused, strict=True
+    ):
+        assert (fused_weight != before).any()
+        assert (fused_weight - unfused_weight).abs().max() < 1e-6
 
 
 def three_steps(config: TrainConfig, precision: str) -> list[torch.Tensor]:
-    """The weights after three steps with the same gradients."""
+    """Return the weights after three steps with the same gradients."""
     torch.manual_seed(config.seed)
     model = make_model(config)
     optimizer = make_optimizer(config, model, precision)
@@ -94,13 +96,13 @@ def three_steps(config: TrainConfig, precision: str) -> list[torch.Tensor]:
 
 
 def parameters_of(config: TrainConfig) -> list[torch.Tensor]:
-    """The weights that the training begins with."""
+    """Return the weights at the beginning of the training."""
     torch.manual_seed(config.seed)
     return [parameter.detach() for parameter in make_model(config).parameters()]
 
 
 def by_hand(model, optimizer, scheduler):
-    """Return the step of train_plain.py, train_dp.py and train_ddp.py under fp16."""
+    """Return a function that makes a step like train_plain, train_dp and train_ddp in fp16."""
     scaler = torch.amp.GradScaler("cpu")
 
     def step(gradient: float) -> None:
@@ -118,9 +120,9 @@ def by_hand(model, optimizer, scheduler):
 
 
 def by_accelerate(model, optimizer, scheduler):
-    """Return the step of train.py under fp16."""
+    """Return a function that makes a step like train.py in fp16."""
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
-    accelerator.scaler = scaler = torch.amp.GradScaler("cpu")  # as Accelerate makes it for a GPU
+    accelerator.scaler = scaler = torch.amp.GradScaler("cpu")  # as Accelerate creates it on a GPU
     model, prepared, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
     def step(gradient: float) -> None:
@@ -135,8 +137,8 @@ def by_accelerate(model, optimizer, scheduler):
     return step
 
 
-def with_an_overflow(way, name: str, precision: str) -> tuple[list, list]:
-    """The weights and the learning rate, at first and after each of three steps.
+def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
+    """Return the weights and the learning rates, at first and after each of three steps.
 
     The gradient of the second step is infinite.
     """
@@ -145,9 +147,9 @@ def with_an_overflow(way, name: str, precision: str) -> tuple[list, list]:
     model = torch.nn.Linear(3, 1, bias=False)
     optimizer = make_optimizer(config, model, precision)
     scheduler = make_scheduler(config, optimizer, 100)
-    step = way(model, optimizer, scheduler)
+    step = make_step(model, optimizer, scheduler)
     weights, rates = [model.weight.tolist()], [optimizer.param_groups[0]["lr"]]
-    for gradient in (1e5, math.inf, 1e5):  # still with the scale, 65536 at first
+    for gradient in (1e5, math.inf, 1e5):  # includes the loss scale, 65536 at first
         step(gradient)
         weights.append(model.weight.tolist())
         rates.append(optimizer.param_groups[0]["lr"])
@@ -157,7 +159,7 @@ def with_an_overflow(way, name: str, precision: str) -> tuple[list, list]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_under_fp16_a_step_that_overflows_is_skipped_and_all_schedules_agree(name):
+def test_under_fp16_a_step_that_overflows_is_skipped_in_all_versions(name):
     weights, rates = with_an_overflow(by_hand, name, "fp16")
     assert weights[0] != weights[1] == weights[2] != weights[3]
     assert rates[0] != rates[1] == rates[2] != rates[3]
@@ -166,32 +168,32 @@ def test_under_fp16_a_step_that_overflows_is_skipped_and_all_schedules_agree(nam
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(name):
-    """Why there is no fused optimizer under fp16. Should this fail one day, there may be one."""
-    for way, is_noticed in ((by_hand, True), (by_accelerate, False)):
-        weights, rates = with_an_overflow(way, name, "no")
+    """This is why fp16 uses no fused optimizer. If this test fails one day, fp16 can use one."""
+    for make_step, is_noticed in ((by_hand, True), (by_accelerate, False)):
+        weights, rates = with_an_overflow(make_step, name, "no")
         assert weights[0] != weights[1] == weights[2] != weights[3]
         assert rates[0] != rates[1] and (rates[1] == rates[2]) is is_noticed
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_checkpoint_that_an_unfused_optimizer_wrote_goes_on_with_the_same_bits(name, tmp_path):
-    """Checkpoints of earlier versions have unfused optimizers, and are resumed as such."""
+def test_resuming_from_an_unfused_optimizer_gives_the_same_weights(name, tmp_path):
+    """Checkpoints of earlier versions have unfused optimizers, and continue with unfused ones."""
     config = TrainConfig(optimizer=name)
     model = torch.nn.Linear(3, 2)
-    written = make_optimizer(config, model, "fp16")
+    unfused = make_optimizer(config, model, "fp16")
 
     def step(model, optimizer) -> None:
         optimizer.zero_grad()
         model(torch.ones(1, 3)).square().sum().backward()
         optimizer.step()
 
-    step(model, written)
-    torch.save(written.state_dict(), tmp_path / "optimizer.bin")
+    step(model, unfused)
+    torch.save(unfused.state_dict(), tmp_path / "optimizer.bin")
     resumed_model = copy.deepcopy(model)
     resumed = make_optimizer(config, resumed_model, "no")
     resumed.load_state_dict(torch.load(tmp_path / "optimizer.bin", weights_only=True))
     for _ in range(5):
-        step(model, written)
+        step(model, unfused)
         step(resumed_model, resumed)
     assert torch.equal(model.weight, resumed_model.weight)
     assert torch.equal(model.bias, resumed_model.bias)

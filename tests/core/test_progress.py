@@ -1,4 +1,4 @@
-"""Test how a run counts its batches and steps, and when it is complete."""
+"""Test how a run counts batches and steps, and when it is complete."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from accel_demo.run.progress import Progress
 
 
 def progress_at(batches: int, step: int = 0, epoch: int = 0, **choices) -> Progress:
-    """The position in epochs of seven micro-batches."""
+    """Return a position in a run whose epochs have seven micro-batches."""
     return Progress(TrainConfig(**choices), 7, epoch, batches, step)
 
 
-def test_a_short_last_window_weighs_as_much_as_a_full_one():
+def test_a_short_last_window_counts_as_much_as_a_full_one():
     windows = [progress_at(batches, accumulate=3) for batches in range(1, 8)]
     assert [window.ends_window for window in windows] == [False, False, True] * 2 + [True]
     assert [window.window_scale for window in windows] == [1] * 6 + [3]

@@ -1,4 +1,4 @@
-"""What holds for the files themselves."""
+"""Test the files of the repository: lengths, names, requirements and start-up."""
 
 import re
 import subprocess
@@ -19,8 +19,8 @@ def test_train_py_has_at_most_150_lines():
     assert line_count(PACKAGE / "train.py") <= 150
 
 
-def test_the_readme_is_short_and_has_one_line_for_each_command():
-    """What cog writes does not count: a line added to the loop must not break this."""
+def test_the_readme_is_short_and_has_two_install_commands():
+    """Lines that cog writes do not count, so that a longer training loop does not break this."""
     text = (REPOSITORY / "README.md").read_text()
     lines = re.sub(r"(?<!end)\]\]\] -->\n.*?<!-- \[\[\[end", "", text, flags=re.DOTALL).splitlines()
     assert len(lines) <= 80
@@ -28,21 +28,21 @@ def test_the_readme_is_short_and_has_one_line_for_each_command():
 
 
 def test_no_module_hides_a_known_package():
-    """Started by path, a train file has its folder first on sys.path."""
-    ours = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    """A train file that is started by its path has its own folder first on sys.path."""
+    names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     command = "import sys, importlib.util as u; print(*filter(u.find_spec, sys.argv[1:]))"
-    found = subprocess.run(
-        [sys.executable, "-I", "-c", command, *(ours - {"__init__", "__pycache__"})],
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", command, *(names - {"__init__", "__pycache__"})],
         capture_output=True,
         text=True,
         check=True,
         cwd="/",
     )
-    assert found.stdout.split() == []
-    assert not ours & set(sys.stdlib_module_names)
+    assert result.stdout.split() == []
+    assert not names & set(sys.stdlib_module_names)
 
 
-def test_the_constraints_meet_the_requirements():
+def test_the_constraints_name_every_requirement():
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     named = {line.split("==")[0] for line in lines if "==" in line}
     required = {re.match(r"[\w-]+", line).group() for line in metadata.requires("accel-demo")}
@@ -50,18 +50,18 @@ def test_the_constraints_meet_the_requirements():
     assert required - {"accel-demo"} <= named
 
 
-def test_help_needs_no_torch():
+def test_help_does_not_import_torch():
     code = "import sys, accel_demo.cli as c; sys.argv = ['accel-demo', '--help']\n"
     code += "try: c.main()\nexcept SystemExit: print('torch' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert shown.stdout.endswith("False\n") and "doctor" in shown.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.endswith("False\n") and "doctor" in result.stdout
 
 
-def test_a_reader_who_has_seen_enough_gets_no_traceback():
+def test_closing_the_output_early_causes_no_traceback():
     command = [sys.executable, "-m", "accel_demo.cli", "doctor"]
-    shown = subprocess.Popen(
+    process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     )
-    shown.stdout.close()
-    with shown.stderr:
-        assert (shown.stderr.read(), shown.wait(timeout=60)) == ("", 1)
+    process.stdout.close()
+    with process.stderr:
+        assert (process.stderr.read(), process.wait(timeout=60)) == ("", 1)

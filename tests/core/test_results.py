@@ -1,4 +1,4 @@
-"""A finished run tells which classes its model mixes up, and which mistakes it was surest of."""
+"""Test the confusion matrix and the most confident mistakes of a finished run."""
 
 import base64
 import io
@@ -22,21 +22,21 @@ def run_dir(tmp_path_factory):
     return folder
 
 
-def test_the_confusion_matrix_has_every_test_image_and_the_accuracy_of_the_run(run_dir):
-    found = json.loads((run_dir / "predictions.json").read_text())
+def test_the_confusion_matrix_counts_every_test_image_and_agrees_with_the_accuracy(run_dir):
+    predictions = json.loads((run_dir / "predictions.json").read_text())
     summary = json.loads((run_dir / "summary.json").read_text())
-    confusion = torch.tensor(found["confusion"])
+    confusion = torch.tensor(predictions["confusion"])
     _, test_set = load_datasets(TrainConfig(test_samples=500))
     assert confusion.sum(dim=1).tolist() == torch.bincount(test_set.labels).tolist()
     assert confusion.trace().item() / 500 == summary["test_accuracy"]
-    assert found["classes"] == list(test_set.class_names)
+    assert predictions["classes"] == list(test_set.class_names)
 
 
-def test_the_surest_mistakes_come_first_with_their_images(run_dir):
-    found = json.loads((run_dir / "predictions.json").read_text())
+def test_the_most_confident_mistakes_come_first_with_their_images(run_dir):
+    predictions = json.loads((run_dir / "predictions.json").read_text())
     _, test_set = load_datasets(TrainConfig(test_samples=500))
-    mistakes = found["mistakes"]
-    wrong = 500 - torch.tensor(found["confusion"]).trace().item()
+    mistakes = predictions["mistakes"]
+    wrong = 500 - torch.tensor(predictions["confusion"]).trace().item()
     assert len(mistakes) == min(MOST_MISTAKES, wrong) > 1
     probabilities = [mistake["probability"] for mistake in mistakes]
     assert probabilities == sorted(probabilities, reverse=True)
@@ -46,23 +46,23 @@ def test_the_surest_mistakes_come_first_with_their_images(run_dir):
         assert image.tobytes() == test_set.pixels[mistake["index"]].numpy().tobytes()
 
 
-def test_the_weights_are_saved_without_a_second_copy_of_them(tmp_path, monkeypatch):
+def test_saving_the_results_does_not_copy_the_weights(tmp_path, monkeypatch):
     config = TrainConfig(model="tiny_cnn", test_samples=8)
     weights = make_model(config).state_dict()
     (tmp_path / "environment.json").write_text('{"mixed_precision": "no"}')
-    asked = []
+    addresses = []
 
-    def listen(model, test_set, *_):
-        asked.append({name: tensor.data_ptr() for name, tensor in model.state_dict().items()})
+    def record_addresses(model, test_set, *_):
+        addresses.append({name: tensor.data_ptr() for name, tensor in model.state_dict().items()})
         return torch.zeros(len(test_set), 10)
 
-    monkeypatch.setattr(results, "logits_of", listen)
+    monkeypatch.setattr(results, "logits_of", record_addresses)
     _, test_set = load_datasets(config)
     results.save_results(tmp_path, weights, config, test_set, torch.device("cpu"))
-    assert asked == [{name: tensor.data_ptr() for name, tensor in weights.items()}]
+    assert addresses == [{name: tensor.data_ptr() for name, tensor in weights.items()}]
 
 
-def test_coloured_images_are_kept_in_colour_and_no_mistake_is_no_list():
+def test_colour_images_are_saved_in_colour_and_without_mistakes_the_list_is_empty():
     _, test_set = load_datasets(TrainConfig(dataset="synthetic", test_samples=8))
     test_set.pixels = test_set.pixels.expand(-1, -1, -1, 3).contiguous()
     right = torch.nn.functional.one_hot(test_set.labels, 10).float()

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed ends like one that was not."""
+"""Test that a run that was killed and resumed ends like an uninterrupted run."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from accel_demo.wording import counted
 from tests.conftest import run_training
 
-# 16 micro-batches for one process an epoch, 8 for each of two: no image is left over.
+# Per epoch 16 micro-batches for one process, or 8 for each of two: no image is left over.
 FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 3"
 FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
 
@@ -17,10 +17,10 @@ FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
 def train_lines(run: Path) -> list[dict]:
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [line for line in map(json.loads, filter(whole, lines)) if "train_loss" in line]
+    return [line for line in map(json.loads, filter(is_complete, lines)) if "train_loss" in line]
 
 
-def whole(line: str) -> bool:
+def is_complete(line: str) -> bool:
     return line.endswith("}")
 
 
@@ -29,7 +29,7 @@ def checkpoint(run: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("telling", "processes", "points"),
+    ("version", "processes", "points"),
     [
         pytest.param("train", 1, 1, marks=pytest.mark.slow),
         ("train", 2, 1),
@@ -41,27 +41,27 @@ def checkpoint(run: Path, name: str) -> Path:
         pytest.param("train_ddp", 3, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
-def test_killed_after_any_micro_batch_it_ends_with_the_same_bits(
-    telling, processes, points, tmp_path
+def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
+    version, processes, points, tmp_path
 ):
-    """Dropout, augmentation and clipping on; fp32 and bf16; 0 and 2 workers; windows of 1 and 3."""
+    """Dropout, augmentation, clipping; fp32 and bf16; 0 and 2 workers; windows of 1 and 3."""
     seed = int.from_bytes(os.urandom(2), "big")
     program = "tests/core/killed_everywhere.py"
-    arguments = [telling, tmp_path, seed, points]
+    arguments = [version, tmp_path, seed, points]
     timeout = 230 if points < 14 else 880
     result = run_training(program, arguments, processes, timeout)
     assert result.returncode == 0, result.stdout + result.stderr
     reports = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert len(reports) == 8 * points
     for report in reports:
-        right = {"weights": True, "test_loss": True, "log": True, "precision": True}
-        right |= {"processes": processes, "resumed": report["saved"]}
-        assert right.items() <= report.items() and report["saved"] > 0, (seed, report)
+        expected = {"weights": True, "test_loss": True, "log": True, "precision": True}
+        expected |= {"processes": processes, "resumed": report["saved"]}
+        assert expected.items() <= report.items() and report["saved"] > 0, (seed, report)
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """`recorded(processes, *flags)` trains to the end; gives its folder and what it printed."""
+    """`recorded(processes, *flags)` trains to the end, and returns the folder and the output."""
 
     def recorded(processes: int, *flags):
         run = tmp_path_factory.mktemp("run") / "run"
@@ -75,36 +75,38 @@ def recorded(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def at_one_and_at_two(recorded):
+def finished_runs(recorded):
     return {processes: recorded(processes, "--keep-last", 9)[0] for processes in (1, 2)}
 
 
-@pytest.mark.parametrize("then", [1, 2])
-def test_at_another_world_size_no_image_is_lost_or_repeated(then, recorded, at_one_and_at_two):
-    saved = checkpoint(at_one_and_at_two[3 - then], "epoch-0001-batch-000000")
-    run, printed = recorded(then, "--resume", saved)
-    assert f"saved with {counted(3 - then, 'process')}, resuming with {then}" in printed
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_different_world_size_uses_each_image_once_per_epoch(processes, recorded, finished_runs):
+    saved = checkpoint(finished_runs[3 - processes], "epoch-0001-batch-000000")
+    run, printed = recorded(processes, "--resume", saved)
+    assert f"saved with {counted(3 - processes, 'process')}, resuming with {processes}" in printed
     assert "results are no longer bitwise identical" in printed
-    seen = [json.loads(path.read_text()) for path in run.glob("samples-*.json")]
-    assert len(seen) == then
+    samples_by_rank = [json.loads(path.read_text()) for path in run.glob("samples-*.json")]
+    assert len(samples_by_rank) == processes
     for epoch in ("1", "2"):
-        assert sorted(sum((samples[epoch] for samples in seen), [])) == list(range(64))
-    twin = {line["step"]: line["learning_rate"] for line in train_lines(at_one_and_at_two[then])}
+        assert sorted(sum((samples[epoch] for samples in samples_by_rank), [])) == list(range(64))
+    expected = {
+        line["step"]: line["learning_rate"] for line in train_lines(finished_runs[processes])
+    }
     rates = {line["step"]: line["learning_rate"] for line in train_lines(run)}
-    assert rates == {step: rate for step, rate in twin.items() if step in rates}
-    assert min(rates) == 1 + 16 // then and max(rates) == 3 * 16 // then
+    assert rates == {step: rate for step, rate in expected.items() if step in rates}
+    assert min(rates) == 1 + 16 // processes and max(rates) == 3 * 16 // processes
 
 
-def test_inside_an_epoch_another_world_size_is_refused_in_one_line(start, at_one_and_at_two):
-    two = at_one_and_at_two[2]
+def test_inside_an_epoch_a_different_world_size_is_refused_in_one_line(start, finished_runs):
+    run = finished_runs[2]
     result = start(
-        ["python", "accel_demo/train_ddp.py", "--nproc", 2, *FLAGS, "--run-dir", two.parent / "ddp"]
+        ["python", "accel_demo/train_ddp.py", "--nproc", 2, *FLAGS, "--run-dir", run.parent / "ddp"]
         + ["--checkpoint-every", 5, "--keep-last", 9]
     )
     assert result.returncode == 0, result.stderr
-    inside = checkpoint(two.parent / "ddp", "epoch-0000-batch-000005")
+    inside = checkpoint(run.parent / "ddp", "epoch-0000-batch-000005")
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 1, *FLAGS, "--resume", inside]
-    result = start([*command, "--run-dir", two.parent / "new"])
+    result = start([*command, "--run-dir", run.parent / "new"])
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ")
-    assert "inside an epoch with processes=2, and this is 1" in result.stderr
+    assert "was saved inside an epoch with 2 processes. Resume with as many" in result.stderr

@@ -1,4 +1,4 @@
-"""A run that ends at any step, or between an evaluation and its save, resumes to the same bits."""
+"""Test that a run interrupted at any step, or before a save, ends with the same weights."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ STEPS = 6
 
 
 class StopAfter:
-    """Ask to stop after a step, in place of `StopSignals`."""
+    """A replacement for `StopSignals` that stops the run after `last_step`."""
 
     last_step = 0
 
@@ -31,7 +31,7 @@ class StopAfter:
 
 
 class Killed(BaseException):
-    """Stand for a signal that no process survives."""
+    """An exception in place of a signal that no process survives."""
 
 
 def train(run: Path, **choices) -> None:
@@ -66,7 +66,7 @@ def uninterrupted(tmp_path_factory):
 def test_a_run_stopped_after_any_step_ends_the_same(
     step, uninterrupted, tmp_path, monkeypatch, capsys
 ):
-    """Steps 3 and 6 are the last of an epoch."""
+    """Steps 3 and 6 are the last steps of an epoch."""
     monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
     monkeypatch.setattr(StopAfter, "last_step", step)
     train(tmp_path / "run")
@@ -77,7 +77,7 @@ def test_a_run_stopped_after_any_step_ends_the_same(
     assert same_end(tmp_path / "run", uninterrupted)
 
 
-def test_a_stop_after_the_last_step_comes_too_late(uninterrupted, tmp_path, monkeypatch):
+def test_a_signal_in_the_last_step_has_no_effect(uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
     monkeypatch.setattr(StopAfter, "last_step", STEPS)
     train(tmp_path / "run")
@@ -106,11 +106,11 @@ def test_a_run_killed_between_an_evaluation_and_its_save_ends_the_same(
 
 
 @pytest.mark.parametrize("max_steps", [4, 6])
-def test_a_complete_run_that_is_resumed_trains_no_further(max_steps, tmp_path, monkeypatch):
+def test_a_complete_run_that_is_resumed_does_not_train_further(max_steps, tmp_path, monkeypatch):
     """Four steps end inside the second epoch."""
     train(tmp_path / "run", max_steps=max_steps)
     shutil.copytree(tmp_path / "run", tmp_path / "before")
-    monkeypatch.setattr(Run, "batches", None)  # nothing may be read
+    monkeypatch.setattr(Run, "batches", None)  # no batch may be read
     train(tmp_path / "run", max_steps=max_steps, resume="auto")
     assert same_end(tmp_path / "run", tmp_path / "before")
 
@@ -119,7 +119,7 @@ def test_a_complete_run_that_is_resumed_trains_no_further(max_steps, tmp_path, m
     ("log_every", "checkpoint_every", "logged", "saved"),
     [(4, 0, [3, 4, 6], [3, 6]), (5, 2, [2, 3, 4, 5, 6], [2, 3, 4, 6]), (9, 3, [3, 6], [3, 6])],
 )
-def test_it_logs_and_saves_on_time_and_at_each_end_of_an_epoch(
+def test_a_run_logs_and_saves_at_its_intervals_and_after_each_epoch(
     log_every, checkpoint_every, logged, saved, tmp_path
 ):
     choices = {**CHOICES, "log_every": log_every, "checkpoint_every": checkpoint_every}

@@ -1,9 +1,9 @@
-"""A table is Markdown whatever stands in it."""
+"""Test that a table is valid Markdown for any content of its cells."""
 
 from accel_demo import show
 
 
-def test_true_and_false_are_words_and_no_numbers():
+def test_booleans_are_aligned_like_words_and_not_like_numbers():
     text = show.table(["done", "count", "mixed"], [[False, 1, 1], [True, 2.5, True]])
     assert text.splitlines() == [
         "| done  | count | mixed |",
@@ -13,7 +13,7 @@ def test_true_and_false_are_words_and_no_numbers():
     ]
 
 
-def test_a_bar_in_a_cell_does_not_end_it():
+def test_a_vertical_bar_in_a_cell_is_escaped():
     text = show.table(["a|b", "count"], [["`0,a|b`", 1]])
     assert text.splitlines() == [
         r"| a\|b     | count |",

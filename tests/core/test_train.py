@@ -1,4 +1,4 @@
-"""The four tellings train to the same weights, and leave a run folder that tells all."""
+"""Test that the four train files train to the same weights and write a complete run folder."""
 
 import json
 import math
@@ -23,13 +23,13 @@ from accel_demo.processes.launch import free_port
 from accel_demo.run.folder import claim_folder, load_config, load_model
 from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
 
-TELLINGS = {
+VERSIONS = {
     "train.py": train,
     "train_plain.py": train_plain,
     "train_dp.py": train_dp,
     "train_ddp.py": train_ddp,
 }
-# 35 batches for one process and 17 for each of two: the last window of an epoch is short.
+# 35 batches in one process, 17 in each of two: the last accumulation window of an epoch is short.
 STEPS = "--max-steps 24 --accumulate 2 --batch-size 32 --train-samples 1130 --test-samples 257"
 STEPS = (STEPS + " --label-smoothing 0.1 --clip-norm 0.5 --dropout 0.2 --augment").split()
 
@@ -58,7 +58,7 @@ def without_numbers(lines: list[str]) -> list[str]:
 
 @pytest.fixture
 def train_here(tmp_path, monkeypatch):
-    """`train_here(file, precision, **choices)` trains in this process, on the CPU."""
+    """`train_here(file, precision, **choices)` trains in this process on the CPU."""
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
@@ -76,7 +76,7 @@ def train_here(tmp_path, monkeypatch):
             with alone_in_a_group(monkeypatch):
                 train_ddp.main(config, precision)
         else:
-            TELLINGS[file].main(config, precision)
+            VERSIONS[file].main(config, precision)
         return tmp_path / name
 
     return train_here
@@ -99,23 +99,23 @@ def test_all_four_have_the_same_sections_in_the_same_order():
 
     first = sections(train)
     assert len(first) == 8
-    for module in TELLINGS.values():
+    for module in VERSIONS.values():
         assert sections(module) == first
 
 
-def test_four_tellings_give_the_same_bits_at_one_process(train):
-    first, *others = (weights(train(file, *STEPS)) for file in TELLINGS)
+def test_the_four_versions_train_to_the_same_weights_in_one_process(train):
+    first, *others = (weights(train(file, *STEPS)) for file in VERSIONS)
     assert all(same_bits(first, other) for other in others)
 
 
-def test_accelerate_and_raw_ddp_give_the_same_bits_at_two_processes(train):
+def test_accelerate_and_raw_ddp_train_to_the_same_weights_in_two_processes(train):
     accelerate = weights(train("train.py", *STEPS, processes=2))
     raw = weights(train("train_ddp.py", *STEPS, processes=2))
     assert same_bits(accelerate, raw)
 
 
-def test_what_the_parity_runs_have_switched_on_changes_the_weights(train_here):
-    """So that equal weights do not come from a switch that does nothing."""
+def test_each_option_of_the_parity_runs_changes_the_weights(train_here):
+    """Otherwise the weights could be equal because an option has no effect."""
     choices = {"batch_size": 32, "train_samples": 320, "max_steps": 4, "test_samples": 100}
     switched_on = {"accumulate": 2, "clip_norm": 0.5, "dropout": 0.2, "augment": True}
     on = weights(train_here("train_plain.py", **choices, **switched_on))
@@ -132,18 +132,18 @@ def test_what_the_parity_runs_have_switched_on_changes_the_weights(train_here):
         (MODELS[0], "bf16"),
     ],
 )
-def test_every_network_trains_to_the_same_bits_under_all_tellings(model, precision, train_here):
+def test_every_network_trains_to_the_same_weights_in_all_versions(model, precision, train_here):
     choices = {"dataset": "synthetic", "train_samples": 21, "test_samples": 8, "batch_size": 4}
     choices |= {"model": model, "accumulate": 3, "epochs": 1, "dropout": 0.2}  # 5 micro-batches
-    first, *others = (weights(train_here(file, precision, **choices)) for file in TELLINGS)
+    first, *others = (weights(train_here(file, precision, **choices)) for file in VERSIONS)
     assert all(same_bits(first, other) for other in others)
 
 
-def test_two_processes_are_one_process_with_twice_the_batch(train, train_here):
-    """Within 1e-5, where an image's gradient does not depend on the rest of its batch.
+def test_two_processes_equal_one_process_with_twice_the_batch_size(train, train_here):
+    """The weights agree within 1e-5 if the gradient of an image does not depend on its batch.
 
-    Batch statistics are the known reason why it is otherwise: each process has its own. SGD adds
-    the gradients up; AdamW divides them by their size, which blows rounding errors up.
+    With batch norm they differ, because each process computes its own batch statistics. We use SGD,
+    which adds gradients up. AdamW divides them by their size, which amplifies rounding errors.
     """
     choices = {"max_steps": 20, "train_samples": 1024, "test_samples": 100, "dropout": 0.0}
     choices |= {"optimizer": "sgd", "learning_rate": 0.1}
@@ -151,19 +151,22 @@ def test_two_processes_are_one_process_with_twice_the_batch(train, train_here):
     flags += ["--optimizer", "sgd", "--learning-rate", 0.1]
     difference = {}
     for model in ("tiny_cnn", "small_cnn"):
-        one = train_here("train.py", **choices, model=model, batch_size=64)
-        two = train(
+        one_process = train_here("train.py", **choices, model=model, batch_size=64)
+        two_processes = train(
             "train.py", *flags, "--model", model, "--batch-size", 32, processes=2, name=model
         )
-        difference[model] = largest_difference(weights(one), weights(two))
-        rates = [[line.get("learning_rate") for line in lines_of(run)] for run in (one, two)]
+        difference[model] = largest_difference(weights(one_process), weights(two_processes))
+        rates = [
+            [line.get("learning_rate") for line in lines_of(run)]
+            for run in (one_process, two_processes)
+        ]
         assert rates[0] == rates[1] and len(rates[0]) > 2, "the learning rates differ"
     assert difference["tiny_cnn"] < 1e-5
     assert difference["small_cnn"] > 1e-4
 
 
-def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
-    """5 micro-batches, accumulated by 4: the second step is over one micro-batch."""
+def test_a_short_last_window_averages_over_its_own_images(train_here):
+    """With 5 micro-batches, accumulated by 4, the second step has only one micro-batch."""
     choices = {"model": "tiny_cnn", "dropout": 0.0, "label_smoothing": 0.0, "warmup": 0.0}
     choices |= {"dataset": "synthetic", "train_samples": 40, "batch_size": 8, "accumulate": 4}
     choices |= {"epochs": 1, "clip_norm": math.inf, "optimizer": "sgd", "weight_decay": 0.0}
@@ -176,7 +179,7 @@ def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, nesterov=True)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(config.seed)).tolist()
     train_set, _ = load_datasets(config)
-    for window, learning_rate in ((order[:32], 0.5), (order[32:], 0.25)):  # half a cosine
+    for window, learning_rate in ((order[:32], 0.5), (order[32:], 0.25)):  # halfway down the cosine
         images, labels = train_set.__getitems__(window)
         optimizer.param_groups[0]["lr"] = learning_rate
         optimizer.zero_grad()
@@ -185,8 +188,8 @@ def test_a_short_last_window_weighs_its_images_like_the_others(train_here):
     assert largest_difference(weights(run_dir), model.state_dict()) < 1e-6
 
 
-def test_padding_is_not_counted(train):
-    """257 test images over two processes by 100: the last round is padded."""
+def test_padding_does_not_count_in_the_accuracy(train):
+    """257 test images in batches of 100 on two processes: the last batches are padded."""
     run_dir = train("train.py", *STEPS, "--eval-batch-size", "100", processes=2)
     config = load_config(run_dir)
     model = make_model(config).eval()
@@ -200,8 +203,8 @@ def test_padding_is_not_counted(train):
     assert summary["test_accuracy"] == correct / 257
 
 
-@pytest.mark.parametrize("file", TELLINGS)
-def test_the_run_folder_tells_all(file, train_here, capsys):
+@pytest.mark.parametrize("file", VERSIONS)
+def test_the_run_folder_contains_the_config_the_metrics_and_the_results(file, train_here, capsys):
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "epochs": 2, "log_every": 6}
     run_dir = train_here(file, **choices, track="tensorboard")
     assert load_config(run_dir) == TrainConfig(**choices, track="tensorboard", run_dir=str(run_dir))
@@ -225,7 +228,7 @@ def test_the_run_folder_tells_all(file, train_here, capsys):
         assert [point.value for point in points] == pytest.approx(values, rel=1e-6)  # float32
 
 
-def test_starting_a_run_again_starts_it_over(train_here):
+def test_running_the_same_command_again_replaces_a_finished_run(train_here):
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 12, "test_samples": 50}
     choices |= {"track": "tensorboard"}
     first = train_here("train_plain.py", **choices)
@@ -242,8 +245,8 @@ def test_loader_workers_do_not_change_the_weights(train):
     assert same_bits(weights(alone), weights(helped))
 
 
-def test_a_folder_holds_one_launch_too(train_here):
-    """Another telling, precision or number of processes is another run, with other results."""
+def test_a_folder_refuses_a_different_version_or_precision(train_here):
+    """A different version, precision or number of processes is a different run."""
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
     run_dir = train_here("train_plain.py", **choices)
     before = (run_dir / "model.safetensors").read_bytes()
@@ -255,19 +258,21 @@ def test_a_folder_holds_one_launch_too(train_here):
     assert before == (run_dir / "model.safetensors").read_bytes()
 
 
-def test_two_different_runs_never_meet_below_runs(tmp_path, monkeypatch):
+def test_different_runs_get_different_folders_in_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one = {"telling": "train", "processes": 1, "mixed_precision": "no"}
-    two = one | {"processes": 2, "mixed_precision": "bf16"}
-    assert claim_folder(TrainConfig(), one) == Path("runs/train")
-    assert claim_folder(TrainConfig(), two) == Path("runs/train-2-processes-bf16")
+    one_process = {"telling": "train", "processes": 1, "mixed_precision": "no"}
+    two_processes = one_process | {"processes": 2, "mixed_precision": "bf16"}
+    assert claim_folder(TrainConfig(), one_process) == Path("runs/train")
+    assert claim_folder(TrainConfig(), two_processes) == Path("runs/train-2-processes-bf16")
     folders = {
-        claim_folder(TrainConfig(seed=seed), launch) for seed in range(3) for launch in (one, two)
+        claim_folder(TrainConfig(seed=seed), launch)
+        for seed in range(3)
+        for launch in (one_process, two_processes)
     }
     assert len(folders) == 6
 
 
-def test_data_parallel_takes_every_gpu_or_says_what_it_cannot(monkeypatch):
+def test_data_parallel_uses_every_gpu_or_refuses_what_it_cannot_do(monkeypatch):
     for gpus in range(4):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
         assert replica_devices(compiled=False, precision="no") == [*range(gpus)]
@@ -283,9 +288,9 @@ def needs(gpus: int):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-@pytest.mark.parametrize("file", TELLINGS)
+@pytest.mark.parametrize("file", VERSIONS)
 @pytest.mark.parametrize("gpus", [pytest.param(1, marks=needs(1)), pytest.param(2, marks=needs(2))])
-def test_every_telling_learns_on_gpus(file, precision, gpus, start, tmp_path):
+def test_every_version_learns_on_gpus(file, precision, gpus, start, tmp_path):
     count = gpus if file in ("train.py", "train_ddp.py") else 1
     command = [*launcher(file, count), f"accel_demo/{file}"]
     if file == "train.py":
@@ -306,16 +311,16 @@ def test_every_telling_learns_on_gpus(file, precision, gpus, start, tmp_path):
         assert result.returncode == 2 and "fp16 instead of bf16" in result.stderr
         return
     assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert (found["device"], found["processes"]) == ("cuda", count)
-    assert found["mixed_precision"] == precision
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (environment["device"], environment["processes"]) == ("cuda", count)
+    assert environment["mixed_precision"] == precision
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["test_accuracy"] > 0.6
 
 
 @pytest.mark.slow
-def test_a_compiled_model_learns_the_same(start, tmp_path):
-    """For real: Python's end stops the processes that torch has started to compile."""
+def test_a_compiled_model_trains_to_nearly_the_same_weights(start, tmp_path):
+    """Not forked: the shutdown of a real Python ends the processes that compile for torch."""
     flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
     for name, more in (("plain", []), ("compiled", ["--compile"])):
         command = ["python", "accel_demo/train.py", *flags, *more, "--run-dir", tmp_path / name]
@@ -328,7 +333,7 @@ def test_a_compiled_model_learns_the_same(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_articles_network_takes_two_steps(start, tmp_path):
+def test_the_network_of_the_article_trains_for_two_steps(start, tmp_path):
     command = ["accelerate", "launch", "--config_file", "accelerate_configs/cpu.yaml"]
     flags = "--model resnet101 --batch-size 256 --learning-rate 1e-3 --optimizer adam --max-steps 2"
     flags = [*flags.split(), "--run-dir", tmp_path / "run"]
@@ -338,7 +343,7 @@ def test_the_articles_network_takes_two_steps(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_main_job_learns_alike_on_one_process_and_on_two(start, tmp_path):
+def test_the_main_job_reaches_a_similar_accuracy_in_one_process_and_in_two(start, tmp_path):
     accuracy = {}
     for config, batch_size, threads in (("cpu", 128, "2"), ("cpu_two_processes", 64, "1")):
         command = ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}.yaml"]

@@ -1,9 +1,9 @@
-"""Run a program as its launcher does, and write which threads of gloo it has until it ends.
+"""Run a program under a launcher, and record the gloo threads that it has when it ends.
 
 torchrun --standalone --nproc-per-node 2 tests/processes/at_exit.py FOLDER PROGRAM FLAGS…
 
 Each process that destroys a process group writes FOLDER/RANK.json. With SLOW_RELEASE=SECONDS, a
-thread of gloo is busy for that long when rank 1 destroys its group.
+gloo thread is busy for this time when rank 1 destroys its group.
 """
 
 import atexit
@@ -21,23 +21,23 @@ import torch.distributed as dist
 
 
 def watch(folder: Path) -> None:
-    """Write this process's threads of gloo before its group is destroyed, and when it ends."""
-    found, destroy = {}, dist.destroy_process_group
+    """Record the gloo threads of this process before it destroys its group, and at its end."""
+    record, destroy = {}, dist.destroy_process_group
 
     def destroy_watched(group=None) -> None:
-        found["processes"], found["rank"] = dist.get_world_size(), dist.get_rank()
-        found["connected"] = gloo_threads()
+        record["processes"], record["rank"] = dist.get_world_size(), dist.get_rank()
+        record["connected"] = gloo_threads()
         if "SLOW_RELEASE" in os.environ:
             leave_a_tensor_to_a_thread(float(os.environ["SLOW_RELEASE"]))
         destroy(group)
 
     def write() -> None:
-        deadline = time.monotonic() + 1  # the kernel lists a thread a little longer than it runs
+        deadline = time.monotonic() + 1  # the kernel lists a thread slightly longer than it runs
         while gloo_threads() and time.monotonic() < deadline:
             time.sleep(0.01)
-        if found:
-            found["at exit"] = gloo_threads()
-            Path(folder, f"{found['rank']}.json").write_text(json.dumps(found))
+        if record:
+            record["at exit"] = gloo_threads()
+            Path(folder, f"{record['rank']}.json").write_text(json.dumps(record))
 
     dist.destroy_process_group = destroy_watched
     atexit.register(write)
@@ -46,16 +46,16 @@ def watch(folder: Path) -> None:
 def gloo_threads() -> list[str]:
     names = []
     for file in Path("/proc/self/task").glob("*/comm"):
-        with suppress(OSError):  # this one has ended
+        with suppress(OSError):  # this thread has ended
             names.append(file.read_text().strip())
     return sorted(name for name in names if "gloo" in name)
 
 
 def leave_a_tensor_to_a_thread(seconds: float) -> None:
-    """On rank 1, return when a thread of gloo has begun to release a tensor, and takes its time.
+    """On rank 1, return when a gloo thread has begun to release a tensor, which takes `seconds`.
 
-    In a process that aborts under load, too, the thread is the last to hold the tensor, and it gets
-    a core again only when the main thread is already at its end.
+    The same happens in a process that aborts under load: the thread has the last reference to the
+    tensor, and gets a core again only when the main thread is already ending.
     """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
@@ -72,7 +72,7 @@ def slow_tensor(seconds: float, is_released: threading.Event) -> torch.Tensor:
     class SlowToRelease:
         def __del__(self):
             is_released.set()
-            time.sleep(seconds)  # and take Python's lock again
+            time.sleep(seconds)  # then take the GIL again
 
     tensor = torch.zeros(1)
     tensor.attribute = SlowToRelease()

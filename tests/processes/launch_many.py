@@ -1,15 +1,15 @@
-"""Start train.py in two connected processes again and again, and count how the processes end.
+"""Start train.py in two connected processes many times, and count how the processes end.
 
 python tests/processes/launch_many.py 500              # quick: import torch once, then fork
 python tests/processes/launch_many.py 50 --launcher    # by `accelerate launch`: 6 s or more each
 
-A process whose group's threads are still at work when the interpreter ends can abort (SIGABRT).
-This happens in one of hundreds of launches, and more often if the cores are busy: so several
-launches run at a time, beside processes that only keep a core busy. The trainings are tiny, and
-every process ends like a program of its own, through a real exit of the interpreter.
+A process can abort (SIGABRT) if threads of its process group still run when the interpreter ends.
+This happens in one of hundreds of launches, and more often if the cores are busy. So several
+launches run at the same time, next to processes that only keep a core busy. The trainings are tiny,
+and every process ends like a separate program, with a full shutdown of the interpreter.
 
-The exit code is 1 if a process did not end with 0, or if a launch did not connect two processes.
-PYTHONPATH chooses the accel_demo that is tested.
+The exit code is 1 if a process did not exit with 0, or if a launch did not connect two processes.
+PYTHONPATH selects the accel_demo that is tested.
 """
 
 import argparse
@@ -43,7 +43,7 @@ TIME_LIMIT = 300  # seconds for one launch
 
 
 def main() -> None:
-    """No `with` and no `finally` here: a forked process leaves through these lines, too."""
+    """Launch and count. Use no `with` and no `finally`: forked processes exit through here, too."""
     options = read()
     if options.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -61,25 +61,25 @@ def main() -> None:
 def read() -> argparse.Namespace:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
-    parser.add_argument("launches", type=int, help="how many launches")
+    parser.add_argument("launches", type=int, help="number of launches")
     parser.add_argument("--launcher", action="store_true", help="use `accelerate launch`")
     help = "launches at a time (default: %(default)s)"
     parser.add_argument("--at-once", type=int, default=3, metavar="N", help=help)
     help = "processes that keep a core busy (default: %(default)s)"
     parser.add_argument("--busy", type=int, default=2, metavar="N", help=help)
-    parser.add_argument("--one-core", action="store_true", help="run all of this on one core")
+    parser.add_argument("--one-core", action="store_true", help="run everything on one core")
     return parser.parse_args()
 
 
 def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
-    """Each launch's exit codes, its number of connected processes, and what it printed."""
+    """Return the exit codes, the connected processes and the output of each launch."""
     start = start_launcher if options.launcher else fork_ranks
     if not options.launcher:
         preload()
     running, launches = {}, []  # running: process id → (launch, time limit)
     for number in range(options.launches):
         while len({launch for launch, _ in running.values()}) >= options.at_once:
-            wait_for_one(running, launches)
+            wait_for_a_process(running, launches)
         launches.append({"codes": [], "folder": folder / str(number)})
         launches[number]["folder"].mkdir()
         for pid in start(launches[number]["folder"]):
@@ -88,11 +88,11 @@ def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
             aborts = sum(map(has_aborted, launches))
             print(f"{number + 1} started, {aborts} aborts so far", file=sys.stderr)
     while running:
-        wait_for_one(running, launches)
+        wait_for_a_process(running, launches)
     return launches
 
 
-def wait_for_one(running: dict, launches: list[dict]) -> None:
+def wait_for_a_process(running: dict, launches: list[dict]) -> None:
     """Wait until one process has ended. If that completes its launch, read its folder."""
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid == 0:
@@ -112,8 +112,8 @@ def wait_for_one(running: dict, launches: list[dict]) -> None:
 
 
 def connected_processes(file: Path) -> int:
-    found = json.loads(file.read_text()) if file.exists() else {"processes": 0, "backend": ""}
-    return found["processes"] if found["backend"].endswith("gloo") else 0
+    environment = json.loads(file.read_text()) if file.exists() else {"processes": 0, "backend": ""}
+    return environment["processes"] if environment["backend"].endswith("gloo") else 0
 
 
 def start_launcher(folder: Path) -> list[int]:
@@ -127,7 +127,7 @@ def start_launcher(folder: Path) -> list[int]:
 
 
 def fork(output: Path) -> int:
-    """`os.fork`, but what the child prints is written to a file."""
+    """Fork like `os.fork`, and write the output of the child to a file."""
     pid = os.fork()
     if pid == 0:
         file = os.open(output, os.O_CREAT | os.O_WRONLY)
@@ -137,10 +137,10 @@ def fork(output: Path) -> int:
 
 
 def preload() -> None:
-    """Import what takes long. A fork has only one thread, so there must be no other one now.
+    """Import slow modules. A fork keeps only one thread, so this process must have only one.
 
-    But not torch._dynamo: it holds the process group if it is imported when there is one already,
-    and in a launch by a launcher it is.
+    torch._dynamo must not be imported here. It keeps the process group alive if it is imported
+    after the group was created, and with a launcher this is the case.
     """
     for name in PRELOADED:
         with suppress(ImportError):
@@ -165,9 +165,11 @@ def fork_ranks(folder: Path) -> list[int]:
 
 
 def report(options: argparse.Namespace, launches: list[dict], seconds: float) -> int:
-    """Print the counts, and what the launches that failed have printed; return the exit code."""
-    bad = [one for one in launches if any(one["codes"]) or one["connected"] != PROCESSES]
-    for launch in bad:
+    """Print the counts and the output of the launches that failed. Return the exit code."""
+    failed = [
+        launch for launch in launches if any(launch["codes"]) or launch["connected"] != PROCESSES
+    ]
+    for launch in failed:
         codes = ", ".join(map(str, launch["codes"]))
         print(f"--- exit codes {codes}; {launch['connected']} connected\n{launch['printed']}")
     mode = "by accelerate launch" if options.launcher else "forked (quick mode)"
@@ -181,11 +183,11 @@ def report(options: argparse.Namespace, launches: list[dict], seconds: float) ->
     connected = Counter(launch["connected"] for launch in launches)
     print(f"connected processes: {', '.join(f'{n} × {size}' for size, n in connected.items())}")
     print(f"{len(launches)} launches of {PROCESSES} connected processes: {aborts} aborts")
-    return 1 if bad else 0
+    return 1 if failed else 0
 
 
 def has_aborted(launch: dict) -> bool:
-    """Whether one of its processes has. A launcher itself ends with 1 then, and says why."""
+    """Return True if a process of the launch aborted. A launcher then exits with 1 and a report."""
     return -signal.SIGABRT in launch["codes"] or "SIGABRT" in launch.get("printed", "")
 
 

@@ -1,4 +1,4 @@
-"""Processes that do not all arrive, or die while they connect."""
+"""Test launches in which a process is missing, or dies while connecting."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from accel_demo.errors import one_line_errors
 from accel_demo.processes.lost_processes import report_lost_processes
 
 
-def test_a_process_that_never_comes_is_one_line(start, tmp_path):
+def test_a_missing_process_is_reported_in_one_line(start, tmp_path):
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
     flags = ["--collective-timeout", 3, "--run-dir", tmp_path / "run"]
@@ -36,8 +36,8 @@ with one_line_errors(), report_lost_processes():
 """
 
 
-def test_a_process_that_dies_while_they_connect_is_one_line(start, tmp_path):
-    """Both have met in the store of the launcher, and one waits for the address of the other."""
+def test_a_process_that_dies_while_connecting_is_reported_in_one_line(start, tmp_path):
+    """Both are in the store of the launcher, and rank 0 waits for the address of rank 1."""
     program = tmp_path / "loses_a_process.py"
     program.write_text(LOSES_A_PROCESS)
     result = start(["torchrun", "--standalone", "--nproc-per-node", 2, program])
@@ -47,7 +47,7 @@ def test_a_process_that_dies_while_they_connect_is_one_line(start, tmp_path):
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("CUDA error: invalid argument"), ValueError("gloo")])
-def test_a_bug_while_they_connect_keeps_its_traceback(bug):
+def test_a_bug_while_connecting_keeps_its_traceback(bug):
     def init_process_group():
         raise bug
 

@@ -1,6 +1,6 @@
-"""A process ends after the threads of its process group, and so it does not abort.
+"""Test that the threads of a process group end before the process, so that it does not abort.
 
-A thread of gloo that needs Python's lock when Python is shutting down aborts the process:
+If a gloo thread needs the GIL while Python is shutting down, the process aborts:
 https://github.com/pytorch/pytorch/pull/179291
 """
 
@@ -27,21 +27,21 @@ ACCELERATE_PROGRAMS = [
     "tutorials/11_kill_and_resume.py",
     "accel_demo/lab/doctor/probe.py",
 ]
-THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # of a process that has a group
+THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # in a process that has a group
 
 
 def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
     for rank in ranks:
-        found = json.loads((folder / f"{rank}.json").read_text())
-        assert found["processes"] == 2
-        assert found["connected"] == THREADS
-        assert found["at exit"] == [], f"rank {rank}"
+        record = json.loads((folder / f"{rank}.json").read_text())
+        assert record["processes"] == 2
+        assert record["connected"] == THREADS
+        assert record["at exit"] == [], f"rank {rank}"
 
 
 def run_watched(start, launch: list[str], folder: Path, program: str, *flags, **environment):
-    """Start a program in two processes, as a user does, but below tests/processes/at_exit.py.
+    """Start a program with a launcher, as a user does, but through tests/processes/at_exit.py.
 
-    Not from the fork server: its programs leave without finalizing the interpreter.
+    It is not forked, because forked programs exit without finalizing the interpreter.
     """
     command = [*launch, "tests/processes/at_exit.py", folder, program, *flags]
     return start(command, real=True, **environment)
@@ -62,7 +62,7 @@ def train_in_a_cycle(device: torch.device) -> None:
     cycle.append(cycle)
 
 
-def test_a_model_in_a_cycle_of_references_does_not_keep_run_in_groups_threads(start, tmp_path):
+def test_a_model_in_a_reference_cycle_does_not_keep_the_threads_of_run_in_group(start, tmp_path):
     torch.save({}, tmp_path / "arguments.pt")
     program = ["tests/together.py", f"{__name__}:train_in_a_cycle", 2, tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
@@ -78,12 +78,12 @@ def connect_and_train(folder: Path) -> None:
 
 
 def start_two(folder: str) -> None:
-    """A program of its own."""
+    """Run as a separate program."""
     spawn(connect_and_train, 2, Path(folder))
 
 
-def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
-    """A process forked from multiprocessing's server leaves without finalizing the interpreter."""
+def test_no_thread_of_the_group_outlives_a_process_of_spawn(start, tmp_path):
+    """It uses the start method "spawn", because a forked process does not finalize Python."""
     call = f"from {__name__} import start_two; start_two({str(tmp_path)!r})"
     result = start(["python", "-c", call], real=True, ACCEL_DEMO_START_METHOD="spawn")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -91,7 +91,7 @@ def test_no_thread_of_the_group_outlives_what_spawn_starts(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_no_thread_of_the_group_outlives_a_mistake(start, tmp_path):
+def test_no_thread_of_the_group_outlives_a_users_mistake(start, tmp_path):
     program = ["accel_demo/train_ddp.py", *FLAGS, tmp_path / "run", "--resume", tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
     assert "is not a checkpoint" in result.stderr and "exitcode: 2" in result.stderr
@@ -108,8 +108,8 @@ def test_no_thread_of_the_group_outlives_a_program_of_the_course(program, start,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
-def test_a_thread_that_is_late_does_not_abort_a_training(file, start, tmp_path):
-    """A thread of gloo takes three seconds to release a tensor. Without a wait, rank 1 aborts."""
+def test_a_slow_thread_does_not_abort_a_training(file, start, tmp_path):
+    """A gloo thread takes three seconds to release a tensor. Without waiting, rank 1 aborts."""
     program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
     result = run_watched(start, launcher(file, 2), tmp_path, *program, SLOW_RELEASE="3")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""A program that is forked from the server does what it does when Python is started for it."""
+"""Test that a program forked from the server behaves as if it had been started by itself."""
 
 import os
 import re
@@ -33,7 +33,7 @@ from tests.conftest import (
 @pytest.fixture(autouse=True)
 def there_is_a_fork_server():
     if not can_fork():
-        pytest.skip("there is no fork server, with --real and on Windows")
+        pytest.skip("there is no fork server with --real or on Windows")
 
 
 SHOW = """
@@ -59,7 +59,7 @@ ENDS = {
 
 
 def forked_and_real(command, **options):
-    """The result of a command, forked and started for real, both at the same time."""
+    """Return the results of a command: forked, and started for real."""
     forked = run_to_end(command, **options)
     return forked, run_to_end(command, real=True, **options)
 
@@ -76,7 +76,9 @@ def program(tmp_path):
     return program
 
 
-def test_it_finds_its_arguments_environment_folder_and_a_clean_state(program, tmp_path):
+def test_a_forked_program_gets_its_arguments_environment_folder_and_a_clean_state(
+    program, tmp_path
+):
     program(SHOW)
     for command in (["python", "program.py", "a", "b c"], ["python", "-c", SHOW, "a"]):
         forked, real = forked_and_real(command, cwd=tmp_path, PLANTED="here")
@@ -85,7 +87,7 @@ def test_it_finds_its_arguments_environment_folder_and_a_clean_state(program, tm
         assert "here" in forked.stdout
 
 
-def test_a_module_and_a_script_of_the_environment_run_too(program, tmp_path):
+def test_a_module_and_an_installed_script_can_be_forked_too(program, tmp_path):
     program(SHOW)
     forked, real = forked_and_real(["python", "-m", "program", "a"], cwd=tmp_path)
     assert (forked.returncode, forked.stdout) == (0, real.stdout)
@@ -94,7 +96,7 @@ def test_a_module_and_a_script_of_the_environment_run_too(program, tmp_path):
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
-def test_it_ends_as_it_would_end_for_real(end, code):
+def test_a_forked_program_ends_like_a_real_one(end, code):
     program = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
     forked, real = forked_and_real(["python", "-c", program])
     assert forked.returncode == real.returncode == code
@@ -102,7 +104,7 @@ def test_it_ends_as_it_would_end_for_real(end, code):
     assert forked.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
 
 
-def test_a_program_leaves_nothing_to_the_next_one():
+def test_a_forked_program_does_not_affect_the_next_one():
     change = "import os, torch; torch.manual_seed(1); torch.set_default_dtype(torch.float64)\n"
     change += "os.environ['PLANTED'] = 'left'; os.chdir('/'); torch.set_num_threads(2)"
     before = run_to_end(["python", "-c", SHOW])
@@ -114,7 +116,7 @@ def test_processes_draw_different_random_numbers_unless_they_are_seeded():
     draw = "import numpy, random, torch, uuid\n"
     draw += "print(random.random(), numpy.random.rand(), torch.rand(1).item(), uuid.uuid4())"
     first, second = (run_to_end(["python", "-c", draw]).stdout.split() for _ in range(2))
-    assert all(one != other for one, other in zip(first, second, strict=True))
+    assert all(left != right for left, right in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_processes_draw_different_random_numbers_unless_they_are_seeded():
         (["echo", "1"], {}, False),
     ],
 )
-def test_only_what_a_fork_can_do_is_forked(command, environment, is_forked):
+def test_a_command_is_forked_only_if_a_fork_can_behave_the_same(command, environment, is_forked):
     with tempfile.TemporaryFile("w+") as output:
         process = start_process(command, output, output, **environment)
         assert process.wait(60) == 0
@@ -140,7 +142,7 @@ def test_only_what_a_fork_can_do_is_forked(command, environment, is_forked):
         assert output.read() == "1\n"
 
 
-def test_it_takes_signals_and_can_ignore_one(tmp_path):
+def test_a_forked_process_receives_signals_and_can_ignore_a_signal(tmp_path):
     program = "import time, sys; print('ready', flush=True); time.sleep(60)"
     with open(tmp_path / "output", "w+") as output:
         for number, options in (
@@ -160,10 +162,10 @@ def test_it_takes_signals_and_can_ignore_one(tmp_path):
                     process.wait(0.2)
             process.send_signal(number)
             assert process.wait(10) == -number
-            process.send_signal(number)  # it has ended: nothing happens
+            process.send_signal(number)  # the process has ended, so nothing happens
 
 
-def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tmp_path):
+def test_the_server_and_its_programs_end_with_the_process_that_started_the_server(tmp_path):
     owner = """
         import os, sys, time
         from accel_demo.processes.fork_server import ForkServer, ADDRESS
@@ -189,20 +191,20 @@ def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tm
 
 
 def outputs(program: str, text: str, **options):
-    """The returncode of `python -c text` with another program as `python`, and what it printed."""
+    """Run `program -c text`. Return the returncode, stdout and stderr."""
     result = subprocess.run([program, "-u", "-c", text], capture_output=True, text=True, **options)
     return result.returncode, result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
-def test_the_python_of_workers_ends_as_the_real_one(end, code):
+def test_the_python_of_workers_ends_like_the_real_one(end, code):
     text = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
     forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
     assert forked[:2] == real[:2] and forked[0] == code
     assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
 
 
-def test_the_python_of_workers_inherits_what_the_real_one_does(tmp_path):
+def test_the_python_of_workers_inherits_the_same_as_the_real_one(tmp_path):
     show = "import os, signal, sys; print(os.getcwd(), sys.stdin.read(), os.environ['PLANTED'])\n"
     show += "os.write({}, b'written'); print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)"
     options = {"cwd": tmp_path, "input": "typed", "env": {**os.environ, "PLANTED": "here"}}
@@ -220,7 +222,7 @@ def test_the_python_of_workers_inherits_what_the_real_one_does(tmp_path):
     assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
 
 
-def test_the_python_of_workers_inherits_files_of_all_numbers_that_the_server_uses():
+def test_the_python_of_workers_inherits_files_with_numbers_that_the_server_uses():
     open_files = "import os, sys; [os.dup2(2, number) for number in range(3, 100)]\n"
     open_files += "os.execv(sys.argv[1], sys.argv[1:])"
     text = "import os; [os.write(number, b'.') for number in range(3, 100)]"
@@ -229,7 +231,7 @@ def test_the_python_of_workers_inherits_files_of_all_numbers_that_the_server_use
     assert (result.returncode, result.stderr) == (0, "." * 97)
 
 
-def test_the_python_of_workers_is_the_real_one_if_a_fork_cannot_be_the_same():
+def test_the_python_of_workers_becomes_the_real_one_if_a_fork_would_differ():
     parent = "import os; print(os.getppid())"
     forked = outputs(fork_server().python, parent)
     assert forked == (0, f"{fork_server()._process.pid}\n", "")
@@ -255,7 +257,7 @@ def test_a_signal_to_the_python_of_workers_reaches_the_forked_process(number):
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_a_launcher_starts_its_workers_with_it(launcher, program):
+def test_a_launcher_forks_its_workers_from_the_server(launcher, program):
     path = program("import os; print('rank', os.environ['RANK'], 'parent', os.getppid())")
     command = ["torchrun", "--standalone", "--nproc-per-node", "2", path]
     if launcher == "accelerate":
@@ -268,7 +270,7 @@ def test_a_launcher_starts_its_workers_with_it(launcher, program):
 
 ORPHANS = {
     "a child": "child = subprocess.Popen(['sleep', '600'])",
-    "a child in a session of its own, with another environment": (
+    "a child in a new session, with a different environment": (
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True, env={})"
     ),
     "a forked child": textwrap.dedent("""
@@ -276,7 +278,7 @@ ORPHANS = {
         if child.pid == 0:
             time.sleep(600)
     """),
-    "a daemon, whose parent has ended": textwrap.dedent("""
+    "a daemon whose parent has ended": textwrap.dedent("""
         read, write = os.pipe()
         if os.fork() == 0:
             os.setsid()
@@ -298,7 +300,7 @@ END = "\nprint(child.pid, flush=True)\nos._exit(0)"
 
 
 @pytest.fixture
-def little_grace(monkeypatch):
+def short_grace(monkeypatch):
     monkeypatch.setattr("tests.conftest.GRACE", 1)
 
 
@@ -308,23 +310,23 @@ def check_that_orphans_are_found(run) -> None:
         run()
     message = str(error.value)
     planted = [int(pid) for pid in re.findall(r"^\s*(\d+)$", message, re.MULTILINE)]
-    found = {int(pid) for pid in re.findall(r"pid=(\d+)", message)}
-    assert planted and found == set(planted)
+    reported = {int(pid) for pid in re.findall(r"pid=(\d+)", message)}
+    assert planted and reported == set(planted)
     assert processes_below_this_one() == before
 
 
 @pytest.mark.parametrize("real", [False, True])
-def test_an_orphan_of_each_kind_is_found_and_ended(real, little_grace):
+def test_an_orphan_of_each_kind_is_found_and_killed(real, short_grace):
     commands = [["python", "-c", IMPORTS + orphan + END] for orphan in ORPHANS.values()]
     check_that_orphans_are_found(lambda: run_all(commands, real=real))
 
 
-def test_an_orphan_of_a_rank_is_found_and_ended(program, little_grace):
-    path = program(IMPORTS + ORPHANS["a daemon, whose parent has ended"] + END)
+def test_an_orphan_of_a_rank_is_found_and_killed(program, short_grace):
+    path = program(IMPORTS + ORPHANS["a daemon whose parent has ended"] + END)
     check_that_orphans_are_found(lambda: run_ranks([path], 2))
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_it_has_started():
+def test_a_command_that_takes_too_long_is_killed_with_every_process_it_started():
     before = processes_below_this_one()
     program = "import subprocess; subprocess.run(['sleep', '600'])"
     for real in (False, True):
@@ -333,7 +335,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_has_started():
     assert left_behind(before) == []
 
 
-def test_one_rank_that_fails_ends_the_others(program):
+def test_a_rank_that_fails_ends_the_remaining_ranks(program):
     path = program(
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('planted')\ntime.sleep(600)"
     )
@@ -343,7 +345,7 @@ def test_one_rank_that_fails_ends_the_others(program):
 
 @pytest.mark.parametrize("which", ["the first", "the second"])
 def test_each_test_starts_from_the_same_state(which):
-    """Whichever runs first leaves all of it changed."""
+    """Each of the two runs leaves the whole state changed."""
     assert torch.initial_seed() == 0
     assert torch.get_num_threads() == 1
     assert "PLANTED" not in os.environ
@@ -354,7 +356,7 @@ def test_each_test_starts_from_the_same_state(which):
     os.chdir("/")
 
 
-def test_a_client_that_is_killed_at_any_time_does_no_harm_to_the_server():
+def test_killing_a_client_at_any_time_does_not_harm_the_server():
     command = [fork_server().python, "-c", "import time; time.sleep(600)"]
     before = processes_below_this_one()
     for milliseconds in range(0, 100, 4):
@@ -367,22 +369,22 @@ def test_a_client_that_is_killed_at_any_time_does_no_harm_to_the_server():
     assert left_behind(before) == []
 
 
-def test_a_server_that_is_gone_is_an_error_and_not_a_hang():
+def test_a_missing_server_is_an_error_and_not_a_hang():
     server = SimpleNamespace(address=fork_server().address + "-of-another")
     with tempfile.TemporaryFile() as output, pytest.raises(OSError):
         start_process(["python", "-c", ""], output, output, ACCEL_DEMO_FORK_SERVER=server.address)
 
 
-def test_programs_of_the_package_see_the_server_of_the_tests():
-    """A command that starts Python programs itself, through launch.py, forks them as well."""
+def test_programs_of_the_package_use_the_server_of_the_tests():
+    """If a command starts Python programs through launch.py, they are forked, too."""
     program = "from accel_demo.processes.launch import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
     assert int(result.stdout) == fork_server()._process.pid
 
 
-def test_what_an_earlier_process_starts_is_not_left_behind_by_a_command():
-    """A browser that is open during all tests starts helpers whenever it likes."""
+def test_a_child_of_an_earlier_process_does_not_count_as_left_behind():
+    """A browser that is open during all tests can start helpers at any time."""
     starts_another = "import subprocess, sys; sys.stdin.read(1); subprocess.run(['sleep', '600'])"
     command = [sys.executable, "-c", starts_another]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as browser:

@@ -1,4 +1,4 @@
-"""A function is called in connected processes, and what each found comes back."""
+"""Test that a function is called in connected processes, and returns a result from each."""
 
 import os
 import signal
@@ -15,15 +15,15 @@ from accel_demo.processes.group import results_by_rank
 from accel_demo.processes.signals import SIGNALS
 
 
-def found_here(device, add):
+def sum_over_ranks(device, add):
     total = torch.tensor(dist.get_rank() + add, device=device)
     dist.all_reduce(total)
     return dist.get_rank(), dist.get_world_size(), int(total), torch.get_num_threads()
 
 
-def test_every_rank_answers_and_all_were_connected():
-    assert results_by_rank(found_here, 3, 10) == [(rank, 3, 33, 1) for rank in range(3)]
-    assert results_by_rank(found_here, 1, 5, threads=2) == [(0, 1, 5, 2)]
+def test_every_rank_returns_a_result_and_all_were_connected():
+    assert results_by_rank(sum_over_ranks, 3, 10) == [(rank, 3, 33, 1) for rank in range(3)]
+    assert results_by_rank(sum_over_ranks, 1, 5, threads=2) == [(0, 1, 5, 2)]
 
 
 def fail_on_rank_1(device):
@@ -31,41 +31,41 @@ def fail_on_rank_1(device):
         raise ValueError("planted")
 
 
-def test_a_process_that_fails_ends_the_others(capfd):
+def test_a_process_that_fails_ends_the_remaining_processes(capfd):
     with pytest.raises((SystemExit, Exception)) as raised:
         results_by_rank(fail_on_rank_1, 2)
     assert "planted" in str(raised.value) + capfd.readouterr().err
 
 
-def ask_to_stop(device, number, starter):
-    """Rank 1 asks the process that started it; no rank listens itself, as in a training."""
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
+def stop_starter(device, number, starter):
+    """Send a signal from rank 1 to the starter. The ranks ignore signals, as in a training."""
+    for ignored in SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
     dist.barrier()
     if dist.get_rank() == 1:
         os.kill(starter, number)
     time.sleep(600)
 
 
-def ask_while_it_starts(number):
+def stop_during_start(number):
     while not psutil.Process().children():
         time.sleep(0.01)
     os.kill(os.getpid(), number)
 
 
-def be_asked_to_stop(name, moment):
-    """A program of its own: `start` finds what it leaves behind."""
+def run_and_be_stopped(name, moment):
+    """Run as a separate program, so that `start` finds processes that it leaves behind."""
     number = getattr(signal, name)
     if moment == "starting":
-        threading.Thread(target=ask_while_it_starts, args=[number]).start()
+        threading.Thread(target=stop_during_start, args=[number]).start()
     with one_line_errors():
-        results_by_rank(ask_to_stop, 2, number, os.getpid())
+        results_by_rank(stop_starter, 2, number, os.getpid())
 
 
 @pytest.mark.parametrize(
-    ("name", "moment", "code"), [("SIGINT", "at work", 130), ("SIGTERM", "starting", 143)]
+    ("name", "moment", "code"), [("SIGINT", "running", 130), ("SIGTERM", "starting", 143)]
 )
 def test_a_signal_ends_every_process_at_once(name, moment, code, start):
-    call = f"from {__name__} import be_asked_to_stop as b; b({name!r}, {moment!r})"
+    call = f"from {__name__} import run_and_be_stopped as b; b({name!r}, {moment!r})"
     result = start(["python", "-c", call])
     assert (result.returncode, result.stderr) == (code, "stopped\n")

@@ -1,4 +1,4 @@
-"""Runs that are asked to stop, or lose a process: what is saved and said, and that none is left."""
+"""Test that runs that are stopped or lose a process save, print why, and leave no process."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.conftest import (
 )
 from tests.core.test_resume import train_lines
 
-# Long enough to be reached in the middle: 192 steps of one process, 96 of two.
+# Long enough to be stopped in the middle: 192 steps in one process, 96 in two.
 LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 4 --dropout 0.2 --augment"
 LONG = [*LONG.split(), "--log-every", "1", "--checkpoint-every", "7"]
 
@@ -38,10 +38,10 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 class Launch:
-    """A training under way, in a folder of its own, to send signals to.
+    """A running training in a separate folder, to send signals to.
 
-    With `ranks` the command is started once for each rank, without a launcher. A launcher is
-    started for real, unless `real` is False: it then starts workers that are forked.
+    With `ranks`, the command is started once for each rank, without a launcher. A launcher is
+    started for real, unless `real` is False: then the launcher and its workers are forked.
     """
 
     def __init__(self, command: list, run: Path, ranks=None, ignored=None, real=None):
@@ -69,7 +69,7 @@ class Launch:
             time.sleep(0.01)
 
     def pid_of(self, rank: int) -> int:
-        """The process with this rank; its loader workers, further down, have its environment."""
+        """Return the process id of a rank. Its loader workers, which have its RANK, come later."""
         if len(self.processes) > 1:
             return self.processes[rank].pid
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -78,7 +78,7 @@ class Launch:
         raise AssertionError(f"no rank {rank}")
 
     def end(self, timeout: float = 100) -> int:
-        """Wait for it; the exit code, or the largest of several. No process of it may be left."""
+        """Wait for the end, check that no process is left, and return the largest exit code."""
         codes = [process.wait(timeout) for process in self.processes]
         orphans = left_behind(self.before)
         assert not orphans, (orphans, self.printed())
@@ -91,7 +91,7 @@ class Launch:
 
 @pytest.fixture
 def launch(tmp_path):
-    """`launch(command, name)` starts a training; whatever is left of it in the end is killed."""
+    """`launch(command, name)` starts a training. After the test, its processes are killed."""
     launches = []
 
     def launch(command: list, name: str, **options) -> Launch:
@@ -106,52 +106,54 @@ def launch(tmp_path):
         started.stack.close()
 
 
-def command_of(telling: str, processes: int, *flags) -> list:
-    return [*launcher(telling, processes), f"accel_demo/{telling}", *LONG, *flags]
+def command_of(file: str, processes: int, *flags) -> list:
+    return [*launcher(file, processes), f"accel_demo/{file}", *LONG, *flags]
 
 
-def resume(run: Path, telling: str, processes: int) -> str:
-    """Go on with the run to its end; what was printed."""
+def resume(run: Path, file: str, processes: int) -> str:
+    """Continue the run to its end, and return the output."""
     arguments = [*LONG, "--resume", "auto", "--run-dir", run]
-    result = run_training(f"accel_demo/{telling}", arguments, processes)
+    result = run_training(f"accel_demo/{file}", arguments, processes)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 @pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory):
-    """Runs that nobody disturbs: the folder for (telling, processes)."""
+def uninterrupted(tmp_path_factory):
+    """`uninterrupted(file, processes)` trains to the end, and returns the folder of the run."""
     runs = {}
 
-    def whole_run(telling: str, processes: int) -> Path:
-        if (telling, processes) not in runs:
-            run = tmp_path_factory.mktemp("whole") / "run"
+    def uninterrupted(file: str, processes: int) -> Path:
+        if (file, processes) not in runs:
+            run = tmp_path_factory.mktemp("uninterrupted") / "run"
             arguments = [*LONG, "--run-dir", run]
-            result = run_training(f"accel_demo/{telling}", arguments, processes)
+            result = run_training(f"accel_demo/{file}", arguments, processes)
             assert result.returncode == 0, result.stderr
             environment = json.loads((run / "environment.json").read_text())
             assert environment["processes"] == processes
-            runs[telling, processes] = run
-        return runs[telling, processes]
+            runs[file, processes] = run
+        return runs[file, processes]
 
-    return whole_run
+    return uninterrupted
 
 
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number, launch, whole_runs):
+def test_a_signal_makes_a_run_save_and_print_the_command_that_continues_it(
+    number, launch, uninterrupted
+):
     command = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 2]
     started = launch(command, "run")
     started.reach(20)
-    os.killpg(started.process.pid, number)  # as a terminal does: the loader workers get it too
+    os.killpg(started.process.pid, number)  # like a terminal: loader workers get the signal, too
     assert started.end() == 0, started.printed()
     last = train_lines(started.run)[-1]["step"]
-    (told,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
-    assert int(told[0]) == last < 96
+    (stop,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
+    assert int(stop[0]) == last < 96
     assert not (started.run / "summary.json").exists()
-    words = told[1].split()
+    words = stop[1].split()
     assert words[:2] == ["python", "accel_demo/train_plain.py"] and words[-2:] == [
         "--resume",
         "auto",
@@ -160,27 +162,27 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number, launch,
     resumed = launch([*words[: words.index("--run-dir")], "--resume", "auto"], "run")
     assert resumed.end() == 0, resumed.printed()
     assert f"after step {last}" in resumed.printed()
-    assert same_weights(resumed.run, whole_runs("train_plain.py", 1))
+    assert same_weights(resumed.run, uninterrupted("train_plain.py", 1))
 
 
-@pytest.mark.parametrize("telling", BOTH)
-def test_all_processes_stop_after_the_same_step_when_one_is_asked(telling, launch, whole_runs):
-    started = launch(command_of(telling, 2), "run")
+@pytest.mark.parametrize("file", BOTH)
+def test_if_one_process_gets_a_signal_all_stop_after_the_same_step(file, launch, uninterrupted):
+    started = launch(command_of(file, 2), "run")
     started.reach(10)
     os.kill(started.pid_of(1), signal.SIGUSR1)
     assert started.end() == 0, started.printed()
     assert "2 processes on cpu" in started.printed()
-    (told,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
-    assert int(told[0]) == train_lines(started.run)[-1]["step"] < 48
-    assert told[1].startswith(" ".join(launcher(telling, 2)))
-    assert "2 processes on cpu" in resume(started.run, telling, 2)
-    assert same_weights(started.run, whole_runs(telling, 2))
+    (stop,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
+    assert int(stop[0]) == train_lines(started.run)[-1]["step"] < 48
+    assert stop[1].startswith(" ".join(launcher(file, 2)))
+    assert "2 processes on cpu" in resume(started.run, file, 2)
+    assert same_weights(started.run, uninterrupted(file, 2))
 
 
-@pytest.mark.parametrize("telling", BOTH)
-def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(telling, launch):
-    """`trap '' USR1` before the launcher; everybody gets the signal, as from Slurm."""
-    started = launch(command_of(telling, 2), "run", ignored=signal.SIGUSR1)
+@pytest.mark.parametrize("file", BOTH)
+def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_it(file, launch):
+    """As after `trap '' USR1` in a shell. Every process gets the signal, as with Slurm."""
+    started = launch(command_of(file, 2), "run", ignored=signal.SIGUSR1)
     started.reach(10)
     for process in processes_below_this_one() - started.before:
         process.send_signal(signal.SIGUSR1)
@@ -189,8 +191,8 @@ def test_slurms_signal_ends_the_launch_well_where_the_launcher_ignores_it(tellin
     assert "2 processes on cpu" in started.printed()
 
 
-def test_loader_workers_last_until_the_step_ends(launch):
-    """A launcher passes a signal on to all processes, also to one that only starts the workers."""
+def test_loader_workers_run_until_the_step_ends(launch):
+    """A launcher passes a signal on to all processes, also to those that only start workers."""
     command = [*command_of("train_ddp.py", 2), "--num-workers", 1]
     started = launch([*command, "--batch-size", 4, "--accumulate", 64], "run")
     started.reach(4)
@@ -201,7 +203,7 @@ def test_loader_workers_last_until_the_step_ends(launch):
     assert started.printed().count("stopped after step") == 1
 
 
-def test_what_spawn_has_started_is_asked_through_it(launch):
+def test_spawn_passes_a_signal_on_to_its_processes(launch):
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *LONG]
     started = launch(command, "run", real=True)
     started.reach(10)
@@ -212,27 +214,27 @@ def test_what_spawn_has_started_is_asked_through_it(launch):
     assert command.startswith("python accel_demo/train_ddp.py --nproc 2")
 
 
-@pytest.mark.parametrize("telling", BOTH)
-def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
-    telling, launch, whole_runs
+@pytest.mark.parametrize("file", BOTH)
+def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
+    file, launch, uninterrupted
 ):
-    command = command_of(telling, 2, "--resume", "auto")
-    flag = "--max_restarts" if telling == "train.py" else "--max-restarts"
+    command = command_of(file, 2, "--resume", "auto")
+    flag = "--max_restarts" if file == "train.py" else "--max-restarts"
     command[-len(LONG) - 3 : -len(LONG) - 3] = [flag, "4"]
     started = launch(command, "run", real=False)
-    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96: a quick machine takes one in 5 ms
+    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96 steps, which take as little as 5 ms
         started.reach(step)
         os.kill(started.pid_of(rank), signal.SIGKILL)
-        time.sleep(1)  # until the launcher has seen it
+        time.sleep(1)  # until the launcher has noticed
     assert started.end() == 0, started.printed()
     assert "Connection refused" not in started.printed()
     assert started.printed().count("resumed from") == 3
-    assert same_weights(started.run, whole_runs(telling, 2))
+    assert same_weights(started.run, uninterrupted(file, 2))
 
 
 @pytest.mark.parametrize(("rank", "is_launched"), [(0, False), (1, False), (1, True)])
-def test_who_is_left_says_which_rank_has_died(rank, is_launched, launch):
-    """torchrun also sends SIGTERM to the ranks that are left, as soon as it notices."""
+def test_a_remaining_rank_reports_which_rank_has_died(rank, is_launched, launch):
+    """torchrun also sends SIGTERM to the remaining ranks as soon as it notices."""
     if is_launched:
         started = launch(command_of("train_ddp.py", 3), "run", real=False)
     else:
