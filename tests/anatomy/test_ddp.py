@@ -1,4 +1,4 @@
-"""Our DDP computes what the real one does, to the last bit, and says what is wrong."""
+"""Our DDP computes exactly what the real one does, and raises errors that say what is wrong."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.ddp import comparison
-from accel_demo.anatomy.ddp.buckets import assign_buckets, lay_out
+from accel_demo.anatomy.ddp.buckets import assign_buckets, make_bucket
 from accel_demo.anatomy.ddp.by_hand import HandmadeDDP
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.processes.launch import free_port
@@ -39,22 +39,22 @@ def bucketing(draw):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(bucketing())
-def test_buckets_are_dealt_out_as_torch_does_it(case):
+def test_tensors_are_assigned_to_buckets_as_torch_does_it(case):
     tensors, limits, order, kinds = case
     theirs, _ = dist._compute_bucket_assignment_by_size(tensors, limits)
     assert assign_buckets(tensors, limits) == theirs
     ordered, dense = [tensors[index] for index in order], [False] * len(tensors)
     theirs, _ = dist._compute_bucket_assignment_by_size(ordered, limits, dense, list(order))
     ours = assign_buckets(tensors, limits, order)
-    if kinds > 1:  # torch leaves open in which order the last bucket of each dtype comes
+    if kinds > 1:  # torch does not define the order of the last buckets of the dtypes
         ours, theirs = sorted(ours), sorted(theirs)
     assert ours == theirs
 
 
 def test_a_bucket_keeps_the_memory_layout_of_its_parameters():
     parameters = [torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.empty(7)]
-    bucket = lay_out(parameters, [1, 0])
-    assert bucket.flat.shape == (7 + 120,) and bucket.size == 4 * 127
+    bucket = make_bucket(parameters, [1, 0])
+    assert bucket.flat.shape == (7 + 120,) and bucket.flat.nbytes == 4 * 127
     assert [view.stride() for view in bucket.views] == [(1,), parameters[0].stride()]
     bucket.views[1].fill_(1)
     assert bucket.flat.tolist() == [0] * 7 + [1] * 120
@@ -66,7 +66,7 @@ class Outputs:
 
 
 class Forked(nn.Module):
-    """Parts of it are not used by every rank, in every step, or for the loss."""
+    """A network with parts that are not used by every rank, in every step, or by the loss."""
 
     def __init__(self, use: str):
         super().__init__()
@@ -79,7 +79,7 @@ class Forked(nn.Module):
         self.calls += self.training
         if self.use == "sometimes" and (self.calls + dist.get_rank()) % 3 == 0:
             hidden = self.spare(hidden).tanh()
-        if self.use == "output":  # the loss leaves the extra one out
+        if self.use == "output":  # the loss does not use the extra layer
             return {"outputs": self.last(hidden), "more": [self.extra(hidden)]}
         return Outputs([self.last(hidden)]) if self.use == "dataclass" else self.last(hidden)
 
@@ -95,7 +95,7 @@ class Tied(nn.Module):
 
 
 class NotDense(nn.Module):
-    """Its weight leaves out every second element of the memory it lies in."""
+    """A network whose weight uses only every second element of its memory."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,9 @@ class TwoDtypes(nn.Module):
 
 
 def make_model(kind: str) -> nn.Module:
-    torch.manual_seed(dist.get_rank())  # the ranks begin apart: wrapping has to mend that
+    torch.manual_seed(
+        dist.get_rank()
+    )  # the ranks start with different weights: wrapping must fix that
     if kind in FORKED:
         return Forked(kind)
     if kind in ("tied", "two dtypes", "not dense"):
@@ -139,8 +141,8 @@ FORKED = ["unused", "sometimes", "output", "dataclass"]  # only with find_unused
 
 
 def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
-    """All gradients of each step (None where there is none), then all weights and buffers."""
-    seen, dtype = [], next(model.parameters()).dtype
+    """Return all gradients of each step (None if there is none), then all weights and buffers."""
+    gradients, dtype = [], next(model.parameters()).dtype
     for step in range(3):
         for micro in range(accumulate):
             seed = 100 * step + 10 * micro + dist.get_rank()
@@ -154,13 +156,13 @@ def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter -= 0.3 * parameter.grad
-                seen.append(None if parameter.grad is None else parameter.grad.clone())
+                gradients.append(None if parameter.grad is None else parameter.grad.clone())
         model.zero_grad(set_to_none)
         model.eval()
-        with torch.no_grad():  # has its say in when buffers are sent
+        with torch.no_grad():  # this changes when buffers are sent
             model(torch.ones(2, 13, device=device, dtype=dtype))
         model.train()
-    return [*seen, *(tensor.clone() for tensor in model.state_dict().values())]
+    return [*gradients, *(tensor.clone() for tensor in model.state_dict().values())]
 
 
 def same(a, b) -> bool:
@@ -168,7 +170,7 @@ def same(a, b) -> bool:
 
 
 def compare_with_ddp(device):
-    """The cases in which our DDP is not the real one; and how many buckets there were at most."""
+    """Return the cases in which our DDP differs, the largest number of buckets, and all cases."""
     warnings.simplefilter("ignore")
     torch.backends.cudnn.deterministic = True  # for the GPUs
     different, most_buckets, cases = [], 0, 0
@@ -188,23 +190,23 @@ def compare_with_ddp(device):
     return different, most_buckets, cases
 
 
-def find(device):
-    """One launch for all that two processes can find out."""
-    findings = (
-        *(compare_with_ddp, what_happens, what_is_sent, sizes_of_messages, buckets_seen),
-        *(wrong_modules, marks_of_a_restless_ddp),
+def check_all(device):
+    """Run everything that needs two processes, in one launch."""
+    checks = (
+        *(compare_with_ddp, record_events, bytes_sent, message_sizes, buckets_of_three_steps),
+        *(errors_of_wrong_modules, rows_of_ddp_that_never_repeats_itself),
     )
-    return {finding.__name__: finding(device) for finding in findings}
+    return {check.__name__: check(device) for check in checks}
 
 
 BY_RANK = []
 
 
 @pytest.fixture
-def found(together):
-    """What each of two processes has found, by rank; they are started once for all tests."""
+def results(together):
+    """Return the results of two processes, by rank. They are started once for all tests."""
     if not BY_RANK:
-        BY_RANK.extend(together(find, 2))
+        BY_RANK.extend(together(check_all, 2))
     return BY_RANK
 
 
@@ -216,9 +218,9 @@ def test_ours_is_ddp_to_the_last_bit(together, processes):
         check_parity(*result)
 
 
-def test_ours_is_ddp_to_the_last_bit_on_two_processes(found):
-    for facts in found:
-        check_parity(*facts["compare_with_ddp"])
+def test_ours_is_ddp_to_the_last_bit_on_two_processes(results):
+    for result in results:
+        check_parity(*result["compare_with_ddp"])
 
 
 def check_parity(different, most_buckets, cases):
@@ -226,47 +228,58 @@ def check_parity(different, most_buckets, cases):
     assert most_buckets > 1 and cases == 4 * (len(KINDS) + len(FORKED) + 1)
 
 
-def what_happens(device):
-    """What ours does within no_sync, in its first two backwards, and with what nobody uses."""
-    facts, rank = {}, dist.get_rank()
+@dataclass
+class Recording:
+    """What `HandmadeDDP` does in no_sync, in its first two backwards, and with unused layers."""
+
+    sent_in_no_sync: list  # collectives, without those of the buffers
+    gradient_in_no_sync: torch.Tensor
+    first_events: list[tuple[str, int]]  # (kind, index)
+    second_events: list[tuple[str, int]]
+    gradient_after: torch.Tensor
+    unused_with_gradient: list[float]  # the values of its gradient
+    unused_without_gradient: torch.Tensor | None
+
+
+def record_events(device) -> Recording:
+    rank = dist.get_rank()
     model = HandmadeDDP(make_model("plain").to(device), bucket_mib=0.0002)
     inputs = torch.randn(6, 13, device=device)
     with model.no_sync(), recorded() as calls:
         model(inputs).sum().backward()
-    facts["sent within no_sync, buffers aside"] = [c for c in calls if c.name != "broadcast"]
-    facts["gradient within no_sync"] = model.module[0].weight.grad.clone()
-    for step in ("first events", "second events"):
+    sent = [call for call in calls if call.name != "broadcast"]
+    gradient_in_no_sync = model.module[0].weight.grad.clone()
+    events = []
+    for _ in range(2):
         model(inputs).sum().backward()
-        facts[step] = [(what, number) for what, number, _ in model.events]
-    facts["gradient after"] = model.module[0].weight.grad.clone()
+        events.append([(event.kind, event.index) for event in model.events])
+    gradient_after = model.module[0].weight.grad.clone()
 
     spare = HandmadeDDP(Forked("unused"), find_unused_parameters=True)
     spare.module.spare.weight.grad = torch.full((31, 31), 7.0 + rank)
     spare(inputs).sum().backward()
-    facts["gradient of an unused one"] = spare.module.spare.weight.grad.unique().tolist()
-    facts["without one before"] = spare.module.extra.weight.grad
-    return facts
+    values = spare.module.spare.weight.grad.unique().tolist()
+    without = spare.module.extra.weight.grad
+    return Recording(sent, gradient_in_no_sync, *events, gradient_after, values, without)
 
 
-def test_buckets_leave_during_the_second_backward_and_gradients_stay_home_in_no_sync(found):
-    results = [facts["what_happens"] for facts in found]
-    for rank, facts in enumerate(results):
-        assert facts["sent within no_sync, buffers aside"] == []
-        first, second = facts["first events"], facts["second events"]
-        last = [index for index, (what, _) in enumerate(first) if what == "gradient"][-1]
+def test_buckets_are_sent_during_the_second_backward_and_nothing_is_sent_in_no_sync(results):
+    recordings = [result["record_events"] for result in results]
+    for rank, recording in enumerate(recordings):
+        assert recording.sent_in_no_sync == []
+        first, second = recording.first_events, recording.second_events
+        last = [index for index, (kind, _) in enumerate(first) if kind == "gradient"][-1]
         assert [event for event in first if event[0] == "start"] == [("start", 0)]
         assert first.index(("start", 0)) > last
-        last = [index for index, (what, _) in enumerate(second) if what == "gradient"][-1]
+        last = [index for index, (kind, _) in enumerate(second) if kind == "gradient"][-1]
         assert second.index(("start", 0)) < last
-        starts = [number for what, number in second if what == "start"]
+        starts = [number for kind, number in second if kind == "start"]
         assert starts == sorted(starts) and len(starts) > 2
-        assert sorted(number for what, number in second if what == "end") == starts
-        assert facts["gradient of an unused one"] == [7.0 + rank]
-        assert facts["without one before"] is None
-    alone, shared = (
-        [facts[f"gradient {when}"] for facts in results] for when in ("within no_sync", "after")
-    )
-    assert not torch.equal(*alone) and torch.equal(*shared)
+        assert sorted(number for kind, number in second if kind == "end") == starts
+        assert recording.unused_with_gradient == [7.0 + rank]
+        assert recording.unused_without_gradient is None
+    assert not torch.equal(*(recording.gradient_in_no_sync for recording in recordings))
+    assert torch.equal(*(recording.gradient_after for recording in recordings))
 
 
 ONE_RANK_ALONE = {
@@ -276,9 +289,9 @@ ONE_RANK_ALONE = {
 }
 
 
-def wrong_modules(device):
-    """What our DDP says to modules that cannot be trained together, on this rank."""
-    rank, said = dist.get_rank(), {}
+def errors_of_wrong_modules(device):
+    """Return this rank's errors for modules that cannot be trained together."""
+    rank, errors = dist.get_rank(), {}
     frozen, moved, wider = make_model("plain"), make_model("plain"), make_model("plain")
     frozen.requires_grad_(rank != 1)
     moved[2].to("meta")
@@ -286,48 +299,43 @@ def wrong_modules(device):
         wider[4] = nn.Linear(41, 4)
     fewer = make_model("plain")[: 5 if rank == 0 else 3]
     half = make_model("bf16") if rank else make_model("plain")
-    cases = {"frozen": frozen, "moved": moved, "wider": wider, "fewer": fewer, "half": half}
-    for name, module in cases.items():
-        try:
-            HandmadeDDP(module)
-        except ValueError as error:
-            said[name] = str(error)
+    modules = {"frozen": frozen, "moved": moved, "wider": wider, "fewer": fewer, "half": half}
+    cases = [(name, module, {}) for name, module in modules.items()]
     for name, bucket_mib in (("zero", 0), ("negative", -1), ("no number", float("nan"))):
-        try:
-            HandmadeDDP(make_model("plain"), bucket_mib)
-        except ValueError as error:
-            said[name] = str(error)
+        cases.append((name, make_model("plain"), {"bucket_mib": bucket_mib}))
     for name, option in ONE_RANK_ALONE.items():
+        cases.append((name, make_model("plain"), option if rank == 1 else {}))
+    for name, module, options in cases:
         try:
-            HandmadeDDP(make_model("plain"), **(option if rank == 1 else {}))
+            HandmadeDDP(module, **options)
         except ValueError as error:
-            said[name] = str(error)
+            errors[name] = str(error)
     model = HandmadeDDP(Forked("unused"))
     try:
         model(torch.randn(6, 13)).sum().backward()
     except ValueError as error:
-        said["unused"] = str(error)
-    return said
+        errors["unused"] = str(error)
+    return errors
 
 
-def test_a_module_that_cannot_be_trained_is_one_sentence_on_every_rank(found):
-    said, other = (facts["wrong_modules"] for facts in found)
-    assert said == other
-    assert said["frozen"] == "module has no parameter that requires a gradient on rank 1"
-    assert said["moved"] == "module must be on one device, it is on cpu and meta on rank 0"
-    assert "rank 0 has 4.weight float32[3, 41]" in said["wider"]
-    assert "where rank 1 has 4.weight float32[4, 41]" in said["wider"]
-    assert said["fewer"].endswith("rank 0 has 4.weight where rank 1 has none")
-    assert "0.weight float32[67, 13]" in said["half"] and "bfloat16[67, 13]" in said["half"]
+def test_every_rank_raises_the_same_error_for_a_module_that_cannot_be_trained(results):
+    errors, other = (result["errors_of_wrong_modules"] for result in results)
+    assert errors == other
+    assert errors["frozen"] == "module has no parameter that requires a gradient on rank 1"
+    assert errors["moved"] == "module must be on one device, it is on cpu and meta on rank 0"
+    assert "rank 0 has 4.weight float32[3, 41]" in errors["wider"]
+    assert "and rank 1 has 4.weight float32[4, 41]" in errors["wider"]
+    assert errors["fewer"].endswith("rank 0 has 4.weight and rank 1 has none")
+    assert "0.weight float32[67, 13]" in errors["half"] and "bfloat16[67, 13]" in errors["half"]
     for name, value in (("zero", "0"), ("negative", "-1"), ("no number", "nan")):
-        assert said[name] == f"bucket_mib must be above 0, got {value}"
+        assert errors[name] == f"bucket_mib must be above 0, got {value}"
     for name, option in ONE_RANK_ALONE.items():
         ((argument, value),) = option.items()
         usual = {"bucket_mib": None, "find_unused_parameters": False}[argument]
-        difference = f"rank 0 has {usual} where rank 1 has {value}"
-        assert said[name] == f"{argument} must be the same on all ranks, but {difference}"
+        difference = f"rank 0 has {usual} and rank 1 has {value}"
+        assert errors[name] == f"{argument} must be the same on all ranks, but {difference}"
     names = "spare.weight, spare.bias, extra.weight, extra.bias got no gradient in this backward"
-    assert said["unused"].startswith(names)
+    assert errors["unused"].startswith(names)
 
 
 def used_on_one_rank(device):
@@ -337,7 +345,7 @@ def used_on_one_rank(device):
 
 
 @pytest.mark.slow
-def test_a_parameter_that_only_one_rank_uses_ends_all(start, tmp_path):
+def test_a_parameter_that_only_one_rank_uses_ends_all_processes(start, tmp_path):
     torch.save({}, tmp_path / "arguments.pt")
     target = f"{__name__}:used_on_one_rank"
     result = start(["python", "-m", "tests.together", target, 3, tmp_path], timeout=100)
@@ -345,9 +353,9 @@ def test_a_parameter_that_only_one_rank_uses_ends_all(start, tmp_path):
     assert "spare.weight, spare.bias got no gradient" in result.stderr
 
 
-def what_is_sent(device):
-    """The bytes of each moment: when wrapped, then forward, backward and optimizer of two steps."""
-    facts, inputs = {}, torch.randn(6, 13, device=device)
+def bytes_sent(device):
+    """Return the bytes sent while wrapping, and in the parts of two steps."""
+    sizes, inputs = {}, torch.randn(6, 13, device=device)
     for name, wrap in (("ddp", DistributedDataParallel), ("ours", HandmadeDDP)):
         model, moments = make_model("batch norm").to(device), []
         with recorded() as calls:
@@ -362,74 +370,73 @@ def what_is_sent(device):
                 with recorded() as calls:
                     action()
                 moments.append(calls)
-        for what, tensors in (("parameters", model.parameters()), ("buffers", model.buffers())):
-            facts[what] = sum(one.numel() * one.element_size() for one in tensors)
+        for kind, tensors in (("parameters", model.parameters()), ("buffers", model.buffers())):
+            sizes[kind] = sum(tensor.nbytes for tensor in tensors)
         kinds = ("broadcast", "all_reduce")
-        facts[name] = [
+        sizes[name] = [
             {kind: sum(call.size for call in calls if call.name == kind) for kind in kinds}
             for calls in moments
         ]
-    return facts
+    return sizes
 
 
-def test_what_is_sent_is_what_ddp_sends_and_nothing_leaves_in_the_optimizers_step(found):
-    for facts in found:
-        check_messages(facts["what_is_sent"])
+def test_our_ddp_sends_what_ddp_sends_and_nothing_in_the_optimizers_step(results):
+    for result in results:
+        check_messages(result["bytes_sent"])
 
 
-def check_messages(facts):
-    assert facts["parameters"] > facts["buffers"] > 0
+def check_messages(sizes):
+    assert sizes["parameters"] > sizes["buffers"] > 0
     for name in ("ddp", "ours"):
-        wrapped, *moments = facts[name]
-        assert wrapped["broadcast"] >= facts["parameters"] + facts["buffers"]
-        assert [moment["broadcast"] for moment in moments[:3]] == [facts["buffers"], 0, 0]
-        gradients = [facts["parameters"], 0]
+        wrapped, *moments = sizes[name]
+        assert wrapped["broadcast"] >= sizes["parameters"] + sizes["buffers"]
+        assert [moment["broadcast"] for moment in moments[:3]] == [sizes["buffers"], 0, 0]
+        gradients = [sizes["parameters"], 0]
         assert [moment["all_reduce"] for moment in moments] == [0, *gradients] * 2
-        # The second forward also says how the buckets are rebuilt.
-        assert moments[3]["broadcast"] > facts["buffers"]
+        # The second forward also sends the order for the rebuilt buckets.
+        assert moments[3]["broadcast"] > sizes["buffers"]
         assert [moment["broadcast"] for moment in moments[4:]] == [0, 0]
 
 
-def sizes_of_messages(device):
-    """The bytes of a broadcast of each dtype: as recorded, and as they are."""
-    facts, whole = {}, (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
+def message_sizes(device):
+    """Return the bytes of a broadcast of each dtype: as recorded, and as computed."""
+    sizes, whole = {}, (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
     for dtype in (*whole, torch.float16, *DTYPES, torch.complex64, torch.complex128):
         message = torch.ones(3, dtype=dtype, device=device)
         with recorded() as calls:
             dist.broadcast(message, src=0)
-        facts[str(dtype)] = [call.size for call in calls], [3 * message.element_size()]
-    return facts
+        sizes[str(dtype)] = [call.size for call in calls], [3 * message.element_size()]
+    return sizes
 
 
-def test_a_message_of_any_dtype_has_its_size_in_bytes(found):
-    for facts in found:
-        assert len(facts["sizes_of_messages"]) == 11
-        for dtype, (seen, size) in facts["sizes_of_messages"].items():
-            assert seen == size, dtype
+def test_a_message_of_any_dtype_has_its_size_in_bytes(results):
+    for result in results:
+        assert len(result["message_sizes"]) == 11
+        for dtype, (seen, expected) in result["message_sizes"].items():
+            assert seen == expected, dtype
 
 
-def marks_of_a_restless_ddp(device):
-    """What the ladder says of a DDP that never ends twice with the same weights."""
-    runs, tellings = count(), comparison.TELLINGS
-    restless = dict.fromkeys(
+def rows_of_ddp_that_never_repeats_itself(device):
+    """Return the comparison of a DDP that never ends twice with the same weights."""
+    runs, methods = count(), comparison.METHODS
+    comparison.METHODS = dict.fromkeys(
         (comparison.REFERENCE, comparison.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))
     )
-    comparison.TELLINGS = restless
     try:
         with tempfile.TemporaryDirectory() as folder:
-            comparison.ladder(device, Path(folder))
+            comparison.compare(device, Path(folder))
             return [json.loads(file.read_text()) for file in Path(folder).iterdir()]
     finally:
-        comparison.TELLINGS = tellings
+        comparison.METHODS = methods
 
 
-def test_the_ladder_would_say_so_if_ddp_did_not_repeat_itself(found):
-    (marks,) = found[0]["marks_of_a_restless_ddp"]
-    assert list(marks.values()) == [False, False]
+def test_the_comparison_would_show_a_ddp_that_does_not_repeat_itself(results):
+    (is_equal,) = results[0]["rows_of_ddp_that_never_repeats_itself"]
+    assert list(is_equal.values()) == [False, False]
 
 
-def buckets_seen(device):
-    """The parameters in each bucket of three steps: those of DDP by a hook, then ours."""
+def buckets_of_three_steps(device):
+    """Return the parameters in each bucket of three steps: DDP's, from a hook, and ours."""
     seen, model = [], make_model("batch norm").to(device)
     names = {parameter: name for name, parameter in model.named_parameters()}
 
@@ -447,16 +454,16 @@ def buckets_seen(device):
     return seen, buckets
 
 
-def test_a_hook_sees_our_buckets_in_ddp_and_they_are_rebuilt_once(found):
-    seen, buckets = found[0]["buckets_seen"]
+def test_ddp_uses_our_buckets_and_rebuilds_them_once(results):
+    seen, buckets = results[0]["buckets_of_three_steps"]
     assert seen == buckets
     first, rest = seen[0], seen[1:]
     assert len(rest) >= 4 and rest[: len(rest) // 2] == rest[len(rest) // 2 :]
     assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
 
 
-@pytest.mark.slow  # the page runs the same command, and its marks are tested with the page
-def test_the_program_climbs_the_ladder_and_draws_when_buckets_leave(start, tmp_path):
+@pytest.mark.slow  # the page runs the same command, and its table is tested with the page
+def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start, tmp_path):
     picture = tmp_path / "timeline.svg"
     result = start(["python", "-m", "accel_demo.anatomy.ddp", "--plot", picture])
     assert result.returncode == 0, result.stderr
@@ -474,7 +481,7 @@ def test_the_program_climbs_the_ladder_and_draws_when_buckets_leave(start, tmp_p
 
 
 @pytest.mark.parametrize("arguments", [["--plot", "x.jpg"], ["more"]])
-def test_what_the_program_cannot_do_is_one_line(start, arguments):
+def test_a_mistake_on_the_command_line_is_one_line(start, arguments):
     result = start(["python", "-m", "accel_demo.anatomy.ddp", *arguments])
     assert result.returncode == 2 and re.fullmatch("error: .*\n", result.stderr)
 
@@ -509,5 +516,5 @@ def test_ours_is_ddp_to_the_last_bit_on_gpus(together, gpus):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gpus", ON_GPUS[:2])
 def test_the_recorder_sees_what_nccl_sends(together, gpus):
-    for facts in together(what_is_sent, gpus, environment=VISIBLE_GPUS):
-        check_messages(facts)
+    for sizes in together(bytes_sent, gpus, environment=VISIBLE_GPUS):
+        check_messages(sizes)

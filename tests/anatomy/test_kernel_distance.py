@@ -1,5 +1,6 @@
-"""Every way gives the double loop's number and gradient; what cannot be asked is one ValueError."""
+"""Every method returns the double loop's number and gradient; a wrong argument is a ValueError."""
 
+import inspect
 import random
 import re
 import warnings
@@ -10,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.kernel_distance import methods
-from accel_demo.anatomy.kernel_distance.costs import WAYS, bytes_kept, bytes_to_keep, reference
+from accel_demo.anatomy.kernel_distance import costs, methods
+from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, reference
 from accel_demo.anatomy.kernel_distance.methods import (
     chunked,
     closed_form,
@@ -20,7 +21,7 @@ from accel_demo.anatomy.kernel_distance.methods import (
     over_ranks,
     vectorised,
 )
-from tests.conftest import GPUS
+from tests.conftest import GPUS, VISIBLE_GPUS
 
 IN_ONE_PROCESS = [double_loop, vectorised, chunked, over_devices, closed_form]
 
@@ -34,7 +35,7 @@ def in_small_parts(weight, p=1, signed=False):
 
 
 def examples(seed: int, count: int):
-    """Weights of many shapes; in a third of them some values, or whole kernels, are the same."""
+    """Yield weights of many shapes. In some of them values or whole kernels are equal."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     for number in range(count):
         shape = [draw.randint(1, 7) for _ in range(draw.choice([2, 3, 4, 5]))]
@@ -48,43 +49,44 @@ def examples(seed: int, count: int):
         yield weight
 
 
-def number_and_gradient(way, weight, p):
+def number_and_gradient(method, weight, p):
     leaf = weight.detach().clone().requires_grad_()
-    number = way(leaf, p)
+    number = method(leaf, p)
     assert number.shape == () and number.requires_grad
     (3 * number).backward()
     return number.detach(), leaf.grad / 3
 
 
-def is_close(one, other, tolerance=1e-9) -> bool:
-    other = torch.as_tensor(other, dtype=torch.float64)
-    return bool((one - other).abs().max() <= tolerance * max(1, float(other.abs().max())))
+def is_close(value, expected, tolerance=1e-9) -> bool:
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    largest = max(1, float(expected.abs().max()))
+    return bool((value - expected).abs().max() <= tolerance * largest)
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_every_way_is_the_double_loop_and_the_formula(p):
+def test_every_method_agrees_with_the_double_loop_and_the_formula(p):
     for weight in (*examples(p, 40), torch.zeros(4, 2, 3, 3).double(), torch.ones(1, 2).double()):
         number, gradient = number_and_gradient(double_loop, weight, p)
         by_formula = reference(weight, p)
         assert is_close(number, by_formula[0]) and is_close(gradient, by_formula[1])
-        for way in (vectorised, chunked, in_small_parts, over_devices, on_two, closed_form):
-            if way is closed_form and p == 2:
+        for method in (vectorised, chunked, in_small_parts, over_devices, on_two, closed_form):
+            if method is closed_form and p == 2:
                 continue
-            mine = number_and_gradient(way, weight, p)
-            assert is_close(mine[0], number) and is_close(mine[1], gradient), (way, weight)
+            result = number_and_gradient(method, weight, p)
+            assert is_close(result[0], number) and is_close(result[1], gradient), (method, weight)
 
 
 def test_the_gradient_between_equal_kernels_is_zero_as_it_is_in_the_loop():
-    twins = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 5.0]])
-    for way in (*IN_ONE_PROCESS, on_two):
-        gradient = number_and_gradient(way, twins, 1)[1]
-        assert gradient.tolist() == [[2, -2], [2, -2], [-4, 4]], way
-        zeros = number_and_gradient(way, torch.zeros(5, 3, 3, 3), 1)
+    equal_kernels = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 5.0]])
+    for method in (*IN_ONE_PROCESS, on_two):
+        gradient = number_and_gradient(method, equal_kernels, 1)[1]
+        assert gradient.tolist() == [[2, -2], [2, -2], [-4, 4]], method
+        zeros = number_and_gradient(method, torch.zeros(5, 3, 3, 3), 1)
         assert zeros[0] == 0 and not zeros[1].any()
-        if way is not closed_form:
-            gradient = number_and_gradient(way, twins, 2)[1]
+        if method is not closed_form:
+            gradient = number_and_gradient(method, equal_kernels, 2)[1]
             assert is_close(gradient[0], gradient[1]) and gradient.isfinite().all()
-            zeros = number_and_gradient(way, torch.zeros(5, 3, 3, 3), 2)
+            zeros = number_and_gradient(method, torch.zeros(5, 3, 3, 3), 2)
             assert zeros[0] == 0 and not zeros[1].any()
 
 
@@ -104,13 +106,13 @@ def test_the_sum_counts_every_pair_twice_and_cdist_does_too():
 
 
 @pytest.mark.parametrize("offset", [10, 100, 1000])
-def test_the_closed_form_keeps_its_digits_where_all_kernels_are_far_from_zero(offset):
+def test_the_closed_form_keeps_its_digits_if_all_kernels_are_far_from_zero(offset):
     noise = torch.randn(64, 4, 3, 3, generator=torch.Generator().manual_seed(0))
     weight = offset + 0.01 * noise
     value, gradient = reference(weight, 1)
-    number, mine = number_and_gradient(closed_form, weight, 1)
+    number, result = number_and_gradient(closed_form, weight, 1)
     assert abs(number.item() / value - 1) < 2e-6
-    assert torch.equal(mine.double(), gradient)
+    assert torch.equal(result.double(), gradient)
 
 
 def test_signed_differences_cancel_and_are_refused():
@@ -119,12 +121,12 @@ def test_signed_differences_cancel_and_are_refused():
     total = (kernels[:, None] - kernels).sum()
     total.backward()
     assert total == 0 and not weight.grad.any()
-    for way in IN_ONE_PROCESS:
+    for method in IN_ONE_PROCESS:
         with pytest.raises(ValueError, match="^signed must be False: .*cancel"):
-            way(weight, signed=True)
+            method(weight, signed=True)
 
 
-BAD = [  # (keyword arguments, the beginning of what is said)
+BAD = [  # (keyword arguments, the beginning of the message)
     ({"weight": torch.nn.Conv2d(1, 2, 3)}, "weight must be a tensor, got Conv2d"),
     ({"weight": torch.ones(3, 2, dtype=torch.int64)}, "weight must be of a floating-point dtype"),
     ({"weight": torch.ones(3, 2, dtype=torch.complex64)}, "weight must be of a floating-point"),
@@ -142,22 +144,13 @@ BAD = [  # (keyword arguments, the beginning of what is said)
 BAD_PARTS = [
     ({"rows_at_once": wrong}, "rows_at_once must be a whole number") for wrong in (0, -1, 1.5, True)
 ]
-BAD_DEVICES = [
-    ({"devices": []}, "devices must be a list of one device or more"),
-    ({"devices": "cpu"}, "devices must be a list of one device or more"),
-    ({"devices": ["cpu", "cuda:0"]}, "devices: 'cuda:0' cannot be used here"),
-    ({"devices": ["nowhere"]}, "devices: 'nowhere' cannot be used here"),
-    ({"devices": ["meta"]}, "devices: 'meta' cannot be used here"),
-    ({"devices": [None, object()]}, "devices: <object"),
-]
 
 
-def test_what_cannot_be_computed_is_one_value_error_that_names_the_argument():
-    for way in IN_ONE_PROCESS:
-        wrong = BAD + (BAD_PARTS if way in (chunked, over_devices) else [])
-        for arguments, said in wrong + (BAD_DEVICES if way is over_devices else []):
-            with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
-                way(**{"weight": torch.ones(3, 2), **arguments})
+def test_a_wrong_argument_is_a_value_error_that_names_it():
+    for method in IN_ONE_PROCESS:
+        for arguments, message in BAD + (BAD_PARTS if method in (chunked, over_devices) else []):
+            with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+                method(**{"weight": torch.ones(3, 2), **arguments})
     with pytest.raises(ValueError, match="^p must be 1 in closed_form"):
         closed_form(torch.ones(3, 2), p=2)
     with pytest.raises(ValueError, match="^over_ranks needs a process group"):
@@ -166,11 +159,13 @@ def test_what_cannot_be_computed_is_one_value_error_that_names_the_argument():
 
 def test_a_weight_may_need_no_gradient_or_be_of_half_precision():
     weight = torch.randn(5, 2, 3, 3)
-    for way in (*IN_ONE_PROCESS, on_two, in_small_parts):
-        assert not way(weight).requires_grad and is_close(way(weight), double_loop(weight), 1e-5)
+    for method in (*IN_ONE_PROCESS, on_two, in_small_parts):
+        assert not method(weight).requires_grad and is_close(
+            method(weight), double_loop(weight), 1e-5
+        )
         for dtype in (torch.float16, torch.bfloat16):
             many = (100 * weight).to(dtype).repeat(9, 1, 1, 1)
-            number, gradient = number_and_gradient(way, many, 1)
+            number, gradient = number_and_gradient(method, many, 1)
             value, expected = reference(many, 1)
             assert number.dtype == torch.float32 and gradient.dtype == dtype
             assert is_close(number, value, 1e-4) and value > 65504
@@ -179,67 +174,72 @@ def test_a_weight_may_need_no_gradient_or_be_of_half_precision():
 
 def test_a_layer_of_512_kernels_takes_the_closed_form_little_time_and_memory():
     weight = torch.randn(512, 512, 3, 3, requires_grad=True)
-    assert bytes_kept(closed_form, weight) == weight.nbytes
+    assert graph_bytes(closed_form, weight) == weight.nbytes
     number = closed_form(weight)
     number.backward()
     kernels = weight.detach().double().flatten(1)
-    some = [0, 100, 511]  # rows of the reference: all of them would take longer than this test may
-    expected = torch.stack([2 * (kernels[row] - kernels).sign().sum(0) for row in some])
-    assert torch.equal(weight.grad.flatten(1)[some].double(), expected)
+    rows = [0, 100, 511]  # all rows of the reference would take too long
+    expected = torch.stack([2 * (kernels[row] - kernels).sign().sum(0) for row in rows])
+    assert torch.equal(weight.grad.flatten(1)[rows].double(), expected)
     by_euler = (weight.grad.double() * weight.detach()).sum()
     assert is_close(number, by_euler, 1e-5)
 
 
-def test_a_graph_keeps_what_the_law_says():
+def test_the_graph_keeps_as_many_bytes_as_predicted():
     for shape in ((6, 4, 3, 3), (12, 4, 3, 3), (9, 1, 5, 5)):
         weight = torch.randn(shape, requires_grad=True)
-        for name, way in WAYS.items():
+        for name, method in METHODS.items():
             if "ranks" not in name and name != "torch.cdist":
-                assert bytes_kept(way, weight) == bytes_to_keep(name, shape, 1), (name, shape)
-        assert bytes_kept(WAYS["torch.cdist"], weight) == bytes_to_keep("torch.cdist", shape, 1)
-    assert bytes_to_keep("double loop", (512, 512, 3, 3), 1) > 4.8e9
+                assert graph_bytes(method, weight) == costs.predicted_graph_bytes(name, shape, 1), (
+                    name,
+                    shape,
+                )
+        assert graph_bytes(METHODS["torch.cdist"], weight) == costs.predicted_graph_bytes(
+            "torch.cdist", shape, 1
+        )
+    assert costs.predicted_graph_bytes("double loop", (512, 512, 3, 3), 1) > 4.8e9
 
 
 def in_ranks():
-    """Everything that needs a group, in one launch: what was wrong."""
+    """Check everything that needs a group, in one launch. Returns what was wrong."""
     rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
 
-    def check(name, way, weight, p, factor=1.0):
-        mine, expected = number_and_gradient(way, weight, p), number_and_gradient(*loop, weight, p)
-        if not (is_close(mine[0], expected[0]) and is_close(mine[1], factor * expected[1])):
+    def check(name, method, weight, p):
+        number, gradient = number_and_gradient(method, weight, p)
+        expected = number_and_gradient(double_loop, weight, p)
+        if not (is_close(number, expected[0]) and is_close(gradient, expected[1])):
             wrong.append((name, tuple(weight.shape), p))
 
-    loop = (double_loop,)
     for weight in examples(4, 24):
         for p in (1, 2):
             check("over ranks", over_ranks, weight, p)
-            check("chunked", WAYS["over ranks, chunked"], weight, p)
+            check("chunked", METHODS["over ranks, chunked"], weight, p)
     weight = torch.randn(7, 2, 3, 3, generator=torch.Generator().manual_seed(1)).double()
 
-    kept = bytes_kept(over_ranks, weight.float().requires_grad_())
+    kept = graph_bytes(over_ranks, weight.float().requires_grad_())
     rows = len(torch.arange(7).tensor_split(ranks)[rank])
-    if kept != rows * bytes_to_keep("vectorised", weight.shape, 1) // 7:
+    if kept != rows * costs.predicted_graph_bytes("vectorised", weight.shape, 1) // 7:
         wrong.append(("kept", kept))
     wrong += [] if not over_ranks(weight).requires_grad else ["needs no gradient"]
 
     # Under DDP: the mean of equal gradients, beside the gradient of the data
-    for way in (over_ranks, vectorised):
+    for method in (over_ranks, vectorised):
         layer = torch.nn.Conv2d(2, 7, 3, bias=False).double()
         layer.weight.data.copy_(weight)
         model = DistributedDataParallel(layer)
         images = torch.full((1, 2, 3, 3), float(rank + 1)).double()
-        (model(images).sum() + way(layer.weight)).backward()
+        (model(images).sum() + method(layer.weight)).backward()
         mean = (ranks + 1) / 2
         gradient = number_and_gradient(double_loop, weight, 1)[1] + mean
-        wrong += [] if is_close(layer.weight.grad, gradient) else [f"DDP, {way.__name__}"]
-        kept = bytes_kept(way, layer.weight)  # DDP does not split it; over_ranks does
-        expected = rows if way is over_ranks else 7
+        wrong += [] if is_close(layer.weight.grad, gradient) else [f"DDP, {method.__name__}"]
+        kept = graph_bytes(method, layer.weight)  # DDP does not split it; over_ranks does
+        expected = rows if method is over_ranks else 7
         wrong += [] if kept // layer.weight.nbytes == expected else [f"DDP keeps {kept}"]
     return wrong
 
 
-def other_sums():
-    """Plain and autograd-aware all-reduce of the ranks' shares: the gradient each rank gets."""
+def gradients_of_other_sums():
+    """Compare the gradients after a plain and an autograd-aware all-reduce of the ranks' shares."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
 
@@ -272,11 +272,11 @@ def other_sums():
     }
 
 
-def mistakes():
-    """What each rank is told where all of them, or one alone, make a mistake."""
-    rank, told = dist.get_rank(), []
+def messages_of_mistakes():
+    """Return this rank's messages if one rank makes a mistake, and if all make it, in turns."""
+    rank, messages = dist.get_rank(), []
     fine = {"weight": torch.ones(3, 2)}
-    on_one = [  # another shape, dtype, p, or need of a gradient than the others
+    on_one = [  # a different shape, dtype, p or requires_grad
         {"weight": torch.ones(4, 2)},
         {"weight": torch.ones(3, 2).double()},
         {"weight": torch.ones(3, 2), "p": 2},
@@ -286,49 +286,53 @@ def mistakes():
         on_one.append({**fine, **wrong})
     on_one.append({**fine, "signed": True})
     for wrong in on_one:
-        for who in ([1], range(dist.get_world_size())):
+        for ranks in ([1], range(dist.get_world_size())):
             try:
-                over_ranks(**(wrong if rank in who else fine))
-                told.append("")
+                over_ranks(**(wrong if rank in ranks else fine))
+                messages.append("")
             except ValueError as error:
-                told.append(str(error))
-    return told
+                messages.append(str(error))
+    return messages
 
 
-def all_of_it():
-    return in_ranks(), other_sums(), mistakes()
+def check_all():
+    return in_ranks(), gradients_of_other_sums(), messages_of_mistakes()
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_over_ranks_every_rank_has_the_whole_gradient_and_no_mistake_hangs(together, processes):
-    results = together(all_of_it, processes)
-    for wrong, sums, told in results:
+    results = together(check_all, processes)
+    for wrong, sums, messages in results:
         assert wrong == []
         assert all(sums.values()), sums
-        on_one, on_all = told[::2], told[1::2]
-        assert all("weight and p must be alike on every rank; " in said for said in on_one[:4])
+        on_one, on_all = messages[::2], messages[1::2]
+        alike = "weight and p must be alike on every rank; "
+        assert all(alike in message for message in on_one[:4])
         assert on_all[:4] == [""] * 4
-        beginnings = [said for _, said in BAD + BAD_PARTS] + ["signed must be False"]
-        for alone, together_, beginning in zip(on_one[4:], on_all[4:], beginnings, strict=True):
-            assert alone.startswith(f"on rank 1: {beginning}")
-            assert together_.startswith(f"on rank 0: {beginning}")
+        beginnings = [message for _, message in BAD + BAD_PARTS] + ["signed must be False"]
+        for one_rank, all_ranks, beginning in zip(on_one[4:], on_all[4:], beginnings, strict=True):
+            assert one_rank.startswith(f"on rank 1: {beginning}")
+            assert all_ranks.startswith(f"on rank 0: {beginning}")
 
 
-def test_the_program_measures_every_way(start, tmp_path):
+def test_the_program_measures_every_method(start, tmp_path):
     picture = tmp_path / "memory.svg"
     command = "python -m accel_demo.anatomy.kernel_distance --layers 6x2 --plot".split()
     result = start([*command, picture], timeout=200)
     assert (result.returncode, result.stderr) == (0, "")
     rows = re.findall(r"^\| (\S[^|]*?) +\| +(\S+) +\| +(\S+) +\| +(\S+) +\|$", result.stdout, re.M)
-    rows = [row for row in rows if row[0] in WAYS]
-    assert [row[0] for row in rows] == [*WAYS, *[way for way in WAYS if way != "closed form"]]
+    rows = [row for row in rows if row[0] in METHODS]
+    assert [row[0] for row in rows] == [
+        *METHODS,
+        *[method for method in METHODS if method != "closed form"],
+    ]
     assert all(float(row[3]) < 1e-5 and float(row[1]) > 0 for row in rows)
     assert "peak memory in MB" in picture.read_text()
-    assert picture.read_text().count("there is none for p=2") == 1  # the closed form
+    assert picture.read_text().count("does not exist for p=2") == 1  # the closed form
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--layers", "big"], "--layers takes NxC"),
         (["--layers", "0x4"], "--layers takes NxC"),
@@ -336,14 +340,12 @@ def test_the_program_measures_every_way(start, tmp_path):
         (["--processes", "0"], "--processes must be at least 1"),
     ],
 )
-def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, said):
-    from accel_demo.anatomy.kernel_distance.costs import main
-
+def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, message):
     monkeypatch.setattr("sys.argv", ["kernel_distance", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main()
+        costs.main("")
     assert ended.value.code == 2
-    assert re.fullmatch(f"error: {said}.*\n", capsys.readouterr().err)
+    assert re.fullmatch(f"error: {message}.*\n", capsys.readouterr().err)
 
 
 @pytest.mark.gpu
@@ -353,25 +355,22 @@ def test_two_gpus_share_the_rows(start):
         "import torch\n"
         "from accel_demo.anatomy.kernel_distance.methods import double_loop, over_devices\n"
         "weight = torch.randn(9, 4, 3, 3, device='cuda:0', dtype=torch.double).requires_grad_()\n"
-        "numbers = [way(weight) for way in (double_loop, over_devices)]\n"
-        "one, other = [torch.autograd.grad(number, weight)[0] for number in numbers]\n"
-        "assert torch.allclose(*numbers, rtol=1e-9) and torch.allclose(one, other, rtol=1e-9)\n"
+        "numbers = [method(weight) for method in (double_loop, over_devices)]\n"
+        "first, second = [torch.autograd.grad(number, weight)[0] for number in numbers]\n"
+        "assert torch.allclose(*numbers, rtol=1e-9) and torch.allclose(first, second, rtol=1e-9)\n"
         "assert torch.cuda.max_memory_allocated(1) > 0\n"
     )
-    from tests.conftest import VISIBLE_GPUS
-
     result = start(["python", "-c", program], **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr
 
 
-def test_all_ways_have_one_signature():
-    import inspect
-
-    ways = (*IN_ONE_PROCESS, over_ranks)
-    functions = {name for name, _ in inspect.getmembers(methods, inspect.isfunction)}
-    public = {name for name in functions if not name.startswith("_")}
-    assert public - {"checkpoint", "once_differentiable"} == {way.__name__ for way in ways}
-    for way in ways:
-        parameters = list(inspect.signature(way).parameters.values())
-        assert [one.name for one in parameters[:3]] == ["weight", "p", "signed"]
-        assert all(one.default is not one.empty for one in parameters[1:])
+def test_all_methods_have_the_same_signature():
+    functions = (*IN_ONE_PROCESS, over_ranks)
+    members = [member for _, member in inspect.getmembers(methods, inspect.isfunction)]
+    names = {member.__name__ for member in members if member.__module__ == methods.__name__}
+    public = {name for name in names if not name.startswith("_")}
+    assert public == {function.__name__ for function in functions}
+    for function in functions:
+        parameters = list(inspect.signature(function).parameters.values())
+        assert [parameter.name for parameter in parameters[:3]] == ["weight", "p", "signed"]
+        assert all(parameter.default is not parameter.empty for parameter in parameters[1:])

@@ -1,4 +1,4 @@
-"""However a model is split, one step gives what the unsplit model gives."""
+"""However a model is split, one step has the result of the unsplit model."""
 
 import inspect
 import math
@@ -16,24 +16,24 @@ from accel_demo.anatomy.model_parallel import splits
 from accel_demo.anatomy.model_parallel.tables import show, verdict
 from tests.conftest import GPUS, VISIBLE_GPUS
 
-WAYS = ["DDP", "`.to()`", "pipeline", "tensor parallel", "FSDP2"]
+METHODS = ["DDP", "`.to()`", "pipeline", "tensor parallel", "FSDP2"]
 KINDS = ["forward", "backward"]
 
 
-def all_ways(device):
-    """Rank by rank: what is found for several numbers of micro-batches, and what is refused."""
+def train_with_all_methods(device):
+    """Train with several numbers of micro-batches. Returns the results, the errors and traffic."""
     rows = splits.ROWS_PER_RANK * dist.get_world_size()
-    found = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
+    comparisons = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
     errors = []
     for pieces in (0, 3 * rows, 5):
         with pytest.raises(ValueError) as error:
             splits.train_all(device, pieces)
         errors.append(str(error.value))
-    return found, errors, traffic(device)
+    return comparisons, errors, traffic(device)
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the collectives that torch.distributed's functional operators start."""
+    """Count the collectives that torch.distributed's operators start."""
 
     def __init__(self):
         super().__init__()
@@ -49,41 +49,44 @@ def traffic(device):
     rows, counts = splits.ROWS_PER_RANK * dist.get_world_size(), {}
     inputs = splits.whole_numbers((rows, splits.WIDTHS[0]), 0).to(device)
     targets = splits.whole_numbers((rows, splits.WIDTHS[-1]), 1).to(device)
-    for way in (splits.data_parallel, splits.tensor_parallel, splits.fully_sharded):
-        with Traffic() as noted:
-            way(splits.make_model(), inputs, targets, device)
-        counts[way.__name__] = dict(noted.count)
+    for train in (splits.data_parallel, splits.tensor_parallel, splits.fully_sharded):
+        with Traffic() as collectives:
+            train(splits.make_model(), inputs, targets, device)
+        counts[train.__name__] = dict(collectives.count)
     return counts
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_every_way_gives_what_the_unsplit_model_gives_and_shares_it_out(processes, together):
-    results = together(all_ways, processes)
+def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processes, together):
+    results = together(train_with_all_methods, processes)
     elements = splits.elements(splits.make_model())
-    for found, errors, counts in results:
-        for pieces, (ways, moments, logs) in found.items():
-            for way, (held, apart) in ways.items():
-                exact = processes == 2 or way == "`.to()`"  # a third is rounded
-                assert apart == 0 if exact else apart < 1e-9, (way, apart)
-                split_sum = elements * processes if way == "DDP" else elements
-                assert sum(held) == split_sum and len(held) == processes
+    for comparisons, errors, counts in results:
+        for pieces, comparison in comparisons.items():
+            for summary in comparison.methods:
+                exact = processes == 2 or summary.method == "`.to()`"  # a third is rounded
+                assert summary.difference == 0 if exact else summary.difference < 1e-9, summary
+                total = elements * processes if summary.method == "DDP" else elements
+                held = summary.elements_held
+                assert sum(held) == total and len(held) == processes
+            moments = comparison.fsdp_elements  # `held` is now that of FSDP2
             assert moments["before forward"] == moments["after forward"] == held
             layer = elements // 4
-            assert moments["inside forward, at the most"] == [one + layer for one in held]
+            assert moments["inside forward, at the most"] == [count + layer for count in held]
+            logs = comparison.pipeline_logs
             stages = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * processes
             assert logs == stages  # GPipe: all forwards, then all backwards
             assert splits.bubble(splits.timetable(logs)) == formula(processes, pieces)
         assert all("microbatches must be a divisor of the batch" in error for error in errors)
         assert len(errors) == 3
         check_traffic(counts)
-    assert list(results[0][0][4][0]) == WAYS
+    assert [summary.method for summary in results[0][0][4].methods] == METHODS
 
 
 def check_traffic(counts: dict) -> None:
     """DDP sends gradients, tensor parallelism activations, FSDP2 parameters and gradients."""
 
-    def count(way, *words):
-        names = counts[way].items()
+    def count(method, *words):
+        names = counts[method].items()
         return sum(number for name, number in names if any(word in name for word in words))
 
     reduces, gathers = ("all_reduce", "allreduce"), ("all_gather", "allgather_base", "allgather_in")
@@ -107,7 +110,8 @@ def test_a_model_over_devices_trains_as_a_plain_loop_does(parts):
     optimizer.step()
     split = splits.over_devices(splits.make_model(), inputs, targets, ["cpu"] * parts)
     assert torch.equal(split.output, output)
-    assert sum(split.held) == splits.elements(model) and len(split.held) == parts
+    assert sum(split.elements_held) == splits.elements(model)
+    assert len(split.elements_held) == parts
     before = splits.make_model().state_dict()
     for name, weight in model.state_dict().items():
         assert torch.equal(split.model.state_dict()[name], weight)
@@ -132,7 +136,7 @@ def test_a_result_that_differs_is_seen():
     assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # of several ranks
 
 
-def test_a_mistake_of_ours_is_not_said_to_be_the_users(monkeypatch):
+def test_a_bug_of_ours_is_not_reported_as_the_users_mistake(monkeypatch):
     monkeypatch.setattr(splits, "train_all", Mock(side_effect=ValueError("ours")))
     with pytest.raises(ValueError, match="ours"):
         show(torch.device("cpu"), Namespace(microbatches=4))
@@ -148,7 +152,7 @@ def test_the_bubble_is_the_formulas_and_one_forward_one_backward_does_not_shrink
 
 
 def one_forward_one_backward(stages_left: int, pieces: int) -> list:
-    """1F1B: a stage is never more pieces ahead than there are stages from it to the end."""
+    """1F1B: a stage is never ahead by more pieces than there are stages from it to the end."""
     log, backward = [], 0
     for piece in range(pieces):
         if piece - backward == stages_left:
@@ -158,7 +162,7 @@ def one_forward_one_backward(stages_left: int, pieces: int) -> list:
     return log + [("backward", piece) for piece in range(backward, pieces)]
 
 
-def test_logs_in_which_all_wait_are_refused():
+def test_logs_in_which_all_ranks_wait_are_refused():
     first, second = [("backward", 0), ("forward", 0)], [("forward", 0), ("backward", 0)]
     with pytest.raises(ValueError, match="logs must fit together"):
         splits.timetable([first, second])
@@ -170,21 +174,21 @@ def test_more_processes_than_layers_are_refused(processes):
         splits.check(processes, 4)
 
 
-def test_each_way_takes_less_than_40_lines():
-    ways = ["data_parallel", "over_devices", "pipeline", "tensor_parallel", "fully_sharded"]
-    for way in ways:
-        assert len(inspect.getsource(getattr(splits, way)).splitlines()) < 40
+def test_each_method_takes_less_than_40_lines():
+    names = ["data_parallel", "over_devices", "pipeline", "tensor_parallel", "fully_sharded"]
+    for name in names:
+        assert len(inspect.getsource(getattr(splits, name)).splitlines()) < 40
 
 
 def test_the_program_prints_and_draws(start, tmp_path):
     command = ["python", "-m", "accel_demo.anatomy.model_parallel"]
     picture = tmp_path / "split.svg"
-    shown = start([*command, "--processes", 4, "--microbatches", 8, "--plot", picture])
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith("4 connected processes")
-    assert shown.stdout.count("| the same bits |") == len(WAYS)
-    assert "6 of 22 units of time. The bubble is 3/11:" in shown.stdout
-    assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in shown.stdout
+    result = start([*command, "--processes", 4, "--microbatches", 8, "--plot", picture])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("4 connected processes")
+    assert result.stdout.count("| the same bits |") == len(METHODS)
+    assert "6 of 22 units of time. The bubble is 3/11:" in result.stdout
+    assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in result.stdout
     assert "<!-- rank 3 -->" in picture.read_text()
     wrong = start([*command, "--microbatches", 5])
     assert (wrong.returncode, wrong.stdout) == (2, "")  # before any process is started
@@ -194,9 +198,9 @@ def test_the_program_prints_and_draws(start, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_every_way_gives_the_same_on_gpus(start):
+def test_every_method_has_the_same_result_on_gpus(start):
     command = ["python", "-m", "accel_demo.anatomy.model_parallel", "--processes", 2]
-    shown = start(command, **VISIBLE_GPUS)
-    assert shown.returncode == 0, shown.stderr
-    assert "2 connected processes on cuda (nccl)" in shown.stdout
-    assert shown.stdout.count("| the same bits |") == len(WAYS)
+    result = start(command, **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    assert "2 connected processes on cuda (nccl)" in result.stdout
+    assert result.stdout.count("| the same bits |") == len(METHODS)

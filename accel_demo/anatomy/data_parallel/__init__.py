@@ -1,1 +1,1 @@
-"""nn.DataParallel taken apart: the phases of a step."""
+"""The phases of nn.DataParallel, rebuilt by hand."""

@@ -1,9 +1,4 @@
-"""nn.DataParallel taken apart: its phases for any devices, and for several replicas on one CPU.
-
-python -m accel_demo.anatomy.data_parallel        # one training step, phase by phase
-python -m accel_demo.anatomy.data_parallel bias   # 30 samples over 8 replicas, and a wrong mean
-python -m accel_demo.anatomy.data_parallel parts  # VGG's two parts in a call each, or in one
-"""
+"""The phases of nn.DataParallel for any devices, also for several replicas on one CPU."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_demo.anatomy.data_parallel.scatter_gather import Event, gather, note, scatter, tensors_in
+from accel_demo.anatomy.data_parallel.scatter_gather import (
+    Record,
+    gather,
+    note,
+    scatter,
+    tensors_in,
+)
 
 
 def data_parallel(
@@ -22,20 +23,21 @@ def data_parallel(
     inputs: Any,
     replicas: int | Sequence,
     kwargs: dict[str, Any] | None = None,
-    record: list[Event] | None = None,
+    record: Record = None,
 ) -> Any:
-    """`module(*inputs, **kwargs)`, with the batch split among replicas of the module.
+    """Return `module(*inputs, **kwargs)`, with the batch split among replicas of the module.
 
-    `replicas` is how many, all on the module's own device, or a device for each, of which the
-    first is the module's own. A tuple of inputs holds the positional arguments; anything else is
-    the only one. Tensors are split, in tuples, lists and dicts too; all else goes to every replica.
-    One replica goes through all phases as well, where torch would call the module itself.
-    Raises ValueError where that cannot be done. Source: torch/nn/parallel/data_parallel.py
+    `replicas` is their number, if all are on the module's own device, or a list with the device of
+    each; the first must be the module's own. A tuple of inputs holds the positional arguments;
+    anything else is the only argument. Tensors are split, also in tuples, lists and dicts; all
+    other values go to every replica. Raises `ValueError` if a device or the inputs do not fit.
+    With one replica this still runs all phases, but torch would call the module directly.
+    Source: torch/nn/parallel/data_parallel.py
     """
     arguments = inputs if type(inputs) is tuple else (inputs,)
     devices = devices_for(replicas, module, (arguments, kwargs))
     parts = scatter((arguments, kwargs or {}), devices, record)
-    devices = devices[: len(parts)]  # a small batch does not reach all of them
+    devices = devices[: len(parts)]  # a small batch has fewer parts than there are devices
     copies = replicate(module, devices, record)
     positional, named = zip(*parts, strict=True)
     outputs = parallel_apply(copies, positional, named, devices, record)
@@ -43,11 +45,11 @@ def data_parallel(
 
 
 class DataParallel(nn.Module):
-    """`data_parallel` as a module around a module, as nn.DataParallel is."""
+    """A module that calls `data_parallel` on another module, like nn.DataParallel."""
 
-    def __init__(self, module: nn.Module, replicas: int | Sequence, record: list | None = None):
+    def __init__(self, module: nn.Module, replicas: int | Sequence, record: Record = None):
         super().__init__()
-        devices_for(replicas, module, ())  # a mistake shows here, and not in the first step
+        devices_for(replicas, module, ())  # raise here, not in the first step
         self.module, self.replicas, self.record = module, replicas, record
 
     def forward(self, *inputs, **kwargs):
@@ -55,25 +57,26 @@ class DataParallel(nn.Module):
 
 
 def replicate(
-    module: nn.Module, devices: Sequence[torch.device], record: list | None = None
+    module: nn.Module, devices: Sequence[torch.device], record: Record = None
 ) -> list[nn.Module]:
-    """A copy of the module for each device, its tensors copied so that autograd knows where from.
+    """Return a copy of the module for each device. Autograd records how its tensors were copied.
 
-    The backward of a copy is a sum: whatever gradients reach the replicas are added up in the
-    module's own parameters. Replica 0 is no copy: it shares its memory with the module. So what
-    its forward writes into a buffer in place stays, and what the others write is lost with them.
+    So backward adds the gradients of all replicas to the module's own parameters. Replica 0 is not
+    a copy: it shares its memory with the module. If its forward changes a buffer in place, the
+    change stays; changes by the other replicas are lost.
     Source: torch/nn/parallel/replicate.py
     """
     replicas = []
     for replica, device in enumerate(devices):
         copies = {
             id(tensor): tensor.to(device, copy=True) if replica > 0 else tensor.view_as(tensor)
-            for tensor in (*module.parameters(), *module.buffers())  # shared ones only once
+            for tensor in (*module.parameters(), *module.buffers())  # a shared tensor only once
         }
         note(record, "replicate", replica, device, list(copies.values()), replica > 0)
         for tensor in copies.values():
             if record is not None and tensor.requires_grad:
-                tensor.register_hook(partial(_note_gradient, record, replica, device))
+                options = {"has_moved": replica > 0}
+                tensor.register_hook(partial(note, record, "backward", replica, device, **options))
         replicas.append(_with_tensors(module, copies))
     return replicas
 
@@ -83,11 +86,12 @@ def parallel_apply(
     inputs: Sequence[tuple],
     kwargs: Sequence[dict],
     devices: Sequence[torch.device],
-    record: list | None = None,
+    record: Record = None,
 ) -> list:
-    """What each replica makes of its inputs, each in a thread of its own, all at the same time.
+    """Call each replica with its own inputs, each in its own thread, all at the same time.
 
-    An exception comes back as a RuntimeError with the number of the replica.
+    Returns their outputs. An exception in a replica is raised here as a `RuntimeError` that names
+    the replica.
     Source: torch/nn/parallel/parallel_apply.py
     """
     outputs: list[Any] = [None] * len(replicas)
@@ -101,7 +105,7 @@ def parallel_apply(
                     stack.enter_context(enter())
                 outputs[replica] = replicas[replica](*inputs[replica], **kwargs[replica])
             note(record, "parallel_apply", replica, devices[replica], outputs[replica], False)
-        except BaseException as error:  # sys.exit() too, which would only end the thread
+        except BaseException as error:  # also sys.exit(), which would only end the thread
             errors[replica] = error
 
     names = [f"replica {replica}" for replica in range(len(replicas))]
@@ -112,19 +116,18 @@ def parallel_apply(
         thread.join()
     for name, device, error in zip(names, devices, errors, strict=True):
         if error is not None:
-            what = f"{type(error).__name__}: {error}"
-            raise RuntimeError(f"{name} on {device}: {what}") from error
+            raise RuntimeError(f"{name} on {device}: {type(error).__name__}: {error}") from error
     return outputs
 
 
 def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> list[torch.device]:
-    """The device of each replica. Raises ValueError where one cannot be had."""
+    """Return the device of each replica. Raises `ValueError` if one of them cannot be used."""
     tensors = [*module.parameters(), *module.buffers()]
     if isinstance(replicas, int) and not isinstance(replicas, bool):
         if replicas < 1:
             raise ValueError(f"replicas must be at least 1, got {replicas}")
-        homes = [tensor.device for tensor in (*tensors, *tensors_in(inputs))]
-        replicas = [homes[0] if homes else torch.device("cpu")] * replicas
+        devices_used = [tensor.device for tensor in (*tensors, *tensors_in(inputs))]
+        replicas = [devices_used[0] if devices_used else torch.device("cpu")] * replicas
     if isinstance(replicas, str) or not isinstance(replicas, Sequence) or not replicas:
         raise ValueError(f"replicas must be a number or a list of devices, got {replicas!r}")
     devices = []
@@ -132,8 +135,8 @@ def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> lis
         try:
             devices.append(torch.empty(0, device=device).device)  # "cuda" becomes "cuda:0"
         except (RuntimeError, AssertionError, TypeError) as error:
-            why = str(error).splitlines()[0]
-            raise ValueError(f"replicas: device {device} is not available: {why}") from None
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"replicas: device {device} is not available: {reason}") from None
     for tensor in tensors:
         if tensor.device != devices[0]:
             raise ValueError(
@@ -144,44 +147,39 @@ def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> lis
 
 
 def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Module:
-    """A module of the same structure, with these tensors (by the id of the original) in place.
+    """Return a module of the same structure with these tensors, by the id of the original.
 
-    Each replica has a structure of its own, because the replicas run at the same time.
-    `torch.func.functional_call` on the one module would not do: it puts the tensors into the module
-    for as long as the call takes, and every thread would compute with those of the last one.
+    Each replica needs module objects of its own, because the replicas run at the same time.
+    `torch.func.functional_call` on the one module would not work: it puts the tensors into the
+    module during the call, so all threads would compute with the tensors of the last one.
     """
-    parts = {part: part._replicate_for_data_parallel() for part in module.modules()}
-    for part, its_copy in parts.items():  # which has the same attributes, but no parameters
+    # Each new part has the attributes of the original, but no parameters.
+    new_parts = {part: part._replicate_for_data_parallel() for part in module.modules()}
+    for part, new in new_parts.items():
         for name, child in part._modules.items():
-            its_copy._modules[name] = child and parts.get(child)
+            new._modules[name] = child and new_parts.get(child)
         for name, parameter in part._parameters.items():
-            # A copy is no leaf of the graph, so it cannot be a Parameter: a plain attribute.
-            setattr(its_copy, name, None if parameter is None else copies[id(parameter)])
+            # A copy is not a leaf of the graph, so it cannot be a Parameter: use an attribute.
+            setattr(new, name, None if parameter is None else copies[id(parameter)])
         for name, buffer in part._buffers.items():
-            its_copy._buffers[name] = None if buffer is None else copies[id(buffer)]
-    return parts[module]
+            new._buffers[name] = None if buffer is None else copies[id(buffer)]
+    return new_parts[module]
 
 
 def _modes(device: torch.device) -> list[Callable]:
-    """What makes a new thread compute as this one does, which it would not do by itself.
+    """Return functions that enter the modes of this thread. A new thread starts with the defaults.
 
-    torch's own takes over whether autocast is on, but not its dtype.
+    nn.DataParallel passes on whether autocast is enabled, but not its dtype.
     """
     kind = device.type
     modes = [
         partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
     ]
-    if torch.amp.is_autocast_available(kind):  # not for meta
+    if torch.amp.is_autocast_available(kind):  # not for the device "meta"
         dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         modes.append(partial(torch.autocast, kind, dtype=dtype, enabled=enabled))
     if kind == "cuda":
         stream = torch.cuda.current_stream(device)
         modes += [partial(torch.cuda.device, device), partial(torch.cuda.stream, stream)]
     return modes
-
-
-def _note_gradient(
-    record: list, replica: int, device: torch.device, gradient: torch.Tensor
-) -> None:
-    note(record, "backward", replica, device, gradient, replica > 0)

@@ -1,4 +1,4 @@
-"""The pictures of tables.py: the phases of a step, the bias, VGG in two parts."""
+"""Draw the pictures of tables.py: the phases of a step, the bias, and VGG in two parts."""
 
 import math
 
@@ -6,107 +6,105 @@ from accel_demo import show
 from accel_demo.anatomy.data_parallel.scatter_gather import Event
 from accel_demo.wording import counted
 
-BLUE, ORANGE, GREEN, RED, PINK, SKY = show.COLOURS[:6]
-GREY, HEIGHT = "#777777", 0.52  # of a box
+BLUE, ORANGE, GREEN, _, _, SKY = show.COLOURS[:6]
+GREY = "#777777"
+BOX_HEIGHT = 0.52
+PHASES = ("scatter", "replicate", "parallel_apply", "gather", "backward")
 
 
 def draw_step(record: list[Event], replicas: int):
-    """One lane for each replica, time running down; arrows are what moves."""
+    """Draw one column for each replica and one row for each phase. Arrows show what moves."""
     figure = show.new_figure(2 + 1.75 * max(replicas, 3), 5.6)
     axes = figure.subplots()
     axes.set(xlim=(-1.45, max(replicas, 3) - 0.5), ylim=(5.0, -0.65))
     axes.axis("off")
 
-    def of(phase: str, replica: int) -> list[Event]:
+    def events_of(phase: str, replica: int) -> list[Event]:
         return [event for event in record if (event.phase, event.replica) == (phase, replica)]
 
     def shape(phase: str, replica: int) -> str:
-        return "×".join(map(str, of(phase, replica)[0].shapes[0]))
+        return "×".join(map(str, events_of(phase, replica)[0].shapes[0]))
 
-    def size(phase: str) -> int:
-        return sum(event.size for event in record if event.phase == phase)
-
-    for replica in range(replicas):
-        axes.text(replica, -0.5, f"replica {replica}", ha="center", weight="bold", fontsize=10)
-    for row, phase in enumerate(("scatter", "replicate", "parallel_apply", "gather", "backward")):
-        threads = {event.thread for event in record if event.phase == phase}
-        where = f"{len(threads)} threads" if len(threads) > 1 else f"thread {threads.pop()}"
+    for row, phase in enumerate(PHASES):
+        events = [event for event in record if event.phase == phase]
+        threads, size = {event.thread for event in events}, sum(event.size for event in events)
+        in_threads = f"{len(threads)} threads" if len(threads) > 1 else f"thread {threads.pop()}"
         axes.text(-1.4, row, phase, va="bottom", weight="bold", fontsize=10)
-        axes.text(-1.4, row + 0.05, where, va="top", fontsize=9, color=GREY)
-        moved = f"{size(phase)} bytes" if size(phase) else "nothing moves"
+        axes.text(-1.4, row + 0.05, in_threads, va="top", fontsize=9, color=GREY)
+        moved = f"{size} bytes" if size else "nothing moves"
         axes.text(-1.4, row + 0.25, moved, va="top", fontsize=9, color=GREY)
     for replica in range(replicas):
-        tensors = len(of("replicate", replica)[0].shapes)
-        first = replica == 0
-        part = shape("scatter", replica)
-        gradients = f"{len(of('backward', replica))} gradients"
-        outputs = f"{shape('gather', replica)} of the output"
+        axes.text(replica, -0.5, f"replica {replica}", ha="center", weight="bold", fontsize=10)
+        part, tensors = shape("scatter", replica), len(events_of("replicate", replica)[0].shapes)
+        gradients = f"{len(events_of('backward', replica))} gradients"
+        call = f"{part} → {shape('parallel_apply', replica)}\nthread “replica {replica}”"
+        if replica == 0:
+            module, outputs = "the module", "all outputs,\nthen the loss"
+            gradients += ", and\nthe sum of all"
+        else:
+            module, outputs = "a copy", f"{shape('gather', replica)} of the output"
+            gradients += "\nof its copy"
         _box(axes, replica, 0, f"{part}\nof the batch", SKY)
-        _box(axes, replica, 1, f"{'the module' if first else 'a copy'}\n{tensors} tensors", SKY)
-        does = f"{part} → {shape('parallel_apply', replica)}\nthread “replica {replica}”"
-        _box(axes, replica, 2, does, ORANGE)
-        _box(axes, replica, 3, "all outputs,\nthen the loss" if first else outputs, SKY)
-        _box(
-            axes,
-            replica,
-            4,
-            f"{gradients}{', and' if first else ''}\n"
-            f"{'the sum of all' if first else 'of its copy'}",
-            GREEN,
-        )
-    for row, leaves_the_first in ((0, True), (1, True), (3, False), (4, False)):
-        _arrows(axes, row, replicas, leaves_the_first)
-    text = "The optimizer steps on replica 0 alone. The next forward copies the module anew."
+        _box(axes, replica, 1, f"{module}\n{tensors} tensors", SKY)
+        _box(axes, replica, 2, call, ORANGE)
+        _box(axes, replica, 3, outputs, SKY)
+        _box(axes, replica, 4, gradients, GREEN)
+    for row, leaves_replica_0 in ((0, True), (1, True), (3, False), (4, False)):
+        _arrows(axes, row, replicas, leaves_replica_0)
+    text = "The optimizer updates only replica 0. The next forward copies the module again."
     axes.text(-1.4, 4.85, text, fontsize=10)
     return figure
 
 
-def _box(axes, lane: int, row: int, text: str, colour: str) -> None:
+def _box(axes, column: int, row: int, text: str, colour: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    corner = (lane - 0.42, row - HEIGHT / 2)
+    corner = (column - 0.42, row - BOX_HEIGHT / 2)
     style = "round,pad=0,rounding_size=0.08"
     options = {"boxstyle": style, "facecolor": colour, "alpha": 0.35, "edgecolor": "none"}
-    axes.add_patch(FancyBboxPatch(corner, 0.84, HEIGHT, **options))
-    axes.text(lane, row, text, ha="center", va="center", fontsize=9)
+    axes.add_patch(FancyBboxPatch(corner, 0.84, BOX_HEIGHT, **options))
+    axes.text(column, row, text, ha="center", va="center", fontsize=9)
 
 
-def _arrows(axes, row: int, replicas: int, leaves_the_first: bool) -> None:
-    """Between the box of replica 0 and each other's, over the boxes of the row."""
-    top, line = row - HEIGHT / 2, row - HEIGHT / 2 - 0.14
+def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
+    """Draw arrows between replica 0 and each other replica, above the boxes of the row."""
+    top, line = row - BOX_HEIGHT / 2, row - BOX_HEIGHT / 2 - 0.14
     if replicas == 1:
         return
     axes.plot([0, replicas - 1], [line, line], color=GREY, linewidth=1.2)
-    for lane in range(replicas):
-        axes.plot([lane, lane], [line, top], color=GREY, linewidth=1.2)
-        if (lane > 0) == leaves_the_first:
+    for column in range(replicas):
+        axes.plot([column, column], [line, top], color=GREY, linewidth=1.2)
+        if (column > 0) == leaves_replica_0:
             arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.2}
-            axes.annotate("", (lane, top + 0.02), (lane, line), arrowprops=arrow)
+            axes.annotate("", (column, top + 0.02), (column, line), arrowprops=arrow)
 
 
 def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[float]]):
-    """How much each sample counts in a plain mean of means, and how far off gradients are."""
+    """Draw the weight of each sample in a plain mean of means, and the errors of the gradients.
+
+    `sizes` are those of the chunks. `errors` has one list for each way to compute the loss, with
+    one error for 1, 2, … replicas.
+    """
     figure = show.new_figure(9.6, 3.9)
     left, right = figure.subplots(1, 2)
-    chunk_of = [chunk for chunk, size in enumerate(sizes) for _ in range(size)]
-    odd = [sizes[chunk] != sizes[0] for chunk in chunk_of]
-    for is_odd, label in ((False, f"in a chunk of {sizes[0]}"), (True, f"in one of {sizes[-1]}")):
-        places = [place for place in range(len(weights)) if odd[place] == is_odd]
-        shades = [0.95 if chunk_of[place] % 2 else 0.65 for place in places]
-        for place, shade in zip(places, shades, strict=True):
-            name = label if place == places[0] else None
-            colour = ORANGE if is_odd else BLUE
-            left.bar(place, weights[place], color=colour, alpha=shade, label=name)
+    styles = {sizes[-1]: (ORANGE, f"in one of {sizes[-1]}")}
+    styles[sizes[0]] = (BLUE, f"in a chunk of {sizes[0]}")
+    start = 0
+    for chunk, size in enumerate(sizes):
+        colour, label = styles[size]
+        samples, shade = range(start, start + size), 0.95 if chunk % 2 else 0.65
+        name = label if chunk == sizes.index(size) else None
+        left.bar(samples, weights[start : start + size], color=colour, alpha=shade, label=name)
+        start += size
     left.axhline(1 / len(weights), color="black", linestyle="--", label=f"right: 1/{len(weights)}")
     left.set(
         xlabel="sample", ylabel="its weight in a plain mean of means", ylim=(0, 1.55 * max(weights))
     )
-    asked = len(next(iter(errors.values())))
-    used = f", {len(sizes)} used" if len(sizes) < asked else ""
-    over = f"{counted(asked, 'replica')}{used}"
-    left.set_title(f"{len(weights)} samples over {over}")
+    most_replicas = len(next(iter(errors.values())))
+    used = f", {len(sizes)} used" if len(sizes) < most_replicas else ""
+    left.set_title(f"{len(weights)} samples over {counted(most_replicas, 'replica')}{used}")
     left.legend(loc="upper left", frameon=False)
-    replicas = range(1, asked + 1)
+    replicas = range(1, most_replicas + 1)
     marks = zip(errors.items(), ("s", "o", "x"), (GREEN, ORANGE, BLUE), strict=True)
     for (name, values), mark, colour in marks:
         filled = {"markerfacecolor": "none"} if mark == "s" else {}
@@ -114,15 +112,10 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
         right.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
     for place, value in enumerate(errors["inside, plain mean"], start=1):
         if value > 1e-6:
-            right.annotate(
-                f"{value:.3f}",
-                (place, value),
-                (0, 7),
-                ha="center",
-                va="bottom",
-                rotation=90,  # or those of two replicas beside each other overlap
-                textcoords="offset points",
-            )
+            # Rotated, because neighbouring numbers would overlap otherwise.
+            options = {"ha": "center", "va": "bottom", "rotation": 90}
+            text, above = f"{value:.3f}", (0, 7)
+            right.annotate(text, (place, value), above, textcoords="offset points", **options)
     right.axhline(1e-6, color="black", linestyle="--", linewidth=1)
     right.set(yscale="log", ylim=(3e-10, 1e7), xlabel="replicas", xticks=list(replicas))
     right.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "1e-6", "1e-3"])
@@ -133,21 +126,20 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
 
 
 def draw_parts(moved: dict[str, dict[str, int]]):
-    """Bytes that leave or reach the first device in one forward, by phase."""
+    """Draw the bytes that leave or reach the first device in one forward, by phase."""
     figure = show.new_figure(8, 3.2)
     axes = figure.subplots()
     phases = list(next(iter(moved.values())))
     for index, (name, sizes) in enumerate(moved.items()):
         places = [place + 0.36 * index for place in range(len(phases))]
-        bars = axes.barh(
-            places, list(sizes.values()), 0.34, color=(BLUE, ORANGE)[index], label=name
-        )
+        colour = (BLUE, ORANGE)[index]
+        bars = axes.barh(places, list(sizes.values()), 0.34, color=colour, label=name)
         axes.bar_label(bars, [f"{size:,}" for size in sizes.values()], padding=4)
     axes.set_yticks([place + 0.18 for place in range(len(phases))], phases)
     axes.invert_yaxis()
     most = max(100, *(max(sizes.values()) for sizes in moved.values()))
     axes.set_xlim(10, 10 ** (math.log10(most) * 1.25))
-    axes.set_xscale("log")  # after the limits: with one replica nothing moves, and all bars are 0
+    axes.set_xscale("log")  # after the limits, because with one replica all bars are 0
     axes.set_xlabel("bytes in one forward (logarithmic)")
     axes.legend(title="wrapped", loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Split inputs among replicas and join their outputs again, with a note of what moves where."""
+"""Split inputs among replicas and join their outputs, with a record of what moves."""
 
 import copy
 import threading
@@ -12,13 +12,13 @@ import torch
 
 @dataclass(frozen=True)
 class Event:
-    """What one replica did in one phase, for a `record`.
+    """What one replica did in one phase.
 
-    `size` is in bytes: what moved between this replica and the first one. On one CPU it is what
-    would move if each replica had a device of its own.
+    `size` is the number of bytes moved between this replica and the first one. On one CPU it is
+    what would move if each replica had its own device.
     """
 
-    phase: str  # scatter, replicate, parallel_apply, gather, or backward: one of its gradients
+    phase: str  # scatter, replicate, parallel_apply, gather, or backward (of one gradient)
     replica: int
     device: torch.device
     thread: str
@@ -26,12 +26,16 @@ class Event:
     size: int
 
 
-def scatter(inputs: Any, devices: Sequence[torch.device], record: list | None = None) -> list:
-    """One part of the inputs for each device: `chunk_sizes` along dimension 0 of every tensor.
+Record = list[Event] | None  # None: keep no record
 
-    Fewer parts than devices where the samples do not reach. Gradients flow back to the inputs.
-    Raises ValueError unless all tensors have one batch size: torch's own scatter goes on with
-    what the shortest gives. Source: torch/nn/parallel/scatter_gather.py
+
+def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None) -> list:
+    """Split every tensor along dimension 0, and return one part of the inputs for each device.
+
+    The parts have the sizes of `chunk_sizes`; a small batch has fewer parts than there are devices.
+    Gradients flow back to the inputs. Raises `ValueError` unless all tensors have the same batch
+    size. (torch's own scatter returns only as many parts as the shortest tensor has.)
+    Source: torch/nn/parallel/scatter_gather.py
     """
     tensors = tensors_in(inputs)
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
@@ -53,11 +57,11 @@ def scatter(inputs: Any, devices: Sequence[torch.device], record: list | None = 
     return parts
 
 
-def gather(outputs: Sequence, device: torch.device, record: list | None = None) -> Any:
-    """The outputs of all replicas joined along dimension 0, on one device.
+def gather(outputs: Sequence, device: torch.device, record: Record = None) -> Any:
+    """Join the outputs of all replicas along dimension 0, on one device.
 
-    Numbers (tensors without dimensions) become a vector with one for each replica. Raises
-    ValueError where outputs hold something else than tensors and None, or not the same.
+    Tensors without dimensions become a vector with one number for each replica. Raises
+    `ValueError` if outputs contain anything but tensors and None, or differ in their structure.
     Source: torch/nn/parallel/scatter_gather.py
     """
     for replica, output in enumerate(outputs):
@@ -77,9 +81,10 @@ def gather(outputs: Sequence, device: torch.device, record: list | None = None) 
 
 
 def chunk_sizes(batch_size: int, replicas: int) -> list[int]:
-    """How `torch.chunk` splits a batch: equal chunks, rounded up, and what is left in the last.
+    """Return the sizes of the chunks into which `torch.chunk` splits a batch.
 
-    So they are uneven where the batch does not divide, and there may be fewer than replicas.
+    All chunks have the same size, rounded up, except that the last one holds the rest. There may
+    be fewer chunks than replicas.
     """
     if batch_size == 0:
         return [0]
@@ -87,64 +92,58 @@ def chunk_sizes(batch_size: int, replicas: int) -> list[int]:
 
 
 def mean_over_samples(means: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The mean over all samples from one mean for each chunk, whatever the sizes of the chunks.
+    """Return the mean over all samples, from the mean and the size of each chunk.
 
-    `means.mean()` is that only where all chunks have one size. Raises ValueError unless there is
-    a size for each mean.
+    `means.mean()` is only correct if all chunks have the same size.
     """
-    if means.shape != (len(sizes),):
-        raise ValueError(
-            f"sizes must have one for each of means: got {len(sizes)} for {tuple(means.shape)}"
-        )
     weights = torch.tensor(sizes, dtype=means.dtype, device=means.device) / sum(sizes)
     return (means * weights).sum()
 
 
 def tensors_in(structure: Any) -> list[torch.Tensor]:
-    """Every tensor in tuples, lists and dicts, in order."""
-    found = []
-    map_tensors(found.append, structure)
-    return found
+    """Return every tensor in nested tuples, lists and dicts, in order."""
+    tensors = []
+    map_tensors(tensors.append, structure)
+    return tensors
 
 
 def map_tensors(function: Callable, *structures: Any, other: Callable | None = None) -> Any:
-    """A structure like these, made of `function(*tensors)` of the tensors at each place.
+    """Return a structure like the given ones, with `function(*tensors)` in place of their tensors.
 
-    `other(*values)` gives what stands for anything else; without it, it is that of the first.
+    All structures must have the same keys, lengths and types. Values that are not tensors are
+    replaced by `other(*values)`; without `other`, the value of the first structure stays.
     """
     first, *rest = structures
-    if all(isinstance(one, torch.Tensor) for one in structures):
+    if all(isinstance(value, torch.Tensor) for value in structures):
         return function(*structures)
-    if any(type(one) is not type(first) for one in rest):
-        kinds = sorted({type(one).__name__ for one in structures})
+    if any(type(value) is not type(first) for value in rest):
+        kinds = sorted({type(value).__name__ for value in structures})
         raise ValueError(f"outputs must have the same structure, got {' and '.join(kinds)}")
-    if isinstance(first, dict | list | tuple) and any(len(one) != len(first) for one in rest):
-        lengths = sorted({len(one) for one in structures})
+    if not isinstance(first, dict | list | tuple):
+        return other(*structures) if other else first
+    lengths = sorted({len(value) for value in structures})
+    if len(lengths) > 1:
         raise ValueError(f"outputs must have the same structure, got lengths {lengths}")
     if isinstance(first, dict):
-        if any(one.keys() != first.keys() for one in rest):
-            raise ValueError("outputs must have the same structure, got dicts with other keys")
-        result = copy.copy(first)  # a dict of the same kind
+        if any(value.keys() != first.keys() for value in rest):
+            raise ValueError("outputs must have the same structure, got dicts with different keys")
+        result = copy.copy(first)  # a dict of the same type
         for key in first:
-            result[key] = map_tensors(function, *(one[key] for one in structures), other=other)
+            result[key] = map_tensors(function, *(value[key] for value in structures), other=other)
         return result
-    if isinstance(first, list | tuple):
-        items = [
-            map_tensors(function, *places, other=other) for places in zip(*structures, strict=True)
-        ]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    return other(*structures) if other else first
+    items = [
+        map_tensors(function, *values, other=other) for values in zip(*structures, strict=True)
+    ]
+    return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
 
 
-def note(
-    record: list | None, phase: str, replica: int, device: torch.device, what: Any, has_moved: bool
-) -> None:
-    """Add an event to the record, where there is one; `what` holds the tensors it is about."""
+def note(record: Record, phase: str, replica: int, device, structure, has_moved: bool):
+    """Add an event to the record, unless it is None. The event is about the structure's tensors."""
     if record is None:
         return
-    tensors = tensors_in(what)
+    tensors = tensors_in(structure)
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) if has_moved else 0
+    size = sum(tensor.nbytes for tensor in tensors) if has_moved else 0
     thread = threading.current_thread()
     name = "main" if thread is threading.main_thread() else thread.name
     record.append(Event(phase, replica, device, name, shapes, size))

@@ -1,4 +1,7 @@
-"""What `python -m accel_demo.anatomy.data_parallel` prints: a step, the bias, VGG in two parts."""
+"""Print the tables of `python -m accel_demo.anatomy.data_parallel`: step, bias and parts.
+
+Each function `show_…` prints one table and returns a function that draws its picture.
+"""
 
 import math
 from collections.abc import Iterable
@@ -17,65 +20,61 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
 
-FLOAT = 4  # bytes of a float32
-SAMPLES = 30  # of the bias: over 8 replicas they do not divide
+SAMPLES = 30  # in the table `bias`: they do not divide evenly over 8 replicas
+DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}  # by table
 
 
 def main(description: str | None) -> None:
-    """Print one of the three tables, and draw its pictures."""
+    """Print one of the three tables. With `--plot`, also draw its picture."""
     parser = command_line(description)
-    parser.add_argument("what", nargs="?", default="step", choices=["step", "bias", "parts"])
-    help = "default: 4; for the bias 8, for the parts 2"
+    help = "which table to print (default: step)"
+    parser.add_argument("table", nargs="?", default="step", choices=[*DEFAULT_REPLICAS], help=help)
+    help = "default: 4 for step, 8 for bias, 2 for parts"
     parser.add_argument("--replicas", type=int, metavar="N", help=help)
-    help = "of the step; default: 10"
+    help = "for step only (default: 10)"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
     options = read(parser)
-    replicas = options.replicas
-    if replicas is None:
-        replicas = {"step": 4, "bias": 8, "parts": 2}[options.what]
-    if options.batch_size is not None and options.what != "step":
-        raise UserError(f"--batch-size is for the step only, and not for {options.what}")
+    if options.batch_size is not None and options.table != "step":
+        raise UserError(f"--batch-size is for step only, not for {options.table}")
+    replicas = DEFAULT_REPLICAS[options.table] if options.replicas is None else options.replicas
     batch_size = 10 if options.batch_size is None else options.batch_size
-    for name, number in (("--replicas", replicas), ("--batch-size", batch_size)):
+    for flag, number in (("--replicas", replicas), ("--batch-size", batch_size)):
         if number < 1:
-            raise UserError(f"{name} must be at least 1, got {number}")
-    if options.what == "step":
+            raise UserError(f"{flag} must be at least 1, got {number}")
+    if options.table == "step":
         draw = show_step(replicas, batch_size)
-    elif options.what == "bias":
-        draw = show_bias(replicas)
     else:
-        draw = show_parts(replicas)
+        draw = show_bias(replicas) if options.table == "bias" else show_parts(replicas)
     if options.plot:
         show.save(draw(), options.plot)
 
 
 def show_step(replicas: int, batch_size: int):
-    """Print what each replica gets and does in one step, and what its device holds then."""
-    record, held = train_step(replicas, batch_size)
+    """Print what each replica does in one step, and what its device then holds."""
+    record, device_bytes = train_step(replicas, batch_size)
     used = 1 + max(event.replica for event in record)
     columns = [f"replica {replica}" for replica in range(used)]
     rows = []
-    for phase in ("scatter", "replicate", "parallel_apply", "gather", "backward"):
+    for phase in pictures.PHASES:
         events = [event for event in record if event.phase == phase]
         threads = sorted({event.thread for event in events})
-        rows.append(
-            [
-                f"`{phase}`" if phase != "backward" else phase,
-                threads[0] if len(threads) == 1 else f"{len(threads)} threads",
-                *(in_words(phase, events, replica) for replica in range(used)),
-                sum(event.size for event in events),
-            ]
-        )
+        name = f"`{phase}`" if phase != "backward" else phase
+        thread = threads[0] if len(threads) == 1 else f"{len(threads)} threads"
+        cells = [shapes_in_words(phase, events, replica) for replica in range(used)]
+        rows.append([name, thread, *cells, sum(event.size for event in events)])
     print(show.table(["phase", "thread", *columns, "bytes moved"], rows))
     print("\nWhat the device of each replica then holds, in bytes (without activations):\n")
-    rows = [[what, *sizes] for what, sizes in held.items()]
-    rows.append(["together", *map(sum, zip(*held.values(), strict=True))])
+    rows = [[name, *sizes] for name, sizes in device_bytes.items()]
+    rows.append(["together", *map(sum, zip(*device_bytes.values(), strict=True))])
     print(show.table(["", *columns], rows))
     return partial(pictures.draw_step, record, used)
 
 
 def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
-    """One step of Adam, the loss after the gather: its events, and the bytes on each device."""
+    """Train one step with Adam, with the loss after the gather.
+
+    Returns the events, and for each kind of tensor the bytes that each replica's device then holds.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     optimizer = torch.optim.Adam(net.parameters())
@@ -86,17 +85,17 @@ def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, l
     optimizer.step()
 
     used = 1 + max(event.replica for event in record)
-    averages = [one[name] for one in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    averages = [state[f"exp_avg{end}"] for state in optimizer.state.values() for end in ("", "_sq")]
 
     def on_the_first(*tensors: Any) -> list[int]:
-        return [FLOAT * sum(tensor.numel() for tensor in tensors)] + [0] * (used - 1)
+        return [sum(tensor.nbytes for tensor in tensors)] + [0] * (used - 1)
 
     def on_each(phase: str) -> list[int]:
-        sizes = [0] * used
+        elements = [0] * used
         for event in record:
             if event.phase == phase:
-                sizes[event.replica] += FLOAT * sum(map(math.prod, event.shapes))
-        return sizes
+                elements[event.replica] += sum(map(math.prod, event.shapes))
+        return [4 * count for count in elements]  # a float32 has 4 bytes
 
     return record, {
         "the batch and its labels": on_the_first(inputs, labels),
@@ -105,13 +104,13 @@ def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, l
         "its output": on_each("parallel_apply"),
         "all outputs, gathered": on_the_first(outputs),
         "gradients of the copy": [0, *on_each("backward")[1:]],
-        "their sum, in `.grad`": on_the_first(*(one.grad for one in net.parameters())),
+        "their sum, in `.grad`": on_the_first(*(parameter.grad for parameter in net.parameters())),
         "Adam's two averages": on_the_first(*averages),
     }
 
 
-def in_words(phase: str, events: list[Event], replica: int) -> str:
-    """What a replica got or gave in a phase."""
+def shapes_in_words(phase: str, events: list[Event], replica: int) -> str:
+    """Return the tensors of one replica in one phase, as a cell of the table."""
     shapes = [shape for event in events if event.replica == replica for shape in event.shapes]
     if phase == "replicate":
         return f"{len(shapes)} tensors{', shared' if replica == 0 else ''}"
@@ -121,7 +120,7 @@ def in_words(phase: str, events: list[Event], replica: int) -> str:
 
 
 class LossInside(nn.Module):
-    """A net whose forward computes the loss as well, so that every replica computes one."""
+    """A network that also computes the loss in its forward, so every replica computes a loss."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -152,38 +151,39 @@ LOSSES = {
 }
 
 
-def show_bias(most: int):
-    """Print how far the gradient is off the full batch's, for up to so many replicas."""
+def show_bias(most_replicas: int):
+    """Print the error of the gradient for 1 to `most_replicas` replicas."""
     errors = {name: [] for name in LOSSES}
     rows = []
-    for replicas in range(1, most + 1):
+    for replicas in range(1, most_replicas + 1):
         for name, loss in LOSSES.items():
             errors[name].append(gradient_error(loss, replicas))
         chunks = ", ".join(map(str, chunk_sizes(SAMPLES, replicas)))
-        rows.append([replicas, chunks, *(in_digits(errors[name][-1]) for name in LOSSES)])
-    print(f"How far the gradient of {SAMPLES} samples is off, by where the loss is computed:\n")
+        rows.append([replicas, chunks, *(error_in_digits(errors[name][-1]) for name in LOSSES)])
+    print(f"Error of the gradient of {SAMPLES} samples, by where the loss is computed:\n")
     print(show.table(["replicas", "samples of each", *LOSSES], rows))
-    return partial(pictures.draw_bias, sample_weights(most), chunk_sizes(SAMPLES, most), errors)
+    weights, sizes = sample_weights(most_replicas), chunk_sizes(SAMPLES, most_replicas)
+    return partial(pictures.draw_bias, weights, sizes, errors)
 
 
 def gradient_error(loss, replicas: int) -> float:
-    """The largest difference of a gradient from that of the whole batch in one go."""
+    """Return the largest difference from the gradient of the whole batch without replicas."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     batch = {"inputs": torch.randn(SAMPLES, 6), "labels": torch.randn(SAMPLES, 3)}
     parameters = list(net.parameters())
-    right = torch.autograd.grad(LossInside(net)(batch), parameters)
-    found = torch.autograd.grad(loss(net, batch, replicas), parameters)
-    return largest_difference(found, right)
+    expected = torch.autograd.grad(LossInside(net)(batch), parameters)
+    gradients = torch.autograd.grad(loss(net, batch, replicas), parameters)
+    return largest_difference(gradients, expected)
 
 
-def largest_difference(found: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> float:
-    """Over all tensors; NaN where one is in them, which Python's own max may pass over."""
-    differences = [(one - other).abs().max() for one, other in zip(found, right, strict=True)]
+def largest_difference(tensors: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """Return the largest difference of an element. NaN is not skipped, as Python's max may do."""
+    differences = [(a - b).abs().max() for a, b in zip(tensors, expected, strict=True)]
     return torch.stack(differences).max().item()
 
 
-def in_digits(error: float) -> str:
+def error_in_digits(error: float) -> str:
     if error < 1e-6:
         return "below 1e-6"
     return f"{error:.0e}" if error < 5e-4 else f"{error:.3f}"
@@ -195,45 +195,43 @@ class Mean(nn.Module):
 
 
 def sample_weights(replicas: int) -> list[float]:
-    """How much each sample counts in the plain mean of the replicas' means."""
+    """Return the weight of each sample in the plain mean of the replicas' means."""
     values = torch.zeros(SAMPLES, requires_grad=True)
     data_parallel(Mean(), values, replicas).mean().backward()
     return cast(torch.Tensor, values.grad).tolist()
 
 
 def whole(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """VGG in one call: the net is what is replicated."""
+    """Call VGG once: the whole network is replicated."""
     return data_parallel(net, images, replicas, record=record)
 
 
 def in_parts(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """VGG as a forward that calls its two parts in parallel, one after the other."""
+    """Call the two parts of VGG one after the other: each part is replicated."""
     features = data_parallel(net.features, images, replicas, record=record)
     return data_parallel(net.classifier, features, replicas, record=record)
 
 
 def show_parts(replicas: int):
-    """Print how often VGG is replicated and gathered in one forward, whole and in two parts."""
+    """Print how often VGG is replicated and gathered in one forward, in one call and in two."""
     torch.manual_seed(0)
     net, images = VGG11(channels=3, dropout=0.0), torch.randn(8, 3, 32, 32)
-    net, images = net.double(), images.double()  # what is off is then no rounding
+    net, images = net.double(), images.double()  # so that rounding is far below any real error
     expected = torch.autograd.grad(net(images).logsumexp(1).mean(), list(net.parameters()))
     rows, moved = [], {}
     for name, forward in {"the whole net": whole, "features, then classifier": in_parts}.items():
         record: list[Event] = []
         loss = forward(net, images, replicas, record).logsumexp(1).mean()
-        found = torch.autograd.grad(loss, list(net.parameters()))
-        error = largest_difference(found, expected)
-        moved[name] = {  # half the bytes of float64: those of float32
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        error = largest_difference(gradients, expected)
+        moved[name] = {  # half of the bytes in float64: the bytes in float32
             phase: sum(event.size for event in record if event.phase == phase) // 2
             for phase in ("replicate", "scatter", "gather")
         }
-        times = [
-            sum(event.phase == phase and event.replica == 0 for event in record)
-            for phase in ("replicate", "gather")
-        ]
+        on_replica_0 = [event.phase for event in record if event.replica == 0]
+        calls = [on_replica_0.count(phase) for phase in ("replicate", "gather")]
         threads = sum(event.phase == "parallel_apply" for event in record)
-        rows.append([name, *times, threads, *moved[name].values(), in_digits(error)])
+        rows.append([name, *calls, threads, *moved[name].values(), error_in_digits(error)])
     head = ["wrapped", "replications", "gathers", "threads", "bytes replicated", "scattered"]
-    print(show.table([*head, "gathered", "gradient off by"], rows))
+    print(show.table([*head, "gathered", "error of the gradient"], rows))
     return partial(pictures.draw_parts, moved)

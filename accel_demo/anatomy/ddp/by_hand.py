@@ -1,43 +1,40 @@
-"""DistributedDataParallel by hand, in stages, down to the last bit of what it computes.
+"""DistributedDataParallel rebuilt in stages, until it computes exactly the same bits.
 
-python -m accel_demo.anatomy.ddp
+Stage 1 is `broadcast_from_rank_0` in replicas.py: all ranks start with rank 0's weights. Here are
+stage 2 (`average_each`), stage 3 (`average_flat`) and stage 4 (`HandmadeDDP`).
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_demo.anatomy.ddp.buckets import NO_LIMIT, Bucket, assign_buckets, lay_out, size_limits
+from accel_demo.anatomy.ddp.buckets import Bucket, assign_buckets, make_bucket, size_limits
 from accel_demo.anatomy.ddp.replicas import broadcast_from_rank_0, check_replicas, parameters_behind
-
-# Stage 1: everyone starts from rank 0's weights, by `broadcast_from_rank_0` in replicas.py
-# Stage 2: one all-reduce for each parameter, after backward
 
 
 def average_each(parameters) -> None:
-    """The mean over all ranks of each gradient: the sum, then divided."""
+    """Replace each gradient by its mean over all ranks, with one all-reduce per parameter."""
     for parameter in parameters:
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
 
 
-# Stage 3: one flat buffer, one all-reduce
-
-
 def average_flat(parameters, multiply: bool, reverse: bool) -> None:
-    """The same mean through one buffer, which holds the gradients in the parameters' order.
+    """Replace each gradient by its mean over all ranks, with one all-reduce of one flat buffer.
 
-    `multiply` takes each gradient times 1/N before they are added, where else the sum is divided
-    by N. `reverse` lays them out from the last parameter to the first.
+    If `multiply`, gradients are multiplied by 1/N before the sum; otherwise the sum is divided by
+    N. If `reverse`, the last parameter comes first in the buffer.
     """
     parameters, world_size = list(parameters), dist.get_world_size()
-    order = range(len(parameters))
-    bucket = lay_out(parameters, list(reversed(order)) if reverse else list(order))
+    order = list(range(len(parameters)))
+    bucket = make_bucket(parameters, order[::-1] if reverse else order)
     for index, view in zip(bucket.indices, bucket.views, strict=True):
         view.copy_(parameters[index].grad)
     if multiply:
@@ -49,72 +46,73 @@ def average_flat(parameters, multiply: bool, reverse: bool) -> None:
         parameters[index].grad.copy_(view)
 
 
-# Stage 4: buckets that leave while backward is still at work
+@dataclass(frozen=True)
+class BackwardEvent:
+    """A parameter's gradient was ready, or a bucket's all-reduce started or ended."""
+
+    kind: str  # gradient, start or end
+    index: int  # of the parameter or of the bucket
+    seconds: float  # by `time.perf_counter`
 
 
 class HandmadeDDP(nn.Module):
-    """Wraps a module as `DistributedDataParallel` does, and computes the same bits.
+    """Wrap a module as `DistributedDataParallel` does, and compute the same bits.
 
-    `bucket_mib` is DDP's `bucket_cap_mb`. `buckets` are those in use now. `events` tells what
-    happened in the last shared backward: ("gradient", parameter), ("start", bucket) or ("end",
-    bucket), and the time in seconds by `time.perf_counter`. Gradients have to be dense.
-    Raises `ValueError` on every rank where the replicas cannot be trained together, or are not
-    given the same options. (DDP takes rank 0's size of buckets.)
+    Each bucket is sent while backward still computes the gradients of earlier layers. `bucket_mib`
+    is DDP's `bucket_cap_mb`. `buckets` are the current buckets, and `events` those of the last
+    backward outside `no_sync`. Gradients must be dense. Raises `ValueError` on every rank if the
+    ranks' modules or options do not match. (DDP uses rank 0's bucket size instead.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        bucket_mib: float | None = None,
-        find_unused_parameters: bool = False,
+        self, module: nn.Module, bucket_mib: float | None = None, find_unused_parameters=False
     ):
         super().__init__()
-        options = {"bucket_mib": bucket_mib, "find_unused_parameters": find_unused_parameters}
-        check_replicas(module, **options)
-        self.limits = size_limits(bucket_mib)
-        self.module = module
+        check_replicas(module, bucket_mib=bucket_mib, find_unused_parameters=find_unused_parameters)
+        self.module, self.limits = module, size_limits(bucket_mib)
         self.find_unused_parameters = find_unused_parameters
-        trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        self.names, self.trained = list(trained), list(trained.values())
+        self.names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
+        self.trainable = [tensor for tensor in module.parameters() if tensor.requires_grad]
         broadcast_from_rank_0([*module.parameters(), *module.buffers()])
-        # At first in the order of registration, and in one bucket: the order in which gradients
-        # become ready is not known yet. Where it may change in each step it is never known.
-        limits = self.limits if find_unused_parameters else NO_LIMIT
-        self._use_buckets(assign_buckets(self.trained, limits)[::-1])
+        # The order in which gradients become ready is not known before the first backward. So the
+        # first step uses one bucket, in the order of registration. If parameters may be unused,
+        # the order may change in each step, so the first buckets are limited and never replaced.
+        limits = self.limits if find_unused_parameters else (sys.maxsize,)
+        self._use_buckets(assign_buckets(self.trainable, limits)[::-1])
         self.ready_order: list[int] | None = None
         self.has_rebuilt = find_unused_parameters
-        self.is_sharing = True  # not within no_sync
-        self.buffers_are_due = True
+        self.is_sharing = True  # False inside no_sync
+        self.sends_buffers = True  # in the next forward
         self.expects_gradients = False
         self.used: set[int] = set()
-        self.events: list[tuple[str, int, float]] = []
-        for index, parameter in enumerate(self.trained):
+        self.events: list[BackwardEvent] = []
+        for index, parameter in enumerate(self.trainable):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
 
     def forward(self, *inputs, **named_inputs):
         if torch.is_grad_enabled() and self.ready_order and not self.has_rebuilt:
             self._rebuild_buckets()
-        if self.buffers_are_due:
+        if self.sends_buffers:
             broadcast_from_rank_0(self.module.buffers())
         output = self.module(*inputs, **named_inputs)
-        # Buffers are sent before a forward that follows a shared one: once in a window of no_sync.
-        self.buffers_are_due = torch.is_grad_enabled() and self.is_sharing
-        if self.buffers_are_due:
+        # Buffers are sent if the previous forward was outside no_sync: once per optimizer step.
+        self.sends_buffers = torch.is_grad_enabled() and self.is_sharing
+        if self.sends_buffers:
             self._prepare_backward(output)
         return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of what is passed forward in here only add up, each rank for itself."""
-        before, self.is_sharing = self.is_sharing, False
+        """Only accumulate gradients, without sending them, for each forward in this context."""
+        was_sharing, self.is_sharing = self.is_sharing, False
         try:
             yield
         finally:
-            self.is_sharing = before
+            self.is_sharing = was_sharing
 
     def _use_buckets(self, assignment: list[list[int]]) -> None:
-        self.buckets = [lay_out(self.trained, indices) for indices in assignment]
+        self.buckets = [make_bucket(self.trainable, indices) for indices in assignment]
         self.places = {
             index: (bucket, view)
             for bucket in self.buckets
@@ -122,10 +120,10 @@ class HandmadeDDP(nn.Module):
         }
 
     def _rebuild_buckets(self) -> None:
-        """From the second step on: in the order in which rank 0 had its gradients in the first."""
-        order = torch.tensor(self.ready_order, device=self.trained[0].device)
+        """Use the order in which rank 0's gradients became ready in the first step."""
+        order = torch.tensor(self.ready_order, device=self.trainable[0].device)
         dist.broadcast(order, src=0)
-        self._use_buckets(assign_buckets(self.trained, self.limits, order.tolist()))
+        self._use_buckets(assign_buckets(self.trainable, self.limits, order.tolist()))
         self.has_rebuilt = True
 
     def _prepare_backward(self, output) -> None:
@@ -133,10 +131,10 @@ class HandmadeDDP(nn.Module):
         self.ready, self.started, self.events = [], [], []
         for bucket in self.buckets:
             bucket.missing = set(bucket.indices)
-        self.outside = []
+        self.unused = []
         if self.find_unused_parameters:
-            found = parameters_behind(output)
-            self.outside = [i for i, one in enumerate(self.trained) if id(one) not in found]
+            needed = parameters_behind(output)
+            self.unused = [i for i, weight in enumerate(self.trainable) if id(weight) not in needed]
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd calls this when a parameter's gradient has been added to `.grad`."""
@@ -146,23 +144,24 @@ class HandmadeDDP(nn.Module):
         if not self.is_running:
             self.is_running = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
-            for unused in self.outside:  # nobody has to wait for them
+            for unused in self.unused:  # no gradient will come, so do not wait for it
                 self._put_into_bucket(unused)
-        self._note("gradient", index)
+        self._record("gradient", index)
         self._put_into_bucket(index)
 
     def _put_into_bucket(self, index: int) -> None:
         bucket, view = self.places[index]
         if index not in bucket.missing:
             raise ValueError(f"{self.names[index]} got its gradient twice in one backward")
-        gradient = self.trained[index].grad
+        gradient = self.trainable[index].grad
         if gradient is None:
             view.zero_()
-        else:  # times 1/N: dividing by N rounds to other bits where N is no power of two
+        else:  # times 1/N: dividing by N rounds differently unless N is a power of two
             torch.mul(gradient.detach(), 1 / dist.get_world_size(), out=view)
         self.ready.append(index)
         bucket.missing.remove(index)
-        # In the order of the buckets, and not as they fill up: all ranks have to agree on it.
+        # Send in the order of the buckets, not in the order in which they fill up, because all
+        # ranks must send in the same order.
         for bucket in self.buckets[len(self.started) :]:
             if bucket.missing:
                 break
@@ -170,17 +169,17 @@ class HandmadeDDP(nn.Module):
 
     def _start_all_reduce(self, bucket: Bucket) -> None:
         number = len(self.started)
-        self._note("start", number)
+        self._record("start", number)
 
         def at_end(future):
-            self._note("end", number)
+            self._record("end", number)
             return future.value()
 
         work = dist.all_reduce(bucket.flat, async_op=True)
         self.started.append(work.get_future().then(at_end))
 
     def _finish_backward(self) -> None:
-        """Called by autograd at the end of backward: wait, and give each parameter its mean."""
+        """Wait for the buckets, and copy the means to `.grad`. Autograd calls this at the end."""
         missing = [i for bucket in self.buckets for i in bucket.missing]
         if missing and not self.find_unused_parameters:
             names = ", ".join(self.names[index] for index in sorted(missing))
@@ -188,32 +187,32 @@ class HandmadeDDP(nn.Module):
                 f"{names} got no gradient in this backward: leave out what the loss does not use, "
                 "or set find_unused_parameters=True"
             )
-        for index in missing:  # behind an output that the loss has left out
-            if self.trained[index].grad is not None:
+        for index in missing:  # they belong to an output that the loss does not use
+            if self.trainable[index].grad is not None:
                 self.used.add(index)
             self._put_into_bucket(index)
-        used_somewhere = self._used_somewhere()
+        used_on_any_rank = self._used_on_any_rank()
         for future in self.started:
             future.wait()
         with torch.no_grad():
             for index, (_, view) in self.places.items():
-                parameter = self.trained[index]
-                if index not in used_somewhere:
-                    continue  # its gradient stays as it was
+                parameter = self.trainable[index]
+                if index not in used_on_any_rank:
+                    continue  # keep its gradient as it was
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(view)
         self.used, self.expects_gradients = set(), False
         self.ready_order = self.ready_order or self.ready
 
-    def _used_somewhere(self) -> set[int]:
-        """The parameters that at least one rank has used in this step."""
+    def _used_on_any_rank(self) -> set[int]:
+        """Return the indices of the parameters that at least one rank has used in this step."""
         if not self.find_unused_parameters:
-            return set(range(len(self.trained)))
-        marks = [index in self.used for index in range(len(self.trained))]
-        counts = torch.tensor(marks, dtype=torch.int32, device=self.trained[0].device)
+            return set(range(len(self.trainable)))
+        is_used = [index in self.used for index in range(len(self.trainable))]
+        counts = torch.tensor(is_used, dtype=torch.int32, device=self.trainable[0].device)
         dist.all_reduce(counts)
         return set(counts.nonzero().flatten().tolist())
 
-    def _note(self, what: str, number: int) -> None:
-        self.events.append((what, number, time.perf_counter()))
+    def _record(self, kind: str, index: int) -> None:
+        self.events.append(BackwardEvent(kind, index, time.perf_counter()))

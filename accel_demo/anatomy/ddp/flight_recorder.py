@@ -1,4 +1,4 @@
-"""Which collectives a piece of code has called, as PyTorch's own flight recorder noted them."""
+"""List the collectives that a piece of code calls, from PyTorch's own flight recorder."""
 
 import pickle
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BYTES = {  # of one element, by the names the recorder has for dtypes
+BYTES = {  # of one element, by the recorder's names for dtypes
     **{"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8},
     **{"Float8_e4m3fn": 1, "Float8_e5m2": 1, "BFloat16": 2, "Half": 2, "Float": 4, "Double": 8},
     **{"ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16},
@@ -21,14 +21,14 @@ class Collective:
     """One call of a collective on this rank."""
 
     name: str  # broadcast, all_reduce, …
-    size: int  # bytes of what this rank has put in
+    size: int  # bytes of this rank's input
 
 
 @contextmanager
 def recorded() -> Iterator[list[Collective]]:
-    """The list that it gives holds, after the block, what this rank has called in it, in order.
+    """Yield a list that contains, after the block, this rank's collectives in it, in order.
 
-    Collectives of C++ code count as those of Python do, so this sees what
+    Collectives that C++ code calls are recorded too, so the list includes what
     `DistributedDataParallel` sends.
     Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     """
@@ -43,8 +43,8 @@ def recorded() -> Iterator[list[Collective]]:
 
 
 def _entries() -> list[dict]:
-    """What the recorder still has; older entries make room for new ones."""
+    """Return the recorder's entries. It keeps only the latest ones."""
     c10d: Any = getattr(torch._C, "_distributed_c10d")  # noqa: B009 (torch's stubs do not have it)
-    # NCCL notes its calls in a recorder of its own.
+    # NCCL records its calls in a separate recorder.
     dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
     return pickle.loads(dump(True, False, False)).get("entries", [])

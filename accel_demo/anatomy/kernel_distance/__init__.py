@@ -1,1 +1,1 @@
-"""One number computed in six ways on several devices, outside training."""
+"""The distance between all kernels of a layer, by several methods."""

@@ -1,19 +1,16 @@
-"""How far apart all kernels of a layer are: one number, six ways, each kept in the graph.
+"""Six functions for the distance between all kernels of a layer, with gradients.
 
-python -m accel_demo.anatomy.kernel_distance
+For a weight with n kernels the distance is Σᵢ Σⱼ ‖wᵢ − wⱼ‖ over all i and j from 1 to n. Each pair
+counts twice, and i = j adds 0. ‖·‖ is the sum of the absolute differences (p=1) or the Euclidean
+length (p=2). A training loop may add this number to its loss, to push kernels apart or together, so
+the gradient must reach the weight. The computation is outside `forward`, so DataParallel and
+DistributedDataParallel do not split it.
 
-For a weight of n kernels it is Σᵢ Σⱼ ‖wᵢ − wⱼ‖ over all i and j from 1 to n. Each pair counts
-twice, as it does in a double loop over the kernels, and i = j adds 0. ‖·‖ is the sum of the
-absolute differences (p=1), or their Euclidean length (p=2). A training loop may add this number to
-its loss, to push kernels apart or together. So its gradient has to reach the weight, and it is a
-computation outside `forward`: DataParallel and DistributedDataParallel do not split it.
-
-All six functions take (weight, p, signed) and give a 0-dimensional tensor. The weight has the
-kernels in its first dimension, as Conv2d, Conv1d and Linear have them. It may also be one that
-needs no gradient. float16 and bfloat16 are computed in float32, for sums of so many terms leave
-their range. Where two kernels are the same the gradient is 0, as autograd has it for |0| and ‖0‖.
-Whatever else is asked for raises ValueError. The values are not looked at: where NaN or infinity is
-among them the functions may differ.
+All functions take (weight, p, signed) and return a 0-dimensional tensor. The first dimension of the
+weight is the kernels, as in Conv2d, Conv1d and Linear. float16 and bfloat16 are computed in
+float32, because sums of so many terms exceed their range. Between two equal kernels the gradient is
+0, as autograd defines it for |0| and ‖0‖. Wrong arguments raise `ValueError`. If the weight
+contains NaN or infinity, the results of the functions may differ.
 """
 
 from typing import Any
@@ -29,17 +26,17 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Pair by pair. The graph keeps the difference of every pair: n times the weight."""
+    """Compute pair by pair. The graph keeps the difference of every pair: n times the weight."""
     kernels = _kernels(weight, p, signed)
     total = kernels.new_zeros(())
-    for one in kernels:
+    for kernel in kernels:
         for other in kernels:
-            total = total + torch.linalg.vector_norm(one - other, ord=p)
+            total = total + torch.linalg.vector_norm(kernel - other, ord=p)
     return total
 
 
 def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """All pairs at once. It is faster, and the graph keeps the same n times the weight."""
+    """Compute all pairs at once. This is faster, but the graph still keeps n times the weight."""
     kernels = _kernels(weight, p, signed)
     return _distance(kernels, kernels, p)
 
@@ -47,9 +44,10 @@ def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.
 def chunked(
     weight: torch.Tensor, p: int = 1, signed: bool = False, rows_at_once: int = 4
 ) -> torch.Tensor:
-    """A few rows of pairs at a time, computed again in backward instead of kept.
+    """Compute a few rows of pairs at a time, and compute them again in backward.
 
-    It needs `rows_at_once` times the weight for a moment, and time for a second forward.
+    The graph keeps no differences. Peak memory is `rows_at_once` times the weight, and backward
+    takes the time of one more forward.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
@@ -59,12 +57,12 @@ def chunked(
 def over_ranks(
     weight: torch.Tensor, p: int = 1, signed: bool = False, rows_at_once: int | None = None
 ) -> torch.Tensor:
-    """Each rank of the default process group takes its share of the rows: 1/N of time and memory.
+    """Split the rows over the ranks of the default process group: 1/N of time and memory for each.
 
-    Every rank calls it with the same weight, and every rank calls backward on the same function of
-    the number. Then the number and the whole gradient are on every rank, as one process would have
-    them. Under DistributedDataParallel too: it averages N equal gradients. `rows_at_once` as in
-    `chunked`; None keeps the graph of the share. A mistake on one rank raises on all of them.
+    Every rank must call this with the same weight, and then call backward on the same function of
+    the result. Every rank gets the result and gradient of a single process. This also works under
+    DistributedDataParallel, which averages N equal gradients. `rows_at_once` is as in `chunked`; if
+    it is None, the graph of the rank's rows is kept. A mistake on one rank raises on all ranks.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("over_ranks needs a process group: call init_process_group first")
@@ -81,32 +79,35 @@ def over_devices(
     devices: list[torch.device | str] | None = None,
     rows_at_once: int | None = None,
 ) -> torch.Tensor:
-    """One process, and each device takes its share of the rows.
+    """Split the rows over several devices of one process.
 
-    By default every GPU there is, or the weight's own device where there is none. A GPU works on
-    its share while the process hands out the next one. Autograd takes the gradients back the same
-    way. `rows_at_once` as in `over_ranks`.
+    The default is all GPUs, or the weight's own device if there is none. A GPU works on its share
+    while the process starts the next one. In backward, autograd brings the gradients back to the
+    weight's device. `rows_at_once` is as in `over_ranks`.
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
-    usable = _devices(devices, kernels.device)
+    if devices is None:
+        gpus = torch.accelerator.device_count()
+        devices = [f"{torch.accelerator.current_accelerator()}:{gpu}" for gpu in range(gpus)]
+        devices = devices or [kernels.device]
     shares = []
-    for rows, device in zip(kernels.tensor_split(len(usable)), usable, strict=True):
+    for rows, device in zip(kernels.tensor_split(len(devices)), devices, strict=True):
         shares.append(_rows_distance(rows.to(device), kernels.to(device), p, rows_at_once))
     return torch.stack([share.to(kernels.device) for share in shares]).sum()
 
 
 def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Without any pair, for p=1: O(n log n) time and O(n) memory, per element of a kernel.
+    """Compute the result without pairs, for p=1: O(n log n) time and O(n) memory per element.
 
-    Look at one element, over all n kernels. In the derivative of Σᵢ Σⱼ |wᵢ − wⱼ| with respect to
-    wₖ each smaller value counts +2, each larger one −2, and an equal one 0. Where no two are equal
-    that is 2·(2k − n + 1) for the k-th smallest, k from 0. All those derivatives are constant
-    between two crossings of values, so the sum itself is Σₖ derivativeₖ · wₖ (Euler's theorem on
-    homogeneous functions). Sorting counts the smaller values.
+    Take one element of all n kernels. In the derivative of Σᵢ Σⱼ |wᵢ − wⱼ| with respect to wₖ, each
+    smaller value counts +2, each larger value −2, and an equal value 0. If all values differ, this
+    is 2·(2k − n + 1) for the k-th smallest value, with k from 0. The derivatives do not change as
+    long as the order of the values does not change, so the sum is Σₖ derivativeₖ · wₖ (Euler's
+    theorem on homogeneous functions). Sorting the values counts the smaller and the larger ones.
 
-    The derivatives add up to 0, so the same may be subtracted from all values: neither the sum nor
-    its gradient changes. It is their median here, for otherwise large numbers would cancel where
-    the kernels lie close together and far from 0, and float32 would lose the digits that count.
+    The derivatives add up to 0, so subtracting the same number from all values changes neither the
+    sum nor its gradient. The code subtracts the median. Without this, if the kernels lie close
+    together but far from 0, large numbers would cancel and float32 would lose significant digits.
     """
     kernels = _kernels(weight, p, signed)
     if p != 1:
@@ -122,7 +123,7 @@ def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
 
 
 def _distance(rows: torch.Tensor, kernels: torch.Tensor, p: int) -> torch.Tensor:
-    """Of every row to every kernel. The graph keeps all differences: len(rows) times `kernels`."""
+    """Return the sum of distances from each row to each kernel. The graph keeps all differences."""
     return torch.linalg.vector_norm(rows[:, None] - kernels, ord=p, dim=-1).sum()
 
 
@@ -139,9 +140,9 @@ def _rows_distance(
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """The same tensor, used by every rank for its share: their gradients are added up.
+    """Forward: the tensor itself, which each rank uses for its rows. Backward: sum over the ranks.
 
-    With `_SumOverRanks` it is the pair f and g of Megatron-LM: https://arxiv.org/abs/1909.08053
+    This and `_SumOverRanks` are f and g of Megatron-LM: https://arxiv.org/abs/1909.08053
     """
 
     @staticmethod
@@ -157,7 +158,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The sum of all ranks' shares, the same number everywhere: its gradient is each share's."""
+    """Forward: the sum over all ranks. Backward: the gradient itself, for the term of each rank."""
 
     @staticmethod
     def forward(ctx, share):
@@ -172,7 +173,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _kernels(weight, p, signed, rows_at_once=None) -> torch.Tensor:
-    """Each kernel as a row, in float32 at least. Raises ValueError."""
+    """Return each kernel as a row, at least in float32. Raises `ValueError` for wrong arguments."""
     if mistake := _mistake(weight, p, signed, rows_at_once):
         raise ValueError(mistake)
     kernels = weight.flatten(1)
@@ -180,9 +181,9 @@ def _kernels(weight, p, signed, rows_at_once=None) -> torch.Tensor:
 
 
 def _mistake(weight, p, signed, rows_at_once) -> str:
-    """What is wrong with the arguments, in a sentence, or nothing."""
+    """Return what is wrong with the arguments, or an empty string."""
     if not isinstance(weight, torch.Tensor):
-        return f"weight must be a tensor, got {type(weight).__name__}; of a layer take layer.weight"
+        return f"weight must be a tensor, got {type(weight).__name__}; for a layer use layer.weight"
     if weight.layout != torch.strided or weight.is_nested:
         return f"weight must be dense, got {'nested' if weight.is_nested else weight.layout}"
     if weight.dtype not in DTYPES:
@@ -204,37 +205,19 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
 
 
 def _agree(weight, p, signed, rows_at_once) -> None:
-    """Raise on every rank where one has a mistake, or where they ask for different things.
+    """Raise the same `ValueError` on every rank if one has a mistake or if the arguments differ.
 
-    Otherwise some ranks would wait in a collective that others never come to.
+    Otherwise some ranks would wait forever in a collective that the others never call.
     """
-    mine = {"mistake": _mistake(weight, p, signed, rows_at_once)}
-    if not mine["mistake"]:
-        needs_gradient = weight.requires_grad and torch.is_grad_enabled()
-        mine |= {"p": p, "shape": tuple(weight.shape), "dtype": str(weight.dtype)}
-        mine |= {"needs gradient": needs_gradient}
-    ranks = gather_objects(mine)
-    for rank, its in enumerate(ranks):
-        if its["mistake"]:
-            raise ValueError(f"on rank {rank}: {its['mistake']}")
-    for name in mine:
-        if any(its[name] != mine[name] for its in ranks):
-            seen = ", ".join(str(its[name]) for its in ranks)
-            raise ValueError(f"weight and p must be alike on every rank; {name} by rank: {seen}")
-
-
-def _devices(devices, here: torch.device) -> list[torch.device]:
-    """Raises ValueError where one of them cannot be used."""
-    if devices is None:
-        gpus = range(torch.accelerator.device_count())
-        kind = torch.accelerator.current_accelerator()
-        return [torch.device(f"{kind}:{gpu}") for gpu in gpus] or [here]
-    if not isinstance(devices, list | tuple) or not devices:
-        raise ValueError(f"devices must be a list of one device or more, got {devices!r}")
-    for device in devices:
-        try:
-            torch.zeros(1, device=device).cpu()
-        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"devices: {device!r} cannot be used here ({reason})") from None
-    return [torch.device(device) for device in devices]
+    mistakes = gather_objects(_mistake(weight, p, signed, rows_at_once))
+    for rank, mistake in enumerate(mistakes):
+        if mistake:
+            raise ValueError(f"on rank {rank}: {mistake}")
+    needs_gradient = weight.requires_grad and torch.is_grad_enabled()
+    arguments = {"p": p, "shape": tuple(weight.shape), "dtype": str(weight.dtype)}
+    ranks = gather_objects(arguments | {"needs gradient": needs_gradient})
+    for name in ranks[0]:
+        values = [other[name] for other in ranks]
+        if any(value != values[0] for value in values):
+            by_rank = ", ".join(map(str, values))
+            raise ValueError(f"weight and p must be alike on every rank; {name} by rank: {by_rank}")

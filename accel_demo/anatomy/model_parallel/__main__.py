@@ -1,7 +1,15 @@
-"""python -m accel_demo.anatomy.model_parallel"""
+"""Split one small model in five ways, take one training step, and compare what each rank holds.
 
-from accel_demo.anatomy.model_parallel import splits, tables
+DDP splits only the batch. Layers on several devices, a pipeline, tensor parallelism and FSDP2 split
+the model. All should end with the result of the unsplit model. The last table shows when each rank
+of the pipeline works and when it waits.
+
+python -m accel_demo.anatomy.model_parallel
+python -m accel_demo.anatomy.model_parallel --processes 4 --microbatches 8 --plot split.svg
+"""
+
+from accel_demo.anatomy.model_parallel import tables
 from accel_demo.errors import one_line_errors
 
 with one_line_errors():
-    tables.main(splits.__doc__)
+    tables.main(__doc__)

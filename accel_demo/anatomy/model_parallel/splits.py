@@ -1,11 +1,9 @@
-"""One training step of one small model, split in five ways, and what each rank holds of it.
-
-python -m accel_demo.anatomy.model_parallel --processes 2
-"""
+"""Take one training step with one small model, split over the ranks in five ways."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,53 +20,75 @@ from accel_demo.processes.connect import gather_objects
 
 WIDTHS = [8, 24, 8, 24, 8]  # features before, between and after the four linear layers
 ROWS_PER_RANK, LEARNING_RATE = 8, 2**-6
+Chunk = tuple[str, int]  # "forward" or "backward" of the micro-batch with this number
 
 
-def train_all(device: torch.device, microbatches: int) -> tuple[dict, dict, list]:
-    """All ways, each with the same model and batch. Every rank has to call this.
+@dataclass(frozen=True)
+class SplitResult:
+    """One rank's share of the outputs, gradients and weights after one step."""
 
-    Gives for each way what each device holds of the parameters and how far its result is from the
-    unsplit model's; what FSDP2 holds when, by rank; and what each rank did in the pipeline. Raises
-    ValueError where the processes are more than the layers, or the batch has no such pieces.
+    model: nn.Module  # its parameters have the same names as in the unsplit model
+    output: torch.Tensor | None  # None if another rank has it
+    rows: slice  # the rows of the batch that the output belongs to
+    elements_held: list[int]  # elements of parameters, on each device of this process
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method on all ranks: what each device holds, and how far the result is off."""
+
+    method: str
+    elements_held: list[int]  # elements of parameters, by device
+    difference: float  # the largest from the unsplit model
+
+
+@dataclass(frozen=True)
+class SplitComparison:
+    """One training step with all methods."""
+
+    methods: list[MethodSummary]
+    fsdp_elements: dict[str, list[int]]  # elements of parameters by rank, at several moments
+    pipeline_logs: list[list[Chunk]]  # by rank
+
+
+def train_all(device: torch.device, microbatches: int) -> SplitComparison:
+    """Train with each method, with the same model and batch. Every rank must call this.
+
+    Raises `ValueError` if the model or the batch cannot be split into so many parts.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check(world_size, microbatches)
     inputs = whole_numbers((ROWS_PER_RANK * world_size, WIDTHS[0]), 100).to(device)
     targets = whole_numbers((ROWS_PER_RANK * world_size, WIDTHS[-1]), 101).to(device)
     reference = over_devices(make_model(), inputs, targets, [device])  # one part: not split
-    batch, found = (inputs, targets, device), {}
-    found["DDP"] = data_parallel(make_model(), *batch)
-    if rank == 0:  # which needs no other process
+    batch, results = (inputs, targets, device), {}
+    results["DDP"] = data_parallel(make_model(), *batch)
+    if rank == 0:  # this method needs only one process
         devices = [device] * max(2, world_size)
         if device.type != "cpu":
             count = min(world_size, torch.accelerator.device_count())
             devices = [torch.device(device.type, index) for index in range(count)]
-        found["`.to()`"] = over_devices(make_model(), inputs, targets, devices)
-    found["pipeline"], events = pipeline(make_model(), *batch, microbatches)
-    found["tensor parallel"] = tensor_parallel(make_model(), *batch)
-    found["FSDP2"], held = fully_sharded(make_model(), *batch)
-    mine = {way: (one.held, difference(one, reference)) for way, one in found.items()}
-    everyone = gather_objects((mine, held, events))
-    ways = {}
-    for way in found:
-        seen = [results[way] for results, _, _ in everyone if way in results]
-        ways[way] = (sum((held for held, _ in seen), []), largest(apart for _, apart in seen))
-    moments = {moment: [held[moment] for _, held, _ in everyone] for moment in held}
-    return ways, moments, [events for _, _, events in everyone]
-
-
-@dataclass
-class SplitResult:
-    """What one rank has after one step: its share of the outputs, of gradients and of weights."""
-
-    model: nn.Module  # parameters have the names they have in the model that is not split
-    output: torch.Tensor | None  # None where another rank has it
-    rows: slice  # of the batch, to which the output belongs
-    held: list[int]  # elements of parameters, on each device of this process
+        results["`.to()`"] = over_devices(make_model(), inputs, targets, devices)
+    results["pipeline"], log = pipeline(make_model(), *batch, microbatches)
+    results["tensor parallel"] = tensor_parallel(make_model(), *batch)
+    results["FSDP2"], fsdp_elements = fully_sharded(make_model(), *batch)
+    summaries = {
+        method: MethodSummary(method, result.elements_held, difference(result, reference))
+        for method, result in results.items()
+    }
+    ranks = gather_objects((summaries, fsdp_elements, log))
+    methods = []
+    for method in summaries:
+        parts = [summaries[method] for summaries, _, _ in ranks if method in summaries]
+        elements_held = [count for part in parts for count in part.elements_held]
+        most = largest(part.difference for part in parts)
+        methods.append(MethodSummary(method, elements_held, most))
+    moments = {moment: [held[moment] for _, held, _ in ranks] for moment in fsdp_elements}
+    return SplitComparison(methods, moments, [log for _, _, log in ranks])
 
 
 def data_parallel(model, inputs, targets, device) -> SplitResult:
-    """DDP: every rank has the whole model and a share of the batch. It splits no model."""
+    """Train with DDP: every rank has the whole model and a share of the batch."""
     rows = _share(inputs)
     wrapped = DistributedDataParallel(model.to(device))
     output = wrapped(inputs[rows])
@@ -77,46 +97,41 @@ def data_parallel(model, inputs, targets, device) -> SplitResult:
 
 
 def over_devices(model, inputs, targets, devices: list) -> SplitResult:
-    """`.to()`: one process, one part of the layers on each device. All but one device wait."""
+    """Train in one process, with some layers on each device. Only one device works at a time."""
     parts = [stage_of(model, index, len(devices)) for index in range(len(devices))]
-    for part, device in zip(parts, devices, strict=True):
-        part.to(device)
     activations = inputs
     for part, device in zip(parts, devices, strict=True):
-        activations = part(activations.to(device))
+        activations = part.to(device)(activations.to(device))
     _step(model, F.mse_loss(activations, targets.to(devices[-1])))
     return SplitResult(model, activations, slice(None), [elements(part) for part in parts])
 
 
-def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitResult, list]:
-    """A stage of the layers on each rank, and the batch in pieces, so that fewer of them wait.
+def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitResult, list[Chunk]]:
+    """Train with one stage of layers on each rank. Micro-batches let several stages work at once.
 
-    Also gives what this rank did, in order: ("forward" or "backward", which piece).
+    Also returns what this rank did, in order.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     part = stage_of(model, rank, world_size).to(device)
-    stage, events = PipelineStage(part, rank, world_size, device), []
+    stage, log = PipelineStage(part, rank, world_size, device), []
 
-    def noted(kind: str, call):
-        def call_and_note(microbatch, *arguments, **options):
-            events.append((kind, microbatch))
-            return call(microbatch, *arguments, **options)
-
-        return call_and_note
+    def noted(kind: str, call, microbatch, *arguments, **options):
+        log.append((kind, microbatch))
+        return call(microbatch, *arguments, **options)
 
     for kind in ("forward", "backward"):
         name = f"{kind}_one_chunk"
-        setattr(stage, name, noted(kind, getattr(stage, name)))
+        setattr(stage, name, partial(noted, kind, getattr(stage, name)))
     schedule = ScheduleGPipe(stage, microbatches, loss_fn=F.mse_loss)
     last = rank == world_size - 1
     arguments, options = [inputs] if rank == 0 else [], {"target": targets} if last else {}
-    output = schedule.step(*arguments, **options)  # forward and backward of all the pieces
+    output = schedule.step(*arguments, **options)  # forward and backward of all micro-batches
     _step(part)
-    return SplitResult(part, output if last else None, slice(None), [elements(part)]), events
+    return SplitResult(part, output if last else None, slice(None), [elements(part)]), log
 
 
 def tensor_parallel(model, inputs, targets, device) -> SplitResult:
-    """A part of every matrix on each rank: columns, then rows, so that one sum joins a pair."""
+    """Train with a part of each matrix on each rank. One all-reduce joins each pair of layers."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     plan |= {"4": ColwiseParallel(), "6": RowwiseParallel()}
@@ -127,16 +142,16 @@ def tensor_parallel(model, inputs, targets, device) -> SplitResult:
 
 
 def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str, int]]:
-    """FSDP2: a share of every parameter on each rank, gathered layer by layer while it is used.
+    """Train with FSDP2: each rank has a share of each parameter, and gathers a layer to use it.
 
-    The batch is split too. Also gives how many elements of parameters this rank holds, and when.
+    The batch is split too. Also returns how many elements of parameters this rank holds, and when.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = [layer for layer in model.to(device) if isinstance(layer, nn.Linear)]
     for module in [*layers, model]:
         fully_shard(module, mesh=mesh)
-    shards, inside = _local(model), []  # the shards stay while a whole layer is beside them
-    for layer in layers:  # called after FSDP's own hook, which gathers the layer's parameters
+    shards, inside = _local(model), []  # the rank keeps its shards while it holds a whole layer
+    for layer in layers:  # our hook runs after FSDP's own, which gathers the layer's parameters
         layer.register_forward_pre_hook(lambda *_: inside.append(elements(model, shards)))
     held, rows = {"before forward": elements(model)}, _share(inputs)
     output = model(inputs[rows])
@@ -147,7 +162,7 @@ def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str
 
 
 def difference(trained: SplitResult, reference: SplitResult) -> float:
-    """The largest difference in outputs, gradients and new weights. Every rank has to ask."""
+    """Return the largest difference in output, gradients and weights. Every rank must call it."""
     expected = dict(reference.model.named_parameters())
     pairs = []
     if trained.output is not None and reference.output is not None:
@@ -159,12 +174,12 @@ def difference(trained: SplitResult, reference: SplitResult) -> float:
 
 
 def largest(differences: Iterable[float]) -> float:
-    """NaN where one of them is. Python's `max` would pass over it."""
+    """Return the largest, or NaN if there is one. Python's `max` may skip NaN."""
     return torch.tensor([*differences], dtype=torch.float64).max().item()
 
 
 def make_model() -> nn.Sequential:
-    """Four linear layers. All numbers are small and whole, so that no sum of them is rounded."""
+    """Return four linear layers with small whole numbers, so that no sum is rounded."""
     layers = []
     for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
         layers += [nn.Linear(inputs, outputs, bias=False, dtype=torch.float64), nn.ReLU()]
@@ -175,29 +190,30 @@ def make_model() -> nn.Sequential:
 
 
 def whole_numbers(shape, seed: int) -> torch.Tensor:
-    """From -2 to 2, in float64."""
+    """Return random whole numbers from -2 to 2, in float64."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def stage_of(model: nn.Sequential, index: int, count: int) -> nn.Sequential:
-    """Part `index` of `count`: some linear layers in a row, each with the ReLU behind it."""
+    """Return part `index` of `count`: consecutive linear layers, each with the ReLU after it."""
     linear = torch.arange(len(WIDTHS) - 1).tensor_split(count)[index].tolist()
     return model[2 * linear[0] : 2 * linear[-1] + 2]
 
 
-def elements(model: nn.Module, beside: Sequence[torch.Tensor] = ()) -> int:
-    """How many elements of parameters this rank has now, in the model and in tensors beside it."""
-    return sum({one.data_ptr(): one.numel() for one in (*_local(model), *beside)}.values())
+def elements(model: nn.Module, more: Sequence[torch.Tensor] = ()) -> int:
+    """Count the elements that this rank has in the model's parameters and in more tensors."""
+    tensors = (*_local(model), *more)
+    return sum({tensor.data_ptr(): tensor.numel() for tensor in tensors}.values())
 
 
-def timetable(logs: list[list[tuple[str, int]]]) -> list[dict[int, tuple[str, int]]]:
-    """When each rank did what it noted, if every forward and every backward takes one unit.
+def timetable(logs: list[list[Chunk]]) -> list[dict[int, Chunk]]:
+    """Return for each rank what it does at which time, if each chunk takes one unit of time.
 
-    Each starts as soon as its rank has ended the one before, and what it waits for has come: the
-    activations of the stage before, or the gradients of the stage behind.
+    A chunk starts when its rank has finished the previous one and its input is there: the
+    activations of the previous stage, or the gradients of the next stage.
     """
     ends, grid, left = {}, [{} for _ in logs], [list(log) for log in logs]
-    for _ in range(sum(map(len, logs))):  # one event each time, of whichever rank need not wait
+    for _ in range(sum(map(len, logs))):  # place one chunk each time, of a rank that need not wait
         for rank, log in enumerate(left):
             source = rank + (1 if log and log[0][0] == "backward" else -1)
             if log and (source, *log[0]) not in ends and 0 <= source < len(logs):
@@ -208,18 +224,18 @@ def timetable(logs: list[list[tuple[str, int]]]) -> list[dict[int, tuple[str, in
                 ends[(rank, *log.pop(0))] = start + 1
                 break
         else:
-            raise ValueError(f"logs must fit together; these wait for ever: {left}")
+            raise ValueError(f"logs must fit together; these wait forever: {left}")
     return grid
 
 
-def bubble(grid: list[dict]) -> Fraction:
-    """The share of the time, from first to last event, in which a rank waits."""
+def bubble(grid: list[dict[int, Chunk]]) -> Fraction:
+    """Return the share of the time, from the first to the last chunk, in which a rank waits."""
     length = 1 + max(time for row in grid for time in row)
     return 1 - Fraction(sum(len(row) for row in grid), length * len(grid))
 
 
 def check(processes: int, microbatches: int) -> None:
-    """Raises ValueError where the model or the batch cannot be split in so many."""
+    """Raise `ValueError` if the model or the batch cannot be split into so many parts."""
     layers, rows = len(WIDTHS) - 1, ROWS_PER_RANK * processes
     if not 1 <= processes <= layers:
         raise ValueError(f"processes must be from 1 to {layers}, one a layer, got {processes}")
@@ -231,11 +247,11 @@ def check(processes: int, microbatches: int) -> None:
 
 def _local(model: nn.Module) -> list[torch.Tensor]:
     parameters = [parameter.detach() for parameter in model.parameters()]
-    return [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
 
 
 def _share(inputs: torch.Tensor) -> slice:
-    """The rows of this rank."""
+    """Return the rows of this rank."""
     count = len(inputs) // dist.get_world_size()
     return slice(count * dist.get_rank(), count * (dist.get_rank() + 1))
 

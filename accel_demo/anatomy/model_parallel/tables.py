@@ -1,4 +1,4 @@
-"""What `python -m accel_demo.anatomy.model_parallel` prints and draws."""
+"""Print and draw the results of `python -m accel_demo.anatomy.model_parallel`."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +12,7 @@ from accel_demo.errors import UserError
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
-# What is split, and what travels between the devices.
-WAYS = {
+METHODS = {  # what is split, and what is sent between the devices
     "DDP": ("batch", "gradients"),
     "`.to()`": ("layers, in one process", "activations, their gradients"),
     "pipeline": ("layers, batch in time", "activations, their gradients"),
@@ -24,9 +23,9 @@ FORWARD, BACKWARD, EMPTY = COLOURS[5], COLOURS[1], "#eeeeee"
 
 
 def main(description: str | None) -> None:
-    """What `python -m accel_demo.anatomy.model_parallel` does."""
+    """Run `python -m accel_demo.anatomy.model_parallel`."""
     parser = command_line(description, processes=2)
-    help = "into how many pieces the pipeline cuts the batch (default: 4)"
+    help = "number of micro-batches in the pipeline (default: 4)"
     parser.add_argument("--microbatches", type=int, default=4, metavar="M", help=help)
     options = read(parser)
     try:
@@ -37,15 +36,23 @@ def main(description: str | None) -> None:
 
 
 def show(device: torch.device, options) -> None:
-    """Train in all ways; rank 0 prints and draws."""
-    ways, moments, logs = splits.train_all(device, options.microbatches)
+    """Train with all methods; rank 0 prints and draws."""
+    comparison = splits.train_all(device, options.microbatches)
     if dist.get_rank() > 0:
         return
-    grid = splits.timetable(logs)
-    print(ways_table(ways, splits.elements(splits.make_model())))
-    ranks = [f"rank {rank}" for rank in range(len(logs))]
+    grid = splits.timetable(comparison.pipeline_logs)
+    held = f"each device holds, of {splits.elements(splits.make_model())}"
+    head = ["method", "what is split", held, "what is sent", "result"]
+    rows = []
+    for summary in comparison.methods:
+        split, sent = METHODS[summary.method]
+        held = ", ".join(map(str, summary.elements_held))
+        rows.append([summary.method, split, held, sent, verdict(summary.difference)])
+    print(table(head, rows))
     print("\nElements of parameters in FSDP2:\n")
-    print(table(["when", *ranks], [[moment, *held] for moment, held in moments.items()]))
+    ranks = [f"rank {rank}" for rank in range(len(grid))]
+    moments = comparison.fsdp_elements.items()
+    print(table(["when", *ranks], [[moment, *elements] for moment, elements in moments]))
     print(f"\nThe pipeline with {options.microbatches} micro-batches:\n")
     print(grid_table(grid))
     print(f"\n{bubble_in_words(grid, options.microbatches)}")
@@ -53,36 +60,23 @@ def show(device: torch.device, options) -> None:
         draw(grid, options.plot)
 
 
-def ways_table(ways: dict, elements: int) -> str:
-    """One row for each way; `elements` is how many parameters the unsplit model has."""
-    held = f"each device holds, of {elements}"
-    head = ["way", "what is split", held, "what travels", "result"]
-    rows = []
-    for way, (held, apart) in ways.items():
-        split, travels = WAYS[way]
-        rows.append([way, split, ", ".join(map(str, held)), travels, verdict(apart)])
-    return table(head, rows)
-
-
-def verdict(apart: float) -> str:
-    """Whether a result is that of the unsplit model. Divided by 3, a sum is rounded."""
-    if apart == 0:
+def verdict(difference: float) -> str:
+    """Say how a result differs from the unsplit model's. With 3 processes, sums are rounded."""
+    if difference == 0:
         return "the same bits"
-    return "within 1e-6" if apart <= 1e-6 else f"differs by {apart:.0e}"
+    return "within 1e-6" if difference <= 1e-6 else f"differs by {difference:.0e}"
 
 
-def grid_table(grid: list[dict]) -> str:
-    """One row for each rank, one column for each unit of time: F2 is forward of piece 2."""
+def grid_table(grid: list[dict[int, splits.Chunk]]) -> str:
+    """Return a row for each rank, a column for each time: F2 is the forward of micro-batch 2."""
     times = range(1 + max(time for row in grid for time in row))
-    rows = [
-        [f"rank {rank}", *(_short(row[time]) if time in row else "." for time in times)]
-        for rank, row in enumerate(grid)
-    ]
+    cells = [[_short(row[time]) if time in row else "." for time in times] for row in grid]
+    rows = [[f"rank {rank}", *row] for rank, row in enumerate(cells)]
     return table(["time", *map(str, times)], rows)
 
 
-def bubble_in_words(grid: list[dict], microbatches: int) -> str:
-    """The counted share of waiting, beside the formula of the GPipe paper.
+def bubble_in_words(grid: list[dict[int, splits.Chunk]], microbatches: int) -> str:
+    """Return the counted share of waiting next to the formula of the GPipe paper.
 
     Source: Huang et al., 2018, https://arxiv.org/abs/1811.06965, section 2.3
     """
@@ -95,12 +89,12 @@ def bubble_in_words(grid: list[dict], microbatches: int) -> str:
     )
 
 
-def _short(event: tuple[str, int]) -> str:
-    return f"{event[0][0].upper()}{event[1]}"
+def _short(chunk: splits.Chunk) -> str:
+    return f"{chunk[0][0].upper()}{chunk[1]}"
 
 
-def draw(grid: list[dict], path: Path) -> None:
-    """Who holds what in data and in model parallelism, and below it the pipeline's timetable."""
+def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
+    """Draw what each rank holds in data and model parallelism, above the pipeline's timetable."""
     length = 1 + max(time for row in grid for time in row)
     width = min(16, max(10, 1 + 0.29 * length))  # inches
     figure = new_figure(width, 6.5)
@@ -109,12 +103,8 @@ def draw(grid: list[dict], path: Path) -> None:
     left, right = upper.subplots(1, 2)
     ranks = len(grid)
     model = splits.make_model()
-    stages = [
-        {name for name, _ in splits.stage_of(model, rank, ranks).named_parameters()}
-        for rank in range(ranks)
-    ]
-    everything = {name for name, _ in model.named_parameters()}
-    _draw_holders(left, model, [everything] * ranks, splits_batch=True)
+    stages = [set(splits.stage_of(model, rank, ranks).state_dict()) for rank in range(ranks)]
+    _draw_holders(left, model, [set(model.state_dict())] * ranks, splits_batch=True)
     left.set_title("Data parallelism: whole model, part of the batch", fontsize=11)
     _draw_holders(right, model, stages, splits_batch=False)
     right.set_title("Model parallelism: part of the model, whole batch", fontsize=11)
@@ -123,7 +113,7 @@ def draw(grid: list[dict], path: Path) -> None:
 
 
 def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
-    """A column for each rank: its rows of the batch below, its layers above, dashed if not held."""
+    """Draw a column for each rank: its rows below, its layers above, dashed if it lacks them."""
     ranks, width = len(held), 0.62
     for rank, names in enumerate(held):
         for part in range(ranks):
@@ -140,21 +130,17 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
         last = max(int(name.split(".")[0]) for name in held[rank]) // 2
         for layer in range(4) if splits_batch else [last]:
             y = 1.9 + 0.85 * layer
-            ends = {
-                "xy": (rank + 0.69, y + (0 if splits_batch else 0.85)),
-                "xytext": (rank + 0.31, y),
-            }
+            end = (rank + 0.69, y + (0 if splits_batch else 0.85))
             style = {"arrowstyle": "<->" if splits_batch else "->", "lw": 1.5}
-            axes.annotate("", **ends, arrowprops=style)
-    travels = "gradients travel" if splits_batch else "activations travel, their gradients return"
-    axes.text((ranks - 1) / 2, 5.15, travels, ha="center", fontsize=9)
+            axes.annotate("", end, (rank + 0.31, y), arrowprops=style)
+    sent = "gradients are sent" if splits_batch else "activations are sent, their gradients return"
+    axes.text((ranks - 1) / 2, 5.15, sent, ha="center", fontsize=9)
     axes.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_yticks([0.5, 3.2], ["batch", "parameters"])
     axes.tick_params(length=0)
     axes.set_xlim(-0.6, ranks - 0.4)
     axes.set_ylim(0, 5.5)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _box(axes, corner, size, colour, filled: bool) -> None:
@@ -166,8 +152,8 @@ def _box(axes, corner, size, colour, filled: bool) -> None:
     axes.add_patch(Rectangle(corner, *size, zorder=2 if filled else 1, **style))
 
 
-def _draw_timetable(axes, grid: list[dict], room: float) -> None:
-    """A box for each unit of time, `room` points wide: a narrow one has its first letter alone."""
+def _draw_timetable(axes, grid: list[dict[int, splits.Chunk]], room: float) -> None:
+    """Draw a box for each unit of time, `room` points wide. A narrow box shows only one letter."""
     length = 1 + max(time for row in grid for time in row)
     for rank, row in enumerate(grid):
         for time in range(length):
@@ -179,9 +165,8 @@ def _draw_timetable(axes, grid: list[dict], room: float) -> None:
                 axes.text(time + 0.5, rank + 0.5, text, ha="center", va="center", fontsize=9)
     axes.set_xlim(0, length)
     axes.set_ylim(len(grid), 0)
-    axes.set_yticks(
-        [rank + 0.5 for rank in range(len(grid))], [f"rank {r}" for r in range(len(grid))]
-    )
+    places = [rank + 0.5 for rank in range(len(grid))]
+    axes.set_yticks(places, [f"rank {rank}" for rank in range(len(grid))])
     axes.set_xticks(range(0, length + 1, 1 if room >= 20 else 5))
     axes.set_xlabel("time, in units of one forward or one backward of a micro-batch")
     axes.tick_params(left=False)
