@@ -1,4 +1,4 @@
-"""Start 00_where_am_i.py in every way, and print as a table what really started.
+"""Start 00_where_am_i.py with every launcher, and print a table of what really started.
 
 python tutorials/00_every_way.py
 python tutorials/00_every_way.py --plot tutorials/00_where_am_i.svg
@@ -12,8 +12,8 @@ from accel_demo.processes.launch import run_to_end
 
 PROGRAM = "tutorials/00_where_am_i.py"
 CONFIGS = "accelerate_configs"
-# (how many connected processes its reader expects, the command)
-WAYS = [
+# (number of connected processes that a reader expects, command)
+LAUNCHES = [
     (1, "python {program}"),
     (2, "python {program} --start spawn"),
     (2, "torchrun --standalone --nproc-per-node 2 {program}"),
@@ -26,53 +26,53 @@ WAYS = [
     (2, "torchrun --standalone --nproc-per-node 2 {program} --plain"),
 ]
 LINE = re.compile(
-    r"RANK=(\w+) LOCAL_RANK=\w+ WORLD_SIZE=(\w+) \| (.*) \| torch group: (\w+) \| heard \[(.*)\]"
+    r"RANK=(\w+) LOCAL_RANK=\w+ WORLD_SIZE=(\w+) \| (.*) \| torch group: (\w+) \| received \[(.*)\]"
 )
 
 
 def main(plot: str | None) -> None:
     with ThreadPoolExecutor(2) as pool:  # two at a time
-        all_started = list(pool.map(start, [command for _, command in WAYS]))
-    print("| | what was typed | expected | `WORLD_SIZE` | started | connected |")
+        all_started = list(pool.map(start, [command for _, command in LAUNCHES]))
+    print("| | command | expected | `WORLD_SIZE` | started | connected |")
     print("|---|---|---|---|---|---|")
-    for (expected, command), processes in zip(WAYS, all_started, strict=True):
+    for (expected, command), processes in zip(LAUNCHES, all_started, strict=True):
         mark = "" if connected(processes) == expected else "⚠"
-        typed = command.format(program="…")
-        words = {1: "alone" if len(processes) == 1 else "no, each alone"}
-        together = words.get(connected(processes), "yes")
+        shown = command.format(program="…")
+        answers = {1: "alone" if len(processes) == 1 else "no, each alone"}
+        together = answers.get(connected(processes), "yes")
         world_size = processes[0]["world_size"]
-        row = (mark, f"`{typed}`", expected, world_size, len(processes), together)
+        row = (mark, f"`{shown}`", expected, world_size, len(processes), together)
         print(f"| {' | '.join(map(str, row))} |")
     if plot:
-        draw([(WAYS[index][1], all_started[index]) for index in (5, 9, 8)], plot)
+        draw([(LAUNCHES[index][1], all_started[index]) for index in (5, 9, 8)], plot)
 
 
 def start(command: str) -> list[dict]:
-    """One dictionary for each process that really started: what it was told, what it found."""
+    """Run the command, and return the environment and the findings of each started process."""
     result = run_to_end(command.format(program=PROGRAM))
-    found = [LINE.fullmatch(line) for line in sorted(result.stdout.splitlines())]
-    if result.returncode != 0 or None in found:
+    matches = [LINE.fullmatch(line) for line in sorted(result.stdout.splitlines())]
+    if result.returncode != 0 or None in matches:
         raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")
-    names = ("rank", "world_size", "is", "group", "heard")
-    return [dict(zip(names, line.groups(), strict=True)) for line in found]
+    names = ("rank", "world_size", "state", "group", "received")
+    return [dict(zip(names, line.groups(), strict=True)) for line in matches]
 
 
 def connected(processes: list[dict]) -> int:
-    """How many processes each of them has heard from, itself included."""
-    heard = {len(process["heard"].split(",")) for process in processes}
-    if len(heard) != 1:
+    """Return the number of ranks that each process received, including its own."""
+    counts = {len(process["received"].split(",")) for process in processes}
+    if len(counts) != 1:
         raise RuntimeError(f"the processes do not agree: {processes}")
-    return heard.pop()
+    return counts.pop()
 
 
-def draw(ways: list[tuple[str, list[dict]]], file: str) -> None:
-    """Launcher, processes, their environment and their group, one panel for each way."""
+def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
+    """Draw the command, the processes, their environment and their group; a panel per launch."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the same names inside on every run
+    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the same ids in the file on every run
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
-    for axes, (command, processes) in zip(figure.subplots(1, len(ways)), ways, strict=True):
+    for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
         together = connected(processes) > 1
         is_trap = connected(processes) != 2
         axes.set(xlim=(0, 10), ylim=(0, 10))
@@ -93,16 +93,16 @@ def draw(ways: list[tuple[str, list[dict]]], file: str) -> None:
             x = 0.2 + 5 * index if len(processes) > 1 else 2.7
             arrow = {"arrowstyle": "-|>", "color": "#555555"}
             axes.annotate("", (x + 2.3, 6.9), (x + 2.3, 8.2), arrowprops=arrow)
-            told = f"told:\nRANK={process['rank']}\nWORLD_SIZE={process['world_size']}"
-            box(x, 4.9, 4.6, 2, told, facecolor="#e3edf9")
+            variables = f"environment:\nRANK={process['rank']}\nWORLD_SIZE={process['world_size']}"
+            box(x, 4.9, 4.6, 2, variables, facecolor="#e3edf9")
             axes.annotate("", (x + 2.3, 3.7), (x + 2.3, 4.9), arrowprops=arrow)
-            me, device, kind, backend = process["is"].split(", ")
+            identity, device, kind, backend = process["state"].split(", ")
             box(
                 x,
                 1.7,
                 4.6,
                 2,
-                f"found:\n{me}\n{device}, {backend}",
+                f"Accelerate:\n{identity}\n{device}, {backend}",
                 edgecolor=colour,
                 linewidth=1.8,
             )
@@ -123,5 +123,5 @@ def draw(ways: list[tuple[str, list[dict]]], file: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", metavar="FILE", help="also draw three of the ways")
+    parser.add_argument("--plot", metavar="FILE", help="also draw three of the launches")
     main(parser.parse_args().plot)

@@ -1,4 +1,4 @@
-"""The same worker under every launcher: what has been set for it, and what has it been passed?
+"""List the variables and the arguments that each launcher passes to the same worker.
 
 python tutorials/00_launchers.py
 """
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from accel_demo.processes.launch import run_to_end
 
 NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-LAUNCHERS = {  # its name: (what is typed, the processes it starts)
+LAUNCHERS = {  # name: (command, number of processes it starts)
     "`python`": ("python {worker}", 1),
     "`mp.spawn`": ("python {worker} --start spawn", 2),
     "`debug_launcher`": ("python {worker} --start debug_launcher", 2),
@@ -33,21 +33,21 @@ LAUNCHERS = {  # its name: (what is typed, the processes it starts)
 def main() -> None:
     with ThreadPoolExecutor(2) as pool:  # two at a time
         started = list(pool.map(start, LAUNCHERS))
-    print(f"| launcher | {' | '.join(f'`{name}`' for name in NAMES)} | passes | old parser |")
+    print(f"| launcher | {' | '.join(f'`{name}`' for name in NAMES)} | passes | old script |")
     print("|---" * (len(NAMES) + 3) + "|")
     for launcher, reports, _ in started:
         first = min(reports, key=lambda report: report["passed"])
         cells = ["set" if name in first["set"] else "" for name in NAMES]
         passed = " ".join(f"`{argument}`" for argument in first["passed"])
-        print(f"| {launcher} | {' | '.join(cells)} | {passed} | {first['old parser']} |")
+        print(f"| {launcher} | {' | '.join(cells)} | {passed} | {first['old script']} |")
     for launcher, _, stderr in started:
         if "FutureWarning: " in stderr:
-            said = stderr.partition("FutureWarning: ")[2].splitlines()
-            print(f"\n{launcher} warns: {' '.join(said[:2])}")
+            warning = stderr.partition("FutureWarning: ")[2].splitlines()
+            print(f"\n{launcher} warns: {' '.join(warning[:2])}")
 
 
 def start(launcher: str) -> tuple[str, list[dict], str]:
-    """The launcher again, what each of its workers reports, and what was said on stderr."""
+    """Return the launcher, the report of each worker, and the text on stderr."""
     command, processes = LAUNCHERS[launcher]
     worker = "tutorials/00_launchers.py --worker"
     result = run_to_end(command.format(worker=worker))
@@ -58,27 +58,30 @@ def start(launcher: str) -> tuple[str, list[dict], str]:
 
 
 def worker() -> None:
-    """One process of a launch. It reports what it finds, in one write: they do not take turns."""
+    """Report the environment and the arguments of this process, in a single write.
+
+    The workers are not synchronised, so several writes could be mixed with other reports.
+    """
     own = ["--worker", "--start", "spawn", "debug_launcher"]
     passed = [argument for argument in sys.argv[1:] if argument not in own]
-    found = {"set": [name for name in NAMES if name in os.environ], "passed": passed}
-    print(json.dumps({**found, "old parser": old_parser(passed)}) + "\n", end="", flush=True)
+    report = {"set": [name for name in NAMES if name in os.environ], "passed": passed}
+    print(json.dumps({**report, "old script": old_script(passed)}) + "\n", end="", flush=True)
 
 
-def old_parser(arguments: list[str]) -> str:
-    """What becomes of a script whose parser knows `--local_rank` and no other spelling."""
+def old_script(arguments: list[str]) -> str:
+    """Return the result, or the error, of a script whose only option is `--local_rank`."""
     parser = argparse.ArgumentParser(prog="script.py")
     parser.add_argument("--local_rank", type=int)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
         try:
             return f"`local_rank={parser.parse_args(arguments).local_rank}`"
         except SystemExit as ended:
-            return f"`{said.getvalue().splitlines()[-1]}`, exit code {ended.code}"
+            return f"`{stderr.getvalue().splitlines()[-1]}`, exit code {ended.code}"
 
 
 def spawned(rank: int, world_size: int, port: int) -> None:
-    """`mp.spawn` calls it with the rank first, then `args`. The variables are ours to set."""
+    """Run in a process of `mp.spawn`, which passes the rank, then `args`, and sets no variables."""
     worker()
     import torch.distributed as dist
 
@@ -92,7 +95,7 @@ def spawned(rank: int, world_size: int, port: int) -> None:
 if __name__ == "__main__":
     if "--worker" not in sys.argv:
         main()
-    elif "spawn" in sys.argv:  # torch takes seconds to import, and most workers do without it
+    elif "spawn" in sys.argv:  # importing torch takes seconds, and most workers do not need it
         import torch.multiprocessing as mp
 
         from accel_demo.processes.launch import free_port

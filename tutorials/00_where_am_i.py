@@ -1,4 +1,4 @@
-"""Where am I? Each process says what its environment tells it, and what Accelerate makes of it.
+"""Print the launch variables of each process, its Accelerate state, and the connected ranks.
 
 python tutorials/00_where_am_i.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/00_where_am_i.py
@@ -18,33 +18,33 @@ from accel_demo.processes.launch import spawn
 
 def where_am_i(plain: bool) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    told = " ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names)
+    environment = " ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names)
 
     accelerator = Accelerator() if plain else Accelerator(cpu=use_cpu())
     rank, world_size = accelerator.process_index, accelerator.num_processes
     kind = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'no backend'}"
-    i_am = f"process {rank} of {world_size}, {accelerator.device}, {kind}"
+    state = f"process {rank} of {world_size}, {accelerator.device}, {kind}"
     group = dist.get_world_size() if dist.is_initialized() else "none"
 
-    # The proof: every process sends its rank to all those it is connected to.
-    my_rank = torch.tensor([rank], device=accelerator.device)
-    heard = accelerator.gather(my_rank).tolist()
+    # The proof: every process sends its rank to all connected processes.
+    own_rank = torch.tensor([rank], device=accelerator.device)
+    received = accelerator.gather(own_rank).tolist()
 
     for turn in range(world_size):
         if turn == rank:
-            line = f"{told} | {i_am} | torch group: {group} | heard {heard}\n"
-            print(line, end="", flush=True)  # one write: two clones cannot take turns
+            line = f"{environment} | {state} | torch group: {group} | received {received}\n"
+            print(line, end="", flush=True)  # a single write: two clones cannot take turns
         accelerator.wait_for_everyone()
-    if dist.is_initialized():  # two clones did not wait for each other above, and they must:
-        dist.barrier()  # if one ends early, the other one cannot connect any more
+    if dist.is_initialized():  # two clones did not wait for each other above
+        dist.barrier()  # but must: after one ends, the other can no longer connect
     accelerator.end_training()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true", help="build a plain Accelerator()")
-    parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two of me")
-    parser.add_argument("--local-rank", help="torch.distributed.launch passes it: see LOCAL_RANK")
+    parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two processes")
+    parser.add_argument("--local-rank", help="set by torch.distributed.launch; not used")
     options = parser.parse_args()
     if options.start == "spawn":
         spawn(where_am_i, 2, options.plain)  # torch.multiprocessing.spawn

@@ -1,4 +1,4 @@
-"""Which physical GPU is `cuda:1`? It depends on CUDA_VISIBLE_DEVICES. On a machine with 8 GPUs:
+"""Find the physical GPU behind `cuda:1` for values of CUDA_VISIBLE_DEVICES, with 8 GPUs.
 
 python tutorials/01_choosing_devices.py
 CUDA_VISIBLE_DEVICES=0,4 python tutorials/01_choosing_devices.py --mine
@@ -12,34 +12,34 @@ from accel_demo.anatomy.devices import cuda_order, draw_map, visible_devices
 from accel_demo.errors import Parser, one_line_errors
 from accel_demo.show import check_outputs
 
-BEGINNINGS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
-GPUS = [f"GPU-{beginning}-c3d2-4f60-a1b9-5e7d80924c11" for beginning in BEGINNINGS]
+PREFIXES = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
+GPUS = [f"GPU-{prefix}-c3d2-4f60-a1b9-5e7d80924c11" for prefix in PREFIXES]
 EXAMPLES = {
-    None: "every GPU, where it is not set",
-    "": "none, where it is empty",
-    "0,4": "`cuda:N` counts the visible ones from 0, without gaps",
+    None: "every GPU, if it is not set",
+    "": "none, if it is empty",
+    "0,4": "`cuda:N` counts the visible GPUs from 0, without gaps",
     "4,0": "in the order written",
-    "0,9,4": "there is no GPU 9, and it hides what follows",
-    "0,-1,4": "nor a GPU -1",
-    "-1": "so this hides all",
-    "0,4,0": "none, where one comes twice",
-    "GPU-4f6e,GPU-3": "UUIDs, or their beginnings",
-    "GPU-4f6e,GPU-1a": "two begin with GPU-1a, so it is none of them",
-    "4,GPU-3": "the first is a number, so a UUID does not count",
-    "MIG-9d6c2e": "a part of a GPU (MIG), passed on as it is",
+    "0,9,4": "there is no GPU 9, and it hides everything after it",
+    "0,-1,4": "there is no GPU -1 either",
+    "-1": "so -1 hides every GPU",
+    "0,4,0": "none, if a GPU occurs twice",
+    "GPU-4f6e,GPU-3": "UUIDs, or their first characters",
+    "GPU-4f6e,GPU-1a": "two UUIDs begin with GPU-1a, so it matches neither",
+    "4,GPU-3": "the first entry is a number, so a UUID does not count",
+    "MIG-9d6c2e": "a part of a GPU (MIG), passed on unchanged",
 }
 DRAWN = ["0,4", "0,9,4"]
 
 
 def main(plot: Path | None) -> None:
     rows = []
-    for value, why in EXAMPLES.items():
+    for value, reason in EXAMPLES.items():
         devices = visible_devices(value, GPUS)
-        written = "not set" if value is None else f"`{value}`" if value else "empty"
+        setting = "not set" if value is None else f"`{value}`" if value else "empty"
         first, second = devices.get("cuda:0", "none"), devices.get("cuda:1", "none")
-        rows.append([written, len(devices), first, second, why])
-    print(show.table(["CUDA_VISIBLE_DEVICES", "visible", "cuda:0", "cuda:1", "why"], rows))
-    print("\nWith GPU A, slow, on the first PCI bus, and GPU B, fast, on the second:\n")
+        rows.append([setting, len(devices), first, second, reason])
+    print(show.table(["CUDA_VISIBLE_DEVICES", "visible", "cuda:0", "cuda:1", "reason"], rows))
+    print("\nIf GPU A is slow, on the first PCI bus, and GPU B is fast, on the second:\n")
     rows = []
     for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
         numbered = cuda_order(["00000000:01:00.0", "00000000:41:00.0"], [1.0, 2.0], order)
@@ -51,8 +51,8 @@ def main(plot: Path | None) -> None:
         draw_map(DRAWN, len(GPUS), plot)
 
 
-def mine() -> None:
-    """The device of this process, as the launcher's and CUDA's variables say."""
+def print_own_device() -> None:
+    """Print the device of this process, from the launcher's variables and CUDA's."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     gpu = visible_devices(value, GPUS).get(device, "none")
@@ -62,8 +62,8 @@ def mine() -> None:
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
-        parser.add_argument("--mine", action="store_true", help="only the device of this process")
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of them")
+        parser.add_argument("--mine", action="store_true", help="print only this process's device")
+        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of the values")
         options = parser.parse_args()
         check_outputs(options)
-        mine() if options.mine else main(options.plot)
+        print_own_device() if options.mine else main(options.plot)

@@ -1,4 +1,4 @@
-"""Train with each of the four train files, and compare the weights they end with bit for bit.
+"""Train with each of the four train files, and compare the final weights bit for bit.
 
 python tutorials/02_one_loop_four_tellings.py
 """
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from accel_demo.processes.launch import run_to_end
 
 CONFIGS = "accelerate_configs"
-RUNS = [  # (the launcher, the telling)
+RUNS = [  # (launcher, script)
     ("python", "train_plain.py"),
     ("python", "train_dp.py"),
     ("torchrun --standalone --nproc-per-node 1", "train_ddp.py"),
@@ -22,7 +22,7 @@ RUNS = [  # (the launcher, the telling)
     ("torchrun --standalone --nproc-per-node 2", "train_ddp.py"),
     (f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml", "train.py"),
 ]
-# Everything that could tell them apart is on: dropout, clipping, accumulation, several epochs.
+# Turn on whatever could make a difference: dropout, clipping, accumulation, several epochs.
 FLAGS = (
     "--max-steps 20 --accumulate 2 --batch-size 32 --dropout 0.2 --clip-norm 0.5 "
     "--train-samples 1024 --test-samples 256"
@@ -35,26 +35,26 @@ def main() -> None:
         with ThreadPoolExecutor(2) as pool:  # two at a time
             processes = list(pool.map(train, RUNS, folders))
         weights = [load_file(run / "model.safetensors") for run in folders]
-    print("| row | what was typed | connected processes | the same weights, bit for bit, as row |")
+    print("| row | command | connected processes | same weights, bit for bit, as row |")
     print("|---|---|---|---|")
-    for row, (launcher, telling) in enumerate(RUNS):
-        mine, numbered = weights[row], enumerate(weights, start=1)
-        twins = [str(number) for number, its in numbered if number != row + 1 and same(mine, its)]
-        typed = f"`{launcher} accel_demo/{telling}`"
-        print(f"| {row + 1} | {typed} | {processes[row]} | {', '.join(twins) or 'none'} |")
+    for row, (launcher, script) in enumerate(RUNS):
+        own, numbered = weights[row], enumerate(weights, start=1)
+        same_as = [str(i) for i, other in numbered if i != row + 1 and same(own, other)]
+        command = f"`{launcher} accel_demo/{script}`"
+        print(f"| {row + 1} | {command} | {processes[row]} | {', '.join(same_as) or 'none'} |")
 
 
 def train(run: tuple[str, str], run_dir: Path) -> int:
-    """Train to the end in `run_dir`; how many connected processes did it."""
-    launcher, telling = run
-    result = run_to_end(f"{launcher} accel_demo/{telling} {FLAGS} --run-dir {run_dir}")
+    """Train to the end in `run_dir`, and return the number of connected processes."""
+    launcher, script = run
+    result = run_to_end(f"{launcher} accel_demo/{script} {FLAGS} --run-dir {run_dir}")
     if result.returncode != 0:
-        raise RuntimeError(f"{telling}: {result.returncode}\n{result.stdout}\n{result.stderr}")
+        raise RuntimeError(f"{script}: {result.returncode}\n{result.stdout}\n{result.stderr}")
     return json.loads((run_dir / "environment.json").read_text())["processes"]
 
 
-def same(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(weights[name], others[name]) for name in weights | others)
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first | second)
 
 
 if __name__ == "__main__":

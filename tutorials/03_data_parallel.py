@@ -1,4 +1,4 @@
-"""Two training steps under DataParallel: who computes what, where, and how often.
+"""Count calls in two training steps under DataParallel, by thread and by process.
 
 python tutorials/03_data_parallel.py
 """
@@ -14,7 +14,7 @@ from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.show import table
 
 REPLICAS, STEPS = 4, 2
-CALLS = []  # (what was called, in which thread, in which process)
+CALLS = []  # (name of the code, thread, process)
 
 
 class Net(nn.Module):
@@ -31,30 +31,30 @@ class Net(nn.Module):
         return torch.cdist(self.layer.weight, self.layer.weight, p=1).sum()
 
 
-def note(what: str) -> None:
+def note(code: str) -> None:
     thread = threading.current_thread().name.replace("MainThread", "main")
-    CALLS.append((what, thread, os.getpid()))
+    CALLS.append((code, thread, os.getpid()))
 
 
 def main() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are hidden: this shows the wrapper on a CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hide GPUs, to show the wrapper on a CPU
     torch.manual_seed(0)
     net, record, rows = Net(), [], []
     inputs, labels = torch.randn(12, 6), torch.randn(12, 3)
     on_cpu = nn.DataParallel(net, device_ids=[0, 7], output_device=["anything"])
     print(f"{on_cpu}\ndevice_ids: {on_cpu.device_ids}\n")
     replicated = DataParallel(net, REPLICAS, record)
-    for name, wrapped in (("`nn.DataParallel`", on_cpu), ("`anatomy`'s own", replicated)):
+    for name, wrapped in (("`nn.DataParallel`", on_cpu), ("our `DataParallel`", replicated)):
         CALLS.clear()
         for _ in range(STEPS):
             loss = mse_loss(wrapped(inputs), labels) + wrapped.module.kernel_distance()
             loss.backward()
         for code in ("forward", "kernel_distance"):
-            threads = [thread for what, thread, _ in CALLS if what == code]
+            threads = [thread for called, thread, _ in CALLS if called == code]
             names = ", ".join(sorted(set(threads)))
             processes = len({process for *_, process in CALLS})
             rows.append([name, f"`{code}`", len(threads), names, processes])
-    print(table(["two steps with", "code", "calls", "in the threads", "processes"], rows))
+    print(table(["two steps with", "code", "calls", "threads", "processes"], rows))
     replications = sum(event.phase == "replicate" and event.replica == 0 for event in record)
     print(f"\nReplications in {STEPS} steps: {replications}")
 

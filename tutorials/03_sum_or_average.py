@@ -1,4 +1,4 @@
-"""The gradient when the replicas' gradients are summed, and when they are averaged.
+"""Compare the sum of the replicas' gradients with their average, for two kinds of loss.
 
 python tutorials/03_sum_or_average.py
 """
@@ -18,19 +18,19 @@ def main() -> None:
     net, rows = nn.Linear(6, 3), []
     inputs, labels = torch.randn(12, 6), torch.randn(12, 3)
     for reduction in ("mean", "sum"):
-        right = gradient(net, inputs, labels, reduction)
+        expected = gradient(net, inputs, labels, reduction)
         summed = gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
-        # DDP: each process has a part of the batch, and a loss and gradients of its own.
+        # DDP: each process has a part of the batch, with a separate loss and separate gradients.
         parts = zip(inputs.chunk(REPLICAS), labels.chunk(REPLICAS), strict=True)
         averaged = torch.stack([gradient(net, *part, reduction) for part in parts]).mean(dim=0)
-        ratios = [f"{found.norm() / right.norm():.2f} times" for found in (summed, averaged)]
+        ratios = [f"{result.norm() / expected.norm():.2f} times" for result in (summed, averaged)]
         rows.append([f"the {reduction} over the samples", *ratios])
-    print("How long the gradient is, against that of the whole batch on one device:\n")
+    print("Norm of the gradient, compared with the gradient of the whole batch on one device:\n")
     print(table(["the loss is", "summed, as DataParallel does", "averaged, as DDP does"], rows))
 
 
 def gradient(net, inputs, labels, reduction: str) -> torch.Tensor:
-    """That of the first parameter."""
+    """Return the gradient of the first parameter."""
     net.zero_grad()
     mse_loss(net(inputs), labels, reduction=reduction).backward()
     return next(net.parameters()).grad.clone()

@@ -1,4 +1,4 @@
-"""Add up a tensor over all processes in two ways, each made of two smaller collectives.
+"""Compare two methods of all-reduce, each built from two smaller collectives.
 
 python tutorials/04_collectives.py --processes 3
 """
@@ -29,17 +29,17 @@ def through_rank_0(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
 def in_shares(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
     """`reduce_scatter`, then `all_gather`"""
     shares = list(tensor.tensor_split(first.world_size))  # views of the tensor, one for each rank
-    mine = shares[first.rank].clone()
-    reduce_scatter(mine, shares, first)
-    all_gather(shares, mine, second)
+    own_share = shares[first.rank].clone()
+    reduce_scatter(own_share, shares, first)
+    all_gather(shares, own_share, second)
 
 
 def main(device: torch.device) -> None:
-    mine = torch.arange(60.0, device=device) + dist.get_rank()  # 240 bytes
-    expected, rows = mine.clone(), []
+    values = torch.arange(60.0, device=device) + dist.get_rank()  # 240 bytes
+    expected, rows = values.clone(), []
     dist.all_reduce(expected)
     for all_reduce in (through_rank_0, in_shares):
-        tensor, first, second = mine.clone(), Wire(), Wire()
+        tensor, first, second = values.clone(), Wire(), Wire()
         all_reduce(tensor, first, second)
         halves, is_same = [first.messages(), second.messages()], [None] * first.world_size
         dist.all_gather_object(is_same, torch.equal(tensor, expected))
@@ -49,8 +49,8 @@ def main(device: torch.device) -> None:
         same = "yes" if all(is_same) else "no"
         rows.append([all_reduce.__doc__, arrows, *bytes_moved(sum(halves, [])), same])
     if dist.get_rank() == 0:
-        head = ["an all-reduce from", "messages, from → to", "bytes in all"]
-        head += ["bytes at the busiest rank", "the sum of `dist.all_reduce`, on every rank"]
+        head = ["all-reduce built from", "messages, from → to", "bytes in total"]
+        head += ["bytes at the busiest rank", "equals `dist.all_reduce` on every rank"]
         print(show.table(head, rows))
 
 

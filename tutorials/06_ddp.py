@@ -1,4 +1,4 @@
-"""Watch DistributedDataParallel: what it sends, when, and in which buckets.
+"""Record what DistributedDataParallel sends, when, and in which buckets.
 
 python tutorials/06_ddp.py
 """
@@ -24,7 +24,7 @@ def main(device: torch.device) -> None:
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.009)
     messages.append(("", "DistributedDataParallel(model)", calls))
 
-    # DDP calls it where it would start its own all-reduce.
+    # DDP calls this instead of its own all-reduce.
     def watch(step: list, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         order = " ".join(f"`{names[parameter]}`" for parameter in bucket.parameters())
         buckets.append([step[0], bucket.index() + 1, order])
@@ -38,9 +38,9 @@ def main(device: torch.device) -> None:
         with recorded() as calls:
             loss = F.cross_entropy(ddp(inputs), labels)
         messages.append((step[0], "ddp(inputs), and the loss", calls))
-        for call, within in (("loss.backward", loss.backward), ("optimizer.step", optimizer.step)):
+        for call, method in (("loss.backward", loss.backward), ("optimizer.step", optimizer.step)):
             with recorded() as calls:
-                within()
+                method()
             messages.append((step[0], f"{call}()", calls))
         optimizer.zero_grad()
     if dist.get_rank() == 0:
@@ -48,7 +48,7 @@ def main(device: torch.device) -> None:
         print("parameters: {} bytes, buffers: {} bytes\n".format(*sizes))
         rows = [[step, f"`{call}`", *bytes_of(calls)] for step, call, calls in messages]
         print(table(["step", "rank 0 calls", "broadcast, bytes", "all-reduce, bytes"], rows))
-        print(f"\n{table(['step', 'bucket', 'the gradients in it, in their order'], buckets)}\n")
+        print(f"\n{table(['step', 'bucket', 'gradients, in their order'], buckets)}\n")
         within_step = sum(len(calls) for _, call, calls in messages if call == "optimizer.step()")
         print(f"Collectives within `optimizer.step()`: {within_step}")
 

@@ -1,4 +1,4 @@
-"""Where in a window of four micro-batches do the processes share gradients? Ask after each call.
+"""Count the all-reduces after each call, in a window of four micro-batches.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/07_accumulation.py
@@ -21,17 +21,17 @@ def main() -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     all_reduces = 0
 
-    def count(group, bucket):  # DDP calls it where it would call its all-reduce
+    def count(group, bucket):  # DDP calls this instead of its own all-reduce
         nonlocal all_reduces
         all_reduces += 1
         return allreduce_hook(group, bucket)
 
     model.register_comm_hook(None, count)
-    torch.manual_seed(1 + accelerator.process_index)  # other samples on each rank
+    torch.manual_seed(1 + accelerator.process_index)  # different samples on each rank
     inputs = torch.randn(WINDOW * BATCH, 8, device=accelerator.device)
     targets = inputs.sum(dim=1, keepdim=True).sin()
-    whole = torch.autograd.grad(mse_loss(model.module(inputs), targets), [*model.parameters()])
-    whole = accelerator.reduce(flat(whole), "mean")  # of one batch of 32 on every rank
+    full_batch = torch.autograd.grad(mse_loss(model.module(inputs), targets), [*model.parameters()])
+    full_batch = accelerator.reduce(flat(full_batch), "mean")  # one batch of 32 on every rank
 
     head = f"Connected processes: {accelerator.num_processes}\n\n"
     head += "| micro-batch | after forward | after backward | after step | gradients |"
@@ -48,10 +48,10 @@ def main() -> None:
             row.append(all_reduces)
             optimizer.zero_grad()
         gathered = accelerator.gather(gradient[None])
-        row.append("the same" if (gathered == gathered[0]).all() else "another on each rank")
+        row.append("the same" if (gathered == gathered[0]).all() else "different on each rank")
         accelerator.print(f"| {' | '.join(map(str, row))} |")
-    said = f"\n{WINDOW} × {BATCH} and 1 × {WINDOW * BATCH} give the same:"
-    accelerator.print(said, torch.allclose(gradient, whole, rtol=0, atol=1e-6))
+    claim = f"\n{WINDOW} × {BATCH} and 1 × {WINDOW * BATCH} have the same gradient:"
+    accelerator.print(claim, torch.allclose(gradient, full_batch, rtol=0, atol=1e-6))
     accelerator.end_training()
 
 

@@ -1,4 +1,4 @@
-"""What does a metric count? Eight ways to evaluate 22 samples on three ranks."""
+"""Evaluate 22 samples on three ranks with eight methods, and count the samples of each."""
 
 import torch
 import torch.distributed as dist
@@ -11,17 +11,17 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 SAMPLES, BATCH = range(22), 5
-MISTAKES = torch.tensor([0, 1, 2, 20])  # what the model gets wrong: 18 of 22 are right
+MISTAKES = torch.tensor([0, 1, 2, 20])  # samples that the model gets wrong: 18 of 22 are right
 
 
 def main(device: torch.device) -> None:
-    dealing = DataLoaderConfiguration(even_batches=False)  # no padding
-    uneven, accelerator = (Accelerator(cpu=use_cpu(), dataloader_config=d) for d in (dealing, None))
+    no_pads = DataLoaderConfiguration(even_batches=False)
+    uneven, accelerator = (Accelerator(cpu=use_cpu(), dataloader_config=d) for d in (no_pads, None))
     gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
     plain = DataLoader(SAMPLES, BATCH)  # the same on every rank
     by_sampler = DataLoader(SAMPLES, BATCH, sampler=DistributedSampler(SAMPLES, shuffle=False))
     prepared = accelerator.prepare(plain)
-    twice = accelerator.prepare(by_sampler)  # split by the sampler, and once more by Accelerate
+    twice = accelerator.prepare(by_sampler)  # split by the sampler, and again by Accelerate
 
     def collect(gather, loader):
         return torch.cat([gather(samples.to(device)) for samples in loader]).cpu()
@@ -42,15 +42,15 @@ def main(device: torch.device) -> None:
         row("`gather_for_metrics`, loader prepared", collect(gather_for_metrics, prepared)),
     ]
     if dist.get_rank() == 0:
-        print(table(["way", "counted", "different ones", "accuracy", "exact"], rows))
-        right = [way for way, counted, _, _, exact in rows[1:] if (counted, exact) == (22, "yes")]
-        print(f"\nEvery sample once, and the exact accuracy: {', '.join(right)}")
+        print(table(["method", "counted", "unique", "accuracy", "exact"], rows))
+        right = [name for name, counted, _, _, exact in rows[1:] if (counted, exact) == (22, "yes")]
+        print(f"\nEach sample counted once, and the accuracy exact: {', '.join(right)}")
 
 
-def row(way: str, samples: torch.Tensor, found: torch.Tensor | None = None) -> list:
-    found = accuracy(samples) if found is None else found
-    is_exact = abs(float(found) - 18 / 22) < 1e-6
-    return [way, len(samples), len(samples.unique()), f"{found:.1%}", "yes" if is_exact else "no"]
+def row(name: str, samples: torch.Tensor, result: torch.Tensor | None = None) -> list:
+    result = accuracy(samples) if result is None else result
+    is_exact = abs(float(result) - 18 / 22) < 1e-6
+    return [name, len(samples), len(samples.unique()), f"{result:.1%}", "yes" if is_exact else "no"]
 
 
 def accuracy(samples: torch.Tensor) -> torch.Tensor:

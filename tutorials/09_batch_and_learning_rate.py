@@ -1,4 +1,4 @@
-"""When is a schedule over? Four ways to size it and to step it, in one epoch of 64 samples.
+"""Follow a schedule through an epoch of 64 samples, with four combinations of length and stepping.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/09_batch_and_learning_rate.py
@@ -11,34 +11,34 @@ from torch.utils.data import DataLoader
 
 from accel_demo.processes.connect import use_cpu
 
-SAMPLES, BATCH = 64, 8  # the batch of one process
+SAMPLES, BATCH = 64, 8  # the batch size of one process
 
 
 def main() -> None:
     accelerator = Accelerator(cpu=use_cpu())
     accelerator.print(f"Connected processes: {accelerator.num_processes}\n")
-    head = "| sized by the loader | stepped | 0 | 16 | 32 | 48 | 64 samples | over at |"
+    head = "| `len(loader)` read | stepped | 0 | 16 | 32 | 48 | 64 samples | ends at |"
     accelerator.print(f"{head}\n{'|---' * 8}|")
-    for way in [("before", True), ("after", True), ("before", False), ("after", False)]:
-        rates = train(*way)
-        row = [f"{way[0]} `prepare`", "once per process (default)" if way[1] else "once"]
+    for case in [("before", True), ("after", True), ("before", False), ("after", False)]:
+        rates = train(*case)
+        row = [f"{case[0]} `prepare`", "once per process (default)" if case[1] else "once"]
         row += [f"{rates[seen]:.4g}" for seen in range(0, SAMPLES + 1, 16)]
         row += [str(seen) for seen, rate in rates.items() if rate == 0][:1] or ["–"]
         accelerator.print(f"| {' | '.join(row)} |")
     accelerator.print("\n| `ReduceLROnPlateau` | epoch 1 | 2 | 3 | 4 |\n|---|---|---|---|---|")
-    for word in ("prepared", "not prepared"):
-        row, optimizer = [word], torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    for label in ("prepared", "not prepared"):
+        row, optimizer = [label], torch.optim.SGD([torch.zeros(1)], lr=1.0)
         scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
-        scheduler = accelerator.prepare(scheduler) if word == "prepared" else scheduler
+        scheduler = accelerator.prepare(scheduler) if label == "prepared" else scheduler
         for _ in range(4):
-            scheduler.step(1.0)  # after each epoch, with a loss that never gets better
+            scheduler.step(1.0)  # after each epoch, with a loss that never improves
             row.append(f"{optimizer.param_groups[0]['lr']:.4g}")
         accelerator.print(f"| {' | '.join(row)} |")
     accelerator.end_training()
 
 
 def train(sized: str, per_process: bool) -> dict[int, float]:
-    """Samples seen by all processes → the learning rate then, on its way from 1 to 0."""
+    """Return {samples seen by all processes: learning rate}. The rate falls from 1 to 0."""
     accelerator = Accelerator(cpu=use_cpu(), step_scheduler_with_optimizer=per_process)
     model, loader = torch.nn.Linear(1, 1), DataLoader(torch.zeros(SAMPLES, 1), BATCH)
     steps = {"before": len(loader)}

@@ -1,10 +1,10 @@
-"""What does torch.compile make, when does it make it again, and what is the model called then?
+"""Count the graphs of torch.compile, and compare the names of weights in compiled models.
 
 python tutorials/10_compiled.py
 python tutorials/10_compiled.py --without-compiler
 
-The backend "eager" runs what has been captured as it is. To compile it in earnest takes long, and
-changes neither what is captured nor how often.
+The backend "eager" runs the captured graphs unchanged. Real compilation takes long, and affects
+neither the content of the graphs nor their number.
 """
 
 import argparse
@@ -22,37 +22,40 @@ from accel_demo.show import table
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--without-compiler", action="store_true", help="hide g++ from it")
+    parser.add_argument("--without-compiler", action="store_true", help="run without g++")
     if parser.parse_args().without_compiler:
         without_compiler()
         return
-    print("Graphs that `torch.compile` has made, after each batch of two epochs:\n")
+    print("Graphs captured by `torch.compile` so far, after each batch of two epochs:\n")
     head = ["batch", "in epoch 1", "in epoch 2"]
     first, second = two_epochs(make_model(TrainConfig()))
     rows = [
         [batch, before, after] for (batch, before), (_, after) in zip(first, second, strict=True)
     ]
     print(table(head, rows))
-    print("\nThe first weight's name, and what its layer computes in under bf16:\n")
-    head = ["how", "in `state_dict()`", "in `accelerator.get_state_dict`", "layer gives"]
-    print(table(head, [named(how) for how in WAYS]))
+    print("\nName of the first weight, and dtype of its layer's output under bf16:\n")
+    head = ["method", "in `state_dict()`", "in `accelerator.get_state_dict`", "layer output"]
+    print(table(head, [describe(method) for method in METHODS]))
     print(f"\nRecompiled in the second epoch: {second[-1][1] - first[-1][1]} times")
 
 
 def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
-    """Batches of 24 images but for the last; the number of graphs after each."""
+    """Return each batch of two epochs with the number of graphs after it.
+
+    Batches have 24 images. The last batch, in training and in evaluation, has 20.
+    """
     torch._dynamo.reset()
     counters.clear()
     model.compile(backend="eager")
     epochs = []
     for _ in range(2):
         epochs.append([])
-        for what, sizes in (("train", (24, 24, 24, 20)), ("evaluate", (24, 24, 20))):
-            model.train(what == "train")
+        for mode, sizes in (("train", (24, 24, 24, 20)), ("evaluate", (24, 24, 20))):
+            model.train(mode == "train")
             for size in sizes:
                 with torch.set_grad_enabled(model.training):
                     model(torch.rand(size, 1, 28, 28))
-                epochs[-1].append((f"{what}, {size} images", counters["stats"]["unique_graphs"]))
+                epochs[-1].append((f"{mode}, {size} images", counters["stats"]["unique_graphs"]))
     return epochs
 
 
@@ -73,31 +76,31 @@ def after(accelerator: Accelerator, model):
     return torch.compile(accelerator.prepare(model), backend="eager")
 
 
-WAYS = {
+METHODS = {
     "not compiled": not_compiled,
     "`model.compile()`, then `prepare`": in_place,
     "`torch.compile(model)`, then `prepare`": before,
     "`prepare`, then `torch.compile(model)`": after,
-    "`Accelerator(dynamo_backend=…)`": not_compiled,  # the launcher's --dynamo_backend too
+    "`Accelerator(dynamo_backend=…)`": not_compiled,  # like the launcher's --dynamo_backend
 }
 
 
-def named(how: str) -> list[str]:
-    """How the weights of a model that is compiled in this way are called."""
+def describe(method: str) -> list[str]:
+    """Return the name of the first weight, and the dtype of the layer's output, for this method."""
     AcceleratorState._reset_state(reset_partial_state=True)
     torch._dynamo.reset()
-    backend = "eager" if "dynamo" in how else None
+    backend = "eager" if "dynamo" in method else None
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", dynamo_backend=backend)
-    layer, gave = torch.nn.Linear(4, 2), []
-    layer.register_forward_hook(lambda layer, inputs, output: gave.append(output.dtype))
-    model = WAYS[how](accelerator, torch.nn.Sequential(layer))
+    layer, dtypes = torch.nn.Linear(4, 2), []
+    layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(output.dtype))
+    model = METHODS[method](accelerator, torch.nn.Sequential(layer))
     model(torch.ones(1, 4))
     names = [next(iter(state)) for state in (model.state_dict(), accelerator.get_state_dict(model))]
-    return [how, *(f"`{name}`" for name in names), str(gave[0]).removeprefix("torch.")]
+    return [method, *(f"`{name}`" for name in names), str(dtypes[0]).removeprefix("torch.")]
 
 
 def without_compiler() -> None:
-    """What the default backend says where it finds no C++ compiler."""
+    """Print the error of the default backend if there is no C++ compiler."""
     os.environ["PATH"] = ""
     os.environ.pop("CXX", None)
     model = torch.nn.Linear(2, 2)

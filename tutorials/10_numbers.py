@@ -1,4 +1,4 @@
-"""How fine and how small are the numbers of bf16 and fp16, and what becomes of a network in them?
+"""Compare the precision and range of float32, bf16 and fp16, and their effect on a network.
 
 python tutorials/10_numbers.py --plot numbers.svg
 """
@@ -15,7 +15,7 @@ from accel_demo.errors import UserError
 from accel_demo.models import make_model
 from accel_demo.processes.connect import check_processes
 
-BITS = {  # of sign, exponent and significand; the first bit of a significand is not stored
+BITS = {  # sign, exponent, significand; the first bit of the significand is not stored
     torch.float32: (1, 8, 23),
     torch.bfloat16: (1, 8, 7),
     torch.float16: (1, 5, 10),
@@ -28,27 +28,27 @@ INDICES = "indices of max pooling"
 def main() -> None:
     options = read(command_line(__doc__))
     print("The three formats:\n")
-    head = ["format", "bits", "of the significand", "epsilon", "smallest", "largest"]
+    head = ["format", "bits", "significand bits", "epsilon", "smallest", "largest"]
     print(show.table(head, [describe(dtype) for dtype in BITS]))
-    print("\nA gradient, after a linear layer under autocast has handed it back:\n")
+    print("\nA gradient after the backward pass of a linear layer under autocast:\n")
     print(show.table(["gradient", "float32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
-    print("\nWhat a function under autocast to bf16 gives, on a CPU:\n")
-    print(show.table(["function", "given float32", "given bfloat16"], functions()))
+    print("\nOutput of functions under autocast to bf16, on a CPU:\n")
+    print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
     exact, low = step(torch.float32), step(torch.bfloat16)
-    print("\n`small_cnn` in bf16 against float32, differences in epsilons of bf16:\n")
-    print(show.table(["what", "differs by"], differences(exact, low)))
-    print(f"\nBytes of a training step of `small_cnn`, {BATCH} images:\n")
+    print("\n`small_cnn` in bf16 compared with float32, differences in units of bf16's epsilon:\n")
+    print(show.table(["result", "differs by"], differences(exact, low)))
+    print(f"\nBytes of a training step of `small_cnn` with {BATCH} images:\n")
     rows = [[kind, size, low["bytes"][kind]] for kind, size in exact["bytes"].items()]
-    print(show.table(["what", "float32", "bf16 autocast", "share"], [share(*row) for row in rows]))
-    print("\nWhat `Accelerator(mixed_precision=…)` does on a CPU:\n")
-    head = ["`mixed_precision`", "its first layer gives", "scaler", "our train files say"]
-    print(show.table(head, [asked_for(precision) for precision in ("no", "bf16", "fp16")]))
+    print(show.table(["memory", "float32", "bf16 autocast", "ratio"], [ratio(*r) for r in rows]))
+    print("\nEffect of `Accelerator(mixed_precision=…)` on a CPU:\n")
+    head = ["`mixed_precision`", "first layer's output", "scaler", "our train files"]
+    print(show.table(head, [effect_of(precision) for precision in ("no", "bf16", "fp16")]))
     if options.plot:
         draw(rows, options.plot)
 
 
 def describe(dtype: torch.dtype) -> list:
-    """What a format can hold. Epsilon is the distance from 1 to the next larger number."""
+    """Return precision and range of a format. Epsilon is the distance from 1 to the next number."""
     info, zero = torch.finfo(dtype), torch.zeros((), dtype=dtype)
     smallest = torch.nextafter(zero, zero + 1).item()
     bits = BITS[dtype][2] + 1
@@ -58,7 +58,7 @@ def describe(dtype: torch.dtype) -> list:
 
 
 def gradients() -> list[list[str]]:
-    """A layer with the weight 1 hands back the gradient it is given, in the autocast dtype."""
+    """Return what is left of gradients that pass through a layer with weight 1 under autocast."""
     rows = []
     for size in (1e-3, 1e-7, 1e-8):
         row = [f"{size:.0e}"]
@@ -68,15 +68,15 @@ def gradients() -> list[list[str]]:
                 output = F.linear(inputs, weight)
             scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
             scaler.scale((output.float() * size).sum()).backward()
-            left = inputs.grad.item() / scale
-            digits = "kept" if abs(left / size - 1) < torch.finfo(dtype).eps else f"{left:.1e}"
-            row.append(digits if left else "0: lost")
+            result = inputs.grad.item() / scale
+            digits = "kept" if abs(result / size - 1) < torch.finfo(dtype).eps else f"{result:.1e}"
+            row.append(digits if result else "0: lost")
         rows.append(row)
     return rows
 
 
 def functions() -> list[list[str]]:
-    """The dtypes of what functions give, whatever the layers around them."""
+    """Return the output dtype of each function for a float32 and a bfloat16 input."""
     images, kernel, labels = torch.rand(4, 6, 8, 8), torch.rand(3, 6, 3, 3), torch.arange(4)
     weight, statistics = torch.rand(6, 6), (torch.zeros(6), torch.ones(6))
     calls = {
@@ -101,19 +101,19 @@ def functions() -> list[list[str]]:
 
 
 def step(dtype: torch.dtype) -> dict:
-    """One training step of small_cnn under autocast: its numbers, and the bytes of each kind."""
+    """Run a training step of small_cnn under autocast. Return results, and bytes by kind."""
     torch.manual_seed(0)
     model, images = make_model(TrainConfig()), torch.randn(BATCH, 1, 28, 28)
     images, labels = images.to(memory_format=torch.channels_last), torch.arange(BATCH) % 10
     optimizer, saved = torch.optim.AdamW(model.parameters()), {}
     weights = list(model.parameters())
-    kept_anyway = {tensor.data_ptr() for tensor in (*weights, *model.buffers(), images, labels)}
+    always_kept = {tensor.data_ptr() for tensor in (*weights, *model.buffers(), images, labels)}
     copies = [weight.detach().to(dtype) for weight in weights]
 
-    def keep(tensor):  # called with each tensor that forward keeps for backward
+    def keep(tensor):  # called for each tensor that forward saves for backward
         is_copy = any(tensor.shape == copy.shape and tensor.equal(copy) for copy in copies)
         kind = COPIES if is_copy else ACTIVATIONS if tensor.is_floating_point() else INDICES
-        if tensor.data_ptr() not in kept_anyway:
+        if tensor.data_ptr() not in always_kept:
             saved[tensor.untyped_storage().data_ptr()] = kind, tensor.untyped_storage().nbytes()
         return tensor
 
@@ -130,7 +130,7 @@ def step(dtype: torch.dtype) -> dict:
         ),
     }
     for kind in (COPIES, ACTIVATIONS, INDICES):
-        size[kind] = sum(number for one, number in saved.values() if one == kind)
+        size[kind] = sum(nbytes for saved_as, nbytes in saved.values() if saved_as == kind)
     return {
         "bytes": size,
         "logits": logits.detach(),
@@ -140,32 +140,33 @@ def step(dtype: torch.dtype) -> dict:
 
 
 def differences(exact: dict, low: dict) -> list[list[str]]:
-    """Length of the difference over the length of what float32 gives, over bf16's epsilon."""
-    alone, layers = [], [(torch.nn.Conv2d(24, 64, 3), (8, 24, 9, 9))]
+    """Return how much results in bf16 differ from float32, in units of bf16's epsilon."""
+    single, layers = [], [(torch.nn.Conv2d(24, 64, 3), (8, 24, 9, 9))]
     for layer, shape in (*layers, (torch.nn.Linear(2048, 10), (8, 2048))):
         inputs = torch.randn(shape)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            alone.append(off(layer(inputs).float(), layer.double()(inputs.double())))
-    rows = [["a convolution or a linear layer alone", within(max(alone), 1 / 8, 1)]]
+            single.append(relative_error(layer(inputs).float(), layer.double()(inputs.double())))
+    rows = [["a single convolution or linear layer", within(max(single), 1 / 8, 1)]]
     for label, key, most in (
         ("logits", "logits", 4),
         ("gradient of the last layer's weights", "last gradient", 4),
         ("gradient of the first layer's weights", "first gradient", 32),
     ):
-        rows.append([label, within(off(low[key], exact[key]), 1 / 8, most)])
+        rows.append([label, within(relative_error(low[key], exact[key]), 1 / 8, most)])
     return rows
 
 
-def off(found: torch.Tensor, right: torch.Tensor) -> float:
-    return ((found - right).norm() / right.norm() / torch.finfo(torch.bfloat16).eps).item()
+def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the norm of the error, relative to the exact norm, in units of bf16's epsilon."""
+    return ((result - exact).norm() / exact.norm() / torch.finfo(torch.bfloat16).eps).item()
 
 
 def within(value: float, least: float, most: float) -> str:
-    """As coarse as it is the same on every machine."""
+    """Return the range, which is the same on every machine, or the value if it is outside."""
     return f"{least:g} to {most:g}" if least < value < most else f"{value:.2g}"
 
 
-def share(kind: str, before: int, after: int) -> list[str]:
+def ratio(kind: str, before: int, after: int) -> list[str]:
     return [kind, f"{before:,}", f"{after:,}", f"{after / before:.2f}" if before else "new"]
 
 
@@ -173,24 +174,24 @@ def bytes_of(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def asked_for(precision: str) -> list[str]:
-    """What Accelerate computes in on a CPU, and what the train files of this repository say."""
+def effect_of(precision: str) -> list[str]:
+    """Return the dtype in which Accelerate computes on a CPU, and what our train files do."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator, gave = Accelerator(mixed_precision=precision, cpu=True), []
+    accelerator, dtypes = Accelerator(mixed_precision=precision, cpu=True), []
     layer = torch.nn.Linear(2, 2)
     model = torch.nn.Sequential(layer)
-    layer.register_forward_hook(lambda layer, inputs, output: gave.append(name(output.dtype)))
+    layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(name(output.dtype)))
     accelerator.prepare(model)(torch.ones(1, 2))
     try:
-        check_processes(1, accelerator.device, precision)  # the train files call it first
-        said = "nothing, and trains"
+        check_processes(1, accelerator.device, precision)  # our train files call this first
+        reaction = "train without a message"
     except UserError as error:
-        said = f"error: {error}"
-    return [precision, gave[0], "none" if accelerator.scaler is None else "yes", said]
+        reaction = f"error: {error}"
+    return [precision, dtypes[0], "none" if accelerator.scaler is None else "yes", reaction]
 
 
 def draw(rows: list[list], path) -> None:
-    """The bits of each format; the bytes of a step in float32 and under autocast."""
+    """Draw the bits of each format, and the bytes of a step in float32 and under autocast."""
     figure = show.new_figure(9, 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[4, 5])
     for place, parts in enumerate(BITS.values()):

@@ -1,4 +1,4 @@
-"""Where is bfloat16 in a bf16 training, and where is it not? Look at every tensor of a step.
+"""List the dtype of every tensor in a step of bf16 training.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     --mixed_precision bf16 tutorials/10_precision_and_compilation.py
@@ -20,12 +20,12 @@ def main() -> None:
     accelerator, layers, kept, plain = train(DDPCommunicationHookType.NO)
     *_, halved = train(DDPCommunicationHookType.BF16)
     accelerator.print(f"Connected processes: {accelerator.num_processes}\n")
-    accelerator.print(table(["layer or function", "is given", "gives"], layers))
+    accelerator.print(table(["layer or function", "input", "output"], layers))
     accelerator.print("\n" + table(["kept from step to step", "tensors", "dtypes"], kept))
     rows = [["none", *plain], ["`BF16`", *halved]]
     head = ["comm hook", "gradients of", "bytes to the all-reduce", "bytes each"]
     accelerator.print("\n" + table(head, rows))
-    low = sum(gives == "bfloat16" for *_, gives in layers)
+    low = sum(output == "bfloat16" for *_, output in layers)
     stays = sum(count for _, count, dtypes in kept if "bfloat16" in dtypes)
     total = sum(count for _, count, _ in kept)
     accelerator.print(f"\nResults in bfloat16: {low} of {len(layers)}")
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def train(hook: DDPCommunicationHookType):
-    """One step. Gives what each layer takes and gives, what is kept, and what is shared."""
+    """Train one step. Return the dtypes of the layers and of what is kept, and the bytes shared."""
     handler = DistributedDataParallelKwargs(comm_hook=hook)
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[handler])
     network, layers = make_model(TrainConfig()), []
@@ -47,7 +47,7 @@ def train(hook: DDPCommunicationHookType):
     model, optimizer = accelerator.prepare(network, torch.optim.AdamW(network.parameters()))
     images = torch.rand(8, 1, 28, 28, device=accelerator.device)
     logits = model(images)
-    layers.append(["the model, as `prepare` gives it", dtype(images), dtype(logits)])
+    layers.append(["the prepared model", dtype(images), dtype(logits)])
     loss = cross_entropy(logits, torch.arange(8, device=accelerator.device))
     layers.append(["`cross_entropy`", dtype(logits), dtype(loss)])
     with recorded() as collectives:
@@ -58,8 +58,8 @@ def train(hook: DDPCommunicationHookType):
     state = [value for values in optimizer.state.values() for value in values.values()]
     everything = {"weights": weights, "gradients": [w.grad for w in weights], "AdamW": state}
     kept = [
-        [kind, len(some), ", ".join(sorted({*map(dtype, some)}))]
-        for kind, some in everything.items()
+        [kind, len(tensors), ", ".join(sorted({*map(dtype, tensors)}))]
+        for kind, tensors in everything.items()
     ]
     numbers = sum(weight.numel() for weight in weights)
     sent = sum(call.size for call in collectives if call.name.startswith("all"))

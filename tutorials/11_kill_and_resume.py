@@ -1,4 +1,4 @@
-"""Save inside an epoch, come back with nothing but the checkpoint, and compare with no break.
+"""Save inside an epoch, resume from the checkpoint alone, and compare with an uninterrupted run.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml tutorials/11_kill_and_resume.py
 torchrun --standalone --nproc-per-node 3 tutorials/11_kill_and_resume.py
@@ -17,17 +17,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.processes.connect import check_processes, use_cpu
 
-LADDER = {  # what a run has got right, and how the table says it
+LEVELS = {  # what a run does right, and its name in the table
     "weights": "the weights alone",
     "recipe": "`save_state`, `load_state`, `skip_first_batches`",
     "seedable": "`use_seedable_sampler=True`, `data_seed`",
     "set_epoch": "`set_epoch` in every epoch",
-    "whole windows": "a save only where `sync_gradients` is true",
-    "own generator": "a generator of the loader's own",
-    "first backward": "one backward before `load_state`",
+    "complete windows": "saving only if `sync_gradients` is true",
+    "own generator": "a separate generator for the loader",
+    "first backward": "one backward pass before `load_state`",
 }
 SEED, EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 7, 3, 12, 4, 2  # batches: per epoch and process
-SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, when five batches of it are done
+SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, after five batches
 
 
 def main() -> None:
@@ -35,21 +35,21 @@ def main() -> None:
     check_processes(accelerator.num_processes, accelerator.device, "no")
     accelerator.print(f"Connected processes: {accelerator.num_processes}")
 
-    print_heading(accelerator, "rung", "what is added")
-    names = list(LADDER)
-    for rung, name in enumerate(names):
-        outcome, everyone_wrote = compare(set(names[: rung + 1]))
-        accelerator.print(f"| {rung} | {LADDER[name]} | {outcome} |")
+    print_heading(accelerator, "level", "what is added")
+    names = list(LEVELS)
+    for level, name in enumerate(names):
+        outcome, all_files = compare(set(names[: level + 1]))
+        accelerator.print(f"| {level} | {LEVELS[name]} | {outcome} |")
 
-    print_heading(accelerator, "the last rung, but without")
+    print_heading(accelerator, "the last level, but without")
     for name in names[1:]:
         outcome, _ = compare(set(names) - {name})
-        accelerator.print(f"| {LADDER[name]} | {outcome} |")
-    outcome, rank_0_wrote = compare({*names, "rank 0 only"})
-    accelerator.print(f"| `save_state` on every rank: only rank 0 calls it | {outcome} |")
+        accelerator.print(f"| {LEVELS[name]} | {outcome} |")
+    outcome, rank_0_files = compare({*names, "rank 0 only"})
+    accelerator.print(f"| `save_state` on every rank (only rank 0 calls it) | {outcome} |")
 
-    accelerator.print(f"\nWhat `save_state` wrote on the last rung: {everyone_wrote}")
-    accelerator.print(f"\nWhat it wrote where only rank 0 called it: {rank_0_wrote}")
+    accelerator.print(f"\nFiles that `save_state` wrote on the last level: {all_files}")
+    accelerator.print(f"\nFiles that it wrote if only rank 0 called it: {rank_0_files}")
     new_accelerator(set()).end_training()
 
 
@@ -59,9 +59,9 @@ def print_heading(accelerator: Accelerator, *first: str) -> None:
 
 
 def compare(has: set[str]) -> tuple[str, str]:
-    """Two cells of the table, for all ranks together, and the files of the checkpoint."""
+    """Return two cells of the table, for all ranks together, and the files of the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = Path(*broadcast_object_list([folder]))  # rank 0's folder is everyone's
+        checkpoint = Path(*broadcast_object_list([folder]))  # every rank uses rank 0's folder
         samples, weights, saved_at = train(has, checkpoint)
         resumed_samples, resumed_weights, _ = train(has, checkpoint, saved_at)
         files = ", ".join(f"`{path.name}`" for path in sorted(checkpoint.iterdir()))
@@ -71,13 +71,13 @@ def compare(has: set[str]) -> tuple[str, str]:
         same = sum(map(list.__eq__, after, resumed_samples))
         differs = not all(map(torch.equal, weights, resumed_weights))
         accelerator = new_accelerator(has)
-        mine = torch.tensor([[same, len(after), differs]], device=accelerator.device)
-        same, count, differ = accelerator.gather(mine).sum(dim=0).tolist()
+        counts = torch.tensor([[same, len(after), differs]], device=accelerator.device)
+        same, count, differ = accelerator.gather(counts).sum(dim=0).tolist()
     return f"{same} of {count} | {'differ' if differ else '**equal**'}", files
 
 
 def new_accelerator(has: set[str]) -> Accelerator:
-    """One as in a new process: what Accelerate shares within a process is forgotten first."""
+    """Return an Accelerator as in a new process: reset what Accelerate shares within a process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     loading = DataLoaderConfiguration()
@@ -89,9 +89,9 @@ def new_accelerator(has: set[str]) -> Accelerator:
 
 
 def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None):
-    """Train to the end, from a checkpoint taken at `start`, or from the beginning, and save once.
+    """Train to the end, from a checkpoint taken at `start` or from the beginning, and save once.
 
-    Gives the samples of every batch, the weights, and the place of the save: (epoch, batches).
+    Return the samples of every batch, the weights, and the position of the save: (epoch, batches).
     """
     accelerator = new_accelerator(has)
     set_seed(SEED, device_specific=True)  # dropout differs between processes
@@ -127,7 +127,7 @@ def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None)
                 scheduler.step()
                 optimizer.zero_grad()
             is_due = epoch == SAVE_IN_EPOCH and index + 1 >= SAVE_AFTER and not saved_at
-            if is_due and (accelerator.sync_gradients or "whole windows" not in has):
+            if is_due and (accelerator.sync_gradients or "complete windows" not in has):
                 if accelerator.is_main_process or "rank 0 only" not in has:
                     accelerator.save_state(checkpoint)
                 saved_at = epoch, index + 1

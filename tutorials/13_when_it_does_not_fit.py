@@ -1,4 +1,4 @@
-"""The distance between all kernels of a layer, in several ways: are they equal, what do they keep?
+"""Compare methods for the distance between all kernels of a layer: results and memory kept.
 
 python tutorials/13_when_it_does_not_fit.py
 """
@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.kernel_distance.costs import WAYS, bytes_kept, bytes_to_keep
+from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, predicted_graph_bytes
 from accel_demo.anatomy.kernel_distance.methods import double_loop, over_ranks, vectorised
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
-LARGE = (512, 512, 3, 3)  # a layer of ResNet-18: its weight has 9.4 MB
+LARGE = (512, 512, 3, 3)  # a layer of ResNet-18, with a weight of 9.4 MB
 
 
 def main(device: torch.device) -> None:
@@ -22,15 +22,15 @@ def main(device: torch.device) -> None:
     for weight in weights:
         dist.broadcast(weight.data, src=0)
     expected = number_and_gradient(double_loop, weights[1].double())
-    for name, way in WAYS.items():
-        found = number_and_gradient(way, weights[1].double())
-        kept = [f"{bytes_kept(way, weight) / weight.nbytes:.1f}" for weight in weights]
-        large = f"{bytes_to_keep(name, LARGE, ranks) / 1e6:,.0f} MB"
-        rows.append([name, "yes" if same(found, expected) else "no", *kept, large])
-    head = ["way", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
+    for name, method in METHODS.items():
+        result = number_and_gradient(method, weights[1].double())
+        kept = [f"{graph_bytes(method, weight) / weight.nbytes:.1f}" for weight in weights]
+        large = f"{predicted_graph_bytes(name, LARGE, ranks) / 1e6:,.0f} MB"
+        rows.append([name, "yes" if same(result, expected) else "no", *kept, large])
+    head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
     under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
     kept = [None] * ranks
-    dist.all_gather_object(kept, f"{bytes_kept(vectorised, under_ddp) / under_ddp.nbytes:.1f}")
+    dist.all_gather_object(kept, f"{graph_bytes(vectorised, under_ddp) / under_ddp.nbytes:.1f}")
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
         print(table(head, rows))
@@ -39,21 +39,24 @@ def main(device: torch.device) -> None:
 
 
 def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
-    """Each rank has the distances of its rows. Who adds them up, and keeps which gradient?"""
+    """Compare functions that add up the ranks' shares: the sum, and the gradient on each rank."""
     ranks, rows = dist.get_world_size(), []
     share = number_and_gradient(rows_of_rank, weight)[1]
-    for name, way in SUMS.items():
-        number, gradient = number_and_gradient(way, weight)
+    for name, method in SUMS.items():
+        number, gradient = number_and_gradient(method, weight)
         mean = gradient / ranks
         dist.all_reduce(mean)
-        likes = {"the whole": expected[1], "its share": share}
-        likes |= {
-            f"the whole / {ranks}": expected[1] / ranks,
-            f"{ranks} × its share": ranks * share,
+        candidates = {"full gradient": expected[1], "rank's share": share}
+        candidates |= {
+            f"full gradient / {ranks}": expected[1] / ranks,
+            f"{ranks} × rank's share": ranks * share,
         }
-        cells = [[like for like in likes if same(one, likes[like])] for one in (gradient, mean)]
+        cells = [
+            [label for label in candidates if same(result, candidates[label])]
+            for result in (gradient, mean)
+        ]
         rows.append([name, "yes" if same(number, expected[0]) else "no", *map(", ".join, cells)])
-    return table(["the shares, added up by", "number", "gradient on a rank", "its mean"], rows)
+    return table(["shares added up by", "equal", "gradient on a rank", "mean over the ranks"], rows)
 
 
 def rows_of_rank(weight: torch.Tensor) -> torch.Tensor:
@@ -77,22 +80,24 @@ SUMS = {
 }
 
 
-def number_and_gradient(way, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def number_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     leaf = weight.detach().requires_grad_()
-    number = way(leaf)
+    number = method(leaf)
     number.backward()
     return number.detach(), leaf.grad
 
 
-def same(found, expected) -> bool:
-    """Within 1e-9 of the largest, on every rank."""
+def same(result, expected) -> bool:
+    """Return whether all differences, on every rank, are within 1e-9 of the largest value."""
     pairs = (
-        [(found, expected)] if torch.is_tensor(found) else list(zip(found, expected, strict=True))
+        [(result, expected)]
+        if torch.is_tensor(result)
+        else list(zip(result, expected, strict=True))
     )
-    off = max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
-    worst = [None] * dist.get_world_size()
-    dist.all_gather_object(worst, off)
-    return max(worst) <= 1e-9
+    error = max(float((value - right).abs().max() / right.abs().max()) for value, right in pairs)
+    errors = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    return max(errors) <= 1e-9
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measure anew what page 14 shows of this machine: its transcripts, and the pictures beside them.
+"""Record the measurements of page 14 again: its transcripts and pictures.
 
-python tutorials/14_record.py              # all of it, some minutes on a quiet machine
+python tutorials/14_record.py              # everything; takes some minutes, on a quiet machine
 python tutorials/14_record.py scaling      # one transcript
-python tutorials/14_record.py --quick      # to look at the page; its tests ask for all of it
+python tutorials/14_record.py --quick      # a preview of the page; the tests need the full results
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel_demo.processes.launch import REPOSITORY, run_to_end
 
-TIME_LIMIT = 1800  # seconds, of one command
+TIME_LIMIT = 1800  # seconds for one command
 RECORDS = {
     "timeline": [
         "accel-demo timeline --plot tutorials/14_timeline.svg",
@@ -25,7 +25,7 @@ RECORDS = {
 
 
 def record(name: str, option: str = "") -> None:
-    """Write tutorials/transcripts/NAME.txt: each command and, below it, what it printed."""
+    """Write tutorials/transcripts/NAME.txt: each command, followed by its output."""
     parts = []
     for command in RECORDS[name]:
         command += option
@@ -40,10 +40,10 @@ def record(name: str, option: str = "") -> None:
 if __name__ == "__main__":
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECORDS)}")
-    parser.add_argument("--quick", action="store_true", help="with --quick in each command")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(RECORDS)}")
+    parser.add_argument("--quick", action="store_true", help="add --quick to each command")
     options = parser.parse_args()
     if unknown := set(options.names) - set(RECORDS):
-        parser.error(f"there is no {', '.join(unknown)}")
+        parser.error(f"no such transcript: {', '.join(unknown)}")
     for name in options.names or RECORDS:
         record(name, " --quick" if options.quick else "")

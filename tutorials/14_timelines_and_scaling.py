@@ -1,4 +1,4 @@
-"""Which all-reduces can hide under backward, and who waits for whom?
+"""Find the all-reduces that start during backward, and the rank that waits for the other.
 
 python tutorials/14_timelines_and_scaling.py
 """
@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
-LATE = 0.25  # seconds that rank 1 is held up in each step
-STEPS = 3  # DDP lays its buckets anew after the first
+LATE = 0.25  # seconds that rank 1 sleeps in each step
+STEPS = 3  # DDP rebuilds its buckets after the first
 
 
 def main(device: torch.device) -> None:
@@ -27,14 +27,14 @@ def main(device: torch.device) -> None:
     if dist.get_rank() == 0:
         print(table(["bucket_cap_mb", "all-reduces", "start while backward computes"], rows))
         ranks = range(len(seconds))
-        slow, patient = (max(ranks, key=lambda rank: seconds[rank][i]) for i in (0, 1))
-        print(f"\nRank 1 is held up. Rank {slow} computes longest, rank {patient} waits longest.")
+        slow, waiting = (max(ranks, key=lambda rank: seconds[rank][i]) for i in (0, 1))
+        print(f"\nRank 1 is held up. Rank {slow} computes longest, rank {waiting} waits longest.")
 
 
 def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tuple:
-    """For each all-reduce of the last step: whether it started while gradients were missing.
+    """Return, for each all-reduce of the last step, if it started before backward had ended.
 
-    And the seconds this rank computed in all steps, and waited for the result.
+    Also return the seconds that this rank computed, and waited for results, in all steps.
     """
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 256, device=device) for _ in range(8)]
@@ -46,7 +46,7 @@ def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tupl
         nonlocal is_complete
         is_complete = True
 
-    def on_bucket(group, bucket):  # DDP calls it where it would call its all-reduce
+    def on_bucket(group, bucket):  # DDP calls this instead of its own all-reduce
         nonlocal started_at
         early.append(not is_complete)
         started_at = time.perf_counter()
@@ -57,11 +57,11 @@ def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tupl
     for _ in range(STEPS):
         is_complete, early = False, []
         dist.barrier()
-        begun_at = time.perf_counter()
+        step_started_at = time.perf_counter()
         loss = model(torch.randn(16, 256, device=device)).sum()
         time.sleep(late * dist.get_rank())
         loss.backward()
-        computed += started_at - begun_at  # until the last bucket was full
+        computed += started_at - step_started_at  # until the last bucket was full
         waited += time.perf_counter() - started_at
     return early, computed, waited
 

@@ -1,25 +1,25 @@
-"""Run the commands of the pages, or reuse what they printed before if nothing has changed since.
+"""Run the commands of the pages, or reuse their stored output if nothing has changed.
 
-What a command printed is stored in `.page_cache/`, and used again only if all of this is as it was
-when the command ran:
+The output of a command is stored in `.page_cache/`. It is used again only if all of this is the
+same as when the command ran:
 
-- the contents of every file that one of its processes has read (`recorder/` writes down which);
-  a file that was not there must still be missing;
-- the names of the files in the repository: a new one might be imported, or found, instead of
-  another. Tests, pages and pictures do not count;
+- the contents of every file that a process of the command read (`recorder/` logs their names). If
+  a file did not exist, it must still be missing;
+- the names of the files in the repository, because a new file might be imported or found instead
+  of an existing one. Tests, pages and pictures do not count;
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
-- whether it was forked from a server or started for real;
+- the way it was started: forked from a server, or as a new process;
 - this module, the recorder, `launch.py`, `environment.py` and the fork server of
   `accel_demo/processes/`, which start the command.
 
-If in doubt, the command runs again. So nothing is stored if it failed, if a file it has read was
-changed while it ran, or if it is or has started a program that is not Python, because such a
-program does not record its files.
+In case of doubt, the command runs again. So nothing is stored if the command failed, if a file
+changed after the command read it, or if the command is or starts a program that is not Python,
+because such a program does not record its files.
 
-Two things escape the recorder: a file that compiled code opens by itself (no program of the pages
-lets it open one of the repository), and a file outside the repository that is only asked for, and
-not opened. `--force` is for these.
+The recorder misses two things: files that compiled code opens itself (in the pages, these are never
+files of the repository), and files outside the repository whose existence is checked, but which are
+not opened. Use `--force` for these.
 """
 
 import functools
@@ -45,7 +45,7 @@ from accel_demo.processes.environment import QUIET, environment_for
 from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 STORE = REPOSITORY / ".page_cache"
-FORCE = "ACCEL_DEMO_FORCE"  # the variable that makes every command run, if it is not empty
+FORCE = "ACCEL_DEMO_FORCE"  # if this variable is not empty, every command runs
 RECORDER = Path(__file__).resolve().parent / "recorder"
 TIME_LIMIT = 300  # seconds for one command
 PYTHON_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")
@@ -53,18 +53,18 @@ READ_BY_LIBRARIES = tuple(
     "ACCEL_DEMO_START ACCELERATE COLUMNS FSDP GLOO HOME NCCL TORCH".split()
     + fork_server_main.READ_AT_START
 )
-NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # folders no page depends on
+NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # no page depends on these folders
 
 
 @functools.cache
 def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[str, str]:
-    """Return what the command prints: {"output": …}; and with `draws`, {"drawn": …}, its SVG file.
+    """Return the output of the command: {"output": …}, and with `draws` also {"drawn": SVG file}.
 
-    Raises `RuntimeError` if it ends with another code than `returncode`. Each command that really
-    runs gets a line on stderr, with the seconds it took and the reason.
+    Raises `RuntimeError` if the command does not end with the code `returncode`. For each command
+    that really runs, print its seconds and the reason to stderr.
     """
-    question = {"command": command, "returncode": returncode, "draws": draws}
-    file = STORE / f"{_sha256(json.dumps(question).encode())[:16]}.json"
+    request = {"command": command, "returncode": returncode, "draws": draws}
+    file = STORE / f"{_sha256(json.dumps(request).encode())[:16]}.json"
     stored = _load(file)
     facts = _facts()
     reason = "forced" if os.environ.get(FORCE) else _reason_to_run(stored, facts)
@@ -75,23 +75,23 @@ def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[st
         picture = Path(folder, "drawn.svg")
         ended = _run(f"{command} --plot {picture}" if draws else command, folder)
         if ended.returncode != returncode:
-            how = f"ended with {ended.returncode}, not {returncode}"
-            raise RuntimeError(f"{command}\n{how}\n{ended.stdout}\n{ended.stderr}")
+            problem = f"ended with {ended.returncode}, not {returncode}"
+            raise RuntimeError(f"{command}\n{problem}\n{ended.stdout}\n{ended.stderr}")
         result = {"output": ended.stdout.rstrip()}
         if draws:
             result["drawn"] = picture.read_text()
     print(f"{time.time() - started:7.1f} s  $ {command}  ({reason})", file=sys.stderr, flush=True)
     files = _digests(command, ended.record, started)
     if files is not None:
-        _save(file, {**question, "facts": facts, "files": files, "result": result})
+        _save(file, {**request, "facts": facts, "files": files, "result": result})
     return result
 
 
 def _run(command: str, folder: str) -> SimpleNamespace:
     """Run a command to its end. Return its returncode, stdout, stderr and the recorder's log.
 
-    `folder` is for the temporary files of the command, and for the log. This is the only place
-    where a command of a page is started.
+    `folder` is for the temporary files of the command, and for the log. Every command of a page is
+    started here.
     """
     log = Path(folder, "record")
     variables = {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log), "TMPDIR": folder}
@@ -101,7 +101,7 @@ def _run(command: str, folder: str) -> SimpleNamespace:
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return the environment of a server from which the commands are forked, with the recorder."""
+    """Return the environment of a server that forks the commands, with the recorder."""
     return environment_for({**QUIET, "PYTHONPATH": _python_path()})
 
 
@@ -110,7 +110,7 @@ def _python_path() -> str:
 
 
 def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
-    """Return what has changed since the command ran, or None if its stored result is still true."""
+    """Return what has changed since the command ran, or None if its stored result is valid."""
     if stored is None:
         return "not stored"
     for name in facts:
@@ -124,13 +124,13 @@ def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
 
 @functools.cache
 def _facts() -> dict:
-    """Return what any command may depend on, apart from the contents of the files it reads.
+    """Return what any command may depend on, except the contents of the files that it reads.
 
-    They are collected once, before the first command runs. So a file that is added while commands
-    run makes their results old.
+    These facts are collected once, before the first command runs. So if a file is added while
+    commands run, their results count as old the next time.
     """
     starting = (launch, variables_of_launchers, fork_server, fork_server_main, forked_python)
-    ours = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
+    files = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
     packages = {(package.name, package.version) for package in metadata.distributions()}
     environment = environment_for(QUIET).items()
     libraries = {name: value for name, value in environment if name.startswith(READ_BY_LIBRARIES)}
@@ -141,7 +141,7 @@ def _facts() -> dict:
         "processor": _processor(),
         "environment": libraries,
         "forked": fork_server.ADDRESS in os.environ,
-        "how commands are run": [_digest(Path(file)) for file in ours],
+        "how commands are run": [_digest(Path(file)) for file in files],
     }
 
 
@@ -158,7 +158,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _processor() -> list:
-    """Return what the last bits of a number, or the way of computing it, may depend on."""
+    """Return the properties of the machine that may affect the last bits of a result."""
     described = set()
     with suppress(OSError):  # Linux only
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -169,9 +169,9 @@ def _processor() -> list:
 
 
 def _digests(command: str, record: str, started: float) -> dict[str, str] | None:
-    """Return the SHA-256 of each file in the recorder's log; None if the log cannot be relied on.
+    """Return the SHA-256 of each file in the recorder's log, or None if the log is not reliable.
 
-    `started` is the time before the first of the files was read.
+    `started` is a time before the first file was read.
     """
     lines = set(filter(None, record.split("\0")))
     if shlex.split(command)[0] not in PYTHON_PROGRAMS or not lines:
@@ -181,7 +181,7 @@ def _digests(command: str, record: str, started: float) -> dict[str, str] | None
         if line.startswith("!"):  # a program whose files are not recorded
             return None
         path = Path(line)
-        if path.suffix == ".pyc":  # Python has compared it with its source
+        if path.suffix == ".pyc":  # Python has compared it with the source
             with suppress(ValueError):
                 path = Path(importlib.util.source_from_cache(line))
         with suppress(OSError):
@@ -207,7 +207,7 @@ def _load(file: Path) -> dict | None:
 
 
 def _save(file: Path, content: dict) -> None:
-    """Write the file so that another process, or one after a kill, finds all of it or nothing."""
+    """Write the file completely or not at all, even if this process is killed."""
     STORE.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=STORE, delete=False) as temporary:
         json.dump(content, temporary, indent=1)

@@ -1,13 +1,13 @@
 """Regenerate the pages, or check them: their code, diffs, outputs and pictures.
 
-python tutorials/weave.py            # write every page again
-python tutorials/weave.py --check    # write nothing; exit with 1 and name the pages that are stale
-python tutorials/weave.py tutorials/05_ring.md --force    # one page, and run its commands again
-python tutorials/weave.py --check --force --real    # without the server that forks programs: slow
+python tutorials/weave.py            # regenerate every page
+python tutorials/weave.py --check    # write nothing; list stale pages and exit with code 1
+python tutorials/weave.py tutorials/05_ring.md --force    # one page; run its commands again
+python tutorials/weave.py --check --force --real    # without the fork server: slow
 
-Each function here prints Markdown made from a file or from a run; cog calls them for the code that
-is hidden in a page. A command runs only if something it depends on has changed since it last ran:
-see `command_cache.py` for the rule. `--force` runs everything.
+The functions print Markdown from a file or from a run. cog calls them from code that is hidden in
+the comments of a page. A command runs only if something that it depends on has changed since its
+last run; see `command_cache.py` for the rule. `--force` runs everything.
 """
 
 import difflib
@@ -27,15 +27,15 @@ from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.launch import REPOSITORY
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
-# The pages that take longest, by their numbers. They are started first, so that none is left over.
+# Numbers of the slowest pages. These start first, so that none of them is left for the end.
 SLOWEST = ("00", "02", "11", "07", "03", "10", "09", "08")
-CHANGED = 5  # the exit code of `cog --check` for a page that it would write differently
+CHANGED = 5  # exit code of `cog --check` if the page would change
 
 
 def code(path: str, start: str | None = None, end: str | None = None) -> None:
-    """The file as a code block: all of it, or from the line with `start` to before that with `end`.
+    """Print a file as a code block, from the line with `start` to the line before `end`.
 
-    `end` is looked for after `start`; without it the block goes on to the end of the file.
+    `end` is searched for after `start`. The defaults are the start and the end of the file.
     """
     language = {".py": "python", ".yaml": "yaml"}.get(Path(path).suffix, "text")
     _block(language, "\n".join(_part(path, start, end)))
@@ -44,33 +44,33 @@ def code(path: str, start: str | None = None, end: str | None = None) -> None:
 def diff(
     a: str, b: str, context: int = 3, start: str | None = None, end: str | None = None
 ) -> None:
-    """What has to change in file `a` to make it file `b`; of both only the part `code` would show.
+    """Print the diff from file `a` to file `b`, or between the parts that `code` would show.
 
-    Line numbers count from the start of that part.
+    Line numbers count from the start of the part.
     """
     before, after = _part(a, start, end), _part(b, start, end)
     _block("diff", "\n".join(difflib.unified_diff(before, after, a, b, n=context, lineterm="")))
 
 
 def count_changes(a: str, b: str) -> str:
-    """In words: "12 lines added, 1 line removed", from `a` to `b`. It gives them; print them."""
+    """Return the changes from `a` to `b` in words, like "12 lines added, 1 line removed"."""
     added, removed = changed_lines(a, b)
     return f"{_lines_in_words(added)} added, {_lines_in_words(removed)} removed"
 
 
 def changed_lines(a: str, b: str) -> tuple[int, int]:
-    """How many lines file `b` adds to file `a`, and how many it removes."""
+    """Return how many lines file `b` adds to file `a`, and how many it removes."""
     lines = difflib.unified_diff(_part(a), _part(b), n=0, lineterm="")
     marks = [line[0] for line in list(lines)[2:]]  # without the names of the files
     return marks.count("+"), marks.count("-")
 
 
 def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = True) -> None:
-    """The command and what it printed.
+    """Print the command and its output.
 
-    Raises where it ends with another code than `returncode`. `in_order=False` sorts the lines: for
-    processes that are not connected, and so cannot take turns. `fence=False` gives the output as
-    the Markdown it is.
+    Raises `RuntimeError` if the command does not end with the code `returncode`. `in_order=False`
+    sorts the lines, for processes that are not connected and so print in any order. `fence=False`
+    prints only the output, as Markdown.
     """
     output = result_of(command, returncode)["output"]
     if not in_order:
@@ -78,11 +78,11 @@ def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = 
     _block("text", f"$ {command}\n{output}") if fence else print(output)
 
 
-def picture(command: str, path: str, says: str) -> None:
-    """The picture that `command --plot path` draws, and below it the Markdown the command prints.
+def picture(command: str, path: str, description: str) -> None:
+    """Print the picture that `command --plot path` draws, and below it the output of the command.
 
-    `says` is its text for those who cannot see it. The picture is drawn anew. `cog --check` writes
-    no file: there a picture with other words than its file makes the page stale.
+    `description` is for readers who cannot see the picture. Without `--check`, the picture file is
+    written again. With `--check`, the page is stale if the words in the file differ.
     """
     result = result_of(command, draws=True)
     drawn = result["drawn"]
@@ -91,7 +91,7 @@ def picture(command: str, path: str, says: str) -> None:
         file.write_text(drawn)
     if not file.exists() or _words(drawn) != _words(file.read_text()):
         print(f"**{path} is stale.**\n")
-    print(f"![{says}]({file.name})\n\n{result['output']}")
+    print(f"![{description}]({file.name})\n\n{result['output']}")
 
 
 def _part(path: str, start: str | None = None, end: str | None = None) -> list[str]:
@@ -117,29 +117,29 @@ def _lines_in_words(count: int) -> str:
 
 
 def _words(svg: str) -> list[str]:
-    """The words of a matplotlib picture: it keeps each as a comment beside the drawn letters."""
+    """Return the words of a picture: matplotlib keeps them as comments beside the letters."""
     return re.findall(r"<!-- (.*?) -->", svg)
 
 
 def main() -> int:
-    """Let cog work on every page, several pages at a time. Return the exit code."""
+    """Run cog on every page, several pages at a time. Return the exit code."""
     parser = Parser(__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: every page")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page is stale")
     parser.add_argument("--force", action="store_true", help="run every command again")
-    parser.add_argument("--real", action="store_true", help="fork no program from a server")
+    parser.add_argument("--real", action="store_true", help="do not fork programs from a server")
     options = parser.parse_args()
     pages = [Path(page).resolve() for page in options.pages] or _all_pages()
     for page in pages:
         if not page.is_file():
-            raise UserError(f"there is no page {page}")
-    pages.sort(key=_turn)
+            raise UserError(f"no such page: {page}")
+    pages.sort(key=_position)
     outcomes = {"stale": [], "failed": []}
     workers = max(2, (os.cpu_count() or 1) // 2)
-    for name in (ADDRESS, "PYTHON_EXEC"):  # of a fork server that has started this program
+    for name in (ADDRESS, "PYTHON_EXEC"):  # set if a fork server started this program
         os.environ.pop(name, None)
     with nullcontext() if options.real else _fork_server(), ThreadPoolExecutor(workers) as pool:
-        tasks = [pool.submit(_weave, page, options.check, options.force) for page in pages]
+        tasks = [pool.submit(_regenerate, page, options.check, options.force) for page in pages]
         for task in as_completed(tasks):
             name, outcome, text = task.result()
             print(text, flush=True)
@@ -157,18 +157,18 @@ def _all_pages() -> list[Path]:
 
 @contextmanager
 def _fork_server():
-    """Let the commands be forked from a server that imports torch when the first one needs it."""
+    """Fork the commands from a server, which imports torch when the first command needs it."""
     with closing(ForkServer(environment_of_commands())) as server:
         os.environ[ADDRESS] = server.address
         yield
 
 
-def _turn(page: Path) -> int:
+def _position(page: Path) -> int:
     return SLOWEST.index(page.name[:2]) if page.name.startswith(SLOWEST) else len(SLOWEST)
 
 
-def _weave(page: Path, check: bool, force: bool) -> tuple[str, str, str]:
-    """Run cog on one page. Return its name, what became of it, and both with all details."""
+def _regenerate(page: Path, check: bool, force: bool) -> tuple[str, str, str]:
+    """Run cog on one page. Return the name, the outcome, and a text with all details."""
     name = str(page.relative_to(REPOSITORY) if page.is_relative_to(REPOSITORY) else page)
     mode = ["--check", "--diff"] if check else ["-r"]
     started = time.monotonic()

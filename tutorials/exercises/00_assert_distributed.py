@@ -1,11 +1,12 @@
-"""Exercise 00: stop a program that is not as distributed as its author thinks.
+"""Exercise 00: stop a program that is less distributed than its author thinks.
 
-Write `assert_distributed(n)`. A training script calls it once, right after it has built its
-`Accelerator`. It must raise a `RuntimeError` unless Accelerate has connected exactly `n` processes:
-then it returns, and says nothing.
+Write `assert_distributed(n)`. A training script calls it once, directly after it has created its
+`Accelerator`. If Accelerate has connected exactly `n` processes, it returns and prints nothing.
+Otherwise it raises a `RuntimeError`.
 
-A launcher only promises, so its environment variables are no proof. Whom would you ask instead?
-Look at what the program of page 00 prints for the two clones: who there still says 2, and who 1?
+A launcher's environment variables prove nothing: they are only what the launcher intended. What
+would you use instead? Look at the output of the program of page 00 for the two clones: which values
+are still 2, and which are 1?
 
 accel-demo check 00
 """

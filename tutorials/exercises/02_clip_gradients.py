@@ -1,14 +1,14 @@
-"""Exercise 02: clip the gradients in all four tellings, without breaking their parity.
+"""Exercise 02: clip the gradients in all four versions of the loop, so that they stay equal.
 
-Each function is one optimizer step: it trains on a `window` of micro-batches `(inputs, labels)`
-and adds their gradients up. Nothing is clipped yet. In each, see to it that the norm of the
-gradients the optimizer uses is at most `max_norm`.
+Each function is one optimizer step: it trains on a `window` of micro-batches `(inputs, labels)` and
+accumulates their gradients. Nothing is clipped yet. Change each function so that the norm of the
+gradients that the optimizer uses is at most `max_norm`.
 
-The optimizer uses the gradients of the whole window, averaged over all processes. That is the
-gradient to clip: once for each optimizer step. When is it complete, in each of the four?
+The optimizer uses the gradients of the whole window, averaged over all processes. Clip these
+gradients, once per optimizer step. When are they complete, in each of the four functions?
 
-Helpful: `torch.nn.utils.clip_grad_norm_`; `accelerator.clip_grad_norm_`, which also knows about
-the scaled gradients of fp16; `accelerator.sync_gradients`.
+Helpful: `torch.nn.utils.clip_grad_norm_`; `accelerator.clip_grad_norm_`, which also handles the
+scaled gradients of fp16; `accelerator.sync_gradients`.
 
 accel-demo check 02
 """

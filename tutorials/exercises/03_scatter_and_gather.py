@@ -1,20 +1,22 @@
-"""Exercise 03: write the two phases of DataParallel that split a batch and join it again.
+"""Exercise 03: write the two phases of DataParallel that split a batch and join the results.
 
-`scatter(batch, devices)` gives a list with one part of the batch for each device:
+`scatter(batch, devices)` returns a list with one part of the batch for each device:
 
-- every tensor is split along dimension 0, and only there, with all samples in their order;
-- part i is on `devices[i]`; no part is empty, so there may be fewer parts than devices;
-- a tuple, list or dict in the batch becomes one in every part; all else goes to every part.
+- Every tensor is split along dimension 0 only, and keeps all samples in their order.
+- Part i is on `devices[i]`. No part is empty, so there may be fewer parts than devices.
+- For a tuple, list or dict in the batch, every part contains a tuple, list or dict. Everything else
+  is passed to every part.
 
-`gather(outputs, device)` gets a list with the output of each replica, and joins them again along
-dimension 0, on `device`. An output is a tensor, or a tuple, list or dict of them. Where every
-replica gives a number (a tensor without dimensions), a vector of them comes back.
+`gather(outputs, device)` gets a list with the output of each replica, and joins them along
+dimension 0, on `device`. An output is a tensor, or a tuple, list or dict of tensors. If every
+replica returns a number (a tensor without dimensions), the result is a vector.
 
-Gradients have to find their way back through both. With replicate and parallel_apply of page 03 in
-between, the gradients must be those of the whole batch within 1e-6, for 1 to 8 replicas and for
-batches that do not divide.
+Gradients must flow back through both functions. With replicate and parallel_apply of page 03
+between them, the gradients must equal those of the whole batch within 1e-6, for 1 to 8 replicas,
+and for batches that cannot be divided evenly.
 
-Helpful: `torch.chunk`, `torch.cat`, and a function that calls itself for what is in a container.
+Helpful: `torch.chunk`, `torch.cat`, and a function that calls itself for the contents of a
+container.
 
 accel-demo check 03
 """

@@ -1,14 +1,15 @@
-"""Exercise 06: share gradients by hand, and end with the bits of DistributedDataParallel.
+"""Exercise 06: share gradients by hand, and end with the same bits as DistributedDataParallel.
 
-`share_gradients` is called after each backward, on every rank. It gives each gradient its mean over
-all ranks, so it trains well. On two processes it even ends with the weights of DDP, to the last
-bit. On three it does not. Change it until it does.
+`share_gradients` is called after each backward, on every rank. It replaces each gradient by the
+mean over all ranks, so the training works. On two processes the final weights even equal DDP's
+weights, to the last bit. On three processes they do not. Change the function until they do.
 
 `parameters` is a list, in the order of registration: the weight and the bias of the first layer,
-then those of the next. `step` counts from 0. The model is small: DDP has all of it in one bucket.
+then the weight and the bias of the next layer. `step` counts from 0. The model is small, so DDP
+puts all of it into one bucket.
 
-What decides about the last bits: whether you divide by N or multiply by 1/N, how many buffers you
-send, and where in its buffer a gradient lies. The last may change from one step to another.
+Three things affect the last bits: whether you divide by N or multiply by 1/N, how many buffers you
+send, and the position of a gradient in its buffer. The position may change from step to step.
 
 accel-demo check 06
 """

@@ -1,15 +1,15 @@
-"""Exercise 07: mend a loop that accumulates gradients.
+"""Exercise 07: fix a loop that accumulates gradients.
 
 `model` is a `DistributedDataParallel`. `batches` is a list of micro-batches `(inputs, targets)` of
-one size, and each process has its own. The optimizer should take one step for each `window` of
-them. The last window may be short: of 10 micro-batches and a window of 4, it has 2. There should be
-a step for it too.
+equal size, and each process has different batches. The optimizer should take one step for each
+`window` of micro-batches. The last window may be short: 10 micro-batches and a window of 4 leave 2
+micro-batches for it. A short window needs a step, too.
 
-Each step should use the mean gradient of all samples in its window, of all processes, within 1e-6.
-And the processes should share gradients exactly once for each step.
+Each step should use the mean gradient of all samples in its window, over all processes, within
+1e-6. The processes should share gradients exactly once per step.
 
-The loop below does neither. It has three mistakes. Helpful: `model.no_sync()`, under which neither
-forward nor backward prepares to share; `contextlib.nullcontext()`.
+The loop below does neither. It contains three mistakes. Helpful: `model.no_sync()`, under which
+neither forward nor backward prepares to share gradients; `contextlib.nullcontext()`.
 
 accel-demo check 07
 """

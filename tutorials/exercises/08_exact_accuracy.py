@@ -1,13 +1,13 @@
-"""Exercise 08: the exact accuracy, of every sample once, on three ranks.
+"""Exercise 08: compute the exact accuracy on three ranks, with each sample counted once.
 
-`accuracy` is called on every rank, with the same `dataset` of pairs (inputs, label). It should
-share the work: each sample goes through `model` on one of the ranks, but for those that fill up the
-last batches. And it should give the same number on every rank: right predictions, divided by the
-number of samples in the dataset. A prediction is right where the largest of the model's outputs
-is at the place of the label.
+`accuracy` is called on every rank, with the same `dataset` of pairs (inputs, label). The ranks
+should share the work: each sample goes through `model` on one rank only, except samples that fill
+up the last batches. Every rank should return the same number: the correct predictions, divided by
+the number of samples in the dataset. A prediction is correct if the largest output of the model is
+at the index of the label.
 
-The dataset may have 22 samples, or 30, or 4. The function below is right for 30, whose batches come
-out even. For 22 it gives a wrong number, and for 4 none at all. It has three mistakes.
+The dataset may have 22 samples, or 30, or 4. The function below is right for 30, which divides into
+full batches. For 22 it returns a wrong number, and for 4 it fails. It contains three mistakes.
 
 accel-demo check 08
 """

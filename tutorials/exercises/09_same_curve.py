@@ -1,11 +1,11 @@
-"""Exercise 09: train on N processes as on one.
+"""Exercise 09: train on N processes exactly as on one.
 
 `train` works on one process. The learning rate falls from `learning_rate` to 0 in one epoch, and
-every step is taken on `global_batch` samples. (`train_set` is in random order already, so nobody
-shuffles. Its length can be divided by the global batch, and the global batch by N.)
+every step uses `global_batch` samples. (`train_set` is already in random order, so nothing is
+shuffled. Its length is divisible by the global batch, and the global batch is divisible by N.)
 
-Started on N processes, it ought to do the same: the same learning rate after the same samples seen,
-and in the end the same weights, but for rounding. It does not. There are three mistakes in it.
+On N processes, it should do the same: have the same learning rate after the same number of samples,
+and end with the same weights, except for rounding. It does not. It contains three mistakes.
 
 There is more than one good answer. Helpful: `accelerator.num_processes`;
 `Accelerator(step_scheduler_with_optimizer=False)`;

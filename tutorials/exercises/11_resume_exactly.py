@@ -1,21 +1,21 @@
-"""Exercise 11: come back identical, wherever the kill falls.
+"""Exercise 11: resume with identical results, wherever the run was killed.
 
-`train` is killed with SIGKILL and started again with the same `folder`. Then it should go on from
-its checkpoint, and end with the weights, bit for bit, of a training that nobody killed. Now it does
-not. Four things are missing; page 11 names them, rung by rung:
+`train` is killed with SIGKILL and started again with the same `folder`. It should then continue
+from its checkpoint, and end with the same weights, bit for bit, as a run that was never killed. It
+does not do so yet. Four things are missing. They are levels of page 11:
 
-1. The checkpoint knows neither the epoch nor how many batches of it are done.
-2. The order of the samples cannot be had again.
-3. Some saves come while an accumulation window is open. Such a save has to wait for the window's
-   end: nobody asks for exactly the batches of SAVE_AFTER.
-4. The loader draws random numbers that dropout should have had.
+1. The checkpoint contains neither the epoch nor the number of batches done in it.
+2. The order of the samples cannot be reproduced.
+3. Some saves happen in the middle of an accumulation window. Such a save must wait until the window
+   ends: it need not happen after exactly the batches of SAVE_AFTER.
+4. The loader draws random numbers from the same generator as dropout.
 
-A kill may cost at most eight batches. It never falls while a checkpoint is written: for that case,
-see what page 11 says about checkpoints that are whole or absent.
+A kill may cost at most eight batches. It never happens while a checkpoint is written. For that
+case, see what page 11 says about checkpoints that are complete or absent.
 
 Helpful: `DataLoaderConfiguration`, `loader.set_epoch`, `accelerator.skip_first_batches`,
-`accelerator.sync_gradients`, and for the place `accelerator.register_for_checkpointing`, or a
-file that rank 0 writes.
+`accelerator.sync_gradients`. For the position: `accelerator.register_for_checkpointing`, or a file
+that rank 0 writes.
 
 accel-demo check 11
 """
@@ -35,9 +35,9 @@ SAVE_AFTER = (3, 7)  # batches of each epoch
 
 
 def train(folder: Path, dataset, begin_batch):
-    """Train, and give the model. `begin_batch` is called with the sample numbers of every batch.
+    """Train, and return the model. Call `begin_batch` with the sample numbers of every batch.
 
-    That is where the kill comes. The dataset makes ten batches per process and epoch.
+    The run is killed inside `begin_batch`. The dataset has ten batches per process and epoch.
     """
     accelerator = Accelerator(cpu=use_cpu(), gradient_accumulation_steps=ACCUMULATE)
     set_seed(SEED, device_specific=True)  # dropout differs between processes

@@ -1,17 +1,19 @@
 """Exercise 14: find the straggler in four traces.
 
-exercises/14_traces/ has four traces as `accel-demo timeline` writes them, with the phases and the
-all-reduces alone: a.json to d.json. Load one into https://ui.perfetto.dev to look at it. In each,
-several ranks train together for some steps; a step has two buckets, so two all-reduces.
+exercises/14_traces/ contains four traces in the format of `accel-demo timeline`, with only the
+phases and the all-reduces: a.json to d.json. Load one into https://ui.perfetto.dev to look at it.
+In each trace, several ranks train together for some steps. A step has two buckets, so two
+all-reduces.
 
-`straggler(trace)` should return the rank that holds the others up: the one that comes to the
-all-reduces at least 5 ms later than the first to come, in most of the steps. Where there is no such
-rank it should return None. One slow step is no straggler, and neither is a little unrest.
+`straggler(trace)` should return the rank that slows the others down: in most of the steps, it
+starts the all-reduces at least 5 ms later than the first rank. If there is no such rank, it should
+return None. A rank with a single slow step, or with small variations, is not a straggler.
 
-`spans(trace, name)` gives the events of that name, by rank, step after step: `(start, end)` in ms
-on one clock. The names are "step 5" and so on, "data wait", "forward", "backward", "optimizer" and
-"gloo:all_reduce". An all-reduce starts on a rank when the rank has come to it, and ends when all
-have. The function below names the rank that spends most time there. What does that rank really do?
+`spans(trace, name)` returns the events with this name, by rank, in the order of the steps, as
+`(start, end)` in ms on the same clock. The names are "step 5" and so on, "data wait", "forward",
+"backward", "optimizer" and "gloo:all_reduce". An all-reduce starts on a rank when this rank reaches
+it, and ends when all ranks have reached it. The function below returns the rank that spends most
+time in all-reduces. What is that rank really doing?
 
 accel-demo check 14
 """
@@ -26,13 +28,13 @@ def straggler(trace: dict) -> int | None:
 
 
 def spans(trace: dict, name: str) -> dict[int, list[tuple[float, float]]]:
-    ranks = {}  # the number of a process in the trace → its rank
+    ranks = {}  # process number in the trace → rank
     for event in trace["traceEvents"]:
         if event["name"] == "process_name" and event["args"]["name"].startswith("rank "):
             ranks[event["pid"]] = int(event["args"]["name"].split()[1].strip(","))
-    found = {rank: [] for rank in sorted(ranks.values())}
+    by_rank = {rank: [] for rank in sorted(ranks.values())}
     for event in sorted(trace["traceEvents"], key=lambda event: event.get("ts", 0)):
         if event["name"] == name and event["ph"] == "X":
             start, end = event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
-            found[ranks[event["pid"]]].append((start, end))
-    return found
+            by_rank[ranks[event["pid"]]].append((start, end))
+    return by_rank

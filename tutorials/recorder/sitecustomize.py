@@ -1,9 +1,9 @@
 """Write the name of every file that a Python program reads to a log.
 
 `command_cache.py` puts this folder on PYTHONPATH, and Python imports a module of this name when it
-starts. So every Python process that the program starts records too, and a forked process goes on
-with the hook of its parent. A name is in the log before its file is open: a process that is killed
-has recorded all it has read.
+starts. So every Python process that the program starts also records, and a forked process keeps the
+hook of its parent. A name is logged before the file is opened, so the log of a process that is
+killed is complete.
 """
 
 import os
@@ -12,28 +12,29 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-LOG = "ACCEL_DEMO_RECORD"  # the variable with the name of the log; nothing is recorded without it
-# Installed libraries: `command_cache.py` compares their versions instead. The rest are no files.
+LOG = "ACCEL_DEMO_RECORD"  # this variable names the log; without it, nothing is recorded
+# Installed libraries: `command_cache.py` compares their versions instead. /proc, /sys and /dev
+# contain no real files.
 LIBRARIES = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
 NOT_RECORDED = tuple(f"{folder}{os.sep}" for folder in [*LIBRARIES, "/proc", "/sys", "/dev"])
-STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # whatever they start
-OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # "python" is python3.11 too
-# Libraries start these to learn about the machine. They read none of our files.
+STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # their programs do not record
+OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # prefixes, as in python3.11
+# Libraries start these to inspect the machine. They read none of our files.
 ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
 
-log = temporary_files = None  # beside the log are the temporary files of the run
+log = temporary_files = None  # the run's temporary files are in the folder of the log
 recorded, read_before = set(), set()
 
 
 def hook(event: str, arguments: tuple) -> None:
-    """Python calls this for each of its audit events: https://docs.python.org/3/library/sys.html"""
+    """Record an audit event of Python. Source: https://docs.python.org/3/library/sys.html"""
     if event == "open":
         path, _, flags = arguments
-        is_number = isinstance(path, int)  # of a file that is open already
+        is_number = isinstance(path, int)  # of a file that is already open
         if not is_number and flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY:
             record_file(os.path.abspath(os.fsdecode(path)))
     elif event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
-        program, words, *_, environment = arguments  # Popen has the working directory between them
+        program, words, *_, environment = arguments  # Popen also passes the working directory
         if not records_too(program, words, environment):
             record(f"!{program}")
     elif event in STARTS:
@@ -46,9 +47,9 @@ def record_file(path: str) -> None:
 
 
 def record(line: str) -> None:
-    if os.environ.get(LOG, log) != log:  # this process begins, or was forked to run a new command
+    if os.environ.get(LOG, log) != log:  # new process, or forked for a new command
         begin_log()
-    if log is None:  # the fork server, which imports libraries before there is a command
+    if log is None:  # in the fork server, which imports libraries before any command
         read_before.add(line)
     elif line not in recorded and not f"{line}{os.sep}".startswith(temporary_files):
         recorded.add(line)
@@ -56,7 +57,7 @@ def record(line: str) -> None:
 
 
 def begin_log() -> None:
-    """Record what this process has read before there was a log: its modules and their files."""
+    """Set the log, and record what this process read before: earlier files, and its modules."""
     global log, temporary_files
     log = os.environ[LOG]
     temporary_files = f"{os.path.dirname(log)}{os.sep}"
@@ -65,7 +66,7 @@ def begin_log() -> None:
         record(line)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and os.path.isabs(file):  # torch calls one of its modules "_ops.py"
+        if file and os.path.isabs(file):  # torch sets it to "_ops.py" in one module
             record_file(file)
 
 
@@ -78,7 +79,7 @@ def write(line: str) -> None:
 
 
 def records_too(program, arguments, environment) -> bool:
-    """Whether all that a new process reads is recorded: it is a Python program, with this hook."""
+    """Return True if a new process records what it reads: a Python program that loads this hook."""
     environment = os.environ if environment is None else environment
     name = os.path.basename(os.fsdecode(program))
     if name in ABOUT_THE_MACHINE:
@@ -88,14 +89,14 @@ def records_too(program, arguments, environment) -> bool:
     for flag in map(os.fsdecode, list(arguments)[1:]):
         if not flag.startswith("-") or flag in ("-c", "-m"):
             break
-        if set("EIS") & set(flag):  # Python then ignores PYTHONPATH, or imports no sitecustomize
+        if set("EIS") & set(flag):  # Python then ignores PYTHONPATH or sitecustomize
             return False
     names = (LOG, "PYTHONPATH")
     return all(environment.get(name) == os.environ.get(name) for name in names)
 
 
 def import_next() -> None:
-    """Import the `sitecustomize` that Python would have found without this one."""
+    """Import the `sitecustomize` that Python would import without this folder."""
     sys.path.remove(os.path.dirname(__file__))
     if spec := PathFinder.find_spec("sitecustomize"):
         spec.loader.exec_module(module_from_spec(spec))

@@ -4,6 +4,6 @@ from accelerate import PartialState
 
 
 def assert_distributed(n: int) -> None:
-    connected = PartialState().num_processes  # what the script's Accelerator has found
+    connected = PartialState().num_processes  # as the script's Accelerator has them
     if connected != n:
-        raise RuntimeError(f"expected {n} connected processes, but this is one of {connected}")
+        raise RuntimeError(f"expected {n} connected processes, got {connected}")

@@ -7,15 +7,15 @@ def visible_devices(value, uuids):
     if value.startswith("MIG-"):
         return {"cuda:0": value}
     by_uuid = value.startswith("GPU-")
-    found = []
+    gpus = []
     for written in value.split(","):
         gpu = with_uuid(written, uuids) if by_uuid else with_number(written, uuids)
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in gpus:
             return {}
-        found.append(gpu)
-    return {f"cuda:{index}": gpu for index, gpu in enumerate(found)}
+        gpus.append(gpu)
+    return {f"cuda:{index}": gpu for index, gpu in enumerate(gpus)}
 
 
 def with_number(written, uuids):

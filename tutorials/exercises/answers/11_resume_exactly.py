@@ -15,7 +15,7 @@ SAVE_AFTER = (3, 7)  # batches of each epoch
 
 
 class Place:
-    """Where the training stands; once registered, it is saved and loaded with the rest."""
+    """Position in the training. Once registered, it is saved and loaded with the checkpoint."""
 
     epoch, batches = 0, 0
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 
 class GatherRows(torch.autograd.Function):
-    """The rows of all ranks; backward gives each rank the gradient of its own rows."""
+    """All-gather of rows. Backward returns to each rank the gradient of its own rows."""
 
     @staticmethod
     def forward(ctx, rows):
@@ -16,16 +16,16 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        # Every rank has computed the same number from all rows. Its gradient here is whole already.
+        # Every rank computed the same number from all rows, so this gradient is already complete.
         return gradient.split(ctx.count)[dist.get_rank()]
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, in the order of the ranks."""
+    """Return the rows of all ranks, in the order of the ranks."""
     return GatherRows.apply(rows)
 
 
 def total_distance(rows: torch.Tensor) -> torch.Tensor:
-    """The sum of absolute differences over all pairs of kernels, the same number on every rank."""
+    """Return the sum of absolute differences over all pairs of kernels, equal on every rank."""
     everything = gather_rows(rows)
     return (everything[:, None] - everything).abs().sum()

@@ -5,7 +5,7 @@ from statistics import median
 
 def straggler(trace: dict) -> int | None:
     all_reduces = spans(trace, "gloo:all_reduce")
-    arrivals = zip(*all_reduces.values(), strict=True)  # one all-reduce after the other
+    arrivals = zip(*all_reduces.values(), strict=True)  # one all-reduce after another
     late = {rank: [] for rank in all_reduces}
     for ranks in arrivals:
         first = min(start for start, _ in ranks)
@@ -17,13 +17,13 @@ def straggler(trace: dict) -> int | None:
 
 
 def spans(trace: dict, name: str) -> dict[int, list[tuple[float, float]]]:
-    ranks = {}  # the number of a process in the trace → its rank
+    ranks = {}  # process number in the trace → rank
     for event in trace["traceEvents"]:
         if event["name"] == "process_name" and event["args"]["name"].startswith("rank "):
             ranks[event["pid"]] = int(event["args"]["name"].split()[1].strip(","))
-    found = {rank: [] for rank in sorted(ranks.values())}
+    by_rank = {rank: [] for rank in sorted(ranks.values())}
     for event in sorted(trace["traceEvents"], key=lambda event: event.get("ts", 0)):
         if event["name"] == name and event["ph"] == "X":
             start, end = event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
-            found[ranks[event["pid"]]].append((start, end))
-    return found
+            by_rank[ranks[event["pid"]]].append((start, end))
+    return by_rank
