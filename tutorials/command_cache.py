@@ -71,7 +71,7 @@ def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[st
     if reason is None:
         return stored["result"]
     started = time.time()
-    with tempfile.TemporaryDirectory(prefix="weave-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pages-") as folder:
         picture = Path(folder, "drawn.svg")
         ended = _run(f"{command} --plot {picture}" if draws else command, folder)
         if ended.returncode != returncode:

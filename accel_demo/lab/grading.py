@@ -26,8 +26,9 @@ from typing import Any
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
+TIME_LIMIT = 120  # seconds for one start of a grader, also on a busy machine
 ANSWER = "answer_to_the_exercise"  # name of the module that the learner's file becomes
-GRACE = 3  # seconds in which the other processes may report, after the first mistake of one
+GRACE = 3  # seconds in which the other ranks may still report after a mistake on one rank
 
 
 class Wrong(Exception):
@@ -56,7 +57,7 @@ def grade(
     right: str,
     group_sizes: tuple[int, ...] = (),
     judge: Callable | None = None,
-    time_limit: float = 120,
+    time_limit: float = TIME_LIMIT,
     patience: float = 60,
 ) -> int:
     """Be the grader `file`: parse its command line, run or judge the answer, return the exit code.
@@ -71,7 +72,8 @@ def grade(
     options = parser_of(description).parse_args()
 
     def judge_answer() -> str:
-        check(run_answer(file, options.answer, time_limit), group_sizes or (1,), judge)
+        outcome = run_answer(file, options.answer, time_limit=time_limit)
+        check(outcome, group_sizes or (1,), judge)
         return right
 
     if not options.report:
@@ -114,7 +116,11 @@ def verdict(judge: Callable[[], str]) -> int:
 
 
 def run_answer(
-    grader: str, answer: Path, time_limit: float, launcher: str = "python", flags: str = ""
+    grader: str,
+    answer: Path,
+    launcher: str = "python",
+    flags: str = "",
+    time_limit: float = TIME_LIMIT,
 ) -> Outcome:
     """Start `grader` with `--report`, wait until it ends, and return what its processes reported.
 
@@ -127,7 +133,7 @@ def run_answer(
 
 
 def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None = None) -> None:
-    """Raise `Wrong` for the first mistake, or if the processes did not come to their end."""
+    """Raise `Wrong` for the first mistake, or if a process did not report. See `grade`."""
     passed = ""
     for size in group_sizes:
         where = f"on {counted(size, 'process')}"
@@ -158,12 +164,13 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
 
 def _early_end(outcome: Outcome) -> Wrong:
     if outcome.exit_code is None:
-        return Wrong(f"it did not end within {outcome.time_limit:g} s: is there an endless loop?")
+        hint = "is there an endless loop, or does a rank wait for another?"
+        return Wrong(f"it did not end within {outcome.time_limit:g} s: {hint}")
     return Wrong(f"it ended early, with exit code {outcome.exit_code}\n{outcome.stderr}".rstrip())
 
 
 def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, patience: float):
-    """Report as one process of a group. Its end after a mistake ends the whole group."""
+    """Report as one process of a group. If it finds a mistake, the whole group ends."""
     import torch.distributed as dist
 
     rank, size, report = dist.get_rank(), dist.get_world_size(), {}

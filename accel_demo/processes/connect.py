@@ -100,7 +100,7 @@ def describe_run(version: str, device: torch.device, mixed_precision: str) -> di
     """
     packages = ("torch", "torchvision", "accelerate")
     return {
-        "telling": version,
+        "script": version,
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "backend": _connection_of(version),
         "device": device.type,

@@ -41,6 +41,8 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
     if (folder / "config.json").exists():
         wanted = config.fixed_choices() | _launch(environment)
         held = load_config(folder).fixed_choices() | read_json(folder / "environment.json")
+        if "script" not in held:
+            raise _unusable(folder / "environment.json")
         if config.resume:  # a run may continue with a different number of processes
             del wanted["processes"]
         for name, value in wanted.items():
@@ -109,10 +111,7 @@ def load_config(folder: Path) -> TrainConfig:
             raise UserError("different fields")
         return TrainConfig(**choices, run_dir=str(folder))
     except (TypeError, UserError):
-        raise UserError(
-            f"{path} is damaged or from a different version. Choose a different folder, or delete "
-            "this one."
-        ) from None
+        raise _unusable(path) from None
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -129,11 +128,15 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError):
         value = None
     if not isinstance(value, dict):
-        raise UserError(
-            f"{path} is damaged or from a different version. Choose a different folder, or delete "
-            "this one."
-        )
+        raise _unusable(path)
     return value
+
+
+def _unusable(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged or from a different version. Choose a different folder, or delete "
+        "this one."
+    )
 
 
 def _folder_of(config: TrainConfig, environment: dict) -> Path:
@@ -145,7 +148,7 @@ def _folder_of(config: TrainConfig, environment: dict) -> Path:
         if saved_in.name == "checkpoints":
             return saved_in.parent
     launch = _launch(environment)
-    name = launch["telling"]
+    name = launch["script"]
     if launch["processes"] > 1:
         name += f"-{launch['processes']}-processes"
     if launch["mixed_precision"] != "no":
@@ -164,7 +167,7 @@ def _choices(config: TrainConfig) -> dict:
 
 def _launch(environment: dict) -> dict:
     """Return the part of the environment that identifies a run."""
-    return {name: environment[name] for name in ("telling", "processes", "mixed_precision")}
+    return {name: environment[name] for name in ("script", "processes", "mixed_precision")}
 
 
 def _write_whole(path: Path, content: bytes) -> None:

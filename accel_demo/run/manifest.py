@@ -45,7 +45,7 @@ def verify(folder: Path) -> dict:
         if (folder / SEAL).read_bytes() != _seal_of(content):
             raise Damaged(f"the checksum of {MANIFEST} differs")
         manifest = json.loads(content)
-        if manifest.keys() != KEYS:
+        if manifest.keys() != KEYS or "script" not in manifest["environment"]:
             raise ValueError("different keys")
         names = {path.name for path in folder.iterdir()} - {MANIFEST, SEAL}
         for name in sorted(names ^ manifest["files"].keys()):
@@ -72,7 +72,7 @@ def verify(folder: Path) -> dict:
     return manifest
 
 
-def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
+def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint, and a remark about each newer one that is damaged."""
     remarks = []
     for folder in checkpoints_of(run):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.run.manifest import Damaged, checkpoints_of, newest_whole, position, verify
+from accel_demo.run.manifest import Damaged, checkpoints_of, newest_complete, position, verify
 from accel_demo.wording import counted
 
 
@@ -39,7 +39,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         return Start()
     folder, remarks = Path(config.resume), []
     if config.resume == "auto":
-        folder, remarks = newest_whole(run)
+        folder, remarks = newest_complete(run)
         if folder is None and remarks:
             raise UserError(
                 f"{remarks[0]}, and there is no complete one. Delete {run} to start again."
@@ -109,7 +109,7 @@ def _check_nothing_is_lost(folder: Path, run: Path) -> None:
 
 def _check_same_run(folder: Path, held: dict, config: TrainConfig, environment: dict) -> None:
     wanted = config.fixed_choices()
-    wanted |= {name: environment[name] for name in ("telling", "mixed_precision", "device")}
+    wanted |= {name: environment[name] for name in ("script", "mixed_precision", "device")}
     for name, value in wanted.items():
         if held.get(name) != value:
             raise UserError(

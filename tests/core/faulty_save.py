@@ -32,7 +32,7 @@ from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.connect import describe_run
 from accel_demo.run.checkpoint import Checkpoints
 from accel_demo.run.log import TrainLog
-from accel_demo.run.manifest import Damaged, checkpoints_of, newest_whole, verify
+from accel_demo.run.manifest import Damaged, checkpoints_of, newest_complete, verify
 from accel_demo.run.progress import Progress
 from accel_demo.run.state import TrainingState
 
@@ -222,7 +222,7 @@ def what_is_left(training: Training) -> dict:
             complete.append(verify(path)["step"])
         except Damaged as reason:
             damaged.append(f"{path.name}: {reason}")
-    _, remarks = newest_whole(folder)
+    _, remarks = newest_complete(folder)
     checkpoints = training.resume()
     resumed, loaded = checkpoints.start.step, training.steps()
     training.save(checkpoints, 4)

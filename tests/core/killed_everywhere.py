@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.processes.environment import number_in
-from accel_demo.run.manifest import newest_whole, verify
+from accel_demo.run.manifest import newest_complete, verify
 from accel_demo.run.resume import Start
 from accel_demo.run.run import Run
 
@@ -69,7 +69,7 @@ def main(version: str, folder: Path, seed: int, points: int) -> None:
                 raise RuntimeError("the training was not killed")
             except Killed:
                 gc.collect()  # ends the loader workers
-            saved, _ = newest_whole(resumed)
+            saved, _ = newest_complete(resumed)
             saved = verify(saved)["step"]
             start = run(version, {**choices, "resume": "auto"}, precision, resumed)
             if number_in("RANK", 0) == 0:
@@ -123,7 +123,7 @@ def compare(uninterrupted: Path, resumed: Path) -> dict:
         json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         for run in (uninterrupted, resumed)
     ]
-    logs = [verify(newest_whole(run)[0])["log"] for run in (uninterrupted, resumed)]
+    logs = [verify(newest_complete(run)[0])["log"] for run in (uninterrupted, resumed)]
     totals = [torch.tensor(log["epoch_totals"]) for log in logs]
     kept = [{name: log[name] for name in KEPT} for log in logs]
     return {

@@ -122,6 +122,16 @@ def test_a_run_folder_with_a_damaged_config_is_refused(content, mistake, tmp_pat
     assert "config.json is damaged or from a different version. Choose a different" in message
 
 
+def test_a_run_folder_of_an_older_version_is_refused(mistake, tmp_path, capsys):
+    run = tmp_path / "old"
+    train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(run)))
+    environment = (run / "environment.json").read_text()
+    (run / "environment.json").write_text(environment.replace('"script"', '"telling"'))
+    capsys.readouterr()
+    message = mistake("--dataset", "synthetic", "--max-steps", 2, run_dir=run)
+    assert "environment.json is damaged or from a different version" in message
+
+
 def test_fp16_on_a_cpu_is_refused(mistake, monkeypatch):
     monkeypatch.setattr(train_plain, "own_device", lambda: data.torch.device("cpu"))
     assert mistake(*SHORT, precision="fp16").startswith("fp16 needs a GPU")

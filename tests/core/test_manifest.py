@@ -17,7 +17,7 @@ from accel_demo.run.manifest import (
     SEAL,
     Damaged,
     checkpoints_of,
-    newest_whole,
+    newest_complete,
     seal,
     verify,
 )
@@ -97,12 +97,12 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(run):
             named = f"{MANIFEST}|{SEAL}" if path.name == SEAL else path.name
             with pytest.raises(Damaged, match=named):
                 verify(newest)
-            checkpoint, remarks = newest_whole(run)
+            checkpoint, remarks = newest_complete(run)
             assert checkpoint == previous, (path.name, damaged)
             assert len(remarks) == 1 and str(newest) in remarks[0], (path.name, damaged)
             tried += 1
         path.write_bytes(content)
-    assert newest_whole(run) == (newest, [])
+    assert newest_complete(run) == (newest, [])
     assert tried > 200
 
 
@@ -111,7 +111,7 @@ def test_an_extra_file_is_detected(run):
     (newest / "extra").touch()
     with pytest.raises(Damaged, match="extra is not part of it"):
         verify(newest)
-    assert newest_whole(run)[0] == previous
+    assert newest_complete(run)[0] == previous
 
 
 def test_a_renamed_checkpoint_keeps_its_position(run):
@@ -119,7 +119,7 @@ def test_a_renamed_checkpoint_keeps_its_position(run):
     renamed = newest.rename(newest.with_name("epoch-0000-batch-000000"))
     older = previous.rename(previous.with_name("epoch-0099-batch-000000"))
     assert checkpoints_of(run) == [renamed, older]
-    assert newest_whole(run) == (renamed, [])
+    assert newest_complete(run) == (renamed, [])
 
 
 UNREADABLE = {
@@ -140,14 +140,14 @@ def test_an_unreadable_file_is_reported_in_one_sentence(kind, run):
         with pytest.raises((Damaged, UserError), match=f"{path.name}|{newest.name}"):
             verify(newest)
         try:
-            checkpoint, remarks = newest_whole(run)
+            checkpoint, remarks = newest_complete(run)
         except UserError as error:
             assert "cannot be read" in str(error) and kind != "a link to nothing"
         else:
             assert (checkpoint, len(remarks)) == (previous, 1)
         path.rmdir() if kind == "a folder" else path.unlink()
         path.write_bytes(content)
-    assert newest_whole(run) == (newest, [])
+    assert newest_complete(run) == (newest, [])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and POSIX names")
@@ -156,7 +156,7 @@ def test_files_and_links_are_not_checkpoints(run):
     (run / "checkpoints" / "epoch-0098-batch-000000").write_text("")
     loop = run / "checkpoints" / "epoch-0099-batch-000000"
     loop.symlink_to(loop)
-    assert newest_whole(run) == (newest, [])
+    assert newest_complete(run) == (newest, [])
 
 
 class Payload:

@@ -251,7 +251,7 @@ def test_a_folder_refuses_a_different_version_or_precision(train_here):
     run_dir = train_here("train_plain.py", **choices)
     before = (run_dir / "model.safetensors").read_bytes()
     config = TrainConfig(**choices, run_dir=str(run_dir))
-    with pytest.raises(UserError, match="contains a run with telling train_plain, not train_dp"):
+    with pytest.raises(UserError, match="contains a run with script train_plain, not train_dp"):
         train_dp.main(config)
     with pytest.raises(UserError, match="contains a run with mixed_precision no, not bf16"):
         train_plain.main(config, "bf16")
@@ -260,7 +260,7 @@ def test_a_folder_refuses_a_different_version_or_precision(train_here):
 
 def test_different_runs_get_different_folders_in_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one_process = {"telling": "train", "processes": 1, "mixed_precision": "no"}
+    one_process = {"script": "train", "processes": 1, "mixed_precision": "no"}
     two_processes = one_process | {"processes": 2, "mixed_precision": "bf16"}
     assert claim_folder(TrainConfig(), one_process) == Path("runs/train")
     assert claim_folder(TrainConfig(), two_processes) == Path("runs/train-2-processes-bf16")

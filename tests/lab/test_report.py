@@ -52,7 +52,7 @@ def make_run(folder: Path, **changes) -> Path:
     mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     files = {
         "config": {"model": "small_cnn", "batch_size": 16, "accumulate": 2, "seed": 0},
-        "environment": {"telling": "train", "processes": 3, "device": "cpu"},
+        "environment": {"script": "train", "processes": 3, "device": "cpu"},
         "summary": {"test_accuracy": 0.8125, "best_test_accuracy": 0.875, "train_seconds": 2.5}
         | {"images_per_second": 1200.5, "processes": 3, "device": "cpu"},
         "predictions": {

@@ -55,8 +55,8 @@ def test_the_unsolved_exercise_is_wrong(start):
 
 MISTAKES = {  # what is said: (what of the model answer, what instead)
     "-1 is no GPU, and hides what follows it": ("            break", "            continue"),
-    "a number that comes twice leaves no GPU": ("            return {}", "            continue"),
-    "a beginning that two UUIDs share is no id": ("if len(matching) == 1", "if matching"),
+    "a number that appears twice hides all GPUs": ("            return {}", "            continue"),
+    "a prefix that two UUIDs share is no id": ("if len(matching) == 1", "if matching"),
     "a UUID may be cut": ("uuid.startswith(written)", "uuid == written"),
     "cuda:N counts the visible GPUs from 0": ("cuda:{index}", "cuda:{gpu}"),
     "a value that starts with MIG- is passed on": ('startswith("MIG-")', 'startswith("MIGS-")'),
@@ -74,9 +74,18 @@ def test_a_rule_that_is_broken_is_named(start, tmp_path, said):
     assert result.stdout.startswith(f"wrong: {said}"), result.stdout
 
 
-@pytest.mark.parametrize("text", ["import nothing_of_this_name\n", "import os\nos._exit(0)\n"])
-def test_a_file_that_cannot_be_used_is_said_so(start, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import nothing_of_this_name\n",
+            "the file cannot be used: ModuleNotFoundError: No module",
+        ),
+        ("import os\nos._exit(0)\n", "it ended early, with exit code 0\n"),
+    ],
+)
+def test_the_check_reports_a_file_that_cannot_be_used(start, tmp_path, text, said):
     (tmp_path / "wrong.py").write_text(text)
     result = check(start, "01", tmp_path / "wrong.py")
     assert result.returncode == 1
-    assert result.stdout.startswith("wrong: the file cannot be used: ")
+    assert result.stdout.startswith(f"wrong: {said}")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import GPUS, VISIBLE_GPUS
-from tests.pages.pages import TUTORIALS, check
+from tests.pages.pages import TUTORIALS, check, load_grader, mistake_in
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "03_scatter_and_gather.py"
 FINE = "below 1e-6"
@@ -98,17 +98,12 @@ def test_the_model_answer_is_right_and_the_unsolved_file_is_not(start):
     assert result.stdout.startswith("right: ")
     result = check(start, "03")
     assert result.returncode == 1
-    assert result.stdout.startswith("wrong: In scatter, with a tensor, it stopped with NotImplem")
+    assert result.stdout.startswith("wrong: scatter of a tensor stops with NotImplemented")
 
 
 @pytest.fixture(scope="module")
-def grade():
-    """The grader's own function: what it says of a file, without a process for each."""
-    path = TUTORIALS / "exercises" / "graders" / "03.py"
-    spec = importlib.util.spec_from_file_location("grader_03", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.grade
+def grader():
+    return load_grader("03")
 
 
 CHUNKS = "batch.chunk(len(devices))"
@@ -131,40 +126,64 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
         "batch[: (n := len(batch) // len(devices) or 1) * len(devices)].split(n)",
         "scatter of 10 samples over 4 replicas loses samples: the parts have [2, 2, 2, 2]",
     ),
-    (CHUNKS, "batch.chunk(len(devices), 1)", "another dimension than 0"),
-    (".chunk(", ".tensor_split(", "gives empty parts: [1, 1,"),
+    (CHUNKS, "batch.chunk(len(devices), 1)", "a dimension other than 0"),
+    (".chunk(", ".tensor_split(", "returns empty parts: [1, 1,"),
     (CHUNKS, f"batch.detach(){CHUNKS[5:]}", "scatter of 12 samples over 4 replicas cuts the graph"),
     (CHUNKS, f"batch.flip(0){CHUNKS[5:]}", "every sample once, in order"),
-    (".to(devices[i])", "", "scatter should put part i on devices[i]: meta"),
+    (
+        ".to(devices[i])",
+        "",
+        "scatter should put part i on devices[i]: cpu holds part 1, not meta",
+    ),
     (
         FIRST,
         f"    if isinstance(batch, dict):\n        return [batch]\n{FIRST}",
-        "gives 1 parts, an",
+        "returns 1 parts, an",
     ),
-    (IN_DICT, IN_DICT.replace("{key: ", "[").replace("}", "]"), "should give a dict for each"),
+    (IN_DICT, IN_DICT.replace("{key: ", "[").replace("}", "]"), "should return a dict for each"),
     (
         IN_DICT,
         "{'data': part_of(batch['data'], i, devices)}",
         "loses keys: there were ['data', 'na",
     ),
-    (IN_DICT, "batch", "4 replicas should split the first tensor of a tuple in it as it does a"),
-    (IN_DICT, IN_DICT.replace("devices", "devices[:1] * len(devices)"), "in a dict, tuple or list"),
+    (IN_DICT, "batch", "4 replicas should split the first tensor of a tuple like a tensor"),
+    (
+        IN_DICT,
+        IN_DICT.replace("devices", "devices[:1] * len(devices)"),
+        "scatter should also put tensors in containers of part i on dev",
+    ),
     (IN_TUPLE, IN_TUPLE.replace("value,", f"{DETACHED}(value),"), "scatter cuts the graph of a te"),
-    (IN_TUPLE, IN_TUPLE.replace("batch]", "batch[::-1]]"), "should give such a tuple to each"),
-    (FIRST, ZIPPED.replace("STRICT", "True") + FIRST, "it stopped with ValueError"),
-    (FIRST, ZIPPED.replace("STRICT", "False") + ZIPPED_LISTS + FIRST, "gives 0 parts, and of a"),
-    ("like(batch, [part", "list([part", "scatter of a tuple with a list should give such a tuple"),
-    ("    return batch\n", "    return None\n", "what holds no tensor to every replica as it is"),
+    (
+        IN_TUPLE,
+        IN_TUPLE.replace("batch]", "batch[::-1]]"),
+        "should return such a tuple per replica",
+    ),
+    (
+        FIRST,
+        ZIPPED.replace("STRICT", "True") + FIRST,
+        "scatter of dicts, lists and tuples stops with ValueError",
+    ),
+    (FIRST, ZIPPED.replace("STRICT", "False") + ZIPPED_LISTS + FIRST, "returns 0 parts, and of a"),
+    (
+        "like(batch, [part",
+        "list([part",
+        "scatter of a tuple with a list should return such a tuple",
+    ),
+    (
+        "    return batch\n",
+        "    return None\n",
+        "what contains no tensor to every replica unchanged",
+    ),
     (
         "dim=0)",
         "dim=-1)",
-        "gather should join dimension 0: 2×2 and 2×2 should give 4×2, not (2, 4)",
+        "gather should join dimension 0: 2×2 and 2×2 should be 4×2, not (2, 4)",
     ),
     ("torch.cat([", "torch.stack([", "gather should join dimension 0"),
-    ("for row in rows]", "for row in rows[::-1]]", "does not give all rows in the order"),
+    ("for row in rows]", "for row in rows[::-1]]", "does not return all rows in the order"),
     ("torch.cat([row.to(device)", "torch.cat([row.detach()", "gather cuts the graph: no gradient"),
-    ("row.to(device)", "row", "gather should give its result on meta, not on"),
-    ("output.unsqueeze(0)", "output", "In gather, with tensors, it stopped with RuntimeError"),
+    ("row.to(device)", "row", "gather should return its result on meta, not on"),
+    ("output.unsqueeze(0)", "output", "gather of tensors stops with RuntimeError"),
     (JOINED, f"{DETACHED}({JOINED[:-4]}) for", "gather cuts the graph of tensors in a tuple or"),
     (JOINED, "gather(list(values), torch.device('cpu')) for", "tensors in a tuple or list on meta"),
     ("def scatter(", "def scater(", "the file cannot be used: AttributeError"),
@@ -172,11 +191,11 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
 
 
 @pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES, ids=[said for *_, said in MISTAKES])
-def test_a_typical_mistake_is_told_apart(grade, tmp_path, right, wrong, said):
+def test_a_typical_mistake_is_named(grader, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
-    assert said in grade(tmp_path / "wrong.py")
+    assert said in mistake_in(grader, tmp_path / "wrong.py")
 
 
 def test_the_model_answer_keeps_empty_containers_and_named_tuples():
@@ -196,4 +215,4 @@ def test_an_answer_that_ends_the_program_is_wrong_too(start, tmp_path):
     (tmp_path / "ends.py").write_text("import os\n\nos._exit(3)\n")
     result = check(start, "03", tmp_path / "ends.py")
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout == "wrong: the program broke off with exit code 3\n"
+    assert result.stdout == "wrong: it ended early, with exit code 3\n"

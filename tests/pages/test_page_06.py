@@ -1,4 +1,4 @@
-"""Page 06 says which sharing has the bits of DDP, and its exercise names the rung of an answer."""
+"""Page 06 says which sharing has the bits of DDP, and its exercise names the level of an answer."""
 
 import tempfile
 
@@ -65,21 +65,21 @@ def test_the_model_answer_is_right(start):
     assert result.stdout.startswith("right: ")
 
 
-def test_the_exercise_that_nobody_has_done_stands_on_the_first_rung(start):
+def test_the_exercise_that_nobody_has_done_is_at_the_first_level(start):
     result = check(start, "06")
     assert result.returncode == 1
     assert "on 3 processes" in result.stdout
-    assert "rung 1, one all-reduce per parameter, then a division" in result.stdout
+    assert "level 1, one all-reduce per parameter, then a division" in result.stdout
 
 
 WRONG = [  # (what of the model answer, what instead, how the grader says it)
-    ("parameters if step == 0 else parameters[::-1]", "parameters", "rung 3, multiplied by 1/N"),
+    ("parameters if step == 0 else parameters[::-1]", "parameters", "level 3, multiplied by 1/N"),
     ("    flat *= 1 / dist.get_world_size()\n", "", "the sum of the gradients, not their mean"),
     ("parameters if step == 0 else ", "", "in reverse, but from the first step on"),
     ("    dist.all_reduce(flat)\n", "", "the gradients are not shared"),
-    ("flat *= 1 /", "flat /=", "rung 2, one flat buffer in the right order, but divided"),
-    ("def share_gradients", "def share", "it cannot be used: AttributeError"),
-    ("    flat = torch", "    raise SystemExit(0)\n    flat = torch", "used: SystemExit"),
+    ("flat *= 1 /", "flat /=", "level 2, one flat buffer in the right order, but divided"),
+    ("def share_gradients", "def share", "cannot use the file: AttributeError"),
+    ("    flat = torch", "    raise SystemExit(0)\n    flat = torch", "use the file: SystemExit"),
 ]
 
 
@@ -87,7 +87,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
     ("right", "wrong", "said"),
     [*WRONG[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in WRONG[1:])],
 )
-def test_an_answer_on_a_lower_rung_is_told_apart(start, tmp_path, right, wrong, said):
+def test_the_level_of_an_answer_is_named(start, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     answer = tmp_path / "an answer.py"

@@ -1,14 +1,12 @@
 """Page 07 says what was measured, and its exercise tells the usual mistakes apart."""
 
-import importlib.util
 import tempfile
 
 import pytest
+import torch
 
-from tests.conftest import REPOSITORY
-from tests.pages.pages import table_rows
+from tests.pages.pages import EXERCISES, load_grader, mistake_in, table_rows
 
-EXERCISES = REPOSITORY / "tutorials" / "exercises"
 ANSWER = EXERCISES / "answers" / "07_accumulate.py"
 WRONG = [  # (what of the model answer, what instead, how the grader says it)
     ("(loss / length)", "loss", "the gradient is 4 times too large"),
@@ -16,7 +14,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
     ("nullcontext() if is_last else model.no_sync()", "nullcontext()", "shared 4, 4, 2 times"),
     ("nullcontext() if is_last else model.no_sync()", "model.no_sync()", "a gradient of its own"),
     ("        if is_last:\n", "        if True:\n", "the optimizer steps too often: 10 times"),
-    ("            optimizer.zero_grad()\n", "", "the window before are still there"),
+    ("            optimizer.zero_grad()\n", "", "the previous window are still there"),
     (
         "        with nullcontext() if is_last else model.no_sync():\n"
         "            loss = mse_loss(model(inputs), targets)\n",
@@ -32,11 +30,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
 
 def grade_all(answers: list[str]) -> list[str]:
     """The grader's verdict on each, in a process of a group that is connected once for all."""
-    path = EXERCISES / "graders" / "07.py"
-    spec = importlib.util.spec_from_file_location("grader", path)
-    grader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(grader)
-    return [grader.watch(answer) for answer in answers]
+    return [mistake_in(load_grader("07"), answer, torch.device("cpu")) for answer in answers]
 
 
 def test_the_usual_mistakes_are_told_apart(together, tmp_path):
@@ -81,13 +75,13 @@ def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, 
     answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
     result = start(["accel-demo", "check", "07", "--file", answer])
     named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
-    assert result.stdout.startswith(f"wrong: the file cannot be used: {named}"), result.stdout
+    assert result.stdout.startswith(f"wrong: rank 1 cannot use the file: {named}"), result.stdout
     assert (result.returncode, result.stderr) == (1, "")
 
 
 def test_the_page_shows_where_gradients_are_shared():
     assert table_rows("07_accumulation.md", cells=5) == [
-        *[[str(number), "0", "0", "0", "another on each rank"] for number in (1, 2, 3)],
+        *[[str(number), "0", "0", "0", "different on each rank"] for number in (1, 2, 3)],
         ["4", "0", "1", "1", "the same"],
     ]
 
@@ -101,7 +95,7 @@ def test_the_page_shows_which_ways_are_right():
         "DDP, `no_sync` before the last",
         "DDP, without `no_sync`",
         "`accumulate`",
-        "clip where `sync_gradients`",
+        "clip if `sync_gradients`",
         "loss × 4 / true length",
         "sum / tokens of all processes",
     ]

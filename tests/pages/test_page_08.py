@@ -1,16 +1,17 @@
 """Page 08 says what was measured, and its exercise tells the usual mistakes apart."""
 
-import importlib.util
-import json
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from tests.pages.pages import TUTORIALS, check, table_rows
+from accel_demo.lab import grading
+from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, table_rows
 
 PAGE = "08_who_saw_which_sample.md"
-EXERCISES = TUTORIALS / "exercises"
 ANSWER = EXERCISES / "answers" / "08_exact_accuracy.py"
 GATHER = "accelerator.gather_for_metrics("
 PADDED = "accelerator.gather("
@@ -33,36 +34,23 @@ WRONG = [  # (what of the model answer, what instead, … , how the grader says 
     (*UNEVEN, LINE, "", RESULT, OWN_MEAN, "it is a mean of the ranks' accuracies"),
     (*UNEVEN, LINE, "", COUNT, MEAN, RESULT, OWN_MEAN, "a mean of means, of batches and of ranks"),
     ("batch_size)", "batch_size, drop_last=True)", "7 of 22 samples never go through the model"),
-    (LINE, "", "each rank returns a number of its own (0.7000, 0.6000, 1.0000)"),
+    (LINE, "", "each rank returns a different number (0.7000, 0.6000, 1.0000)"),
     (*NOT_PREPARED, "the work is not shared: of 22 samples 22 go through the model on one rank"),
     (*NOT_PREPARED, LINE, "", START, ON_MAIN + START, "one process does it all: 22 samples"),
-    (RESULT, f"{RESULT[:-7]}30", "only what is divided by is wrong: 30"),
-    (GATHER, PADDED, RESULT, "return right / len(dataset)", "the right ones of all 30"),
-    (RESULT, f"{RESULT[:-7]}22", "for 30 samples it gives 1.2273 instead of 0.9"),
+    (RESULT, f"{RESULT[:-7]}30", "only the divisor is wrong: 30"),
+    (GATHER, PADDED, RESULT, "return right / len(dataset)", "the right predictions of all 30"),
+    (RESULT, f"{RESULT[:-7]}22", "for 30 samples it returns 1.2273 instead of 0.9"),
     (RESULT, "print()", "rank 0 returns nothing instead of a number"),
-    (RESULT, f"{RESULT} - 0.5", "for 22 samples it gives 0.3182 instead of 0.8182"),
+    (RESULT, f"{RESULT} - 0.5", "for 22 samples it returns 0.3182 instead of 0.8182"),
     ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
     (START, "    raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0"),
 ]
 
 
-@pytest.fixture(scope="module")
-def grader():
-    return load_grader()
-
-
-def load_grader():
-    path = EXERCISES / "graders" / "08.py"
-    spec = importlib.util.spec_from_file_location("grader", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def observe_all(answers):
-    """What the grader sees of each on this rank, in a group that is connected once for all."""
-    grader = load_grader()
-    return [grader.observe(answer) for answer in answers]
+    """The report on each answer by this rank, in a group that is connected once for all."""
+    observe, device = load_grader("08").observe, torch.device("cpu")
+    return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +70,17 @@ def reports(together, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def verdicts(reports, grader):
-    return [grader.judge(of_all) for of_all in reports]
+def verdicts(reports):
+    return [mistake_of_group(by_rank) for by_rank in reports]
+
+
+def mistake_of_group(by_rank: list[dict]) -> str:
+    named = {f"3-{rank}": report for rank, report in enumerate(by_rank)}
+    try:
+        grading.check(grading.Outcome(0, "", named, 0), (3,), load_grader("08").judge)
+    except grading.Wrong as mistake:
+        return str(mistake)
+    return ""
 
 
 def test_the_model_answer_is_right(verdicts):
@@ -96,7 +93,7 @@ def test_the_unsolved_file_is_wrong(verdicts):
 
 def test_the_unsolved_file_does_what_it_says_of_itself(reports):
     for report in reports[1]:
-        for_22, for_30 = report["results"]  # and none for 4
+        for_22, for_30 = (seen["result"] for seen in report["seen"])  # and none for 4
         assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
         assert "RuntimeError" in report["mistake"]
 
@@ -113,17 +110,19 @@ SAID = [
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_grader_prints_what_it_found_in_the_reports(
-    reports, grader, capsys, monkeypatch, number
-):
+def test_the_grader_prints_what_it_found_in_the_reports(reports, capsys, monkeypatch, number):
     def write(command, time_limit):
         for rank, report in enumerate(reports[number]):
-            Path(command.split()[-1], f"{rank}.json").write_text(json.dumps(report))
-        return SimpleNamespace(stderr="")
+            grading.write_report(Path(command.split()[-1]), f"3-{rank}", report)
+        return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(grader, "run_to_end", write)  # these reports are of such a run already
+    monkeypatch.setattr(grading, "run_to_end", write)  # these reports are of such a run already
     file, returncode, said = SAID[number]
-    assert grader.main(file or EXERCISES / "08_exact_accuracy.py") == returncode
+    grader = str(EXERCISES / "graders" / "08.py")
+    monkeypatch.setattr(sys, "argv", [grader, str(file or EXERCISES / "08_exact_accuracy.py")])
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_path(grader, run_name="__main__")
+    assert exited.value.code == returncode
     assert capsys.readouterr().out.startswith(said)
 
 
@@ -141,18 +140,19 @@ def test_the_check_says_right_or_wrong(start, file, returncode, said):
     [
         (
             "if accelerator.is_main_process:\n            accelerator.gather(labels)",
-            "rank 0 does not",
+            "rank 0 has not finished after 20 s",
         ),
         (
             "if accelerator.process_index == 1:\n            raise ValueError('of one rank')",
-            "of one",
+            "rank 1 cannot use the file: ValueError: of one rank",
         ),
     ],
 )
 def test_a_rank_that_waits_or_breaks_off_is_named(start, tmp_path, lie, said):
     answer = tmp_path / "wrong.py"
     answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
-    result = check(start, "08", answer, timeout=200, real=True)  # a launcher stops the ranks
+    # For real: a launcher stops the ranks.
+    result = check(start, "08", answer, timeout=200, real=True, ACCEL_DEMO_PATIENCE="20")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("wrong: ") and said in result.stdout
 
@@ -181,4 +181,6 @@ def test_the_page_shows_padding_and_the_order_that_is_repeated():
 
 def test_the_page_says_which_rank_would_wait():
     text = " ".join((TUTORIALS / PAGE).read_text().split())
-    assert "rank 0 has 2 batches, rank 2 has 1. In training the all-reduce of batch 2" in text
+    assert (
+        "rank 0 has more batches (2) than rank 2 (1). In training the all-reduce of batch 2" in text
+    )

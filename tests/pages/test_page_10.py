@@ -1,8 +1,5 @@
 """Page 10 says what was measured, and its exercise tells the usual mistakes apart."""
 
-import importlib.util
-import json
-
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -10,19 +7,19 @@ from accelerate.state import AcceleratorState
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from tests.pages.pages import TUTORIALS, check, table_rows
+from accel_demo.lab import grading
+from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, mistake_in, table_rows
 
 PAGE = "10_precision_and_compilation.md"
-EXERCISES = TUTORIALS / "exercises"
 ANSWER = EXERCISES / "answers" / "10_precision_setting.py"
 PRECISION = 'precision = "bf16" if machine["bf16_instructions"] else "no"'
 WRONG = [  # (what of the model answer, what instead, how the grader says it)
     (PRECISION, 'precision = "fp16"', "a laptop without bf16 instructions: fp16 is for GPUs. On a"),
     (PRECISION, 'precision = "bf16"', "torch emulates it, and is slower"),
-    (PRECISION, 'precision = "no"', "bf16 instructions lie idle"),
+    (PRECISION, 'precision = "no"', "bf16 instructions are unused"),
     ('machine["compute_capability"] >= (8, 0)', 'machine["is_bf16_supported"]', "an old GPU"),
     (">= (7, 0)", ">= (6, 0)", "a GPU of 2016, without tensor cores: fp16 without tensor cores"),
-    ('precision = "fp16"', 'precision = "no"', "tensor cores lie idle"),
+    ('precision = "fp16"', 'precision = "no"', "tensor cores are unused"),
     (">= (8, 0)", ">= (9, 9)", "a GPU of today, for a long run: fp16 works, but bf16 is as fast"),
     ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 6e-8 become zero"),
     ('precision == "fp16"', 'precision != "no"', "a scaler for bf16"),
@@ -38,34 +35,31 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
 
 @pytest.fixture(scope="module")
 def grader():
-    spec = importlib.util.spec_from_file_location("grader", EXERCISES / "graders" / "10.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_grader("10")
+
+
+def report_on(grader, answer) -> dict:
+    """The report of the process that runs the answer. The answer trains in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    report = grading.fill_in({}, grader.observe, answer)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return report
 
 
 def test_the_usual_mistakes_are_told_apart(grader, tmp_path, monkeypatch):
     monkeypatch.setattr(grader, "train", lambda precision: {"dtype": "x", "loss_falls": True})
     right = ANSWER.read_text()
-    assert grader.judge(as_written(grader.watch(ANSWER))) == ""
+    assert mistake_in(grader, ANSWER) == ""
     for number, (truth, lie, said) in enumerate(WRONG):
         assert truth in right
         answer = tmp_path / f"wrong_{number}.py"
         answer.write_text(right.replace(truth, lie))
-        assert said in grader.judge(as_written(grader.watch(answer))), (truth, lie)
-
-
-def as_written(report: dict) -> dict:
-    """The report as the grader reads it from the process that ran the answer."""
-    return json.loads(json.dumps(report))
+        assert said in mistake_in(grader, answer), (truth, lie)
 
 
 def test_the_model_answer_is_right_and_trains(grader):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    report = grader.watch(ANSWER)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    assert report["run"] == {"dtype": "float32", "loss_falls": True}
-    assert grader.judge(as_written(report)) == ""
+    run = {"dtype": "float32", "loss_falls": True}
+    assert report_on(grader, ANSWER) == {"mistake": "", "seen": [run]}
 
 
 @pytest.mark.slow
@@ -76,13 +70,11 @@ def test_the_check_trains_with_the_model_answer(start):
 
 
 def test_an_exercise_that_nobody_has_done_is_wrong_and_its_fp16_ran_in_float32(grader):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    report = grader.watch(EXERCISES / "10_precision_setting.py")
-    AcceleratorState._reset_state(reset_partial_state=True)
-    assert report["run"] == {"dtype": "float32", "loss_falls": True}
-    said = grader.judge(as_written(report))
+    report = report_on(grader, EXERCISES / "10_precision_setting.py")
+    assert report["seen"] == [{"dtype": "float32", "loss_falls": True}]
+    said = report["mistake"]
     assert said.startswith("a laptop without bf16 instructions: fp16 is for GPUs. On a CPU")
-    assert said.endswith("in a run of yours the first layer gave float32")
+    assert said.endswith("in a run with your setting the first layer returned float32")
 
 
 def test_the_machines_of_the_exercise_have_every_kind_of_answer(grader):

@@ -32,10 +32,10 @@ def test_every_way_is_equal_and_the_graph_of_all_pairs_grows_with_the_kernels():
 
 
 def test_three_right_numbers_have_three_gradients():
-    assert cells("`dist.all_reduce`") == ["yes", "its share", "the whole / 2"]
+    assert cells("`dist.all_reduce`") == ["yes", "rank's share", "full gradient / 2"]
     aware = "`_functional_collectives.all_reduce`"
-    assert cells(aware) == ["yes", "2 × its share", "the whole"]
-    assert cells("`over_ranks`") == ["yes", "the whole", "the whole"]
+    assert cells(aware) == ["yes", "2 × rank's share", "full gradient"]
+    assert cells("`over_ranks`") == ["yes", "full gradient", "full gradient"]
 
 
 def test_the_recorded_table_is_of_the_command_and_shows_what_the_page_says():
@@ -91,7 +91,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
         "rows[:, None] - everything).abs().sum()",
         "the number is",
     ),
-    ("return GatherRows.apply(rows)", "return None", "cannot be used: TypeError"),
+    ("return GatherRows.apply(rows)", "return None", "cannot use the file: TypeError"),
 ]
 
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import run_to_end
-from tests.pages.pages import TUTORIALS, check, table_rows
+from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, mistake_in, table_rows
 
 PAGE = TUTORIALS / "14_timelines_and_scaling.md"
-EXERCISES = TUTORIALS / "exercises"
 ANSWER = EXERCISES / "answers" / "14_straggler.py"
 
 
@@ -23,7 +22,7 @@ def module(path):
     return loaded
 
 
-GRADER = module(EXERCISES / "graders" / "14.py")
+GRADER = load_grader("14")
 OVERLAP = module(TUTORIALS / "14_overlap.py")
 
 
@@ -71,7 +70,7 @@ def test_in_the_model_buckets_wait_for_their_gradients_and_for_each_other(share,
     free_at = 0.0
     for number, (start, end) in enumerate(found, 1):
         assert start == max(number * layers, free_at)
-        assert end - start == pytest.approx(OVERLAP.PRICE + share * layers)
+        assert end - start == pytest.approx(OVERLAP.COST + share * layers)
         free_at = end
     assert 0 <= OVERLAP.hidden(found) < 1  # the last one never hides
 
@@ -136,26 +135,25 @@ def test_each_reason_is_measured_in_two_connected_processes(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["processes"], found["device"], found["backend"]) == (2, "cpu", "gloo")
     assert all(ms > 0 for values in found["ms_per_step"].values() for ms in values)
-    assert found["ms_by_rank"]["straggler"][1] >= 20  # it sleeps so long in each step
+    assert found["straggler_ms_by_rank"][1] >= 20  # it sleeps so long in each step
     assert "find_unused_parameters=True was specified" not in result.stderr  # it is a row
     reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin
     assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
 
 
 def test_the_stored_traces_are_those_of_the_grader_and_small():
-    for name, *case in GRADER.STORED:
-        file = GRADER.TRACES / name
-        assert json.loads(file.read_text()) == GRADER.make(*case, seed=name)
+    for case in GRADER.STORED:
+        file = GRADER.TRACES / case.name
+        assert json.loads(file.read_text()) == GRADER.make(case)
         assert file.stat().st_size < 60_000
 
 
 def test_the_rank_that_waits_longest_is_never_the_straggler():
     answer = module(ANSWER)
-    for name, ranks, later, phase, once in (*GRADER.STORED, *GRADER.MADE_UP):
-        trace = GRADER.make(ranks, later, phase, once, seed=name)
-        truth = max(later, key=later.get) if later else None
-        assert answer.straggler(trace) == truth
-        assert GRADER.patient(trace) != truth
+    for case in GRADER.STORED + GRADER.MORE:
+        trace = GRADER.make(case)
+        assert answer.straggler(trace) == case.straggler
+        assert GRADER.longest_all_reduce(trace) != case.straggler
 
 
 @given(st.integers(2, 6), st.data())
@@ -163,9 +161,9 @@ def test_the_model_answer_finds_whoever_is_late_in_most_steps(ranks, data):
     slow = data.draw(st.none() | st.integers(0, ranks - 1))
     phase = data.draw(st.sampled_from(["data wait", "forward", "backward"]))
     once = {(data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 7))): 50}
-    later = {} if slow is None else {slow: data.draw(st.floats(13, 40))}
-    trace = GRADER.make(ranks, later, phase, once, seed=str(data.draw(st.integers(0, 99))))
-    assert module(ANSWER).straggler(trace) == slow
+    late = {} if slow is None else {slow: data.draw(st.floats(13, 40))}
+    case = GRADER.Case(str(data.draw(st.integers(0, 99))), ranks, late, once, phase)
+    assert module(ANSWER).straggler(GRADER.make(case)) == slow
 
 
 def test_spans_reads_a_trace_as_the_timeline_merges_it():
@@ -187,23 +185,23 @@ def test_spans_reads_a_trace_as_the_timeline_merges_it():
 
 
 WRONG = [  # (what of the model answer, what instead, how the grader says it)
-    (">= 5 else None", ">= 5 else min(usual, key=usual.get)", "Nobody is slow there"),
+    (">= 5 else None", ">= 5 else min(usual, key=usual.get)", "No rank is slow there"),
     (
         "    return slowest if usual[slowest] >= 5 else None",
         "    waited = {rank: sum(b - a for a, b in spans) for rank, spans in all_reduces.items()}\n"
         "    return max(waited, key=waited.get) if usual[slowest] >= 5 else None",
-        "most time in all-reduce because it waits there for another",
+        "most time in all-reduce because it waits there for a rank that starts late",
     ),
     (
         "    return slowest if usual[slowest] >= 5 else None",
         "    return min(usual, key=usual.get)",
-        "Rank 2 comes last to the all-reduces, and loses its time in forward",
+        "Rank 2 is the last to start the all-reduces, and loses its time in forward",
     ),
-    ("if usual[slowest] >= 5 else None", "", "Nobody is slow there"),
+    ("if usual[slowest] >= 5 else None", "", "No rank is slow there"),
     ("median(times)", "sum(times) / len(times)", "is slow in single steps only"),
     ("return slowest if", "return 1000 * slowest if", "the process number (pid) of the trace"),
     ("return slowest if", "return str(slowest) if", "Return a rank, an int from 0 to 3"),
-    (">= 5 else", ">= 5000 else", "Nobody was found"),
+    (">= 5 else", ">= 5000 else", "No rank was named"),
     ("    late = {", "    raise SystemExit(0)\n    late = {", "a.json: straggler(trace) raises"),
 ]
 
@@ -214,7 +212,7 @@ def test_the_usual_mistakes_are_told_apart(tmp_path, right, wrong, said):
     assert right in text
     answer = tmp_path / "a wrong answer.py"
     answer.write_text(text.replace(right, wrong))
-    assert said in GRADER.watch(answer)
+    assert said in mistake_in(GRADER, answer)
 
 
 def test_a_straggler_that_waits_for_data_is_missed_by_who_looks_at_computing_alone(tmp_path):
@@ -227,14 +225,18 @@ def test_a_straggler_that_waits_for_data_is_missed_by_who_looks_at_computing_alo
         "    return None if longest > 5 else found(trace)\n"
     )
     answer.write_text(text + blind)
-    assert "It loses its time in data wait" in GRADER.watch(answer)
+    assert "It loses its time in data wait" in mistake_in(GRADER, answer)
 
 
 @pytest.mark.parametrize(
     ("file", "returncode", "said"),
     [
         (ANSWER, 0, "right: in all 4 traces, and in 4 more"),
-        (None, 1, "wrong: a.json: straggler(trace) gives 1, the right answer is 2. Rank 1 spends"),
+        (
+            None,
+            1,
+            "wrong: a.json: straggler(trace) returns 1, the right answer is 2. Rank 1 spends",
+        ),
     ],
 )
 def test_the_check_says_right_or_wrong(start, file, returncode, said):
@@ -248,7 +250,8 @@ def test_an_answer_without_end_is_stopped(start, tmp_path):
     answer = tmp_path / "endless.py"
     answer.write_text("def straggler(trace):\n    while True:\n        pass\n")
     result = check(start, "14", answer)
-    assert (result.returncode, result.stdout) == (1, "wrong: it did not end within 20 s\n")
+    said = "it did not end within 20 s: is there an endless loop, or does a rank wait for another?"
+    assert (result.returncode, result.stdout) == (1, f"wrong: {said}\n")
 
 
 def test_the_next_page_and_the_one_before_are_named():

@@ -3,17 +3,14 @@
 python tutorials/exercises/graders/10.py FILE
 """
 
-import argparse
-import importlib.util
-import json
-import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.processes.launch import run_to_end
+from accel_demo.lab.grading import Wrong, grade, import_answer
 
-TIME_LIMIT = 110  # seconds; without a mistake it takes under ten
+KEYS = ("mixed_precision", "grad_scaler", "compile")
 PRECISIONS = ("no", "fp16", "bf16")
 GPU = {"device": "cuda", "bf16_instructions": False, "has_compiler": False}
 CPU = {"device": "cpu", "compute_capability": None, "is_bf16_supported": False}
@@ -41,103 +38,79 @@ MACHINES = {  # name: the machine, and the right answer: precision, scaler, comp
     "a GPU of 2017": (gpu((7, 0), False, LONG), "fp16", True, True),
     "a GPU of 2020": (gpu((8, 0), True, SLOWER), "bf16", False, False),
 }
+RIGHT = f"{len(MACHINES)} machines, and the loss of the laptop's training falls"
 
 
-def main(answer: Path) -> int:
-    """Say what is wrong with the answer; 0 where nothing is."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "report.json")
-        command = ["python", "tutorials/exercises/graders/10.py", str(answer)]
-        result = run_to_end(shlex.join([*command, "--report", str(file)]), TIME_LIMIT)
-        report = json.loads(file.read_text()) if file.exists() else None
-    if result.returncode is None:
-        mistake = f"no answer within {TIME_LIMIT} s: is there a loop without an end?"
-    elif report is None:
-        mistake = f"the file ended before its time\n{result.stderr}".rstrip()
-    else:
-        mistake = judge(report)
-    if mistake:
-        print(f"wrong: {mistake}")
-        return 1
-    print(f"right: {len(MACHINES)} machines, and the loss of the laptop's training falls")
-    return 0
-
-
-def judge(report: dict) -> str:
-    """What is wrong, in a sentence, or nothing."""
-    if "unusable" in report:
-        return f"the file cannot be used: {report['unusable']}"
+def observe(answer: Path) -> Iterator[dict]:
+    """Judge the settings. Yield what a training with the first one does."""
+    module = import_answer(answer)
+    settings = {name: module.setting(dict(machine)) for name, (machine, *_) in MACHINES.items()}
+    first = next(iter(settings.values()))
+    run = train(first["mixed_precision"]) if has_precision(first) else {}
+    yield run
     for name, (machine, *right) in MACHINES.items():
-        given = report["settings"][name]
-        if mistake := judge_setting(machine, right, given, report["run"]):
-            return f"{name}: {mistake}"
-    if not report["run"].get("loss_falls"):
-        return f"the laptop's training does not learn: {report['run']}"
-    for name, (_, precision, _, compiled) in MACHINES.items():
-        if report["read"][name] != [precision, "INDUCTOR" if compiled else "NO"]:
-            return f"{name}: Accelerate reads {report['read'][name]} from a config file of it"
-    return ""
+        try:
+            judge_setting(machine, right, settings[name], run)
+        except Wrong as mistake:
+            raise Wrong(f"{name}: {mistake}") from None
+    if not run["loss_falls"]:
+        raise Wrong(f"the laptop's training does not learn: {run}")
+    for name, (_, precision, _, is_compiled) in MACHINES.items():
+        parsed = parsed_by_accelerate(settings[name])
+        if parsed != [precision, "INDUCTOR" if is_compiled else "NO"]:
+            raise Wrong(f"{name}: Accelerate reads {parsed} from a config file of it")
 
 
-def judge_setting(machine: dict, right: list, given, run: dict) -> str:
-    keys = ("mixed_precision", "grad_scaler", "compile")
-    if not isinstance(given, dict) or set(given) != set(keys):
-        return f"setting gives {given!r}, instead of a dictionary with {', '.join(keys)}"
-    precision, scaler, compiled = (given[key] for key in keys)
-    if precision not in PRECISIONS:
-        return f"mixed_precision is one of {', '.join(PRECISIONS)}, not {precision!r}"
-    for key in keys[1:]:
-        if not isinstance(given[key], bool):
-            return f"{key} is True or False, not {given[key]!r}"
-    return (
-        judge_precision(machine, right[0], precision, run)
-        or judge_scaler(right[1], scaler, precision)
-        or judge_compile(machine, right[2], compiled)
-    )
+def judge_setting(machine: dict, right: list, setting, run: dict) -> None:
+    if not isinstance(setting, dict) or set(setting) != set(KEYS):
+        raise Wrong(f"setting returns {setting!r}, instead of a dictionary with {', '.join(KEYS)}")
+    precision, has_scaler, is_compiled = (setting[key] for key in KEYS)
+    if not has_precision(setting):
+        raise Wrong(f"mixed_precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    for key in KEYS[1:]:
+        if not isinstance(setting[key], bool):
+            raise Wrong(f"{key} is True or False, not {setting[key]!r}")
+    right_precision, needs_scaler, should_compile = right
+    if precision != right_precision:
+        raise Wrong(wrong_precision(machine, right_precision, precision, run))
+    if needs_scaler and not has_scaler:
+        raise Wrong("fp16 without a scaler: gradients below 6e-8 become zero. Scale the loss")
+    if has_scaler and not needs_scaler:
+        raise Wrong(f"a scaler for {precision}: it has the range of fp32 and needs no scaling")
+    if is_compiled != should_compile:
+        raise Wrong(wrong_compile(machine, is_compiled))
 
 
-def judge_precision(machine: dict, right: str, given: str, run: dict) -> str:
-    if given == right:
-        return ""
+def wrong_precision(machine: dict, right: str, precision: str, run: dict) -> str:
     if machine["device"] == "cpu":
-        if given == "fp16":
+        if precision == "fp16":
             dtype = run.get("dtype", "float32")
             return (
-                "fp16 is for GPUs. On a CPU Accelerate does not say so, and trains without: in a "
-                f"run of yours the first layer gave {dtype}"
+                "fp16 is for GPUs. On a CPU Accelerate silently trains without it: in a run with "
+                f"your setting the first layer returned {dtype}"
             )
-        if given == "bf16":
+        if precision == "bf16":
             return "bf16 without bf16 instructions: torch emulates it, and is slower than in fp32"
-        return "bf16 instructions lie idle: this CPU computes faster in bf16 than in fp32"
-    if given == "bf16":
+        return "bf16 instructions are unused: this CPU computes faster in bf16 than in fp32"
+    if precision == "bf16":
         return (
             "bf16 on an old GPU: below compute capability 8.0 it is emulated. is_bf16_supported() "
             "counts that too, unless you ask with including_emulation=False"
         )
     if right == "no":
-        return "fp16 without tensor cores (below compute capability 7.0) gains no speed"
-    if given == "no":
-        return f"tensor cores lie idle: this GPU computes faster in {right} than in fp32"
+        return "fp16 without tensor cores (below compute capability 7.0) is not faster"
+    if precision == "no":
+        return f"tensor cores are unused: this GPU computes faster in {right} than in fp32"
     return "fp16 works, but bf16 is as fast here, has the range of fp32, and needs no scaler"
 
 
-def judge_scaler(right: bool, given: bool, precision: str) -> str:
-    if given == right:
-        return ""
-    if right:
-        return "fp16 without a scaler: gradients below 6e-8 become zero. Scale the loss"
-    return f"a scaler for {precision}: it has the range of fp32, and nothing needs scaling"
-
-
-def judge_compile(machine: dict, right: bool, given: bool) -> str:
-    if given == right:
-        return ""
+def wrong_compile(machine: dict, is_compiled: bool) -> str:
     saved = machine["seconds_per_step"] - machine["seconds_per_step_compiled"]
-    if not given:
-        pays = machine["compile_seconds"] / saved
-        return f"not compiled: it pays back after {pays:,.0f} of {machine['steps']:,} steps"
+    if not is_compiled:
+        steps = machine["compile_seconds"] / saved
+        return f"not compiled: it pays back after {steps:,.0f} of {machine['steps']:,} steps"
     if machine["device"] == "cpu" and not machine["has_compiler"]:
-        return "compiled for a CPU without a C++ compiler: it would end with InvalidCxxCompiler"
+        return "compiled for a CPU without a C++ compiler: it would fail with InvalidCxxCompiler"
     if saved <= 0:
         return "compiled, although the compiled step is slower here: measure before you choose"
     return (
@@ -146,32 +119,12 @@ def judge_compile(machine: dict, right: bool, given: bool) -> str:
     )
 
 
-def watch(answer: Path) -> dict:
-    """The settings, what a training with the first one does, what Accelerate reads of each."""
-    try:
-        spec = importlib.util.spec_from_file_location("answer", answer)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        settings = {name: module.setting(dict(machine)) for name, (machine, *_) in MACHINES.items()}
-        json.dumps(settings)
-    except (Exception, SystemExit) as error:
-        return {"unusable": f"{type(error).__name__}: {error}"}
-    usable = {name: given for name, given in settings.items() if is_usable(given)}
-    first = usable.get(next(iter(MACHINES)))
-    return {
-        "settings": settings,
-        "run": train(first["mixed_precision"]) if first else {},
-        "read": {name: as_accelerate_reads_it(given) for name, given in usable.items()},
-    }
-
-
-def is_usable(given) -> bool:
-    """Whether there is a precision in it that a training can be started with."""
-    return isinstance(given, dict) and given.get("mixed_precision") in PRECISIONS
+def has_precision(setting) -> bool:
+    return isinstance(setting, dict) and setting.get("mixed_precision") in PRECISIONS
 
 
 def train(precision: str) -> dict:
-    """Some steps of tiny_cnn on the CPU, on real images, as Accelerate makes them."""
+    """Train tiny_cnn for 15 steps on the CPU, on real images, with Accelerate."""
     import torch
     from accelerate import Accelerator
 
@@ -181,9 +134,9 @@ def train(precision: str) -> dict:
 
     config = TrainConfig(model="tiny_cnn")
     torch.manual_seed(0)
-    accelerator, gave, losses = Accelerator(cpu=True, mixed_precision=precision), [], []
+    accelerator, dtypes, losses = Accelerator(cpu=True, mixed_precision=precision), [], []
     network = make_model(config)
-    network[0].register_forward_hook(lambda layer, inputs, output: gave.append(output.dtype))
+    network[0].register_forward_hook(lambda layer, inputs, output: dtypes.append(output.dtype))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(network, optimizer)
     images, labels = load_datasets(config)[0].__getitems__(list(range(128)))
@@ -193,16 +146,16 @@ def train(precision: str) -> dict:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    dtype = str(gave[0]).removeprefix("torch.")
+    dtype = str(dtypes[0]).removeprefix("torch.")
     return {"dtype": dtype, "loss_falls": losses[-1] < 0.9 * losses[0]}
 
 
-def as_accelerate_reads_it(given: dict) -> list[str]:
-    """The precision and the compiler in a config file of this setting, by Accelerate's parser."""
+def parsed_by_accelerate(setting: dict) -> list[str]:
+    """Return the precision and the compiler that Accelerate reads from a config file of this."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    backend = "INDUCTOR" if given.get("compile") else "NO"
-    lines = ['distributed_type: "NO"', f'mixed_precision: "{given["mixed_precision"]}"']
+    backend = "INDUCTOR" if setting["compile"] else "NO"
+    lines = ['distributed_type: "NO"', f'mixed_precision: "{setting["mixed_precision"]}"']
     lines += ["dynamo_config:", f'  dynamo_backend: "{backend}"']
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.yaml")
@@ -212,11 +165,4 @@ def as_accelerate_reads_it(given: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("answer", type=Path, metavar="FILE")
-    parser.add_argument("--report", type=Path, help="run the answer, and write what was seen here")
-    options = parser.parse_args()
-    if options.report:
-        options.report.write_text(json.dumps(watch(options.answer)))
-    else:
-        sys.exit(main(options.answer.resolve()))
+    sys.exit(grade(__file__, __doc__, observe, right=RIGHT))

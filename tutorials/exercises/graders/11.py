@@ -1,12 +1,9 @@
-"""Grade exercise 11: kill the training at three random batches, go on, and compare the weights.
+"""Grade exercise 11: kill the training at three random batches, resume it, compare the weights.
 
 python tutorials/exercises/graders/11.py FILE
 """
 
-import argparse
 import hashlib
-import importlib.util
-import json
 import multiprocessing
 import os
 import random
@@ -14,9 +11,11 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
+from accel_demo.lab import grading
+from accel_demo.lab.grading import Outcome, Wrong
 from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environment
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
@@ -25,13 +24,12 @@ TIME_LIMIT = 60  # seconds for one start; without a mistake it takes a few
 EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # batches per process and epoch
 ALL = EPOCHS * BATCHES
 KILLS = range(14, ALL)  # batches done at the kill: from the second epoch on, after its first save
-MAY_COST = 8  # batches
-# Each start is a process of its own. A server that has imported torch already forks it.
+MOST_LOST = 8  # batches that a kill may cost
+# Each start has new processes. They are forked from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
-def main(answer: Path, seed: int) -> int:
-    """Say what is wrong at the first kill after which something is; 0 where nothing is."""
+def judge_all(answer: Path, seed: int) -> str:
     os.environ.update(QUIET)
     for name in RANK_VARIABLES:
         os.environ.pop(name, None)
@@ -39,193 +37,177 @@ def main(answer: Path, seed: int) -> int:
     kills = sorted(random.Random(seed).sample(KILLS, 3))
     points = f"{kills[0]}, {kills[1]} and {kills[2]} batches (--seed {seed})"
     for world_size in (1, 2):
-        where = f"on {counted(world_size, 'process')}"
         try:
-            grade(answer, world_size, kills)
+            judge_kills(answer, world_size, kills)
         except Wrong as mistake:
-            print(f"wrong: {where}, {mistake}\n(The kills were drawn: after {points}.)")
-            return 1
-    print(
-        "right: the last rung. The weights are the same, bit for bit, as without a kill: on one "
-        f"process and on two, killed after {points}"
+            where = f"on {counted(world_size, 'process')}"
+            raise Wrong(f"{where}, {mistake}\n(It was killed after {points}.)") from None
+    return (
+        "the last level. The weights are the same, bit for bit, as without a kill: on one process "
+        f"and on two, killed after {points}"
     )
-    return 0
 
 
-class Wrong(Exception):
-    """What is wrong with the answer, to be read after "on 2 processes,"."""
-
-
-def grade(answer: Path, world_size: int, kills: list[int]) -> None:
+def judge_kills(answer: Path, world_size: int, kills: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        whole = start(answer, world_size, Path(folder, "whole"))
-        check_whole(whole)
+        uninterrupted = train(answer, world_size, Path(folder, "uninterrupted"))
+        judge_uninterrupted(uninterrupted)
         for done in kills:
             run = Path(folder, str(done))
-            start(answer, world_size, run, done)
-            resumed = start(answer, world_size, run)
+            train(answer, world_size, run, done)
+            resumed = train(answer, world_size, run)
             try:
-                judge(whole, resumed, done, run)
+                judge_resumed(uninterrupted, resumed, done, run)
             except Wrong as mistake:
                 raise Wrong(f"killed after {done} batches: {mistake}") from None
 
 
-def start(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
-    """Start the training in `run`; the report of each rank. With `kill_after` they die there."""
-    run.mkdir(exist_ok=True)
-    for leftover in run.glob("rank-*"):
-        leftover.unlink()
+def train(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
+    """Start the training in the folder `run`, and return what each rank has seen.
+
+    With `kill_after` the ranks kill themselves after so many batches, and have seen nothing.
+    """
+    reports = run / "reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    for earlier in reports.iterdir():
+        earlier.unlink()
     (run / "answers").mkdir(exist_ok=True)
-    port = free_port()
-    ranks = [
-        PROCESSES.Process(target=be_rank, args=(answer, run, rank, world_size, port, kill_after))
-        for rank in range(world_size)
-    ]
+    shared = (answer, run, world_size, free_port(), kill_after)
+    ranks = [PROCESSES.Process(target=be_rank, args=(rank, *shared)) for rank in range(world_size)]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + TIME_LIMIT
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
-        if any(process.exitcode == 1 for process in ranks):  # the others wait for it in vain
+        if any(process.exitcode == 1 for process in ranks):  # the others would wait for it
             break
-    is_over = time.monotonic() >= deadline
+    is_late = time.monotonic() >= deadline
     for process in ranks:
-        if process.is_alive():
-            process.kill()
+        process.kill()
         process.join()
-    broken = sorted(run.glob("rank-*.broken"), key=lambda path: path.stat().st_mtime_ns)
-    if broken:  # the first is the cause: where one is gone, the others break off too
-        raise Wrong(f"the training broke off\n{broken[0].read_text()}")
-    if is_over:
-        raise Wrong(f"the training did not end within {TIME_LIMIT} s")
-    wanted = 0 if kill_after is None else -signal.SIGKILL
-    for rank, process in enumerate(ranks):
-        if process.exitcode != wanted:
-            raise RuntimeError(f"rank {rank} ended with {process.exitcode}, not with {wanted}")
-    if kill_after is not None:
-        return []
-    reports = [json.loads((run / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
-    for report in reports:
-        if report["connected"] != world_size:
-            raise Wrong(f"Accelerate connected {report['connected']}: keep `cpu=use_cpu()`")
-    return reports
-
-
-def check_whole(whole: list[dict]) -> None:
-    """Whether the training that nobody kills is the one that was asked for."""
-    for report in whole:
-        if len(report["samples"]) != ALL:
-            raise Wrong(
-                f"a training that nobody kills has {len(report['samples'])} batches, not {ALL}: "
-                "call begin_batch once in each, and train all epochs"
-            )
-    for first in range(0, ALL, BATCHES):
-        epoch = [report["samples"][first : first + BATCHES] for report in whole]
-        numbers = [number for batches in epoch for batch in batches for number in batch]
-        if len(set(numbers)) != BATCHES * BATCH_SIZE * len(whole):
-            raise Wrong(
-                "an epoch does not have every sample once, because each rank shuffles in its own "
-                "way: give the seedable sampler a data_seed"
-            )
-
-
-def judge(whole: list[dict], resumed: list[dict], done: int, run: Path) -> None:
-    """Raise `Wrong`, with the rung on which the answer stands, unless it went on as it should."""
-    trained = len(resumed[0]["samples"])
-    place = ALL - trained  # where it went on
-    if place <= 0:
-        raise Wrong(
-            "it began again with the first batch of the first epoch, so it does not know its "
-            "place: rung 0. Save the epoch and the batches done of it, and skip those"
-        )
-    if place > done:
-        raise Wrong(f"it went on after {place} batches: some were never trained on")
-    if done - place > MAY_COST:
-        raise Wrong(f"it went on after {place} batches: a kill may cost {MAY_COST} at most")
-    same = [
-        before == after
-        for rank, report in enumerate(resumed)
-        for before, after in zip(whole[rank]["samples"][place:], report["samples"], strict=True)
-    ]
-    if not all(same):
-        raise Wrong(
-            f"the samples differ: {sum(same)} of {len(same)} batches after the checkpoint have "
-            "those of the training that nobody killed. That is below rung 3: is the order drawn "
-            "from a seed and the epoch, and is the epoch set before batches are skipped?"
-        )
-    if all(mine["weights"] == its["weights"] for mine, its in zip(resumed, whole, strict=True)):
-        return
-    if place % 2:
-        raise Wrong(
-            f"the samples are right, but the weights differ: rung 3. It went on after {place} "
-            "batches, in the middle of an accumulation window, and the gradients of its first "
-            "half were lost: save where sync_gradients is true"
-        )
-    if place % BATCHES == 0:
-        raise Wrong(
-            f"the samples are right, but the weights differ: it went on after {place} batches, at "
-            "the beginning of an epoch. Was the checkpoint taken there?"
-        )
-    missing = [rank for rank in range(len(whole)) if not any(run.rglob(f"random_states_{rank}.*"))]
-    if missing:
-        raise Wrong(
-            "the samples are right, but the weights differ: the checkpoint has no random states of "
-            f"rank {missing[0]}. Call save_state on every rank"
-        )
-    raise Wrong(
-        "the samples are right, but the weights differ, and no window was open: rung 4. Dropout "
-        "has got other random numbers: does the loader draw from a generator of its own?"
-    )
+    exit_codes = {process.exitcode for process in ranks}
+    is_as_planned = exit_codes == {0 if kill_after is None else -signal.SIGKILL}
+    exit_code = None if is_late else 0 if is_as_planned else max(exit_codes)
+    outcome = Outcome(exit_code, "", grading.read_reports(reports), TIME_LIMIT)
+    grading.check(outcome, (world_size,))
+    by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
+    return [observation for seen in by_rank for observation in seen]
 
 
 def be_rank(
-    answer: Path, run: Path, rank: int, world_size: int, port: int, kill_after: int | None
+    rank: int, answer: Path, run: Path, world_size: int, port: int, kill_after: int | None
 ) -> None:
-    """One process of a start: train, and report. It kills itself after `kill_after` batches."""
-    import torch
     from accelerate import PartialState
-    from torch.utils.data import TensorDataset
 
     if world_size > 1:
         os.environ.update(rank_environment(rank, world_size, port))
-    sys.stderr = open(run / f"rank-{rank}.stderr", "w")
-    samples = []
+    sys.stderr = open(os.devnull, "w")
+    reports, name, samples = run / "reports", f"{world_size}-{rank}", []
 
     def begin_batch(numbers):
         if len(samples) == kill_after:
-            (run / f"rank-{rank}.ready").touch()
-            while len(list(run.glob("rank-*.ready"))) < world_size:  # as when the power goes
+            grading.write_report(reports, name, {"mistake": "", "seen": []})
+            while len(list(reports.glob("*.json"))) < world_size:  # all die at once
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGKILL)
         samples.append(numbers.tolist())
 
+    arguments = (answer, run / "answers", world_size, samples, begin_batch)
+    report = grading.fill_in({}, observe, *arguments)
+    grading.write_report(reports, name, report)
+    if report["mistake"]:
+        os._exit(1)
+    PartialState().destroy_process_group()
+
+
+def observe(
+    answer: Path, folder: Path, world_size: int, samples: list, begin_batch
+) -> Iterator[dict]:
+    import torch
+    from accelerate import PartialState
+    from torch.utils.data import TensorDataset
+
     count = BATCHES * BATCH_SIZE * world_size
     inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(torch.arange(count), inputs, inputs.sum(dim=1, keepdim=True))
-    try:
-        spec = importlib.util.spec_from_file_location("answer", answer)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        model = module.train(run / "answers", dataset, begin_batch)
-        digest = hashlib.sha256()
-        for weight in model.state_dict().values():
-            digest.update(weight.numpy().tobytes())
-    except (Exception, SystemExit):
-        (run / f"rank-{rank}.broken").write_text(traceback.format_exc(limit=-2))
-        os._exit(1)
-    state = PartialState()
-    report = {
-        "connected": state.num_processes,
-        "samples": samples,
-        "weights": digest.hexdigest(),
-    }
-    (run / f"rank-{rank}.json").write_text(json.dumps(report))
-    state.destroy_process_group()
+    model = grading.import_answer(answer).train(folder, dataset, begin_batch)
+    if (connected := PartialState().num_processes) != world_size:
+        raise Wrong(f"Accelerate connected {counted(connected, 'process')}: keep cpu=use_cpu()")
+    digest = hashlib.sha256()
+    for weight in model.state_dict().values():
+        digest.update(weight.numpy().tobytes())
+    yield {"samples": samples, "weights": digest.hexdigest()}
+
+
+def judge_uninterrupted(uninterrupted: list[dict]) -> None:
+    """Judge the training that nobody kills."""
+    for rank in uninterrupted:
+        if len(rank["samples"]) != ALL:
+            raise Wrong(
+                f"a training that nobody kills has {len(rank['samples'])} batches, not {ALL}: "
+                "call begin_batch once in each, and train all epochs"
+            )
+    for first in range(0, ALL, BATCHES):
+        epoch = [rank["samples"][first : first + BATCHES] for rank in uninterrupted]
+        numbers = {number for batches in epoch for batch in batches for number in batch}
+        if len(numbers) != BATCHES * BATCH_SIZE * len(uninterrupted):
+            raise Wrong(
+                "an epoch does not have every sample once, because each rank shuffles in a "
+                "different order: give the seedable sampler a data_seed"
+            )
+
+
+def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
+    """Judge a training that was killed after `done` batches, and name the level it reaches."""
+    place = ALL - len(resumed[0]["samples"])  # where it continued
+    if place <= 0:
+        raise Wrong(
+            "it began again with the first batch of the first epoch, so it does not know its "
+            "place: level 0. Save the epoch and the batches done of it, and skip those"
+        )
+    if place > done:
+        raise Wrong(f"it continued after {place} batches: some were never trained on")
+    if done - place > MOST_LOST:
+        raise Wrong(f"it continued after {place} batches: a kill may cost {MOST_LOST} at most")
+    pairs = list(zip(uninterrupted, resumed, strict=True))
+    is_same = [
+        before == after
+        for expected, rank in pairs
+        for before, after in zip(expected["samples"][place:], rank["samples"], strict=True)
+    ]
+    if not all(is_same):
+        raise Wrong(
+            f"the samples differ: {sum(is_same)} of {len(is_same)} batches after the checkpoint "
+            "have those of the training that nobody killed. That is below level 3: is the order "
+            "drawn from a seed and the epoch, and is the epoch set before batches are skipped?"
+        )
+    if all(expected["weights"] == rank["weights"] for expected, rank in pairs):
+        return
+    but = "the samples are right, but the weights differ"
+    if place % 2:
+        raise Wrong(
+            f"{but}: level 3. It continued after {place} batches, in the middle of an accumulation "
+            "window, and the gradients of its first half were lost: save if sync_gradients is true"
+        )
+    if place % BATCHES == 0:
+        raise Wrong(
+            f"{but}: it continued after {place} batches, at the beginning of an epoch. Was the "
+            "checkpoint taken there?"
+        )
+    for rank in range(len(resumed)):
+        if not any(run.rglob(f"random_states_{rank}.*")):
+            raise Wrong(
+                f"{but}: the checkpoint has no random states of rank {rank}. Call save_state on "
+                "every rank"
+            )
+    raise Wrong(
+        f"{but}, and no window was open: level 4. Dropout has different random numbers: does the "
+        "loader draw from a generator of its own?"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("answer", type=Path, metavar="FILE")
+    parser = grading.parser_of(__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the kills")
     options = parser.parse_args()
-    sys.exit(main(options.answer.resolve(), options.seed))
+    sys.exit(grading.verdict(lambda: judge_all(options.answer, options.seed)))

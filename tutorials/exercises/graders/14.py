@@ -1,109 +1,108 @@
-"""Grade exercise 14: the straggler of the four traces beside it, and of four more made up here.
+"""Grade exercise 14: the straggler of the four stored traces, and of four more that are made here.
 
 python tutorials/exercises/graders/14.py FILE
-python tutorials/exercises/graders/14.py --write-traces     # those beside the exercise
+python tutorials/exercises/graders/14.py --write-traces     # those stored beside the exercise
 """
 
-import argparse
-import importlib.util
 import json
 import random
-import shlex
 import sys
-import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_demo.processes.launch import run_to_end
+from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 TRACES = Path(__file__).parent.parent / "14_traces"
-TIME_LIMIT = 20  # seconds; it takes under one
 STEPS, FIRST_STEP = 8, 5
-LATE = "forward"
-# (file, ranks, {rank: ms later in every step}, the phase it loses them in, {(rank, step): ms once})
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str  # of the stored file; also the seed
+    ranks: int
+    late: dict[int, float]  # the ms by which a rank is later in every step
+    once: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, step): ms, only then
+    phase: str = "forward"  # the phase that takes the additional time
+
+    @property
+    def straggler(self) -> int | None:
+        return max(self.late, key=self.late.get) if self.late else None
+
+
 STORED = [
-    ("a.json", 4, {2: 18}, LATE, {}),
-    ("b.json", 4, {}, LATE, {}),
-    ("c.json", 3, {}, LATE, {(1, 3): 90}),
-    ("d.json", 3, {0: 12, 2: -6}, "backward", {(1, 2): 30}),  # rank 2 is quick: it waits longest
+    Case("a.json", 4, {2: 18}),
+    Case("b.json", 4, {}),
+    Case("c.json", 3, {}, {(1, 3): 90}),
+    Case("d.json", 3, {0: 12, 2: -6}, {(1, 2): 30}, "backward"),  # rank 2 is quick: it waits most
 ]
-MADE_UP = [
-    ("two ranks, rank 0 slow", 2, {0: 9}, LATE, {}),
-    ("five ranks, rank 4 waiting for data", 5, {4: 15}, "data wait", {}),
-    ("five ranks, nobody slow, two slow steps", 5, {}, LATE, {(3, 1): 70, (3, 5): 70}),
-    ("four ranks, rank 1 slow, rank 3 quick", 4, {1: 14, 3: -8}, "backward", {(2, 0): 60}),
+MORE = [
+    Case("two ranks, rank 0 slow", 2, {0: 9}),
+    Case("five ranks, rank 4 waiting for data", 5, {4: 15}, phase="data wait"),
+    Case("five ranks, none slow, two slow steps", 5, {}, {(3, 1): 70, (3, 5): 70}),
+    Case("four ranks, rank 1 slow, rank 3 quick", 4, {1: 14, 3: -8}, {(2, 0): 60}, "backward"),
 ]
+RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
 
 
-def main(answer: Path) -> int:
-    """Say what is wrong with the answer; 0 where nothing is."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
-        files = f"{shlex.quote(str(answer))} --report {shlex.quote(str(report))}"
-        result = run_to_end(f"python tutorials/exercises/graders/14.py {files}", TIME_LIMIT)
-        found = json.loads(report.read_text()) if report.exists() else None
-    if result.returncode is None:
-        mistake = f"it did not end within {TIME_LIMIT} s"
-    elif found is None:
-        mistake = "the file cannot be used: it ended the program"
-    else:
-        mistake = found
-    if mistake:
-        print(f"wrong: {mistake}")
-        return 1
-    print(f"right: in all {len(STORED)} traces, and in {len(MADE_UP)} more")
-    return 0
+@dataclass(frozen=True)
+class WrongRank:
+    """The answer named this rank in a case, but `case.straggler` is right."""
+
+    case: Case
+    rank: object
+    longest: int  # the rank that spends most time in all-reduce
 
 
-def watch(answer: Path) -> str:
-    """The sentence that says what is wrong with the answer, or nothing."""
-    try:
-        spec = importlib.util.spec_from_file_location("answer", answer)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        return f"the file cannot be used: {type(error).__name__}: {error}"
-    cases = [(case, json.loads((TRACES / case[0]).read_text())) for case in STORED]
-    cases += [(case, make(*case[1:], seed=case[0])) for case in MADE_UP]
+def observe(answer: Path) -> None:
+    module = import_answer(answer)
     mistakes = []
-    for (name, ranks, later, phase, once), trace in cases:
+    for case in STORED + MORE:
+        trace = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
         try:
-            named = module.straggler(json.loads(json.dumps(trace)))
+            rank = module.straggler(json.loads(trace))
         except (Exception, SystemExit) as error:
-            return f"{name}: straggler(trace) raises {type(error).__name__}: {error}"
-        truth = max(later, key=later.get) if later else None
-        if named != truth or isinstance(named, bool):
-            mistakes.append((name, named, truth, patient(trace), ranks, phase, once))
-    return judge(mistakes) if mistakes else ""
-
-
-def judge(mistakes: list[tuple]) -> str:
-    """What all mistakes have in common, as far as it has a name."""
-    name, named, truth, longest, ranks, phase, once = mistakes[0]
-    said = f"{name}: straggler(trace) gives {named!r}, the right answer is {truth}"
-    if named is not None and (type(named) is not int or not 0 <= named < ranks):
-        if isinstance(named, int) and named in {1000 * rank for rank in range(ranks)}:
-            return f"{said}. That is the process number (pid) of the trace: return the rank"
-        return f"{said}. Return a rank, an int from 0 to {ranks - 1}, or None"
-    if all(named is None for _, named, *_ in mistakes):
-        if all(phase == "data wait" for *_, phase, _ in mistakes):
-            return f"{said}. It loses its time in data wait, before it computes: count that too"
-        return f"{said}. Nobody was found: compare when each rank comes to the same all-reduce"
-    wrongly = [(named, longest) for _, named, _, longest, *_ in mistakes]
-    if all(named == longest for named, longest in wrongly):
-        return (
-            f"{said}. Rank {named} spends most time in all-reduce because it waits there for "
-            "another, that comes late: who comes last?"
+            raise Wrong(f"{case.name}: straggler(trace) raises {described(error)}") from None
+        if rank != case.straggler or isinstance(rank, bool):
+            mistakes.append(WrongRank(case, rank, longest_all_reduce(json.loads(trace))))
+    if mistakes:
+        first = mistakes[0]
+        raise Wrong(
+            f"{first.case.name}: straggler(trace) returns {first.rank!r}, the right answer is "
+            f"{first.case.straggler}. {explanation(mistakes)}"
         )
-    single = [named in {rank for rank, _ in once} for _, named, *_, once in mistakes]
-    if all(truth is None for _, _, truth, *_ in mistakes) and all(single):
-        return f"{said}. Rank {named} is slow in single steps only: take the median over steps"
-    if truth is None:
-        return f"{said}. Nobody is slow there: a straggler is 5 ms late or more, in most steps"
-    return f"{said}. Rank {truth} comes last to the all-reduces, and loses its time in {phase}"
 
 
-def patient(trace: dict) -> int:
-    """The rank that spends most time in all-reduce."""
+def explanation(mistakes: list[WrongRank]) -> str:
+    """Name what all mistakes have in common, or else the first one."""
+    case, rank = mistakes[0].case, mistakes[0].rank
+    if rank is not None and (type(rank) is not int or not 0 <= rank < case.ranks):
+        if isinstance(rank, int) and rank in {1000 * rank for rank in range(case.ranks)}:
+            return "That is the process number (pid) of the trace: return the rank"
+        return f"Return a rank, an int from 0 to {case.ranks - 1}, or None"
+    if all(mistake.rank is None for mistake in mistakes):
+        if all(mistake.case.phase == "data wait" for mistake in mistakes):
+            return "It loses its time in data wait, before it computes: count that too"
+        return "No rank was named: compare when each rank starts the same all-reduce"
+    if all(mistake.rank == mistake.longest for mistake in mistakes):
+        return (
+            f"Rank {rank} spends most time in all-reduce because it waits there for a rank that "
+            "starts late: which one starts last?"
+        )
+    if all(
+        mistake.case.straggler is None and mistake.rank in {rank for rank, _ in mistake.case.once}
+        for mistake in mistakes
+    ):
+        return f"Rank {rank} is slow in single steps only: take the median over steps"
+    if case.straggler is None:
+        return "No rank is slow there: a straggler is at least 5 ms late in most steps"
+    return (
+        f"Rank {case.straggler} is the last to start the all-reduces, and loses its time in "
+        f"{case.phase}"
+    )
+
+
+def longest_all_reduce(trace: dict) -> int:
+    """Return the rank that spends most time in all-reduce."""
     waited: dict[int, float] = {}
     for event in trace["traceEvents"]:
         if event["name"] == "gloo:all_reduce":
@@ -111,70 +110,66 @@ def patient(trace: dict) -> int:
     return max(waited, key=waited.get) // 1000
 
 
-def make(ranks: int, later: dict, phase: str, once: dict, seed: str) -> dict:
-    """A trace in the form of `accel_demo.lab.timeline.merge.merged`, with the phases alone."""
-    draw = random.Random(seed)
-    events = []
-    for rank in range(ranks):
-        about = {"ph": "M", "name": "process_name", "pid": 1000 * rank, "tid": 0}
-        events.append({**about, "args": {"name": f"rank {rank}"}})
-    at = [0.0] * ranks  # when each rank begins the step, in ms
+def make(case: Case) -> dict:
+    """Return a trace like those of `accel_demo.lab.timeline.merge`, with the phases alone."""
+    generator = random.Random(case.name)
+    ranks, events = range(case.ranks), []
+    for rank in ranks:
+        process = {"ph": "M", "name": "process_name", "pid": 1000 * rank, "tid": 0}
+        events.append({**process, "args": {"name": f"rank {rank}"}})
+    begins = [0.0 for _ in ranks]  # when each rank begins the step, in ms
     for step in range(STEPS):
-        begun, came, lasts = list(at), [], []
-        for rank in range(ranks):
-            needs = {"data wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 6.0}
-            needs = {name: ms + draw.uniform(0, 0.8) for name, ms in needs.items()}
-            extra = later.get(rank, 0) + once.get((rank, step), 0)
-            needs[phase] = max(0.5, needs[phase] + extra)
-            lasts.append(needs)
-            start = at[rank] + needs["data wait"] + needs["forward"]
-            # Two buckets: halfway through backward, and at its end
-            came.append((start + needs["backward"] / 2, start + needs["backward"]))
-        sent = 3.0 + draw.uniform(0, 0.5)
-        first_ends = max(first for first, _ in came) + sent
-        last_ends = max(first_ends, max(last for _, last in came)) + sent
-        for rank in range(ranks):
-            thread = {"pid": 1000 * rank, "tid": 1}
-            phases = {
-                "data wait": begun[rank] + lasts[rank]["data wait"],
-                "forward": came[rank][1] - lasts[rank]["backward"],
-                "backward": last_ends,  # it waits in there
-                "optimizer": last_ends + lasts[rank]["optimizer"],
+        durations = [phase_durations(case, rank, step, generator) for rank in ranks]
+        # Two buckets: the first is ready halfway through backward, the second at its end.
+        ready = []
+        for begin, phases in zip(begins, durations, strict=True):
+            backward = begin + phases["data wait"] + phases["forward"]
+            ready.append((backward + phases["backward"] / 2, backward + phases["backward"]))
+        sending = 3.0 + generator.uniform(0, 0.5)
+        first_end = max(first for first, _ in ready) + sending
+        second_end = max(first_end, max(second for _, second in ready)) + sending
+        for rank in ranks:
+            ends = {
+                "data wait": begins[rank] + durations[rank]["data wait"],
+                "forward": ready[rank][1] - durations[rank]["backward"],
+                "backward": second_end,  # it waits in there
+                "optimizer": second_end + durations[rank]["optimizer"],
             }
-            at[rank] = phases["optimizer"] + 0.2
-            number = f"step {step + FIRST_STEP}"
-            events.append(event(number, begun[rank], phases["optimizer"], **thread))
-            start = begun[rank]
-            for name, end in phases.items():
-                events.append(event(name, start, end, **thread))
+            start, name = begins[rank], f"step {step + FIRST_STEP}"
+            events.append(make_event(name, start, ends["optimizer"], rank, tid=1))
+            for name, end in ends.items():
+                events.append(make_event(name, start, end, rank, tid=1))
                 start = end
-            for start, end in zip(came[rank], (first_ends, last_ends), strict=True):
-                events.append(event("gloo:all_reduce", start, end, pid=1000 * rank, tid=2))
+            for start, end in zip(ready[rank], (first_end, second_end), strict=True):
+                events.append(make_event("gloo:all_reduce", start, end, rank, tid=2))
+            begins[rank] = ends["optimizer"] + 0.2
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def event(name: str, start: float, end: float, pid: int, tid: int) -> dict:
-    """A complete event; the format has microseconds."""
+def phase_durations(case: Case, rank: int, step: int, generator: random.Random) -> dict:
+    """Return the ms that a rank computes in each phase of a step."""
+    undisturbed = {"data wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 6.0}
+    durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
+    additional = case.late.get(rank, 0) + case.once.get((rank, step), 0)
+    durations[case.phase] = max(0.5, durations[case.phase] + additional)
+    return durations
+
+
+def make_event(name: str, start: float, end: float, rank: int, tid: int) -> dict:
+    """Return a complete event. The format counts microseconds."""
     kind = "cpu_op" if name.startswith("gloo") else "user_annotation"
     times = {"ts": round(1000 * start, 3), "dur": round(1000 * (end - start), 3)}
-    return {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": tid, **times}
+    return {"ph": "X", "cat": kind, "name": name, "pid": 1000 * rank, "tid": tid, **times}
 
 
 def write_traces() -> None:
     TRACES.mkdir(exist_ok=True)
-    for name, *case in STORED:
-        (TRACES / name).write_text(json.dumps(make(*case, seed=name)) + "\n")
+    for case in STORED:
+        (TRACES / case.name).write_text(json.dumps(make(case)) + "\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("answer", type=Path, nargs="?", metavar="FILE")
-    parser.add_argument("--report", type=Path, help="write what is wrong here")
-    parser.add_argument("--write-traces", action="store_true")
-    options = parser.parse_args()
-    if options.write_traces:
+    if sys.argv[1:] == ["--write-traces"]:
         write_traces()
-    elif options.report:
-        options.report.write_text(json.dumps(watch(options.answer)))
     else:
-        sys.exit(main(options.answer.resolve()))
+        sys.exit(grade(__file__, __doc__, observe, right=RIGHT, time_limit=20))

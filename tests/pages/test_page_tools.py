@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY, run_to_end
 END = "<!-- [[[end]]] -->"
 PAGE = f"""
 <!-- [[[cog
-from weave import code, diff, picture, run
+from page_tools import code, diff, picture, run
 code("program.py", start="import helper", end="def read")
 ]]] -->
 {END}
@@ -89,16 +89,16 @@ ALL = ["draw.py", "program.py"]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A copy of the small repository, as it is when its page has just been written."""
-    folder = tmp_path_factory.mktemp("weave")
+    folder = tmp_path_factory.mktemp("pages")
     no_assets = shutil.ignore_patterns("assets", "__pycache__")
     small = folder / "repository"
     shutil.copytree(REPOSITORY / "accel_demo", small / "accel_demo", ignore=no_assets)
     shutil.copytree(REPOSITORY / "tutorials" / "recorder", small / "tutorials" / "recorder")
-    for name in ("weave.py", "command_cache.py"):
+    for name in ("page_tools.py", "command_cache.py"):
         shutil.copy(REPOSITORY / "tutorials" / name, small / "tutorials")
     for name, text in FILES.items():
         (small / name).write_text(text)
-    result = weave(small)
+    result = regenerate(small)
     assert (result.returncode, result.stderr, result.ran) == (0, "", ALL), result.stdout
     return small.rename(folder / "written")
 
@@ -112,15 +112,15 @@ def small(written):
     shutil.rmtree(small)
 
 
-def weave(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
-    """Start weave.py in the small repository. `ran` names the programs that it has run.
+def regenerate(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
+    """Start page_tools.py in the small repository. `ran` names the programs that it has run.
 
     `real` is the default because these programs start more quickly than the fork server.
     """
     runs = small.parent / "runs"
     runs.write_text("")
     environment = {"PYTHONPATH": str(small), "RUNS": str(runs), **environment}
-    command = ["python", "tutorials/weave.py", "tutorials/page.md", *flags]
+    command = ["python", "tutorials/page_tools.py", "tutorials/page.md", *flags]
     command += ["--real"] if real else []
     result = run_to_end(command, cwd=small, **environment)
     result.ran = sorted(runs.read_text().split())
@@ -147,7 +147,7 @@ def test_the_second_check_finds_the_page_fresh_and_runs_no_command(small):
     page = (small / "tutorials" / "page.md").read_text()
     for text in ("import helper", "+TEXT = 'from the other", "from a killed process", "drawn.svg"):
         assert text in page
-    assert_fresh(weave(small, "--check"), ran=[])
+    assert_fresh(regenerate(small, "--check"), ran=[])
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_page_with_a_changed_part_is_stale_although_no_command_runs(small, par
         else (small / "tutorials" / "page.md")
     )
     replace(file, truth, lie)
-    assert_stale(weave(small, "--check"), ran=[])
+    assert_stale(regenerate(small, "--check"), ran=[])
     assert lie in file.read_text()  # a check writes nothing
     assert (
-        weave(
+        regenerate(
             small,
         ).ran
         == []
@@ -192,33 +192,33 @@ def test_a_page_with_a_changed_part_is_stale_although_no_command_runs(small, par
 )
 def test_a_changed_file_makes_the_commands_that_read_it_run_again(small, name, truth, change, ran):
     replace(small / name, truth, change)
-    assert_stale(weave(small, "--check"), ran=ran)
-    assert_stale(weave(small, "--check"), ran=[])  # the new output is stored
+    assert_stale(regenerate(small, "--check"), ran=ran)
+    assert_stale(regenerate(small, "--check"), ran=[])  # the new output is stored
 
 
 def test_a_changed_file_that_no_command_read_makes_none_run(small):
     replace(small / "other_helper.py", "other", "third")
-    assert_stale(weave(small, "--check"), ran=[])  # the diff shows this file
+    assert_stale(regenerate(small, "--check"), ran=[])  # the diff shows this file
     replace(small / "other_helper.py", "third", "other")
     (small / "tests").mkdir()
     (small / "tests" / "test_page.py").write_text("")
-    assert_fresh(weave(small, "--check"), ran=[])
+    assert_fresh(regenerate(small, "--check"), ran=[])
 
 
 def test_a_file_that_a_command_missed_counts_once_it_is_there(small):
     outside = small.parent / "outside.txt"
     outside.write_text("from outside")
-    assert_stale(weave(small, "--check"), ran=["program.py"])
+    assert_stale(regenerate(small, "--check"), ran=["program.py"])
     outside.unlink()
-    assert_fresh(weave(small, "--check"), ran=["program.py"])
+    assert_fresh(regenerate(small, "--check"), ran=["program.py"])
     (small / "later.txt").write_text("from a new file")  # the program asks, and does not open it
-    assert_stale(weave(small, "--check"), ran=ALL)
+    assert_stale(regenerate(small, "--check"), ran=ALL)
 
 
 def test_a_new_module_that_is_imported_instead_of_another_counts(small):
     (small / "helper").mkdir()
     (small / "helper" / "__init__.py").write_text("TEXT = 'from a package'\n")
-    assert_stale(weave(small, "--check"), ran=ALL)
+    assert_stale(regenerate(small, "--check"), ran=ALL)
 
 
 def test_another_version_of_a_package_makes_every_command_run(small, tmp_path):
@@ -226,15 +226,15 @@ def test_another_version_of_a_package_makes_every_command_run(small, tmp_path):
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
     path = os.pathsep.join([str(small), str(tmp_path / "site")])
-    assert_fresh(weave(small, "--check", PYTHONPATH=path), ran=ALL)
-    assert_fresh(weave(small, "--check", PYTHONPATH=path), ran=[])
+    assert_fresh(regenerate(small, "--check", PYTHONPATH=path), ran=ALL)
+    assert_fresh(regenerate(small, "--check", PYTHONPATH=path), ran=[])
     replace(metadata, "Version: 1.0", "Version: 1.1")
-    assert_fresh(weave(small, "--check", PYTHONPATH=path), ran=ALL)
+    assert_fresh(regenerate(small, "--check", PYTHONPATH=path), ran=ALL)
 
 
 def test_another_setting_of_a_library_makes_every_command_run(small):
-    assert_fresh(weave(small, "--check", SOME_VARIABLE="1"), ran=[])
-    assert_fresh(weave(small, "--check", TORCH_LOGS="dynamo"), ran=ALL)
+    assert_fresh(regenerate(small, "--check", SOME_VARIABLE="1"), ran=[])
+    assert_fresh(regenerate(small, "--check", TORCH_LOGS="dynamo"), ran=ALL)
 
 
 def test_another_processor_or_python_or_recorder_is_a_reason_to_run(small, monkeypatch):
@@ -250,26 +250,26 @@ def test_another_processor_or_python_or_recorder_is_a_reason_to_run(small, monke
 
 
 def test_force_runs_every_command(small):
-    assert_fresh(weave(small, "--check", "--force"), ran=ALL)
+    assert_fresh(regenerate(small, "--check", "--force"), ran=ALL)
     replace((small / "tutorials" / "page.md"), "from the data", "from a lie")
-    assert_stale(weave(small, "--check", "--force"), ran=ALL)
+    assert_stale(regenerate(small, "--check", "--force"), ran=ALL)
 
 
 def test_a_program_from_the_fork_server_records_the_files_of_all_its_processes(small):
     forked = ["forked:draw.py", "forked:program.py"]
-    assert_fresh(weave(small, "--check", "--force", real=False), ran=forked)
+    assert_fresh(regenerate(small, "--check", "--force", real=False), ran=forked)
     stored = [json.loads(file.read_text()) for file in (small / ".page_cache").iterdir()]
     files = {path for each in stored for path in each["files"]}
     assert {name for name in FILES if name not in NOT_READ_BY_PROGRAMS} <= files
     assert "../outside.txt" not in files and str(small.parent / "outside.txt") in files
     replace(small / "killed.txt", "a killed", "another killed")
-    assert_stale(weave(small, "--check", real=False), ran=["forked:program.py"])
+    assert_stale(regenerate(small, "--check", real=False), ran=["forked:program.py"])
 
 
 def test_a_command_that_fails_is_not_stored(small):
     (small / "program.py").write_text(f"{PROGRAM}    sys.exit('no luck')\n")
     for _ in range(2):
-        result = weave(small, "--check")
+        result = regenerate(small, "--check")
         assert (result.returncode, result.ran) == (1, ["program.py"])
         assert "ended with 1, not 0" in result.stdout and "no luck" in result.stdout
         assert result.stdout.splitlines()[-1] == "failed: tutorials/page.md"
@@ -290,37 +290,37 @@ def test_a_command_with_processes_that_cannot_record_runs_each_time(small, code)
     (small / "starts.py").write_text(f"import os, subprocess, sys\n{code}\n")
     command = "python starts.py" if code else "cat data.txt"
     page = small / "tutorials" / "page.md"
-    page.write_text(f"<!-- [[[cog from weave import run; run('{command}') ]]] -->\n{END}\n")
-    assert weave(small).returncode == 0
+    page.write_text(f"<!-- [[[cog from page_tools import run; run('{command}') ]]] -->\n{END}\n")
+    assert regenerate(small).returncode == 0
     assert f"$ {command}\nfrom the data\n" in page.read_text()
     replace(small / "data.txt", "from the data", "from other data")
-    assert_stale(weave(small, "--check"), ran=[])
+    assert_stale(regenerate(small, "--check"), ran=[])
 
 
 def test_a_forked_program_that_first_starts_one_that_cannot_record_runs_each_time(small):
     code = 'import subprocess; subprocess.run(["cat", "data.txt"]); open("program.py")'
     page = small / "tutorials" / "page.md"
     command = f"python -c '{code}'"
-    page.write_text(f"<!-- [[[cog from weave import run; run({command!r}) ]]] -->\n{END}\n")
-    assert weave(small, real=False).returncode == 0
+    page.write_text(f"<!-- [[[cog from page_tools import run; run({command!r}) ]]] -->\n{END}\n")
+    assert regenerate(small, real=False).returncode == 0
     assert "\nfrom the data\n" in page.read_text()
     replace(small / "data.txt", "from the data", "from other data")
-    assert_stale(weave(small, "--check", real=False), ran=[])
+    assert_stale(regenerate(small, "--check", real=False), ran=[])
 
 
 def test_a_file_that_is_changed_while_the_command_runs_is_not_stored(small):
     text = f"{PROGRAM}    Path('data.txt').write_text('from the data')\n"
     (small / "program.py").write_text(text)
     for _ in range(2):
-        assert_fresh(weave(small, "--check"), ran=["program.py"])
+        assert_fresh(regenerate(small, "--check"), ran=["program.py"])
 
 
 def test_two_checks_at_a_time_store_whole_results(small):
     shutil.rmtree(small / ".page_cache")
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(partial(weave, small), ["--check"] * 2))
+        results = list(pool.map(partial(regenerate, small), ["--check"] * 2))
     assert [result.returncode for result in results] == [0, 0]
-    assert_fresh(weave(small, "--check"), ran=[])
+    assert_fresh(regenerate(small, "--check"), ran=[])
 
 
 def test_a_result_is_never_read_while_it_is_half_written(monkeypatch, tmp_path):
@@ -349,7 +349,7 @@ def test_a_result_is_never_read_while_it_is_half_written(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["nowhere.md"], ["--chek"]])
 def test_a_page_or_flag_that_does_not_exist_gets_one_line(start, arguments):
-    result = start(["python", "tutorials/weave.py", "--check", *arguments])
+    result = start(["python", "tutorials/page_tools.py", "--check", *arguments])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert arguments[0] in result.stderr

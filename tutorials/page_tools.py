@@ -1,9 +1,9 @@
 """Regenerate the pages, or check them: their code, diffs, outputs and pictures.
 
-python tutorials/weave.py            # regenerate every page
-python tutorials/weave.py --check    # write nothing; list stale pages and exit with code 1
-python tutorials/weave.py tutorials/05_ring.md --force    # one page; run its commands again
-python tutorials/weave.py --check --force --real    # without the fork server: slow
+python tutorials/page_tools.py            # regenerate every page
+python tutorials/page_tools.py --check    # write nothing; list stale pages and exit with code 1
+python tutorials/page_tools.py tutorials/05_ring.md --force    # one page; run its commands again
+python tutorials/page_tools.py --check --force --real    # without the fork server: slow
 
 The functions print Markdown from a file or from a run. cog calls them from code that is hidden in
 the comments of a page. A command runs only if something that it depends on has changed since its

@@ -1,0 +1,101 @@
+"""The graders of the exercises survive any answer, and name its first mistake."""
+
+import pytest
+
+GRADER = '''"""Grade a function `double(number)`, in one process or in a group."""
+
+import sys
+from accel_demo.lab.grading import Wrong, grade, import_answer
+
+def observe(answer, device=None):
+    module = import_answer(answer)
+    for number in (1, 2):
+        yield module.double(number)
+
+def judge(number, seen):
+    if set(seen) != {2 * (number + 1)}:
+        raise Wrong(f"double({number + 1}) returns {' and '.join(map(str, seen))}")
+
+if __name__ == "__main__":
+    sizes = SIZES
+    options = dict(group_sizes=sizes, judge=judge, time_limit=TIME_LIMIT)
+    sys.exit(grade(__file__, __doc__, observe, right="all numbers are doubled", **options))
+'''
+
+
+@pytest.fixture
+def graded(start, tmp_path):
+    """`graded(answer, sizes)` returns the exit code of a grader and what it prints."""
+
+    def graded(answer: str, sizes: tuple = (), time_limit=100, **environment):
+        grader, file = tmp_path / "a grader.py", tmp_path / "an answer.py"
+        text = GRADER.replace("SIZES", repr(sizes)).replace("TIME_LIMIT", repr(time_limit))
+        grader.write_text(text)
+        file.write_text(answer)
+        result = start(["python", grader, file], **environment)
+        assert result.stderr == ""
+        return result.returncode, result.stdout
+
+    return graded
+
+
+def test_the_right_answer_passes(graded):
+    assert graded("def double(n):\n    return 2 * n\n") == (0, "right: all numbers are doubled\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("def double(n):\n    return n * n\n", "double(1) returns 1"),
+        (
+            "import nothing_of_this_name\n",
+            "the file cannot be used: ModuleNotFoundError: No module named 'nothing_of_this_name' "
+            "(line 1 of the answer)",
+        ),
+        ("def double(\n", "the file cannot be used: SyntaxError"),
+        ("raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0 (line 1"),
+        ("import os\nos._exit(0)\n", "it ended early, with exit code 0"),
+        # The first call is judged, although the second one fails.
+        ("def double(n):\n    return 3 if n == 1 else n / 0\n", "double(1) returns 3"),
+    ],
+)
+def test_the_mistake_of_a_wrong_answer_is_named(graded, answer, said):
+    exit_code, printed = graded(answer)
+    assert exit_code == 1 and printed.startswith(f"wrong: {said}")
+
+
+def test_an_answer_that_hangs_is_stopped(graded):
+    exit_code, printed = graded("while True:\n    pass\n", time_limit=2)
+    assert exit_code == 1
+    assert printed.startswith("wrong: it did not end within 2 s: is there an endless loop")
+
+
+ON_TWO_RANKS = """import time
+import torch.distributed as dist
+
+def double(n):
+    if dist.get_world_size() == 2:
+        {}
+    return 2 * n
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # Rank 0 fails, too: it waits for rank 1, which has failed first.
+        (
+            "dist.barrier() if dist.get_rank() == 0 else 1 / 0",
+            "on 2 processes rank 1 cannot use the file: ZeroDivisionError: division by zero (line "
+            "6 of the answer). (It is right on 1 process.)\n",
+        ),
+        ("return dist.get_rank()", "on 2 processes double(1) returns 0 and 1. (It is right on 1"),
+        (
+            "dist.get_rank() or time.sleep(60)",
+            "on 2 processes rank 0 has not finished after 3 s. Do all ranks call the same",
+        ),
+    ],
+)
+def test_the_first_mistake_in_a_group_of_processes_is_named(graded, line, said):
+    exit_code, printed = graded(ON_TWO_RANKS.format(line), (1, 2), ACCEL_DEMO_PATIENCE="3")
+    assert exit_code == 1 and printed.startswith(f"wrong: {said}")
