@@ -23,13 +23,14 @@ COMMANDS = {  # the question that each command answers
     "bench": "How fast is what the course compares, on this machine?",
     "check": "Is my answer to an exercise right?",
 }
-SINGLE_MODULES = {"predict", "check"}  # every other command is a folder with a command.py
+SINGLE_MODULES = {"predict", "check"}  # the others have a command.py
 
 
 def main() -> None:
     """Parse the name of the command, and exit with the code that its `main` returns."""
     with one_line_errors():
-        questions = "\n".join(f"  {name:10}{question}" for name, question in COMMANDS.items())
+        width = max(map(len, COMMANDS)) + 2
+        questions = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
         parser = Parser(
             f"Distributed data-parallel training, taken apart.\n\ncommands:\n{questions}",
             prog="accel-demo",

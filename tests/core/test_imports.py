@@ -197,3 +197,14 @@ def test_only_launch_and_the_listed_modules_start_processes():
     modules = modules_of(REPOSITORY)
     starters = {name for name, path in modules.items() if starts_a_process(path)}
     assert starters == {f"accel_demo.{name}" for name in ["processes.launch", *STARTS_ITSELF]}
+
+
+def test_no_two_classes_of_the_package_have_the_same_name():
+    names = [
+        node.name
+        for path in modules_of(REPOSITORY).values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(names) > 50
+    assert sorted(names) == sorted(set(names))
