@@ -4,9 +4,11 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -547,3 +549,16 @@ def test_overlap_vanishes_when_one_bucket_holds_all_gradients(start, tmp_path):
     many, single = json.loads((tmp_path / "x.json").read_text())["sweep"]
     assert (single["buckets"], many["buckets"] > 5) == (1, True)
     assert single["hidden_share"] < 0.2 < many["hidden_share"]
+
+
+@pytest.mark.parametrize(("bucket_mb", "first_mb"), [(25.0, 1.0), (5.0, 5.0), (100.0, 100.0)])
+def test_the_default_bucket_size_keeps_the_small_first_bucket_of_ddp(bucket_mb, first_mb):
+    run = ProfileSettings(TrainConfig(), steps=1, bucket_mb=bucket_mb)
+    marks = SimpleNamespace(run=run, begin_forward=print)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with recording.hooks(marks):
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    finally:
+        dist.destroy_process_group()
+    assert model._bucket_config.first_bucket_bytes_cap == first_mb * 2**20

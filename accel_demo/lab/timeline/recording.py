@@ -25,6 +25,8 @@ from accel_demo.lab.timeline import merge
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.processes.connect import own_device
 
+# The default of DDP. If it is passed explicitly, DDP no longer limits its first bucket to 1 MiB.
+DDP_BUCKET_MB = 25
 STEPS_BEFORE = 3  # not profiled: in these DDP rebuilds its buckets and memory is allocated
 STEPS_AROUND = STEPS_BEFORE + 2  # plus a warm-up of the profiler and a last step, which is logged
 BARRIERS = 20  # marked in the trace before the first profiled step: every rank sees each of them
@@ -84,7 +86,9 @@ def hooks(recording: "Recording") -> Iterator[None]:
     zero_grad, iterate = AcceleratedOptimizer.zero_grad, DataLoaderShard.__iter__
 
     def make_marked_ddp(model: DDP, *arguments, **options) -> None:
-        make_ddp(model, *arguments, **options | {"bucket_cap_mb": recording.run.bucket_mb})
+        if recording.run.bucket_mb != DDP_BUCKET_MB:
+            options["bucket_cap_mb"] = recording.run.bucket_mb
+        make_ddp(model, *arguments, **options)
         model.register_forward_pre_hook(recording.begin_forward)
         recording.model = model
 
