@@ -11,6 +11,7 @@ What is different from a real start:
   a request, and the program is started for real;
 - a library that a program forgets to import may be there already;
 - warnings of a library that is being imported go to the server's stderr;
+- SIGUSR2 makes the program print its Python stack to stderr, instead of ending it;
 - strings have the same hashes in all programs, so sets have the same order in all ranks;
 - at its end, the program runs its exit handlers and writes its output, but the interpreter is not
   finalized: that takes 2 seconds of copying memory that no program looks at again.

@@ -163,6 +163,20 @@ def test_it_takes_signals_and_can_ignore_one(tmp_path):
             process.send_signal(number)  # it has ended: nothing happens
 
 
+def test_it_prints_where_it_is_if_asked_by_a_signal(tmp_path):
+    program = "import time\ndef wait(): time.sleep(60)\nprint('ready', flush=True)\nwait()"
+    with open(tmp_path / "output", "w+") as output:
+        process = start_process(["python", "-c", program], output, output)
+        while "ready" not in (tmp_path / "output").read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGUSR2)
+        while "in wait\n" not in (tmp_path / "output").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
+
+
 def test_the_server_ends_with_whoever_started_it_and_ends_what_it_has_started(tmp_path):
     owner = """
         import os, sys, time

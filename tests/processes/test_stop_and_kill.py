@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -79,10 +80,23 @@ class Launch:
 
     def end(self, timeout: float = 100) -> int:
         """Wait for it; the exit code, or the largest of several. No process of it may be left."""
-        codes = [process.wait(timeout) for process in self.processes]
+        try:
+            codes = [process.wait(timeout) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.where_it_hangs()) from None
         orphans = left_behind(self.before)
         assert not orphans, (orphans, self.printed())
         return max(codes)
+
+    def where_it_hangs(self) -> str:
+        """The processes that are still running, with their Python stacks, and what was printed."""
+        running = sorted(processes_below_this_one() - self.before, key=lambda process: process.pid)
+        for process in running:
+            self.output.write(f"\n{process}\n")
+            self.output.flush()
+            process.send_signal(signal.SIGUSR2)  # a forked program prints its stack
+            time.sleep(1)
+        return self.printed()
 
     def printed(self) -> str:
         self.output.seek(0)
