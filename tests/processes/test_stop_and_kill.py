@@ -41,14 +41,19 @@ def same_weights(first: Path, second: Path) -> bool:
 class Launch:
     """A training under way, in a folder of its own, to send signals to.
 
-    With `ranks` the command is started once for each rank, without a launcher. A launcher is
+    With `ranks` the command is started once for each rank, without a launcher. Then this process
+    keeps the store, as a launcher would; or rank 0, if `keeps_store`. A launcher is
     started for real, unless `real` is False: it then starts workers that are forked.
     """
 
-    def __init__(self, command: list, run: Path, ranks=None, ignored=None, real=None):
+    def __init__(
+        self, command: list, run: Path, ranks=None, ignored=None, real=None, keeps_store=False
+    ):
         self.run, self.before, self.stack = run, processes_below_this_one(), ExitStack()
         self.output = self.stack.enter_context(open(run.with_suffix(".txt"), "a+"))
-        environments = self.stack.enter_context(rank_environments(ranks)) if ranks else [{}]
+        environments = [{}]
+        if ranks:
+            environments = self.stack.enter_context(rank_environments(ranks, keeps_store))
         self.processes = [
             start_process(
                 [*command, "--run-dir", run],
@@ -244,13 +249,16 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_bits(
     assert same_weights(started.run, whole_runs(telling, 2))
 
 
-@pytest.mark.parametrize(("rank", "is_launched"), [(0, False), (1, False), (1, True)])
-def test_who_is_left_says_which_rank_has_died(rank, is_launched, launch):
+@pytest.mark.parametrize(
+    ("rank", "start"), [(0, "alone"), (1, "alone"), (1, "rank 0 keeps the store"), (1, "torchrun")]
+)
+def test_who_is_left_says_which_rank_has_died(rank, start, launch):
     """torchrun also sends SIGTERM to the ranks that are left, as soon as it notices."""
-    if is_launched:
+    if start == "torchrun":
         started = launch(command_of("train_ddp.py", 3), "run", real=False)
     else:
-        started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
+        command = ["python", "accel_demo/train_ddp.py", *LONG]
+        started = launch(command, "run", ranks=3, keeps_store=start != "alone")
     started.reach(5)
     os.kill(started.pid_of(rank), signal.SIGKILL)
     assert started.end() != 0
