@@ -175,8 +175,12 @@ def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
 
 
 @contextmanager
-def rank_environments(processes: int):
+def rank_environments(processes: int, rank_0_keeps_the_store: bool = False):
     """Yield the variables of each rank. The store is in this process, as with torchrun."""
+    if rank_0_keeps_the_store:  # as with srun and mpirun
+        port = launch.free_port()
+        yield [rank_environment(rank, processes, port) for rank in range(processes)]
+        return
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield [
         {**rank_environment(rank, processes, store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

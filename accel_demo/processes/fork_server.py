@@ -11,6 +11,7 @@ Differences from a real start:
   a request, and the program is started for real;
 - a library that a program forgets to import may already be imported;
 - warnings from importing a library go to the server's stderr;
+- SIGUSR2 makes the program print its Python stack to stderr, instead of ending it;
 - strings have the same hashes in all programs, so sets have the same order in all ranks;
 - when the program ends, it runs its exit handlers and writes its output, but the interpreter is not
   finalized, because this would copy memory for 2 seconds.

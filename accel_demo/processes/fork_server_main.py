@@ -5,6 +5,7 @@ fork_server.py starts the server and sends the requests.
 
 import atexit
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -230,6 +231,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
     unbuffered = "-u" in options or bool(request["environment"].get("PYTHONUNBUFFERED"))
     sys.stdout = sys.__stdout__ = _text_output(1, unbuffered, sys.stdout.errors)
     sys.stderr = sys.__stderr__ = _text_output(2, unbuffered, sys.stderr.errors)
+    faulthandler.register(signal.SIGUSR2)  # print where the program is: see `Launch.end` in tests/
     os.environ.clear()
     os.environ.update(request["environment"])
     # The program starts with one thread, so forking its processes is safe.

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import socket
 import sys
 import time
 import traceback
@@ -54,7 +55,7 @@ def lost_processes(error: RuntimeError) -> str | None:
         store.set(f"left/{rank}", where)
         store.check([f"left/{rank}"])
     except dist.DistError:
-        keeper = "the launcher" if "TORCHELASTIC_RUN_ID" in os.environ else "rank 0"
+        keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
         return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
     try:
         missing = _missing(store, ranks, timed_out)
@@ -64,10 +65,34 @@ def lost_processes(error: RuntimeError) -> str | None:
         return ""
     if not missing:
         return f"all processes are there, but failed {where}: {said.splitlines()[0]}"
+    if rank == 0 and not _launcher_keeps_the_store():
+        _keep_the_store_until(store, [other for other in ranks if other not in missing])
     names = ", ".join(str(number) for number in missing)
     names = f"rank {names} has" if len(missing) == 1 else f"ranks {names} have"
     what = "not answered within --collective-timeout, and may hang" if timed_out else "died"
     return f"{names} {what}; rank {rank} noticed {where}. Go on with --resume auto"
+
+
+def _launcher_keeps_the_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _keep_the_store_until(store, remaining: list[int]) -> None:
+    """Wait until all `remaining` ranks have noticed the loss, for at most `PATIENCE` seconds.
+
+    If the store ended with this process before, they would report that rank 0 has died. A process
+    that waits for data from this one has not noticed yet, so close the connections to it.
+    """
+    port = int(os.environ["MASTER_PORT"])  # of the store
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.raddr and port not in (connection.laddr.port, connection.raddr.port):
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as gloo:
+                gloo.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if store.check([f"left/{rank}" for rank in remaining]):
+            return
+        time.sleep(0.01)
 
 
 def could_not_connect(error: RuntimeError) -> str | None:

@@ -165,6 +165,20 @@ def test_a_forked_process_receives_signals_and_can_ignore_a_signal(tmp_path):
             process.send_signal(number)  # the process has ended, so nothing happens
 
 
+def test_a_program_prints_its_stack_on_sigusr2(tmp_path):
+    program = "import time\ndef wait(): time.sleep(60)\nprint('ready', flush=True)\nwait()"
+    with open(tmp_path / "output", "w+") as output:
+        process = start_process(["python", "-c", program], output, output)
+        while "ready" not in (tmp_path / "output").read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGUSR2)
+        while "in wait\n" not in (tmp_path / "output").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
+
+
 def test_the_server_and_its_programs_end_with_the_process_that_started_the_server(tmp_path):
     owner = """
         import os, sys, time

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,14 +41,19 @@ def same_weights(first: Path, second: Path) -> bool:
 class Launch:
     """A running training in a separate folder, to send signals to.
 
-    With `ranks`, the command is started once for each rank, without a launcher. A launcher is
-    started for real, unless `real` is False: then the launcher and its workers are forked.
+    With `ranks`, the command is started once for each rank, without a launcher. The store is then
+    in this process, or in rank 0 if `keeps_store` is set. A launcher is started for real, unless
+    `real` is False: then the launcher and its workers are forked.
     """
 
-    def __init__(self, command: list, run: Path, ranks=None, ignored=None, real=None):
+    def __init__(
+        self, command: list, run: Path, ranks=None, ignored=None, real=None, keeps_store=False
+    ):
         self.run, self.before, self.stack = run, processes_below_this_one(), ExitStack()
         self.output = self.stack.enter_context(open(run.with_suffix(".txt"), "a+"))
-        environments = self.stack.enter_context(rank_environments(ranks)) if ranks else [{}]
+        environments = [{}]
+        if ranks:
+            environments = self.stack.enter_context(rank_environments(ranks, keeps_store))
         self.processes = [
             start_process(
                 [*command, "--run-dir", run],
@@ -79,10 +85,23 @@ class Launch:
 
     def end(self, timeout: float = 100) -> int:
         """Wait for the end, check that no process is left, and return the largest exit code."""
-        codes = [process.wait(timeout) for process in self.processes]
+        try:
+            codes = [process.wait(timeout) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.where_it_hangs()) from None
         orphans = left_behind(self.before)
         assert not orphans, (orphans, self.printed())
         return max(codes)
+
+    def where_it_hangs(self) -> str:
+        """Return what was printed, and which processes are still running, with their Python stacks."""
+        running = sorted(processes_below_this_one() - self.before, key=lambda process: process.pid)
+        for process in running:
+            self.output.write(f"\n{process}\n")
+            self.output.flush()
+            process.send_signal(signal.SIGUSR2)  # a forked program prints its stack
+            time.sleep(1)
+        return self.printed()
 
     def printed(self) -> str:
         self.output.seek(0)
@@ -232,13 +251,16 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
     assert same_weights(started.run, uninterrupted(file, 2))
 
 
-@pytest.mark.parametrize(("rank", "is_launched"), [(0, False), (1, False), (1, True)])
-def test_a_remaining_rank_reports_which_rank_has_died(rank, is_launched, launch):
+@pytest.mark.parametrize(
+    ("rank", "start"), [(0, "alone"), (1, "alone"), (1, "rank 0 keeps the store"), (1, "torchrun")]
+)
+def test_a_remaining_rank_reports_which_rank_has_died(rank, start, launch):
     """torchrun also sends SIGTERM to the remaining ranks as soon as it notices."""
-    if is_launched:
+    if start == "torchrun":
         started = launch(command_of("train_ddp.py", 3), "run", real=False)
     else:
-        started = launch(["python", "accel_demo/train_ddp.py", *LONG], "run", ranks=3)
+        command = ["python", "accel_demo/train_ddp.py", *LONG]
+        started = launch(command, "run", ranks=3, keeps_store=start != "alone")
     started.reach(5)
     os.kill(started.pid_of(rank), signal.SIGKILL)
     assert started.end() != 0
