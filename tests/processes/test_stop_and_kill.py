@@ -94,7 +94,7 @@ class Launch:
         return max(codes)
 
     def where_it_hangs(self) -> str:
-        """Return what was printed, and which processes are still running, with their Python stacks."""
+        """Return what was printed, and the Python stacks of the processes that still run."""
         running = sorted(processes_below_this_one() - self.before, key=lambda process: process.pid)
         for process in running:
             self.output.write(f"\n{process}\n")
