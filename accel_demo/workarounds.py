@@ -99,9 +99,9 @@ def fresh_rendezvous(timeout: float) -> dict:
 
     torchrun can restart all workers if one fails. Its store then still holds the addresses of the
     dead processes, and a new process that reads one of them fails with "connectFullMesh …
-    Connection refused". So each start of the workers puts its own prefix before its keys.
+    Connection refused". So each time the workers start, their keys get a new prefix.
 
-    It also runs the garbage collector when Python ends: see `_end_group_threads_at_exit`.
+    The garbage collector will run when Python exits: see `_end_group_threads_at_exit`.
 
     Raises `UserError` if not all processes arrive within `timeout` seconds.
     """

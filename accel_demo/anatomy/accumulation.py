@@ -119,7 +119,7 @@ def observe(
 ) -> AccumulationRecord:
     """Train for one epoch with a method and return a record of what it did.
 
-    The learning rate is 0, so that all gradients belong to the same weights. All-reduces are
+    The learning rate is 0, so that all gradients are computed at the same weights. All-reduces are
     counted in a hook that DDP calls in place of its own all-reduce:
     https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """

@@ -21,7 +21,7 @@ from accel_demo.wording import duration
 def time_enqueued(
     device: torch.device, size: int = 8192, products: int = 10
 ) -> tuple[float, float]:
-    """Return the seconds until calls for matrix products have returned, and until they are done.
+    """Return the seconds until calls of matrix products return, and until the products are ready.
 
     With CUDA_LAUNCH_BLOCKING=1 each call waits for its work. Raises `ValueError` for a CPU, where
     calls always wait.

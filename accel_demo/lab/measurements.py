@@ -113,10 +113,10 @@ class Report:
 
 
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:
-    """Return the k-th lowest and k-th highest value that enclose the median with this confidence.
+    """Return the narrowest interval of values that contains the median with this confidence.
 
-    This is the narrowest such pair. It assumes only that the values are independent, nothing about
-    their distribution. With fewer than five values no pair reaches 90 %, and the list is empty.
+    Its bounds are the k-th lowest and the k-th highest value. This assumes only that the values are
+    independent. With fewer than five values, no interval reaches 90 %, so an empty list is returned.
     Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)

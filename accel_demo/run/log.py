@@ -144,7 +144,7 @@ class TrainLog:
             )
 
     def stop(self, step: int) -> None:
-        """Print the command that continues the run, which a signal has stopped."""
+        """Print the command that resumes the run after a signal has stopped it."""
         self.bar.close()
         if self.writer:
             self.writer.close()

@@ -28,12 +28,12 @@ class Start:
 
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
-    """Return the position that `--resume` asks for. Every process finds the same.
+    """Return the position that `--resume` asks for. Every process finds the same position.
 
     `auto` means the newest complete checkpoint in the folder `run`, or the beginning if there is
     none. Raises `UserError` if the folder is not a complete checkpoint of this run, if continuing
     would overwrite newer checkpoints or mix two runs, or if a different number of processes saved
-    the checkpoint inside an epoch.
+    the checkpoint in the middle of an epoch.
     """
     if not config.resume:
         return Start()

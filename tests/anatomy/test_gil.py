@@ -41,7 +41,7 @@ def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
     """The interpreter never switches threads by itself here, so only a release of the lock does."""
     function, _ = WORK[kind]
     in_torch = kind == "matrix products in torch"
-    function(1)  # load now what is loaded at first use
+    function(1)  # warm up
     both_are_there, started = threading.Barrier(2), []
 
     def work() -> bool:

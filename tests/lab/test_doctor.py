@@ -139,7 +139,7 @@ BAD = {
     NO + 'use_cpu: "no"\n': "use_cpu must be true or false",
     TWO + "num_machines: 2\n": "num_machines must be 1 here",
     TWO + "main_process_port: 70000\n": "main_process_port must be from 0",
-    NO + "compute_environment: AMAZON_SAGEMAKER\n": "compute_environment must be LOCAL_MACHINE",
+    NO + "compute_environment: AMAZON_SAGEMAKER\n": "only compute_environment: LOCAL_MACHINE",
 }
 
 

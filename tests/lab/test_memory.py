@@ -138,7 +138,7 @@ def check_measured(result: dict, megabytes: float, kinds_within: float, sum_with
 
 
 def test_the_process_grows_by_what_the_formulas_predict(quick):
-    """vgg11 with AdamW holds 190 MB; each kind of 5 MB or more is measured within 5 % or 1 MiB."""
+    """vgg11 with AdamW takes 190 MB. Predictions of 5 MB or more hold within 5 % or 1 MiB."""
     assert sum(quick.json["rows"][1]["predicted"].values()) > 190e6
     check_measured(quick.json, megabytes=5, kinds_within=0.05, sum_within=0.03)
 

@@ -130,7 +130,7 @@ def check_compiler(device: torch.device) -> None:
 def compare(
     model: str, settings: dict[str, tuple[str, bool]], repeats: int, steps: int, batch_size: int
 ) -> dict[str, PrecisionRun]:
-    """Train the network in all settings, in turns. Return a run for each."""
+    """Train the network with every setting, alternating between them. Return a run per setting."""
     processes, first_steps = {}, {}
     turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in settings}
     bar = tqdm(total=len(settings) * (repeats + 1), desc=model, unit="turn")

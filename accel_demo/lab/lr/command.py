@@ -142,7 +142,7 @@ def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTrai
 
 
 def compare(run: RuleTraining, on_one_process: RuleTraining) -> LearningRateRow:
-    """Compare a run with the one on one process."""
+    """Compare a run with the single-process run."""
     rates = list(run.learning_rates.items())
     samples, steps = rates[-1][0], len(rates) - 1
     distances = [abs(loss - on_one_process.losses[seen]) for seen, loss in run.losses.items()]

@@ -17,7 +17,7 @@ STATES = {"adamw": 2, "sgd": 1}
 FLOAT = 4  # bytes
 Bytes = dict[str, int]  # the bytes of each of the KINDS
 
-# If all devices of nn.DataParallel are one process, its formulas are for all of them together.
+# If one process uses all devices of nn.DataParallel, its formulas are the totals over all devices.
 FORMULAS = {
     "nn.DataParallel": {
         "parameters": "4P",

@@ -145,7 +145,10 @@ def _matrix(predictions: Predictions, largest: float) -> str:
 
 
 def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
-    """Return a number on its colour. Mistakes have their own scale, or they would be too pale."""
+    """Return a table cell on a coloured background, which is darker for a larger share.
+
+    Mistakes have their own colour scale. Otherwise they would be too pale.
+    """
     strength = share if is_right else share / largest
     full_colour = RIGHT_COLOUR if is_right else WRONG_COLOUR
     red, green, blue = (round(255 + (part - 255) * strength) for part in full_colour)
