@@ -104,11 +104,11 @@ class TrainConfig:
         return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
 
     def steps_per_epoch(self, batches_per_epoch: int) -> int:
-        """Return the optimizer steps of an epoch of this many micro-batches per process."""
+        """Return the number of optimizer steps in an epoch of this many batches per process."""
         return math.ceil(batches_per_epoch / self.accumulate)
 
     def total_steps(self, batches_per_epoch: int) -> int:
-        """Return the optimizer steps of the whole run."""
+        """Return the number of optimizer steps in the whole run."""
         return min(
             self.epochs * self.steps_per_epoch(batches_per_epoch), self.max_steps or sys.maxsize
         )

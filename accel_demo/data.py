@@ -54,8 +54,8 @@ FASHION_MNIST_SUMS = {
 def download(config: TrainConfig) -> None:
     """Download a full dataset into `config.data_dir` if it is missing. Call it once per machine.
 
-    A failed download raises nothing here: `load_datasets` then raises the same error in every
-    process.
+    A failed download does not raise here. `load_datasets` raises later, so that every process fails
+    with the same error.
     """
     if config.dataset in TORCHVISION_NAMES and not _is_there(config):
         with suppress(OSError, RuntimeError):
@@ -124,7 +124,7 @@ class ImageSet(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a whole batch by one indexing operation. `DataLoader` prefers this method."""
+        """Return a whole batch with one indexing operation. `DataLoader` prefers this method."""
         chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
         images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
         if self.augment:

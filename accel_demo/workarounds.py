@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
     that the process never shrinks. If the C library is not glibc, nothing changes.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers in malloc.h; values in bytes
+    m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers from malloc.h
     with suppress(AttributeError, TypeError):  # macOS has no mallopt, Windows no C library by name
         mallopt = ctypes.CDLL(None).mallopt
         # A glibc before 2.35 refuses more than 2**25.

@@ -245,7 +245,7 @@ def _examples(device: torch.device) -> Iterator[CollectiveExample]:
 
 
 def draw(examples: list[CollectiveExample], path: Path) -> None:
-    """Draw each collective before and after, with a line per rank and colours for the origin."""
+    """Draw the data before and after each collective: a row per rank, coloured by origin."""
     world_size = len(examples[0].before)
     cell = max(0.42, 0.15 + 0.09 * world_size)  # in inches: more ranks have longer numbers
     width, height = 2 * world_size + 2.6, world_size + 0.4 / cell

@@ -33,7 +33,7 @@ WORKERS = ("one after the other", "two threads", "two processes")
 
 
 class WorkTime(NamedTuple):
-    """One repeat: wall-clock time, and the CPU time of the workers divided by it."""
+    """One repetition: its wall-clock time, and the workers' CPU time divided by that time."""
 
     seconds: float
     cores_busy: float

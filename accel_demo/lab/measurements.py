@@ -116,7 +116,7 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
     """Return the narrowest interval of values that contains the median with this confidence.
 
     Its bounds are the k-th lowest and the k-th highest value. This assumes only that the values are
-    independent. With fewer than five values, no interval reaches 90 %, so an empty list is returned.
+    independent. With fewer than five values, no interval reaches 90 %, and the result is [].
     Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)

@@ -37,7 +37,9 @@ TRAIN_FILES = {
 def main() -> None:
     results = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # drop all other output, including that of C++
+        os.dup2(
+            nowhere.fileno(), 1
+        )  # drop all other output, including anything that C++ code prints
         for line in sys.stdin:
             with redirect_stderr(nowhere):
                 result = run(**json.loads(line))

@@ -44,7 +44,7 @@ def is_launched() -> bool:
 
 
 def number_in(variable: str, default: int) -> int:
-    """Return the whole number in an environment variable. Raises `UserError` for anything else."""
+    """Return an environment variable as an integer. Raises `UserError` if it is not one."""
     value = os.environ.get(variable, default)
     try:
         return int(value)

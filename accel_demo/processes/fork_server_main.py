@@ -66,7 +66,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
     adopt_orphans()
     select.select([listener, lifeline], [], [])  # nothing is imported before the first request
     for name in LIBRARIES.split():
-        if select.select([lifeline], [], [], 0)[0]:  # the process above has ended
+        if select.select([lifeline], [], [], 0)[0]:  # the parent process has exited
             return
         with suppress(ImportError):  # matplotlib and TensorBoard are optional
             importlib.import_module(name)

@@ -32,7 +32,7 @@ def test_two_processes_meet_by_each_of_the_three_init_methods(start, tmp_path):
 @pytest.mark.filterwarnings("ignore:For MPI backend, world_size")
 @pytest.mark.parametrize("name", CARRIES)
 def test_a_backend_is_not_built_in_if_torch_refuses_to_start_it_for_that_reason(name):
-    """torch may also refuse a built-in backend, without a device: the reason matters."""
+    """Without a device, torch also refuses backends that are built in. So check why it refused."""
     refused = ""
     try:
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""The bytes that each strategy holds on each device follow from what it divides."""
+"""Tests that each strategy needs the bytes per device that follow from what it shards."""
 
 import re
 
@@ -102,7 +102,7 @@ def check_ddp(memories: dict, all_bytes: int, states: int, processes: int) -> No
 
 
 def check_fsdp(memories: list[DeviceMemory], network, states: int, processes: int) -> None:
-    """Each rank has a share of every parameter, of its gradient and of its state."""
+    """Each rank holds a shard of every parameter, gradient and optimizer state."""
 
     def padded(parameter) -> int:
         """Return the bytes with all shards as long as the first, as FSDP2 allocates them."""

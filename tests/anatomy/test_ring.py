@@ -102,7 +102,7 @@ def every_case(device, cases):
 
 
 def errors(device) -> list[str]:
-    """Return what each all-reduce raises for wrong input, on the last rank alone if possible."""
+    """Return the error of each all-reduce for invalid input, if possible on one rank only."""
     last, messages = dist.get_rank() == dist.get_world_size() - 1, []
     ones = torch.ones(3, device=device)
     wrong = [  # (the tensor and mean of all ranks but the last, those of the last)

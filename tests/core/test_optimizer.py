@@ -102,7 +102,7 @@ def parameters_of(config: TrainConfig) -> list[torch.Tensor]:
 
 
 def by_hand(model, optimizer, scheduler):
-    """Return a function that makes a step like train_plain, train_dp and train_ddp in fp16."""
+    """Return a function that performs a step as train_plain, train_dp and train_ddp do in fp16."""
     scaler = torch.amp.GradScaler("cpu")
 
     def step(gradient: float) -> None:
@@ -120,7 +120,7 @@ def by_hand(model, optimizer, scheduler):
 
 
 def by_accelerate(model, optimizer, scheduler):
-    """Return a function that makes a step like train.py in fp16."""
+    """Return a function that performs a step as train.py does in fp16."""
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
     accelerator.scaler = scaler = torch.amp.GradScaler("cpu")  # as Accelerate creates it on a GPU
     model, prepared, scheduler = accelerator.prepare(model, optimizer, scheduler)

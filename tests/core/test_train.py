@@ -166,7 +166,7 @@ def test_two_processes_equal_one_process_with_twice_the_batch_size(train, train_
 
 
 def test_a_short_last_window_averages_over_its_own_images(train_here):
-    """With 5 micro-batches, accumulated by 4, the second step has only one micro-batch."""
+    """With 5 micro-batches, accumulated 4 at a time, the second step has only one."""
     choices = {"model": "tiny_cnn", "dropout": 0.0, "label_smoothing": 0.0, "warmup": 0.0}
     choices |= {"dataset": "synthetic", "train_samples": 40, "batch_size": 8, "accumulate": 4}
     choices |= {"epochs": 1, "clip_norm": math.inf, "optimizer": "sgd", "weight_decay": 0.0}

@@ -28,7 +28,7 @@ SAMPLES = lr.QUICK_SAMPLES
 
 
 def measured(folder, *flags) -> dict:
-    """Run the command: `stdout`, `svg`, and the rows of its JSON by (rule, processes)."""
+    """Run the command. Return `stdout`, `svg`, and its JSON rows keyed by (rule, processes)."""
     json_file, svg_file = folder / "lr.json", folder / "lr.svg"
     command = ["accel-demo", "lr", *flags, "--json", json_file, "--plot", svg_file]
     result = run_to_end(command, timeout=230)

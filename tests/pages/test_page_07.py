@@ -24,7 +24,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
     ),
     ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
     ("for index", "return\n    for index", "the optimizer steps 0 times"),
-    ("(inputs)", "(inputs + 1)", "the gradients are not those of their windows: off by"),
+    ("(inputs)", "(inputs + 1)", "the gradients do not match their windows: off by"),
 ]
 
 

@@ -24,7 +24,7 @@ SPLIT = (
     ONCE,
     ", dataloader_config=__import__('accelerate').DataLoaderConfiguration(split_batches=True)",
 )
-RIGHT = [  # changes to the model answer that leave it right
+RIGHT = [  # edits of the reference answer that keep it correct
     [SPLIT, (DIVIDED, "batch_size=global_batch")],
     [(ONCE, ""), BEFORE, EARLIER],
     [(ONCE, ""), ("prepare(optimizer, scheduler)", "prepare(optimizer), scheduler")],

@@ -39,7 +39,7 @@ def grader():
 
 
 def report_on(grader, answer) -> dict:
-    """The report of the process that runs the answer. The answer trains in this process."""
+    """Return the report that a process of the grader would write, without starting one."""
     AcceleratorState._reset_state(reset_partial_state=True)
     report = grading.fill_in({}, grader.observe, answer)
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -173,7 +173,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _kernels(weight, p, signed, rows_at_once=None) -> torch.Tensor:
-    """Return each kernel as a row, at least in float32. Raises `ValueError` for wrong arguments."""
+    """Return each kernel as a row, in float32 or float64. Raises `ValueError` if it is invalid."""
     if mistake := _mistake(weight, p, signed, rows_at_once):
         raise ValueError(mistake)
     kernels = weight.flatten(1)

@@ -190,7 +190,7 @@ def make_model() -> nn.Sequential:
 
 
 def whole_numbers(shape, seed: int) -> torch.Tensor:
-    """Return random whole numbers from -2 to 2, in float64."""
+    """Return random integers from -2 to 2, as float64."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 

@@ -35,7 +35,7 @@ QUICK = {"train_samples": 2000, "epochs_baseline": 1}
 # The length of our run to each target. The one-cycle schedule ends where the run ends, and only
 # then is the learning rate low enough for the best accuracy: a run is as long as its target needs.
 LENGTH = {0.90: ["--epochs", 1, "--max-steps", 375], 0.92: ["--epochs", 3]}
-MARGIN = 0.003  # a seed may end this much below a target that the mean of the seeds reaches
+MARGIN = 0.003  # a single seed may miss the target by this much if the mean reaches it
 OURS, BASELINE = "accel-demo", "conventional baseline"
 EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # a line that both sides print
 

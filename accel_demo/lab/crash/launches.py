@@ -1,4 +1,4 @@
-"""Launch a training as a user does, watch it from outside, and kill one of its ranks."""
+"""Launch a training run as a user would, watch it from outside, and kill one of its ranks."""
 
 import json
 import re
@@ -158,7 +158,7 @@ class Launch:
         self.watch(lambda: self.seconds() >= moment, pause=0.0003)
 
     def result(self, earlier: list[LaunchResult], first_start: float) -> LaunchResult:
-        """Return what this launch did, given the `earlier` launches, which began at `first_start`."""
+        """Return the result of this launch, given the `earlier` ones since `first_start`."""
         resumed_from, resumed_after_step = None, 0 if self.points else None
         resumed = re.search(r"^resumed from (.+), after step (\d+)$", self.stdout.read_text(), re.M)
         if resumed:

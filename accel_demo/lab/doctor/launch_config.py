@@ -95,9 +95,7 @@ def _check_keys(config: dict) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
 
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise UserError(
-            "only compute_environment: LOCAL_MACHINE is supported. It is the default: remove the key."
-        )
+        raise UserError("only compute_environment: LOCAL_MACHINE is supported: remove the key")
     if "distributed_type" not in config:
         raise UserError('distributed_type is missing: add distributed_type: "NO" or MULTI_GPU')
     known = set(ClusterConfig.__dataclass_fields__)

@@ -11,13 +11,13 @@ from accel_demo.models import CLASSES, make_model
 
 KINDS = ["parameters", "gradients", "optimizer state", "buckets", "copies", "activations"]
 STRATEGIES = ["nn.DataParallel", "DDP", "FSDP2"]
-# Tensors of a parameter's size that the optimizer keeps: AdamW two averages, SGD its momentum.
+# The optimizer keeps this many tensors per parameter: AdamW two averages, SGD its momentum.
 # https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 STATES = {"adamw": 2, "sgd": 1}
 FLOAT = 4  # bytes
 Bytes = dict[str, int]  # the bytes of each of the KINDS
 
-# If one process uses all devices of nn.DataParallel, its formulas are the totals over all devices.
+# If one process uses all devices of nn.DataParallel, the formulas are totals over all of them.
 FORMULAS = {
     "nn.DataParallel": {
         "parameters": "4P",

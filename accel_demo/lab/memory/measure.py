@@ -217,7 +217,7 @@ def batch(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 
 @dataclass(frozen=True)
 class Watch:
-    """Callbacks around copies of parameters, and for each full bucket of DDP.
+    """Callbacks before and after each copy of a parameter, and for each full DDP bucket.
 
     nn.DataParallel and FSDP2 copy parameters in every step. The copies that we watch are extra
     ones, made with the same function while nothing else is allocated.

@@ -118,7 +118,7 @@ def read_epochs(settings: LoaderSettings, bar: tqdm) -> list[Batches]:
 
 
 def make_loader(settings: LoaderSettings) -> DataLoader:
-    """Return a new loader of this rank's samples."""
+    """Return a new loader for this rank's samples."""
     common = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
     if settings.method == TORCH:
         return loader_of_torch(settings.samples, settings.batch_size, **common)

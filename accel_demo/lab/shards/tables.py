@@ -63,7 +63,7 @@ def metric_table(loaders: list[LoaderReads]) -> str:
 
 
 def explain_uneven_batches(ranks: list[Batches]) -> str:
-    """Return why these batches of an epoch cannot be gathered, and what happens in training."""
+    """Explain why the batches of this epoch cannot be gathered, and what happens in training."""
     lengths = [len(batches) for batches in ranks]
     most, fewest = max(lengths), min(lengths)
     if most > fewest:

@@ -5,7 +5,8 @@ than the delay we are looking for. Preemption only adds time, and it hits a diff
 each step. A slow rank is slow at the same operator in every step. So we split each step into
 operators and the gaps between them, without the time spent waiting for other ranks. For each one we
 compare the shortest time of this rank with the median of the others, and add up the positive
-differences. An operator counts by accident only if it is disturbed in all `STEPS_NEEDED` steps.
+differences. A false positive would need a disturbance of the same operator in all `STEPS_NEEDED`
+steps.
 
 Medians and quantiles of steps, pairs of steps and phases are much less reliable: they add up the
 disturbances of all operators. This method misses a rank that is slow only in some steps, or at a
@@ -53,7 +54,7 @@ def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
 
 
 def operator_times(trace) -> OperatorTimes:
-    """Return the times of the operators and gaps in a `phases.RankTrace`, without waits."""
+    """Return the times of the operators and gaps in a `phases.RankTrace`, excluding waits."""
     times: OperatorTimes = {}
     for event in trace.steps.values():
         start, end = span_of(event)

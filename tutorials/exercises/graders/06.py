@@ -38,7 +38,7 @@ def observe(answer: Path, device) -> None:
 
 
 def levels() -> dict:
-    """Return functions of (parameters, step) that share gradients, by the name to print."""
+    """Return functions of (parameters, step) that average gradients, with the names to print."""
     import torch
     import torch.distributed as dist
 

@@ -95,7 +95,7 @@ def judge_gradients(differences: list[str], is_added: bool) -> None:
             "it really has"
         )
     if set(full) != {EQUAL}:
-        raise Wrong(f"the gradients are not those of their windows: {', '.join(differences)}")
+        raise Wrong(f"the gradients do not match their windows: {', '.join(differences)}")
 
 
 def judge_sharing(all_reduces: list[int]) -> None:
