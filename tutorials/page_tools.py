@@ -25,6 +25,7 @@ from command_cache import FORCE, environment_of_commands, result_of
 from accel_demo.errors import Parser, UserError, one_line_errors
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.launch import REPOSITORY
+from accel_demo.wording import counted
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
 # Numbers of the slowest pages. These start first, so that none of them is left for the end.
@@ -113,7 +114,7 @@ def _block(language: str, text: str) -> None:
 
 
 def _lines_in_words(count: int) -> str:
-    return f"{count or 'no'} line{'' if count == 1 else 's'}"
+    return counted(count, "line") if count else "no lines"
 
 
 def _words(svg: str) -> list[str]:

@@ -50,13 +50,13 @@ def verify(folder: Path) -> dict:
         names = {path.name for path in folder.iterdir()} - {MANIFEST, SEAL}
         for name in sorted(names ^ manifest["files"].keys()):
             raise Damaged(f"{name} is {'not part of it' if name in names else 'missing'}")
-        for name, said in manifest["files"].items():
+        for name, expected in manifest["files"].items():
             if not (folder / name).is_file():
                 raise Damaged(f"{name} is not a file")
-            found = _size_and_sum(folder / name)
-            if found["bytes"] != said["bytes"]:
-                raise Damaged(f"{name} has {found['bytes']} bytes instead of {said['bytes']}")
-            if found != said:
+            actual = _size_and_sum(folder / name)
+            if actual["bytes"] != expected["bytes"]:
+                raise Damaged(f"{name} has {actual['bytes']} bytes instead of {expected['bytes']}")
+            if actual != expected:
                 raise Damaged(f"the checksum of {name} differs")
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from None
