@@ -17,7 +17,7 @@ COMMANDS = {  # the question that each command answers
     "timeline": "Where does the time of a training step go, on every process?",
     "scaling": "What do I gain with more processes, and why not more?",
     "memory": "Where does the memory of a training go?",
-    "crash": "Does a training end with the same weights if it is killed again and again?",
+    "crash": "Does a training run end with the same weights if it is killed again and again?",
     "report": "How did my runs go, and how do they differ?",
     "predict": "What does my trained model predict for some test images?",
     "bench": "How fast is what the course compares, on this machine?",

@@ -1,4 +1,4 @@
-"""The options of a training. Each field of `TrainConfig` is also a flag of the train files.
+"""The options of a training run. Each field of `TrainConfig` is also a flag of the train files.
 
 For example, the field `batch_size` is the flag `--batch-size`. These options say what to train. How
 to launch it (processes, devices, precision) is in accelerate_configs/. No value is in both places.

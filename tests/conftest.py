@@ -312,7 +312,7 @@ def kill(processes: list[psutil.Process]) -> None:
 
 @pytest.fixture
 def train(tmp_path):
-    """`train(file, *flags, processes=N)` runs a training in a new folder, and returns the folder.
+    """`train(file, *flags, processes=N)` trains in a new folder, and returns the folder.
 
     It asserts that N connected processes trained. They are forked, with the environment variables
     that torchrun sets. With `--real`, a launcher starts them, as for a user.

@@ -144,7 +144,7 @@ def _write_back(total: torch.Tensor, tensor: torch.Tensor, wire: Wire, mean: boo
 
 
 def main(device: torch.device, options) -> None:
-    """Run all three algorithms on whole numbers, which do not round, and print what was sent."""
+    """Run all three algorithms on integers, which are not rounded, and print what was sent."""
     world_size = dist.get_world_size()
     tensor = torch.arange(ELEMENTS, dtype=torch.float32, device=device) * (dist.get_rank() + 1)
     right = tensor.clone()

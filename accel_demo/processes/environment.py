@@ -49,7 +49,7 @@ def number_in(variable: str, default: int) -> int:
     try:
         return int(value)
     except ValueError:
-        raise UserError(f"{variable} must be a whole number, got {value!r}: unset it") from None
+        raise UserError(f"{variable} must be an integer, got {value!r}: unset it") from None
 
 
 def environment_for(changes: dict[str, str]) -> dict[str, str]:

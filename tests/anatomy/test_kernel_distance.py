@@ -1,4 +1,4 @@
-"""Every method returns the double loop's number and gradient; a wrong argument is a ValueError."""
+"""Tests that all methods return the same number and gradient, and refuse invalid arguments."""
 
 import inspect
 import random
@@ -142,7 +142,7 @@ BAD = [  # (keyword arguments, the beginning of the message)
     ({"p": True}, "p must be 1 "),
 ]
 BAD_PARTS = [
-    ({"rows_at_once": wrong}, "rows_at_once must be a whole number") for wrong in (0, -1, 1.5, True)
+    ({"rows_at_once": wrong}, "rows_at_once must be an integer") for wrong in (0, -1, 1.5, True)
 ]
 
 

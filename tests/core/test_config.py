@@ -1,4 +1,4 @@
-"""Test that every option is a flag, and that a wrong value is refused in one sentence."""
+"""Test that every option is a flag, and that an invalid value is refused in one sentence."""
 
 import dataclasses
 

@@ -29,7 +29,7 @@ def test_rank_0_prints_the_error_at_once_and_the_other_ranks_wait_first(
             {"RANK": "0", "WORLD_SIZE": "1"},
             "RANK is set, but not LOCAL_RANK, LOCAL_WORLD_SIZE, MAST",
         ),
-        ({"MASTER_PORT": "abc"}, "MASTER_PORT must be a whole number, got 'abc'"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT must be an integer, got 'abc'"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT must be from 0 to 65535, got 70000"),
         ({"MASTER_PORT": "-1"}, "MASTER_PORT must be from 0 to 65535, got -1"),
     ],

@@ -38,7 +38,7 @@ def test_a_process_that_fails_ends_the_remaining_processes(capfd):
 
 
 def stop_starter(device, number, starter):
-    """Send a signal from rank 1 to the starter. The ranks ignore signals, as in a training."""
+    """Send a signal from rank 1 to the starter. The ranks ignore signals, as in a training run."""
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     dist.barrier()

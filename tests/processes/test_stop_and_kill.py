@@ -110,7 +110,7 @@ class Launch:
 
 @pytest.fixture
 def launch(tmp_path):
-    """`launch(command, name)` starts a training. After the test, its processes are killed."""
+    """`launch(command, name)` starts a training run. After the test, its processes are killed."""
     launches = []
 
     def launch(command: list, name: str, **options) -> Launch:

@@ -200,7 +200,7 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
         return f"p must be 1 (absolute differences) or 2 (Euclidean distance), got {p!r}"
     is_whole = isinstance(rows_at_once, int) and not isinstance(rows_at_once, bool)
     if rows_at_once is not None and not (is_whole and rows_at_once >= 1):
-        return f"rows_at_once must be a whole number, at least 1, got {rows_at_once!r}"
+        return f"rows_at_once must be an integer, at least 1, got {rows_at_once!r}"
     return ""
 
 

@@ -179,7 +179,7 @@ def largest(differences: Iterable[float]) -> float:
 
 
 def make_model() -> nn.Sequential:
-    """Return four linear layers with small whole numbers, so that no sum is rounded."""
+    """Return four linear layers with small integers, so that no sum is rounded."""
     layers = []
     for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
         layers += [nn.Linear(inputs, outputs, bias=False, dtype=torch.float64), nn.ReLU()]

@@ -122,7 +122,7 @@ def _check_processes(config: dict) -> None:
         if kind != "NO":
             raise UserError(f"{kind} needs num_processes: add num_processes: 2")
     elif type(processes) is not int or processes < 1:  # True is an int too
-        raise UserError(f"num_processes must be a whole number of at least 1, got {processes!r}")
+        raise UserError(f"num_processes must be an integer of at least 1, got {processes!r}")
 
 
 def _check_devices(config: dict) -> None:

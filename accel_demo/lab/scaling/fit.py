@@ -1,4 +1,4 @@
-"""Fit the serial share, the part of a training that more processes do not speed up."""
+"""Fit the serial share, the part of a training step that more processes do not speed up."""
 
 import statistics
 from collections.abc import Callable

@@ -140,11 +140,11 @@ def observe(
 
 
 def judge_uninterrupted(uninterrupted: list[dict]) -> None:
-    """Judge the training that nobody kills."""
+    """Judge the uninterrupted training run."""
     for rank in uninterrupted:
         if len(rank["samples"]) != ALL:
             raise Wrong(
-                f"a training that nobody kills has {len(rank['samples'])} batches, not {ALL}: "
+                f"an uninterrupted training run has {len(rank['samples'])} batches, not {ALL}: "
                 "call begin_batch once in each, and train all epochs"
             )
     for first in range(0, ALL, BATCHES):
@@ -158,7 +158,7 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
 
 
 def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
-    """Judge a training that was killed after `done` batches, and name the level it reaches."""
+    """Judge a training run that was killed after `done` batches, and name the level it reaches."""
     place = ALL - len(resumed[0]["samples"])  # where it continued
     if place <= 0:
         raise Wrong(
