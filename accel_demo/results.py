@@ -28,7 +28,7 @@ def save_results(
     """Write model.safetensors and predictions.json. Only one process calls this.
 
     Weights that are on the device are not copied, because the run's peak memory is read afterwards
-    and should be that of the training.
+    and should be the peak of the training.
     """
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
@@ -50,7 +50,7 @@ def logits_of(
 ) -> torch.Tensor:
     """Return the logits of all test images, in their order: float32 [N, classes] on the CPU.
 
-    `precision` is that of the training: "no", "bf16" or "fp16".
+    `precision` is the training's: "no", "bf16" or "fp16".
     """
     model.eval()
     logits = []

@@ -130,7 +130,7 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
     """Return all GPUs and the processes that compute on them, as `nvidia-smi` lists them.
 
     `nvml` is the module `pynvml`. `torch_names` maps a UUID to torch's name of the GPU, because
-    NVML ignores CUDA_VISIBLE_DEVICES. In a container, pids may be those of the host, without names.
+    NVML ignores CUDA_VISIBLE_DEVICES. In a container, pids may be the host's, without names.
     """
 
     def ask(question: str, *arguments):

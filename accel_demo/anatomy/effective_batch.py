@@ -151,7 +151,7 @@ def rows(plans: list[BatchPlan], results: list[PlanResult]) -> list[list]:
 
 
 def compare(result: PlanResult, reference: PlanResult) -> str:
-    """Return in words how the last test loss compares with that of the reference."""
+    """Return a phrase that compares the last test loss with the reference."""
     difference = result.test_losses[IMAGES] - reference.test_losses[IMAGES]
     if abs(difference) < MARGIN:
         return "about the same"

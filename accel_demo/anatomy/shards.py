@@ -93,7 +93,7 @@ def in_words(ranks: list[Batches], samples: int) -> str:
 def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) -> None:
     """Draw a panel for each method, with a mark for each sample in the row of its rank.
 
-    The number in a mark, if it has room, is that of the rank's batch.
+    If a mark has room, it shows the number of the rank's batch.
     """
     rows = max(map(len, ranks_by_method.values()))
     width = min(18, max(9, 1.5 + 0.25 * samples))  # inches

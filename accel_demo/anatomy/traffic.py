@@ -42,7 +42,7 @@ def chunked_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
     return 2 * sum(sizes) - own - after, 2 * sum(sizes) - before - own
 
 
-FORMULAS = {  # the keys are those of `ring.ALGORITHMS`
+FORMULAS = {  # with the same keys as `ring.ALGORITHMS`
     "gather + broadcast": (gather_broadcast_bytes, "rank 0: (N−1)·S, others: S"),
     "naive ring": (naive_ring_bytes, "(N−1)·S"),
     "chunked ring": (chunked_ring_bytes, "2(N−1)/N·S"),

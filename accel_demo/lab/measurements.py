@@ -16,7 +16,7 @@ from accel_demo.wording import counted
 class Measurements:
     """The values of one row, one per repeat, and their ratios to the table's reference row.
 
-    The intervals are those of `median_interval`. Without a reference there are no ratios, and
+    The intervals are from `median_interval`. Without a reference there are no ratios, and
     `median_ratio` is NaN.
     """
 

@@ -17,7 +17,7 @@ MOST_IMAGES = 200  # a picture of more is too tall
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one test image. `probability` is that of the predicted class."""
+    """The prediction for one test image, with the probability of the predicted class."""
 
     index: int
     true_class: str

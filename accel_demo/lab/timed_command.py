@@ -44,7 +44,7 @@ def run_timed(
 ) -> Timed:
     """Run `command` in the repository's root folder. `on_line` is called with each line of output.
 
-    `python`, `accelerate` and `torchrun` are those of this environment. `on_cpu` hides the GPUs.
+    `python`, `accelerate` and `torchrun` come from this environment. `on_cpu` hides the GPUs.
     Raises `UserError` if the command prints an "error: …" line and fails, `RuntimeError` if it
     fails without one or takes more than `time_limit` seconds.
     """

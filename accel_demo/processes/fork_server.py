@@ -113,7 +113,7 @@ def fork(
     """Fork a Python program from the server that `environment` names.
 
     Returns None if it names no server, if the server refuses, or if the command is not a Python
-    program. The parameters are those of `launch.start`.
+    program. The parameters are the same as in `launch.start`.
     """
     address, arguments = environment.get(ADDRESS), _for_python(*command)
     if not address or not arguments:

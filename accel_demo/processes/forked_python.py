@@ -79,7 +79,7 @@ def ignored_signals() -> list[int]:
 
 
 def limits() -> list:
-    """Return limits, umask, cores and priority. A forked process has those of the server."""
+    """Return limits, umask, cores and priority, which a forked process has from the server."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     resources = [list(resource.getrlimit(getattr(resource, name))) for name in names]
     mask = os.umask(0)

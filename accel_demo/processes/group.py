@@ -1,4 +1,4 @@
-"""Call a function in connected processes: those of a launcher, or new ones on this machine."""
+"""Call a function in connected processes, either of a launcher or newly started."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -132,7 +132,7 @@ def run_to_end(
     """Run a command until it ends, and return its `returncode`, `stdout` and `stderr`.
 
     After `time_limit` seconds, or on Ctrl-C, every process that the command has started is killed.
-    After the time limit, `returncode` is None. `python`, `accelerate` and `torchrun` are those of
+    After the time limit, `returncode` is None. `python`, `accelerate` and `torchrun` belong to
     this Python. The command runs on the CPU with one thread, in the user's environment with these
     `changes`. If `environment` is given, it runs in exactly that environment.
     """

@@ -232,7 +232,7 @@ def check_parity(different, most_buckets, cases):
 class Recording:
     """What `HandmadeDDP` does in no_sync, in its first two backwards, and with unused layers."""
 
-    sent_in_no_sync: list  # collectives, without those of the buffers
+    sent_in_no_sync: list  # collectives, excluding buffers
     gradient_in_no_sync: torch.Tensor
     first_events: list[tuple[str, int]]  # (kind, index)
     second_events: list[tuple[str, int]]

@@ -68,7 +68,7 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
                 total = elements * processes if summary.method == "DDP" else elements
                 held = summary.elements_held
                 assert sum(held) == total and len(held) == processes
-            moments = comparison.fsdp_elements  # `held` is now that of FSDP2
+            moments = comparison.fsdp_elements  # from now on of FSDP2
             assert moments["before forward"] == moments["after forward"] == held
             layer = elements // 4
             assert moments["inside forward, at the most"] == [count + layer for count in held]

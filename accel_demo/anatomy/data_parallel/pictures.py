@@ -82,7 +82,7 @@ def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
 def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[float]]):
     """Draw the weight of each sample in a plain mean of means, and the errors of the gradients.
 
-    `sizes` are those of the chunks. `errors` has one list for each way to compute the loss, with
+    `sizes` are the chunk sizes. `errors` has one list for each way to compute the loss, with
     one error for 1, 2, … replicas.
     """
     figure = show.new_figure(9.6, 3.9)

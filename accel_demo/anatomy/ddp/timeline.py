@@ -32,7 +32,7 @@ class BackwardTimeline:
 def draw_timeline(path: Path) -> None:
     """Train a few steps with buckets, and draw rank 0's first and last backward.
 
-    On a GPU the times are those at which the CPU queued the work, not those of the work itself.
+    On a GPU, the times are when the CPU queued the work, not when the GPU did it.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "timelines")

@@ -93,7 +93,7 @@ def bytes_of_a_step() -> int:
     """Take one more step and return the most bytes that it has allocated at a time on the device.
 
     Weights and optimizer state are allocated before and not included. On a CPU, torch's profiler
-    records each allocation, also those of compiled code.
+    records each allocation, including those of compiled code.
     """
     device = _training.device
     if device.type == "cuda":

@@ -63,7 +63,7 @@ class LearningRateRow:
 
 @dataclass(frozen=True)
 class LearningRateResult:
-    """All trainings of `accel-demo lr`, first the one on one process."""
+    """All training runs of `accel-demo lr`, beginning with the single-process run."""
 
     samples: int
     rows: list[LearningRateRow]

@@ -55,7 +55,7 @@ class TrainingMethod:
     """A replica of the network, a batch, and one change to the training step.
 
     If `is_alone`, only rank 0 trains, without DDP. `before` is called before each step, and all
-    steps run inside the context manager `around`. `options` are those of DDP.
+    steps run inside the context manager `around`. `options` are passed to DDP.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ ACCELERATE = "Accelerate"
 class LoaderSettings:
     """Settings of a loader of sample ids; the last three apply to Accelerate only.
 
-    `batch_size` is that of the DataLoader: with `split_batches`, the batch of all processes.
+    `batch_size` is passed to the DataLoader: with `split_batches`, the batch of all processes.
     """
 
     method: str
@@ -148,7 +148,7 @@ def gather_an_epoch(device: torch.device, settings: LoaderSettings) -> dict[str,
 def epoch_reads(
     number: int, ranks: Sequence[Batches], first_epoch: Sequence[Batches], samples: int
 ) -> EpochReads:
-    """Count how often each sample was read, and compare the order with that of epoch 1."""
+    """Count how often each sample was read, and compare the order with epoch 1."""
     reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
     return EpochReads(
         epoch=number,
