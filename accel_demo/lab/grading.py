@@ -190,11 +190,11 @@ def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, pati
     watch.start()
     failure = f"rank {rank} cannot use the file"
     write_report(folder, name, fill_in(report, observe, answer, device, failure=failure))
+    watch.cancel()
     # Until all have reported, a collective of ours could meet one of the answer on another rank.
-    deadline = time.monotonic() + (GRACE if report["mistake"] else patience)
+    deadline = time.monotonic() + (0 if report["mistake"] else patience) + GRACE
     while len(list(folder.glob(f"{size}-*.json"))) < size and time.monotonic() < deadline:
         time.sleep(0.02)
-    watch.cancel()
     if report["mistake"]:
         os._exit(1)
 

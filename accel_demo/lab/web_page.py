@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def write_page(
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no "</script>" in it
-    path.write_text(
+    # A link with the name of the page is replaced, so that no file of somebody else is overwritten.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(
         f"""<!doctype html>
 <html lang="en">
 <head>
@@ -57,6 +60,7 @@ def write_page(
 """,
         encoding="utf-8",
     )
+    os.replace(unfinished, path)
 
 
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:

@@ -54,6 +54,7 @@ def lost_processes(error: RuntimeError) -> str | None:
     try:
         store.set(f"left/{rank}", where)
         store.check([f"left/{rank}"])
+        store.set(f"noticed/{rank}", "")  # from now on, a lost store needs no line: see below
     except dist.DistError:
         keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
         return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
@@ -84,13 +85,14 @@ def _keep_the_store_until(store, remaining: list[int]) -> None:
     that waits for data from this one has not noticed yet, so close the connections to it.
     """
     port = int(os.environ["MASTER_PORT"])  # of the store
-    for connection in psutil.Process().net_connections("tcp"):
-        if connection.raddr and port not in (connection.laddr.port, connection.raddr.port):
-            with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as gloo:
-                gloo.shutdown(socket.SHUT_RDWR)
+    with suppress(psutil.Error):
+        for connection in psutil.Process().net_connections("tcp"):
+            if connection.raddr and port not in (connection.laddr.port, connection.raddr.port):
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as gloo:
+                    gloo.shutdown(socket.SHUT_RDWR)
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        if store.check([f"left/{rank}" for rank in remaining]):
+        if store.check([f"noticed/{rank}" for rank in remaining]):
             return
         time.sleep(0.01)
 

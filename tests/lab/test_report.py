@@ -377,6 +377,48 @@ def as_nobody():
             os.seteuid(0)
 
 
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("summary", {"test_accuracy": None}),
+        ("summary", {"processes": "three"}),
+        ("predictions", {"classes": ["a", "b"]}),
+        ("predictions", {"mistakes": [{"index": 7, "label": 3, "predicted": 1}]}),
+        ("predictions", {"confusion": [[7, 3], [1, 9], [0, 2]]}),
+    ],
+)
+def test_a_file_with_impossible_values_counts_as_damaged(file, change, tmp_path):
+    content = json.loads((make_run(tmp_path / "right") / f"{file}.json").read_text())
+    run = read_run(make_run(tmp_path / "wrong", **{file: content | change}), "run")
+    assert problems_of(run).startswith(f"{file}.json is damaged")
+    write_report(tmp_path / "page.html", [run])
+    assert as_text([run])
+
+
+def test_a_step_that_is_infinite_is_skipped(tmp_path):
+    lines = [training_line(10, 1.5), {**training_line(20, 1.25), "step": float("inf")}]
+    run = read_run(make_run(tmp_path / "run", metrics=lines), "run")
+    assert problems_of(run) == "metrics.jsonl damaged and skipped: line 2"
+
+
+def test_a_link_with_the_name_of_the_page_is_replaced_and_not_followed(tmp_path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("precious")
+    run = make_run(tmp_path / "run")
+    (run / "report.html").symlink_to(mine)
+    assert report.main([str(run)]) == 0
+    assert mine.read_text() == "precious"
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_run_cannot_control_the_terminal(tmp_path, capsys):
+    config = {"model": "\x1b[31mred\u202e", "batch_size": 16, "accumulate": 2, "seed": 0}
+    assert report.main([str(make_run(tmp_path / "run", config=config)), "--quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "\\x1b[31mred\\u202e" in printed
+    assert "\x1b" not in printed and "\u202e" not in printed
+
+
 def test_the_confusion_matrix_has_its_true_classes_in_rows(tmp_path):
     run = read_run(make_run(tmp_path / "run"), "run")
     text = as_text([run])

@@ -195,6 +195,8 @@ class Launch:
         """
         path = self.run / "environment.json"
         if not path.exists() or path.stat().st_mtime < self.date:
+            if self.points:
+                self.fail("trained without writing environment.json")
             return False
         environment = read_json(path)
         processes, device = environment["processes"], environment["device"]

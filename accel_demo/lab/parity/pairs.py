@@ -183,10 +183,14 @@ def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool
         reasons.append("the weights are equal by chance: all sums were rounded alike")
     elif pair.kind == "one batch":
         reasons.append(f"one sum over {processes * images} images is rounded at different points")
-    else:
+    elif processes & (processes - 1):  # not a power of two
         reasons.append(
             f"DDP multiplies each gradient by 1/{processes} and adds around a ring, one process "
             "divides its loss and adds batch after batch: they round at different points"
+        )
+    else:  # multiplying by 1/4 is exact
+        reasons.append(
+            "DDP adds around a ring, one process batch after batch: they round differently"
         )
     if config.optimizer != "sgd" and not difference.same_weights:
         reasons.append("Adam divides by a gradient's own size, so tiny errors become whole steps")

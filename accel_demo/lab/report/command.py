@@ -10,7 +10,7 @@ images. If a file of a run is missing or damaged, the report names it and shows 
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
@@ -26,6 +26,19 @@ class RunsReport:
     """The content of the JSON file."""
 
     runs: list[SavedRun]
+
+
+def without_images(run: SavedRun) -> SavedRun:
+    """Return the run without the images of its mistakes, which are not numbers."""
+    if run.predictions is None:
+        return run
+    mistakes = [replace(mistake, png="") for mistake in run.predictions.mistakes]
+    return replace(run, predictions=replace(run.predictions, mistakes=mistakes))
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters escaped: they could control the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str]) -> int:
@@ -49,8 +62,8 @@ def main(arguments: list[str]) -> int:
 
     runs = read_runs(options.runs)
     if options.json:
-        flags.write_json(options.json, "report", RunsReport(runs))
-    text = as_text(runs)
+        flags.write_json(options.json, "report", RunsReport([without_images(run) for run in runs]))
+    text = printable(as_text(runs))
     if options.html:
         write_report(options.html, runs)
         text += f"\n\nreport: {options.html}"

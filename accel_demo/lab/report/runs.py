@@ -196,7 +196,7 @@ def _read(
             consequence = "the run has not finished"
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    except (ValueError, LookupError, TypeError):  # the file is cut off or overwritten
+    except (ValueError, LookupError, TypeError, OverflowError):  # cut off or overwritten
         reason = "is damaged" if content else "is empty"
     problems.append(FileProblem(path.name, f"{reason}: {consequence}"))
     return None
@@ -210,13 +210,22 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _summary(content: bytes) -> RunSummary:
-    return RunSummary(**_object(content))
+    summary = RunSummary(**_object(content))
+    for name, value in vars(summary).items():
+        if not isinstance(value, str if name == "device" else int | float | None):
+            raise TypeError(f"{name} is not a number")
+    return summary
 
 
 def _predictions(content: bytes) -> Predictions:
     values = _object(content)
+    classes, confusion = values["classes"], values["confusion"]
     mistakes = [Mistake(**mistake) for mistake in values["mistakes"]]
-    return Predictions(values["classes"], values["confusion"], mistakes)
+    if [len(row) for row in confusion] != [len(classes)] * len(classes):
+        raise ValueError("the confusion matrix does not fit the classes")
+    for mistake in mistakes:
+        classes[mistake.label], classes[mistake.predicted]  # raises IndexError
+    return Predictions(classes, confusion, mistakes)
 
 
 def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
@@ -236,7 +245,7 @@ def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
             values = _object(line)
             step = int(values["step"])
             measured = {name: float(values[name]) for name in CURVES if name in values}
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, OverflowError):
             skipped.append(number)
             continue
         for name, value in measured.items():

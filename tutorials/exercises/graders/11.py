@@ -90,6 +90,8 @@ def train(answer: Path, world_size: int, run: Path, kill_after: int | None = Non
     exit_code = None if is_late else 0 if is_as_planned else max(exit_codes)
     outcome = Outcome(exit_code, "", grading.read_reports(reports), TIME_LIMIT)
     grading.check(outcome, (world_size,))
+    if not is_as_planned:
+        raise RuntimeError(f"the ranks ended with the exit codes {exit_codes}")
     by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
     return [observation for seen in by_rank for observation in seen]
 
