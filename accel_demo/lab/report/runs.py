@@ -211,9 +211,10 @@ def _object(content: bytes) -> dict[str, Any]:
 
 def _summary(content: bytes) -> RunSummary:
     summary = RunSummary(**_object(content))
+    types = {"device": str, "peak_gpu_memory_bytes": int | None}
     for name, value in vars(summary).items():
-        if not isinstance(value, str if name == "device" else int | float | None):
-            raise TypeError(f"{name} is not a number")
+        if not isinstance(value, types.get(name, int | float)):
+            raise TypeError(f"{name} is {value!r}")
     return summary
 
 
