@@ -224,8 +224,10 @@ def _predictions(content: bytes) -> Predictions:
     mistakes = [Mistake(**mistake) for mistake in values["mistakes"]]
     if [len(row) for row in confusion] != [len(classes)] * len(classes):
         raise ValueError("the confusion matrix does not fit the classes")
-    for mistake in mistakes:
-        classes[mistake.label], classes[mistake.predicted]  # raises IndexError
+    if not {m.label for m in mistakes} | {m.predicted for m in mistakes} <= set(
+        range(len(classes))
+    ):
+        raise ValueError("a mistake does not fit the classes")
     return Predictions(classes, confusion, mistakes)
 
 
