@@ -69,17 +69,21 @@ def spawn(
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     set_forkserver_preload(list(preloaded))
     ranks: Any = None  # torch's handle of the processes, once all have started
+    starter, stopped_by = os.getpid(), None
 
     def asked_to_stop(number, frame):
-        if stop_at_once or ranks is None:
+        # This may run inside `os.fork`, which drops exceptions, so nothing is raised here.
+        nonlocal stopped_by
+        if os.getpid() != starter:  # in a forked rank that has not set its own handlers yet
+            signal.signal(number, earlier[number])
+            os.kill(os.getpid(), number)
+        elif stop_at_once or ranks is None:
+            stopped_by = number
             _kill_children()
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            say("stopped")
-            sys.exit(128 + number)
-        for process in ranks.processes:
-            if process.is_alive():
-                os.kill(process.pid, number)
+        else:
+            for process in ranks.processes:
+                if process.is_alive():
+                    os.kill(process.pid, number)
 
     with tempfile.TemporaryDirectory() as folder:
         earlier = {number: signal.signal(number, asked_to_stop) for number in SIGNALS}
@@ -88,17 +92,28 @@ def spawn(
             ranks = multiprocessing.start_processes(
                 _as_rank, orders, world_size, join=False, start_method=start_method()
             )
-            while not ranks.join():
+            while stopped_by is None and not ranks.join():
                 pass
         except multiprocessing.ProcessExitedException as error:
             if error.exit_code == 2:
                 sys.exit(2)  # the process has printed why
-            ended = error.signal_name or f"exit code {error.exit_code}"
-            print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
-            sys.exit(1)
+            if stopped_by is None:
+                ended = error.signal_name or f"exit code {error.exit_code}"
+                print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
+                sys.exit(1)
+        except (OSError, EOFError):
+            if stopped_by is None:  # otherwise the server that starts ranks has been killed
+                raise
         finally:
+            if stopped_by is not None:
+                _kill_children()  # those that were started after the signal
             for number, handler in earlier.items():
                 signal.signal(number, handler)
+        if stopped_by == signal.SIGINT:
+            raise KeyboardInterrupt
+        if stopped_by is not None:
+            say("stopped")
+            sys.exit(128 + stopped_by)
         return [_read_result(Path(folder), rank) for rank in range(world_size)]
 
 

@@ -58,12 +58,21 @@ def run_and_be_stopped(name, moment):
     number = getattr(signal, name)
     if moment == "starting":
         threading.Thread(target=stop_during_start, args=[number]).start()
+    if moment == "forking":  # Python drops an exception that is raised in such a function
+        os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
+        os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), number))
     with one_line_errors():
         results_by_rank(stop_starter, 2, number, os.getpid())
 
 
 @pytest.mark.parametrize(
-    ("name", "moment", "code"), [("SIGINT", "running", 130), ("SIGTERM", "starting", 143)]
+    ("name", "moment", "code"),
+    [
+        ("SIGINT", "running", 130),
+        ("SIGTERM", "starting", 143),
+        ("SIGTERM", "forking", 143),
+        ("SIGINT", "forking", 130),
+    ],
 )
 def test_a_signal_ends_every_process_at_once(name, moment, code, start):
     call = f"from {__name__} import run_and_be_stopped as b; b({name!r}, {moment!r})"
