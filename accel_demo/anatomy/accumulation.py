@@ -1,10 +1,11 @@
-"""Compare methods of gradient accumulation: all-reduces, optimizer steps, and gradients used.
+"""Compare methods of gradient accumulation by their all-reduces, steps and gradients.
 
 python -m accel_demo.anatomy.accumulation
 torchrun --standalone --nproc-per-node 2 -m accel_demo.anatomy.accumulation --plot lanes.svg
 
-The gradient of each optimizer step is compared with the gradient of the mean loss over all samples
-of the window, on all processes, computed in one piece.
+A window is the group of micro-batches before one optimizer step. The gradient in each step is
+compared with the gradient of the mean loss over all samples in the window, on all processes,
+computed in a single backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +28,24 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per process and micro-batch
-LENGTHS = [1, 2, 12, 3]  # tokens of each sequence in the micro-batches of a window
+LENGTHS = [1, 2, 12, 3]  # tokens per sequence in each micro-batch of a window
 MAX_NORM = 0.1
 TOLERANCE, EQUAL = 1e-6, "equal within 1e-6"
 
 
 @dataclass(frozen=True)
 class AccumulationRecord:
-    """What one method did in an epoch of micro-batches."""
+    """The events and gradients of one method in one epoch."""
 
     method: str
-    samples: str  # of each process, like "4 × 8"
+    samples: str  # per process, for example "4 × 8"
     events: list[str]  # "forward", "all-reduce" and "step", in the order they happened
-    bytes_shared: int  # passed to all-reduce by each process
-    gradients: list[str]  # of each optimizer step, compared with the right one
+    bytes_shared: int  # bytes that each process passes to all-reduce
+    gradients: list[str]  # per optimizer step, compared with the expected gradient
 
 
 def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, divide=True):
-    """Accumulate with PyTorch alone: `model` is DDP, and `accelerator` is not used."""
+    """Accumulate with plain PyTorch. `model` is wrapped in DDP, and `accelerator` is not used."""
     for index, (inputs, targets) in enumerate(loader):
         is_last = (index + 1) % window == 0
         with model.no_sync() if no_sync and not is_last else nullcontext():
@@ -58,7 +59,7 @@ def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, 
 def accumulate(
     accelerator, model, optimizer, loader, divide=True, prepare=True, scale=True, clip="never"
 ):
-    """Accumulate with Accelerate, which also steps after the last batch of a prepared loader."""
+    """Accumulate with Accelerate, which also performs a step after the last batch of a loader."""
     if prepare:
         optimizer = accelerator.prepare(optimizer)
     for index, (inputs, targets) in enumerate(loader):
@@ -76,9 +77,10 @@ def accumulate(
 
 
 def tokens(accelerator, model, optimizer, loader, global_count=True):
-    """Weight all tokens equally: divide the sum of their losses by their number in all processes.
+    """Weight all tokens equally: divide their summed losses by the token count of all processes.
 
-    Without `global_count`, average each micro-batch instead: tokens of short sequences weigh more.
+    Without `global_count`, average the losses of each micro-batch instead. Then tokens in a
+    micro-batch of short sequences have a larger weight.
     """
     window = list(loader)
     count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
@@ -96,7 +98,7 @@ def tokens(accelerator, model, optimizer, loader, global_count=True):
 
 ONE, FULL, TOKENS = f"1 × {WINDOW * BATCH}", f"{WINDOW} × {BATCH}", f"{WINDOW} × {BATCH} sequences"
 SHORT = f"{FULL}, then 2 × {BATCH}"
-# (samples of each process, name of the method, function)
+# (samples per process, name of the method, function)
 METHODS = [
     (ONE, "one batch", partial(by_hand, window=1)),
     (FULL, "DDP, `no_sync` before the last", by_hand),
@@ -117,10 +119,10 @@ METHODS = [
 def observe(
     accelerator: Accelerator, samples: str, name: str, method: Callable
 ) -> AccumulationRecord:
-    """Train for one epoch with a method and return a record of what it did.
+    """Train for one epoch with one method, and record its events and gradients.
 
-    The learning rate is 0, so that all gradients are computed at the same weights. All-reduces are
-    counted in a hook that DDP calls in place of its own all-reduce:
+    The learning rate is 0, so all gradients are computed with the same weights. All-reduces are
+    counted in a communication hook, which DDP calls instead of its own all-reduce:
     https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
     accelerator.free_memory()  # forget the previous method and its position in the window
@@ -161,7 +163,7 @@ def observe(
 
 
 def make_data(samples: str, processes: int) -> TensorDataset:
-    """Return the samples of one epoch for all processes; `Accelerator.prepare` divides them."""
+    """Return the samples of one epoch for all processes. `Accelerator.prepare` shards them."""
     count = BATCH * processes * (WINDOW + 2 if samples == SHORT else WINDOW)
     generator = torch.Generator().manual_seed(0)
     shape = (count, max(LENGTHS), 8) if samples == TOKENS else (count, 8)
@@ -185,7 +187,7 @@ def right_gradient(
 
 
 def compare(gradients: Any, right: torch.Tensor) -> str:
-    """Return in words how the gradients [ranks, numbers] differ from the right one."""
+    """Describe how gradients of shape [ranks, elements] differ from the expected gradient."""
     if (gradients - gradients[0]).abs().max() > TOLERANCE:
         return "different on each rank"
     gradient = gradients[0]
@@ -214,7 +216,7 @@ def main(device: torch.device, options) -> None:
 
 
 def gradient_summary(record: AccumulationRecord) -> str:
-    """Return the gradients of all steps in words: "3 × a, then b" if the first three are alike."""
+    """Describe the gradients of all steps, for example as "3 × a, then b" for four steps."""
     counts = {words: record.gradients.count(words) for words in record.gradients}
     steps = len(record.gradients)
     parts = [f"{n} × {words}" if 1 < n < steps else words for words, n in counts.items()]
@@ -222,7 +224,7 @@ def gradient_summary(record: AccumulationRecord) -> str:
 
 
 def draw(records: list[AccumulationRecord]):
-    """Draw a lane per method: a box per micro-batch, with its all-reduce and optimizer step."""
+    """Draw a lane per method, with its micro-batches, all-reduces and optimizer steps."""
     figure = new_figure(10, 0.4 * len(records) + 0.8)
     axes = figure.subplots()
     blue, orange = COLOURS[:2]

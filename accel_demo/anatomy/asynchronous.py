@@ -1,4 +1,4 @@
-"""Show that a call returns before its work is done: all-reduce on any device, any call on a GPU.
+"""Show that an async all-reduce and any call on a GPU return before their work is done.
 
 python -m accel_demo.anatomy.asynchronous
 python -m accel_demo.anatomy.asynchronous --processes 3 --plot asynchronous.svg
@@ -21,10 +21,10 @@ from accel_demo.wording import duration
 def time_enqueued(
     device: torch.device, size: int = 8192, products: int = 10
 ) -> tuple[float, float]:
-    """Return the seconds until calls of matrix products return, and until the products are ready.
+    """Return the seconds until matrix products are enqueued, and until they are computed.
 
-    With CUDA_LAUNCH_BLOCKING=1 each call waits for its work. Raises `ValueError` for a CPU, where
-    calls always wait.
+    With CUDA_LAUNCH_BLOCKING=1 each call waits until its work is done. Raises `ValueError` for a
+    CPU, because calls on a CPU always wait.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
     """
     if device.type != "cuda":
@@ -41,11 +41,11 @@ def time_enqueued(
 
 
 def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
-    """Start an all-reduce on rank 0, and on the other ranks only after that call has returned.
+    """Call all_reduce on rank 0, and on the other ranks only after rank 0's call has returned.
 
-    Rank 0 signals through a second group that its call has returned. Each rank contributes its
-    number + 1. Returns whether the work was complete at the signal, whether it is complete after
-    `wait()`, and the sum. Raises `ValueError` if there is only one rank.
+    Rank 0 signals through a second process group that its call has returned. Each rank contributes
+    rank + 1. Returns whether rank 0's work was complete when its call returned, whether this rank's
+    work is complete after `wait()`, and the sum. Raises `ValueError` if there is only one rank.
     """
     if dist.get_world_size() < 2:
         raise ValueError("all_reduce_early needs at least two processes")
@@ -59,7 +59,7 @@ def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
     if dist.get_rank() > 0:
         work = dist.all_reduce(total, async_op=True)
     work.wait()
-    number = total.item()  # on a GPU `wait()` blocks only the current stream; this waits for it
+    number = total.item()  # on a GPU `wait()` blocks only the stream; `item()` waits for the sum
     return bool(was_completed), work.is_completed(), number
 
 

@@ -1,9 +1,9 @@
-"""Show how processes find each other before the first message, and what can carry messages.
+"""Show how processes connect to each other, and which devices each backend supports.
 
 python -m accel_demo.anatomy.backends
 python -m accel_demo.anatomy.backends --build --plot backends.png
 
-It starts two processes of its own for each init method, on the CPU.
+The program starts two CPU processes for each init method.
 """
 
 import os
@@ -27,8 +27,8 @@ CARRIES = {
     "nccl": "between NVIDIA GPUs; between AMD GPUs if torch is built for ROCm",
     "gloo": "between CPUs; GPU tensors are copied through the CPU's memory",
     "xccl": "between Intel GPUs",
-    "ucc": "whatever your UCC carries; torch must be built with it",
-    "mpi": "whatever your MPI carries; torch must be built from source with it",
+    "ucc": "between devices that your UCC supports; torch must be built with UCC",
+    "mpi": "between devices that your MPI supports; torch must be built from source with MPI",
 }
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "xpu": "Intel GPU"}
 VARIABLES = "the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
@@ -36,21 +36,21 @@ PROCESSES = 2  # for each init method
 
 
 def is_built_in(backend: str) -> bool:
-    """Whether this build of torch contains a backend. It may still lack a device for it."""
+    """Return whether this build of torch contains the backend. Its device may still be missing."""
     return getattr(dist, f"is_{backend}_available")()
 
 
 def meet(init_method: str) -> list[tuple[int, int]]:
-    """Connect two new processes; return the world size and the sum of rank + 1 on each of them.
+    """Connect two new processes, and return the world size and the sum of rank + 1 from each.
 
-    Processes that had not met would return 1 and 1.
+    Processes that failed to connect would each return 1 for both numbers.
     """
     return spawn(_connect_and_sum, PROCESSES, init_method, preloaded=PRELOADED)
 
 
 def _connect_and_sum(init_method: str) -> tuple[int, int]:
     place: dict[str, Any] = {}
-    if init_method != "env://":  # nothing may come from the environment
+    if init_method != "env://":  # then rank and world size are arguments
         place = {"rank": int(os.environ["RANK"]), "world_size": PROCESSES}
         for variable in rank_environment(0, 1, 0):
             del os.environ[variable]
@@ -66,7 +66,7 @@ def _connect_and_sum(init_method: str) -> tuple[int, int]:
 
 def main(options) -> None:
     if is_launched():
-        raise UserError("this starts its own processes: start it with python, without a launcher")
+        raise UserError("this starts its own processes. Start it with python, without a launcher.")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         file, port = Path(folder, "meeting").as_uri(), free_port()
@@ -86,13 +86,13 @@ def main(options) -> None:
             for name, carries in CARRIES.items()
         ]
         print()
-        print(show.table(["backend", f"in torch {torch.__version__}", "what it carries"], rows))
+        print(show.table(["backend", f"in torch {torch.__version__}", "sends data"], rows))
     if options.plot:
         draw(options.plot)
 
 
 def draw(path: Path) -> None:
-    """Draw which backend is for which device, and which ones this build of torch contains."""
+    """Draw which backend supports which device, and which backends this build of torch contains."""
     figure = show.new_figure(6.4, 2.8)
     axes = figure.subplots()
     for top, backend in enumerate(CARRIES):
@@ -104,7 +104,7 @@ def draw(path: Path) -> None:
             if carries:
                 ink = "white" if is_here else "black"
                 axes.text(left + 0.475, top + 0.45, backend, color=ink, ha="center", va="center")
-    axes.set_title(f"blue: in this build (torch {torch.__version__}); grey: not", fontsize=10)
+    axes.set_title(f"blue: in this build (torch {torch.__version__}); grey: not in it", fontsize=10)
     axes.set_yticks([])
     axes.set_xticks([left + 0.475 for left in range(len(DEVICES))], list(DEVICES.values()))
     axes.tick_params(length=0)
@@ -116,6 +116,6 @@ def draw(path: Path) -> None:
 if __name__ == "__main__":
     with one_line_errors():
         parser = command_line(__doc__)
-        help = "also show which backends this build of torch has"
+        help = "also list which backends this build of torch contains"
         parser.add_argument("--build", action="store_true", help=help)
         main(read(parser))

@@ -1,11 +1,11 @@
-"""Build torch.distributed's collectives from nothing but send and receive.
+"""Build the collectives of torch.distributed from send and receive alone.
 
 python -m accel_demo.anatomy.collectives
 python -m accel_demo.anatomy.collectives --processes 4 --plot collectives.png
 
-All ranks call the same function, in the default process group. Results overwrite tensors in place.
-Before any message the ranks compare their calls (`wire.agree`): a mistake on one rank raises the
-same `ValueError` on all of them, so that none waits for ever.
+All ranks of the default process group must call the same function. Results overwrite the tensors in
+place. Before they send any data, the ranks compare their arguments (`Wire.agree`). If one rank's
+arguments are invalid, every rank raises the same `ValueError` instead of waiting forever.
 """
 
 import functools
@@ -30,13 +30,13 @@ OPERATIONS = {
     "max": torch.maximum,
     "min": torch.minimum,
 }
-Parts = list[torch.Tensor]  # one tensor for each rank, by rank
-MOST_PROCESSES = 6  # that fit into the picture
+Parts = list[torch.Tensor]  # one tensor per rank, in rank order
+MOST_PROCESSES = 6  # more do not fit into the picture
 
 
 @dataclass(frozen=True)
 class CollectiveExample:
-    """The numbers that each rank has before and after a collective, and all messages it sent."""
+    """Each rank's numbers before and after one collective, and the messages of all ranks."""
 
     name: str
     before: list[list[int]]
@@ -47,8 +47,8 @@ class CollectiveExample:
 def broadcast(tensor: torch.Tensor, source: int, wire: Wire) -> None:
     """Copy the tensor of rank `source` to all ranks, along a binomial tree.
 
-    In each round every rank that has the tensor sends it to one that does not, so the number of
-    ranks that have it doubles.
+    In each round, every rank that already has the tensor sends it to a rank that does not. So the
+    number of ranks with the tensor doubles.
     """
     sent = {"tensor": tensor} if wire.rank == source else {}
     wire.agree("broadcast", sent, {"tensor": tensor}, source=source)
@@ -56,9 +56,9 @@ def broadcast(tensor: torch.Tensor, source: int, wire: Wire) -> None:
 
 
 def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) -> None:
-    """Send `parts[r]` of rank `source` to rank r, one after the other.
+    """Send `parts[r]` from rank `source` to each rank r, one part at a time.
 
-    The parts may differ in shape. `parts` is ignored on the other ranks.
+    The parts may have different shapes. Only rank `source` uses `parts`.
     """
     sent = {"parts": parts} if wire.rank == source else {}
     wire.agree("scatter", sent, {"tensor": tensor}, source=source)
@@ -73,30 +73,30 @@ def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) 
 
 
 def gather(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire) -> None:
-    """Collect each rank's tensor in `parts` of rank `target`, by rank: the reverse of `scatter`."""
+    """Copy the tensor of each rank r to `parts[r]` on rank `target`: the reverse of `scatter`."""
     received = {"parts": parts} if wire.rank == target else {}
     wire.agree("gather", {"tensor": tensor}, received, target=target)
     _collect(tensor, parts, target, wire)
 
 
 def all_gather(parts: Parts, tensor: torch.Tensor, wire: Wire) -> None:
-    """Collect the tensor of each rank r in `parts[r]` of all ranks, by exchanges in pairs."""
+    """Copy the tensor of each rank r to `parts[r]` on all ranks, with pairwise exchanges."""
     wire.agree("all_gather", {"tensor": tensor}, {"parts": parts})
     _exchange_in_pairs(parts, [tensor] * wire.world_size, wire)
 
 
 def all_to_all(received: Parts, parts: Parts, wire: Wire) -> None:
-    """Send `parts[r]` of all ranks to `received` of rank r, by exchanges in pairs."""
+    """Copy `parts[r]` of each rank s to `received[s]` on rank r, with pairwise exchanges."""
     wire.agree("all_to_all", {"parts": parts}, {"received": received})
     _exchange_in_pairs(received, parts, wire)
 
 
 def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum") -> None:
-    """Replace the tensor of rank `target` by the sum, mean, product, max or min over all ranks.
+    """Replace the tensor on rank `target` by the sum, mean, product, max or min over all ranks.
 
-    It gathers all tensors on that rank, then combines them. The tensors of the other ranks stay the
-    same, which PyTorch does not promise. The max or min of NaN and a number is NaN, as in
-    `torch.maximum`; with gloo it is one of the two, depending on their order.
+    Rank `target` receives all tensors and then combines them. The tensors on the other ranks do not
+    change, which PyTorch does not guarantee. The max or min of NaN and a number is NaN, as in
+    `torch.maximum`. With gloo the result is one of the two values, depending on their order.
     """
     received = {"tensor": tensor} if wire.rank == target else {}
     mistake = _operation_mistake(operation, tensor)
@@ -105,7 +105,10 @@ def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum"
 
 
 def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: str = "sum") -> None:
-    """Write the sum, mean … of `parts[r]` of all ranks to rank r: all_to_all, then combine."""
+    """Write the sum (or mean …) of all ranks' `parts[r]` to `tensor` on each rank r.
+
+    The ranks exchange their parts as in `all_to_all`. Then each rank combines what it received.
+    """
     mistake = _operation_mistake(operation, tensor)
     wire.agree("reduce_scatter", {"parts": parts}, {"tensor": tensor}, mistake, operation=operation)
     received = [torch.empty_like(tensor) for _ in parts]
@@ -114,10 +117,10 @@ def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: st
 
 
 def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None:
-    """Replace each rank's tensor by the sum, mean …: reduce to rank 0, then broadcast from there.
+    """Replace each rank's tensor by the sum (or mean …): reduce to rank 0, then broadcast.
 
-    This is the simplest algorithm, but libraries avoid it: rank 0 does the most work, and more with
-    every rank. The ring on page 05 shares the work equally.
+    This is the simplest algorithm, but libraries avoid it: rank 0 does most of the work, and its
+    work grows with the number of ranks. The ring on page 05 splits the work equally.
     """
     same, mistake = {"tensor": tensor}, _operation_mistake(operation, tensor)
     wire.agree("all_reduce", same, same, mistake, operation=operation)
@@ -148,8 +151,8 @@ def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire)
 
 
 def _exchange_in_pairs(received: Parts, parts: Parts, wire: Wire) -> None:
-    """In round d, send to the rank d places to the right and receive from d places to the left."""
-    for distance in range(wire.world_size):  # 0: a rank copies its own part, without a message
+    """Send to rank + d and receive from rank − d in round d, modulo the number of ranks."""
+    for distance in range(wire.world_size):  # 0: a rank copies its own part without sending it
         target = (wire.rank + distance) % wire.world_size
         source = (wire.rank - distance) % wire.world_size
         wire.exchange(parts[target], target, received[source], source, step=distance - 1)
@@ -163,13 +166,13 @@ def _collect_and_combine(tensor: torch.Tensor, target: int, wire: Wire, operatio
 
 
 def _combine(parts: Parts, operation: str) -> torch.Tensor:
-    """Combine in the order of the ranks, because floating-point sums depend on the order."""
+    """Combine the parts in rank order, because floating-point sums depend on the order."""
     total = functools.reduce(OPERATIONS[operation], parts)
     return total / len(parts) if operation == "mean" else total
 
 
 def _operation_mistake(operation: str, tensor: torch.Tensor) -> str:
-    """Return why this operation is not possible on this tensor, or nothing."""
+    """Return an error message if the operation does not support the tensor, or an empty string."""
     if not isinstance(operation, str) or operation not in OPERATIONS:
         return f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}"
     if not isinstance(tensor, torch.Tensor):
@@ -182,7 +185,7 @@ def _operation_mistake(operation: str, tensor: torch.Tensor) -> str:
 
 def main(device: torch.device, options) -> None:
     if dist.get_world_size() > MOST_PROCESSES:
-        raise UserError(f"the picture has room for {MOST_PROCESSES} processes: ask for fewer")
+        raise UserError(f"the picture has room for only {MOST_PROCESSES} processes. Start fewer.")
     examples = list(_examples(device))
     if dist.get_rank() > 0:
         return
@@ -204,17 +207,17 @@ def main(device: torch.device, options) -> None:
 
 
 def bytes_moved(messages: list[Message]) -> tuple[int, int]:
-    """Return the bytes of all messages, and those into and out of the busiest rank."""
+    """Return the bytes of all messages, and the bytes that the busiest rank sends and receives."""
     ranks = range(dist.get_world_size())
     by_rank = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
     return sum(by_rank) // 2, max(by_rank)
 
 
 def _examples(device: torch.device) -> Iterator[CollectiveExample]:
-    """Run each collective on small tensors, and yield what it did.
+    """Run each collective on small tensors, and yield a `CollectiveExample` for each.
 
-    With N ranks, a rank has a row of N numbers, one number or none. Rank r starts with 1, 2, 3 …
-    times 10**r, so that each digit shows which rank it came from.
+    On N ranks, each rank has a row of N numbers, one number or no number. Rank r starts with 1, 2,
+    3 … times 10**r, so the position of a digit shows which rank it came from.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     row = torch.arange(1, world_size + 1, device=device) * 10**rank
@@ -230,7 +233,7 @@ def _examples(device: torch.device) -> Iterator[CollectiveExample]:
     yield example(broadcast, row, out, out, 0)
     out = torch.zeros_like(first)
     yield example(scatter, row if rank == 0 else nothing, out, out, parts, 0)
-    out = torch.zeros_like(row)  # its parts are views of it
+    out = torch.zeros_like(row)  # `gather` writes to views of this tensor
     yield example(gather, first, out if rank == 0 else nothing, first, list(out.split(1)), 0)
     out = torch.zeros_like(row)
     yield example(all_gather, first, out, list(out.split(1)), first)
@@ -245,9 +248,9 @@ def _examples(device: torch.device) -> Iterator[CollectiveExample]:
 
 
 def draw(examples: list[CollectiveExample], path: Path) -> None:
-    """Draw the data before and after each collective: a row per rank, coloured by origin."""
+    """Draw the data before and after each collective: one row per rank, coloured by source rank."""
     world_size = len(examples[0].before)
-    cell = max(0.42, 0.15 + 0.09 * world_size)  # in inches: more ranks have longer numbers
+    cell = max(0.42, 0.15 + 0.09 * world_size)  # inches; more ranks need more digits
     width, height = 2 * world_size + 2.6, world_size + 0.4 / cell
     figure = show.new_figure(2 * width * cell, 4 * height * cell)
     for axes, example in zip(figure.subplots(4, 2).flat, examples, strict=True):
@@ -264,7 +267,7 @@ def draw(examples: list[CollectiveExample], path: Path) -> None:
 
 
 def _draw_cell(axes, left: int, top: int, number: int) -> None:
-    """Draw a square with a number, and with a stripe for each rank that contributed to it."""
+    """Draw a number in a square, with a stripe for each rank that contributed to the number."""
     parts = [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
     for index, rank in enumerate(parts):
         width, colour = 1 / len(parts), show.COLOURS[rank]

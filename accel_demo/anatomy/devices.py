@@ -1,7 +1,7 @@
-"""Report the GPUs of this machine and their users, or explain CUDA_VISIBLE_DEVICES.
+"""Report this machine's GPUs and the processes on them, or explain CUDA_VISIBLE_DEVICES.
 
-python -m accel_demo.anatomy.devices                  # a report of this machine
-python -m accel_demo.anatomy.devices --visible 0,4    # its meaning on a machine with 8 GPUs
+python -m accel_demo.anatomy.devices                  # report on this machine
+python -m accel_demo.anatomy.devices --visible 0,4    # explain for a machine with 8 GPUs
 """
 
 import os
@@ -23,27 +23,27 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 print(psutil.Process().memory_full_info().uss)"""  # memory not shared with other processes
 
-# In the picture a GPU of the machine is 1 unit wide, and an id 2 units, to have room for its text.
+# In the picture a GPU is 1 unit wide, and an id is 2 units wide, to leave room for its text.
 INCHES = 0.75  # per unit
-UNITS_PER_LETTER = 0.12  # a digit, the widest character of an id, at 10 pt
+UNITS_PER_LETTER = 0.12  # width of a digit, the widest character of an id, at 10 pt
 
 
 def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[str, int | str]:
-    """Return which GPU each `cuda:N` is under this value of CUDA_VISIBLE_DEVICES.
+    """Return the GPU behind each `cuda:N` for a value of CUDA_VISIBLE_DEVICES.
 
     >>> visible_devices("0,4", physical=8)
     {'cuda:0': 0, 'cuda:1': 4}
 
     `visible` is None if the variable is not set. `physical` is the number of GPUs in the machine,
-    or a list of their UUIDs. Given only the number, UUIDs are returned as written; "MIG-…" always
-    is. Raises `ValueError` if `physical` is impossible.
+    or a list of their UUIDs. If `physical` is a number, UUIDs are returned as written. An id that
+    starts with "MIG-" is always returned as written. Raises `ValueError` if `physical` is invalid.
 
     NVIDIA documents how CUDA reads numbers and abbreviated UUIDs, that an invalid number hides all
-    that follow, and that CUDA uses a single MIG instance. The rest follows torch's
-    `_parse_visible_devices`, which was tested against a driver (pytorch#92315): an id that occurs
-    twice leaves no GPU; the first id decides between numbers and UUIDs; `1st` is read as 1; blanks
-    may surround a number, but not a UUID. One case differs: if an id occurs again after an invalid
-    number ("0,9,0"), torch, which does not know the number of GPUs yet, returns none.
+    ids after it, and that CUDA uses a single MIG instance. The other rules follow torch's
+    `_parse_visible_devices`, which was tested against a driver (pytorch#92315): a repeated id
+    leaves no GPU; the first id decides between numbers and UUIDs; `1st` is read as 1; spaces may
+    surround a number, but not a UUID. One case differs: if an id is repeated after an invalid
+    number ("0,9,0"), torch returns no GPU, because it does not know the number of GPUs yet.
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
     """
     uuids = None if isinstance(physical, int) else list(physical)
@@ -81,11 +81,13 @@ def _gpu_with_uuid(written: str, uuids: list[str] | None) -> int | str | None:
 
 
 def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FIRST") -> list[int]:
-    """Return the GPUs, as indices into these lists, in CUDA's order before CUDA_VISIBLE_DEVICES.
+    """Return the GPU indices in the order in which CUDA numbers the GPUs.
 
-    `order` is the value of CUDA_DEVICE_ORDER: FASTEST_FIRST (the default) or PCI_BUS_ID. CUDA
-    compares speeds by an undocumented heuristic; here `speeds` are given, and GPUs of equal speed
-    are in bus order. Source: the page linked in `visible_devices`.
+    This is the order before CUDA_VISIBLE_DEVICES is applied. `order` is the value of
+    CUDA_DEVICE_ORDER: FASTEST_FIRST (the default) or PCI_BUS_ID. CUDA compares speeds with an
+    undocumented heuristic. Here the caller passes the `speeds`, and GPUs of equal speed are in bus
+    order.
+    Source: the page linked in `visible_devices`.
     """
     if order not in ("FASTEST_FIRST", "PCI_BUS_ID"):
         raise ValueError(f"order must be FASTEST_FIRST or PCI_BUS_ID, got {order!r}")
@@ -95,8 +97,8 @@ def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FI
 
 
 def machine_rows() -> list[tuple[str, str]]:
-    """Return name and value of cores, memory, accelerators that torch can use, and all GPUs."""
-    import torch  # slow, and `--visible` does not need it
+    """Return (property, value) rows for cores, memory, accelerators in torch, and all GPUs."""
+    import torch  # imported here because it is slow, and `--visible` does not need it
 
     memory, torch_names = psutil.virtual_memory(), {}
     rows = [("cores usable", str(usable_cores()))]
@@ -104,7 +106,7 @@ def machine_rows() -> list[tuple[str, str]]:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"):
         rows.append((name, os.environ.get(name, "not set") or "empty"))
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
-    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # 64: as torch assumes
+    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # torch assumes 64 too
     for index in range(torch.accelerator.device_count()):
         name = f"{kind}:{index}"
         description = "in the machine's memory" if kind.type == "mps" else "usable"
@@ -129,14 +131,15 @@ def machine_rows() -> list[tuple[str, str]]:
 def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
     """Return all GPUs and the processes that compute on them, as `nvidia-smi` lists them.
 
-    `nvml` is the module `pynvml`. `torch_names` maps a UUID to torch's name of the GPU, because
-    NVML ignores CUDA_VISIBLE_DEVICES. In a container, pids may be the host's, without names.
+    `nvml` is the module `pynvml`. `torch_names` maps the UUID of a GPU to its name in torch. It is
+    needed because NVML ignores CUDA_VISIBLE_DEVICES. In a container, pids may be those of the host,
+    and process names may be missing.
     """
 
     def ask(question: str, *arguments):
         try:
             return getattr(nvml, question)(*arguments)
-        except nvml.NVMLError:  # not every GPU, driver and user gets every answer
+        except nvml.NVMLError:  # not supported by this GPU or driver, or not permitted
             return None
 
     rows = []
@@ -167,9 +170,9 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def gloo_rows() -> list[tuple[str, str]]:
-    """Return how many processes connected by gloo this machine has cores and memory for.
+    """Return how many gloo processes fit into this machine's cores and memory.
 
-    One such process, without a model, is started to measure its memory.
+    This starts one process without a model to measure its memory.
     """
     on_cpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     each = int(subprocess.check_output([sys.executable, "-c", CHILD], env=on_cpu))
@@ -179,7 +182,7 @@ def gloo_rows() -> list[tuple[str, str]]:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use; the machine may have more."""
+    """Return the number of cores this process may use. The machine may have more."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -193,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--physical", metavar="N", type=int, default=8, help=help)
     options = read(parser, arguments)
     if options.plot and options.visible is None:
-        raise UserError("--plot draws --visible: give some ids, like --visible 0,4")
+        raise UserError("--plot needs --visible. Add some ids, for example --visible 0,4.")
     if options.visible is None:
         print(show.table(["property", "value"], [*machine_rows(), *gloo_rows()]))
         return
@@ -217,13 +220,13 @@ def check_drawable(value: str) -> None:
     if not all(re.fullmatch(r"\s*[+-]?[0-9]+\s*", written) for written in ids):
         raise UserError(f"--plot draws numbers only, got {value!r}")
     if len(set(map(int, ids))) < len(ids):
-        raise UserError("--plot draws each number once: remove the repeated one")
+        raise UserError("--plot draws each number only once. Remove the repeated one.")
     if len(ids) > 16:
         raise UserError(f"--plot draws up to 16 ids, got {len(ids)}")
 
 
 def draw_map(values: list[str], physical: int, file: Path) -> None:
-    """Draw, for each value, the machine's GPUs, the ids as written, and PyTorch's devices."""
+    """Draw the machine's GPUs, the ids as written, and PyTorch's devices for each value."""
     left = min(-2.7, *(0.1 - UNITS_PER_LETTER * len(f"= {value}") for value in values))
     right = max(physical - 0.4, 1.5, *(2 * len(_ids(value)) - 0.1 for value in values))
     figure = show.new_figure(INCHES * (right - left), 2.5 * len(values))

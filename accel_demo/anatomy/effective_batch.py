@@ -1,4 +1,4 @@
-"""Train on 1, 2 and 4 processes, with the same global batch and with larger ones.
+"""Train on 1, 2 and 4 processes, with the same global batch and with larger batches.
 
 python -m accel_demo.anatomy.effective_batch
 torchrun --standalone --nproc-per-node 2 -m accel_demo.anatomy.effective_batch --plot batch.svg
@@ -22,16 +22,16 @@ from accel_demo.models import make_model
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
-BATCH, LEARNING_RATE = 32, 0.02  # of one process
-IMAGES, TEST_IMAGES = 1024, 500  # each training run uses each of its images once
+BATCH, LEARNING_RATE = 32, 0.02  # per process
+IMAGES, TEST_IMAGES = 1024, 500  # each training run uses every image once
 TEST_EVERY = 128  # images
-TOLERANCE = 1e-4  # between weights that count as the same; a large weight is about 0.1
-MARGIN = 0.1  # between losses that count as about the same
+TOLERANCE = 1e-4  # closer weights are treated as equal; a large weight is about 0.1
+MARGIN = 0.1  # closer losses are reported as "about the same"
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How to train. `batch_size` is per process; `factor` describes the learning rate."""
+    """Settings of one training run. `batch_size` is per process; `factor` is text like " × 2"."""
 
     processes: int
     batch_size: int
@@ -45,7 +45,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """Result of one training run. `test_losses` maps training images used to the test loss."""
+    """Result of one training run. `test_losses` maps the number of images used to the test loss."""
 
     weights: torch.Tensor
     steps: int
@@ -53,11 +53,12 @@ class PlanResult:
 
 
 def make_plans(processes: int) -> list[BatchPlan]:
-    """Return plans for 1, 2, 4 … processes, up to this many.
+    """Return the plans for 1, 2, 4 … processes, up to `processes`.
 
-    First they share the global batch of one process. Then each has that batch for itself, with the
-    same learning rate, with √N times and with N times that rate. A run of one process with the
-    large batch shows that the batch makes the difference, not the processes.
+    The first plans split the same global batch among the processes. In the next plans, each of N
+    processes uses the full batch size, with the base learning rate, √N times and N times this rate.
+    One plan uses the largest global batch in a single process, to show that the batch size makes
+    the difference and not the number of processes.
     Sources: Goyal et al., 2017, https://arxiv.org/abs/1706.02677 (times N); Krizhevsky, 2014,
     https://arxiv.org/abs/1404.5997 (times √N).
     """
@@ -79,10 +80,10 @@ def train(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> PlanResult:
-    """Train for one epoch in the processes of `group`.
+    """Train for one epoch on the processes of `group`.
 
-    A step of plain SGD is a multiple of the gradient. The network has no BatchNorm, so its output
-    for an image does not depend on the rest of the batch.
+    The optimizer is plain SGD, so a step is proportional to the gradient. The network has no
+    BatchNorm, so its output for an image does not depend on the rest of the batch.
     """
     config = TrainConfig(model="tiny_cnn", batch_size=plan.batch_size)
     torch.manual_seed(config.seed)
@@ -110,7 +111,10 @@ def train(
 
 
 def train_all(plans: list[BatchPlan], device: torch.device) -> list[PlanResult]:
-    """Train by each plan in the first ranks; return this rank's results. Rank 0 has all."""
+    """Run each plan on the first `plan.processes` ranks, and return this rank's results.
+
+    Rank 0 runs every plan, so it returns all results.
+    """
     groups: dict[int, Any] = {}
     for processes in dict.fromkeys(plan.processes for plan in plans):
         groups[processes] = dist.new_group(list(range(processes)))  # every rank must call this
@@ -151,7 +155,7 @@ def rows(plans: list[BatchPlan], results: list[PlanResult]) -> list[list]:
 
 
 def compare(result: PlanResult, reference: PlanResult) -> str:
-    """Return a phrase that compares the last test loss with the reference."""
+    """Return "higher", "lower" or "about the same" for the last test loss against the reference."""
     difference = result.test_losses[IMAGES] - reference.test_losses[IMAGES]
     if abs(difference) < MARGIN:
         return "about the same"
@@ -159,17 +163,17 @@ def compare(result: PlanResult, reference: PlanResult) -> str:
 
 
 def draw(plans: list[BatchPlan], results: list[PlanResult]):
-    """Draw the test loss over the images used: a curve per global batch and learning rate."""
+    """Draw test loss against images used, with a curve for each global batch and learning rate."""
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
-    curves = {}  # runs with the same curve share a line
+    curves = {}  # runs with the same global batch and learning rate share a curve
     for plan, result in zip(plans, results, strict=True):
         _, names = curves.setdefault((plan.global_batch, plan.factor), (result, []))
         names.append(f"{plan.processes} × {plan.batch_size}")
     colours = [*COLOURS[:6], COLOURS[7]]  # not yellow, which is hard to see on white
     for index, ((_, factor), (result, names)) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": colours[index % 7], "marker": "osD^vPX"[index % 7]}
-        if index == 0:  # it lies below curves that should be the same
+        if index == 0:  # a wide line stays visible below curves that should be equal
             style |= {"linewidth": 6, "alpha": 0.5}
         elif index % 2:
             style |= {"linestyle": "--", "markerfacecolor": "white", "markersize": 8}

@@ -3,9 +3,10 @@
 python -m accel_demo.anatomy.gil
 python -m accel_demo.anatomy.gil --plot gil.svg
 
-CPython runs Python code in one thread at a time, the one that holds the global interpreter lock.
-torch releases the lock while it computes. So threads help if the time is spent in tensors, and
-processes always help. This is one reason why DDP and DataLoader workers use processes.
+In CPython only one thread runs Python code at a time: the thread that holds the global interpreter
+lock. torch releases the lock while it computes. So threads help only if most of the time is spent
+in torch, but processes always help. This is one reason why DDP and DataLoader workers use
+processes.
 Source: https://docs.python.org/3/glossary.html#term-global-interpreter-lock
 """
 
@@ -33,7 +34,7 @@ WORKERS = ("one after the other", "two threads", "two processes")
 
 
 class WorkTime(NamedTuple):
-    """One repetition: its wall-clock time, and the workers' CPU time divided by that time."""
+    """The wall-clock time of one repetition, and the workers' CPU time divided by that time."""
 
     seconds: float
     cores_busy: float
@@ -51,7 +52,7 @@ def preprocess(number_of_images: int) -> float:
 
 
 def multiply(times: int) -> float:
-    """Multiply two matrices of 512×512 several times; return an entry of the last product."""
+    """Multiply a 512×512 matrix by itself several times, and return an element of the product."""
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(512, 512, generator=draw)
     for _ in range(times):
@@ -66,9 +67,10 @@ WORK: dict[str, tuple[Callable, int]] = {
 
 
 def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[WorkTime]]]:
-    """Time each kind of work, in two parts, with each of the `WORKERS` in turn.
+    """Time each kind of work, split into two parts, with each kind of worker in turn.
 
-    Threads and processes are started before the clock. Raises `RuntimeError` if results differ.
+    Threads and processes are started before the timing begins. Raises `RuntimeError` if the results
+    differ.
     """
     context = multiprocessing.get_context("spawn")
     times = {kind: {workers: [] for workers in WORKERS} for kind in WORK}
@@ -109,19 +111,19 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def in_parts(executor: Executor | None, function: Callable, amount: int) -> list[tuple]:
-    """Call `timed` once for each part: in the workers, or one after the other here."""
+    """Call `timed` once per part: in the executor's workers, or in this thread if there is none."""
     mapped = executor.map if executor else map
     return list(mapped(timed, [function] * PARTS, [amount] * PARTS))
 
 
 def timed(function: Callable, amount: int) -> tuple[float, float]:
-    """Return the function's result, and the CPU time of this thread in seconds."""
+    """Call the function, and return its result and the CPU time of this thread in seconds."""
     started_at = time.thread_time()
     return function(amount), time.thread_time() - started_at
 
 
 def speedups(times: dict[str, list[WorkTime]]) -> dict[str, float]:
-    """Return how many times faster each of the `WORKERS` are than one after the other."""
+    """Return the median speedup of each kind of worker over running one part after the other."""
     references = times[WORKERS[0]]
     return {
         workers: statistics.median(
@@ -133,17 +135,17 @@ def speedups(times: dict[str, list[WorkTime]]) -> dict[str, float]:
 
 
 def cores_busy(times: list[WorkTime]) -> float:
-    """Return the median over the repeats."""
+    """Return the median number of busy cores over the repeats."""
     return statistics.median(time.cores_busy for time in times)
 
 
 def has_gil() -> bool:
-    """Return whether this Python has the lock; since 3.13 there are builds without it."""
+    """Return whether this Python has a GIL. Since 3.13 there are builds without one."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw a group of bars for each kind of work, with the speedup of each of the `WORKERS`."""
+    """Draw a group of bars for each kind of work, with the speedup of each kind of worker."""
     figure = new_figure(7, 3.4)
     axis = figure.subplots()
     for index, workers in enumerate(WORKERS):

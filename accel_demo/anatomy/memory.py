@@ -1,12 +1,12 @@
-"""Count the bytes that a training step holds on each device, under six strategies.
+"""Count the bytes that each device holds in a training step, under six strategies.
 
 python -m accel_demo.anatomy.memory
 python -m accel_demo.anatomy.memory --processes 3 --model tiny_cnn --optimizer sgd
 
-It counts real tensors in a second step, once its gradients are there. It omits activations,
-BatchNorm's buffers, and single numbers such as an optimizer's step count. "gathered" tensors exist
-for a part of the step only. "stays" is what is left after `zero_grad`. On GPUs "peak" is what CUDA
-measured, including activations.
+The program counts real tensors after the second step, while its gradients still exist. It omits
+activations, BatchNorm's buffers, and scalars such as an optimizer's step count. "gathered" tensors
+exist only during a part of the step. "stays" is the number of bytes left after `zero_grad`. On
+GPUs, "peak" is the peak that CUDA measured, including activations.
 """
 
 import gc
@@ -38,7 +38,7 @@ OPTIMIZERS = {
     "adamw": partial(torch.optim.AdamW, lr=1e-3),
     "sgd": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
 }
-GLOBAL_BATCH = 24  # images, divisible among 1, 2, 3, 4, 6 or 8 devices
+GLOBAL_BATCH = 24  # images; divisible by 1, 2, 3, 4, 6 and 8 devices
 
 
 @dataclass
@@ -46,17 +46,17 @@ class DeviceMemory:
     """Bytes that one device holds in a training step."""
 
     by_kind: dict[str, int]  # the keys are `KINDS`
-    stays: int  # after zero_grad
+    stays: int  # bytes left after zero_grad
     peak: int | None = None  # measured by CUDA
 
     @property
     def total(self) -> int:
-        """All kinds together, even if they are not all there at the same moment."""
+        """Bytes of all kinds together, even if they do not all exist at the same time."""
         return sum(self.by_kind.values())
 
 
 def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, list[DeviceMemory]]:
-    """Return what each device holds under each strategy. Every rank must call this."""
+    """Measure the memory of each device under each strategy. Every rank must call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     setup, here = (model, OPTIMIZERS[optimizer]), {}
     if rank == 0:  # these two run in one process
@@ -73,7 +73,7 @@ def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, lis
 
 
 def devices_of_a_process(device: torch.device, processes: int) -> list[torch.device]:
-    """Return as many devices as processes, but no more GPUs than this machine has."""
+    """Return one device per process, but no more GPUs than this machine has."""
     if device.type == "cpu":
         return [device] * processes
     count = min(processes, torch.accelerator.device_count())
@@ -89,10 +89,11 @@ def one_process(devices: list, model: str, make_optimizer: Callable) -> list[Dev
 
 
 def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
-    """Keep everything on the first device, and a replica on each of the others during a step.
+    """Train with DataParallel: device 0 holds everything, and the others a temporary replica.
 
-    The bytes of a replica come from the record of our own DataParallel, which also runs on a CPU.
-    In PyTorch's, too, all gradients of a replica stay there until the first device adds them up.
+    The bytes of a replica come from the event record of our own DataParallel, which also runs on a
+    CPU. In PyTorch's DataParallel, too, the gradients of a replica stay on its device until device
+    0 adds them up.
     Source: Broadcast.backward in torch/nn/parallel/_functions.py
     """
     network, record = make_network(model, devices[0]), []
@@ -118,10 +119,11 @@ def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[D
 def ddp(
     devices: list, model: str, make_optimizer: Callable, views: bool = False, zero: bool = False
 ) -> list[DeviceMemory]:
-    """Keep everything on every rank, and also buckets, a second copy of the gradients.
+    """Train with DDP: every rank holds everything, and buckets with a second copy of the gradients.
 
-    With `views` the gradients are stored in the buckets. With `zero` each rank's optimizer keeps
-    the state of a part of the parameters: ZeRO stage 1, https://arxiv.org/abs/1910.02054
+    If `views` is True, the gradients are views of the buckets. If `zero` is True, each rank's
+    optimizer holds the state of only a part of the parameters: ZeRO stage 1,
+    https://arxiv.org/abs/1910.02054
     """
     network, buckets = make_network(model, devices[0]), []
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=views)
@@ -142,16 +144,17 @@ def ddp(
 
 
 def fsdp(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
-    """Keep a shard of everything on each rank, and gather the parameters of a layer at a time.
+    """Train with FSDP2: each rank holds a shard of everything, and gathers one layer at a time.
 
-    The largest gathered layer in forward is counted. In backward the next one may also be there.
+    Only the largest layer gathered in forward is counted. In backward, FSDP2 may also hold the
+    layer that is needed next.
     """
     network, gathered = make_network(model, devices[0]), [0]
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
     layers = [layer for layer in network.modules() if [*layer.parameters(recurse=False)]]
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-        layer.register_forward_pre_hook(  # called after FSDP's own hook, which gathers
+        layer.register_forward_pre_hook(  # runs after FSDP's own hook, which gathers the layer
             lambda layer, _: gathered.append(bytes_of(layer.parameters(recurse=False)))
         )
     fully_shard(network, mesh=mesh)
@@ -162,8 +165,8 @@ def fsdp(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemo
 
 
 def train(wrapped, optimizer, images, labels, before_step: Callable = list) -> torch.Tensor:
-    """Train two steps, keep the gradients of the second, and return its output."""
-    for _ in range(2):  # DDP makes its final buckets after the first step
+    """Train for two steps, keep the gradients of the second step, and return its output."""
+    for _ in range(2):  # DDP creates its final buckets after the first step
         optimizer.zero_grad()
         before_step()
         output = wrapped(images)
@@ -173,7 +176,7 @@ def train(wrapped, optimizer, images, labels, before_step: Callable = list) -> t
 
 
 def device_memory(network, optimizer, buckets: Sequence = (), gathered=0) -> DeviceMemory:
-    """Count what is here, then call `zero_grad` and count what stays."""
+    """Count the bytes held now, then call `zero_grad` and count the bytes that are left."""
     by_kind = held(network, optimizer, buckets, gathered)
     optimizer.zero_grad()
     stays = held(network, optimizer, buckets)  # DDP keeps its buckets
@@ -181,10 +184,11 @@ def device_memory(network, optimizer, buckets: Sequence = (), gathered=0) -> Dev
 
 
 def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> dict[str, int]:
-    """Return the bytes of each kind. Memory that two kinds share counts for the first of them."""
+    """Return the bytes of each kind. Memory shared by two kinds is counted only for the first."""
     state = [
         value
-        for values in getattr(optimizer, "optim", optimizer).state.values()  # this rank's of ZeRO
+        # ZeroRedundancyOptimizer keeps this rank's optimizer in `optim`.
+        for values in getattr(optimizer, "optim", optimizer).state.values()
         for value in values.values()
         if torch.is_tensor(value) and value.dim() > 0
     ]
@@ -196,7 +200,7 @@ def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> d
 
 
 def bytes_of(tensors: Iterable[torch.Tensor], counted: set | None = None) -> int:
-    """Return the bytes of the storages of these tensors on this rank, except those in `counted`."""
+    """Return the bytes of the tensors' storages on this rank, except storages in `counted`."""
     counted, total = set() if counted is None else counted, 0
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -208,20 +212,20 @@ def bytes_of(tensors: Iterable[torch.Tensor], counted: set | None = None) -> int
 
 
 def make_network(model: str, device: torch.device) -> nn.Module:
-    """Return the network in the contiguous memory format, the only one that FSDP2 supports."""
+    """Return the network in the contiguous memory format, the only format that FSDP2 supports."""
     network = make_model(TrainConfig(model=model))
     return network.to(device=device, memory_format=torch.contiguous_format)  # pyright: ignore
 
 
 def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return synthetic images, and labels."""
+    """Return a batch of synthetic images and their labels."""
     images = torch.linspace(-1, 1, GLOBAL_BATCH * 28 * 28, device=device)
     return images.view(-1, 1, 28, 28).sin(), torch.arange(GLOBAL_BATCH, device=device) % CLASSES
 
 
 def measured(strategy: Callable, devices: list, *arguments, **options) -> list[DeviceMemory]:
-    """Return what a strategy holds on each of these devices, on GPUs with the measured peak."""
-    gc.collect()  # free what the previous strategy has left
+    """Return what a strategy holds on each device. On GPUs, include the peak that CUDA measured."""
+    gc.collect()  # free the tensors of the previous strategy
     on_gpus = devices[0].type == "cuda"
     if on_gpus:
         _start_peaks(devices)
@@ -234,7 +238,7 @@ def measured(strategy: Callable, devices: list, *arguments, **options) -> list[D
 
 def _start_peaks(devices: list) -> None:
     for device in devices:
-        torch.zeros(1, device=device)  # a GPU that this process has not used has no peak
+        torch.zeros(1, device=device)  # a GPU has no peak until this process has used it
         torch.cuda.reset_peak_memory_stats(device)
 
 
@@ -250,7 +254,7 @@ def main() -> None:
     options = read(parser)
     if GLOBAL_BATCH % options.processes:
         processes = options.processes
-        raise UserError(f"--processes must divide {GLOBAL_BATCH} images, got {processes}")
+        raise UserError(f"--processes must divide the batch of {GLOBAL_BATCH}, got {processes}")
     run_in_group(show, options.processes, options)
 
 
@@ -277,7 +281,7 @@ def byte_table(memories: dict[str, list[DeviceMemory]]) -> str:
 
 
 def place_of(strategy: str) -> str:
-    """Return what owns the memory: a device of the one process, or a rank."""
+    """Return "device" for nn.DataParallel, which runs in one process, and "rank" otherwise."""
     return "device" if strategy == "nn.DataParallel" else "rank"
 
 

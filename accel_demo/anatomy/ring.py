@@ -3,7 +3,7 @@
 python -m accel_demo.anatomy.ring --processes 4
 python -m accel_demo.anatomy.ring --processes 4 --plot ring.png
 
-In the formulas N is the number of ranks, and S the size of the tensor in bytes.
+In the formulas, N is the number of ranks and S is the size of the tensor in bytes.
 """
 
 import torch
@@ -15,14 +15,15 @@ from accel_demo.anatomy.wire import SUMMABLE, Wire
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group
 
-ELEMENTS = 1000  # float32 numbers in the tensor of the program
+ELEMENTS = 1000  # float32 elements of the example tensor
 
 
 def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Add up a tensor over all ranks, in place: rank 0 receives and adds all, and sends the sum.
+    """Sum a tensor over all ranks in place: rank 0 adds all tensors and sends the sum.
 
-    With `mean` it is the mean. The result has the same bits on all ranks. Each step is one message,
-    because all messages pass through rank 0. Raises the errors of `all_reduce_chunked_ring`.
+    If `mean` is True, the result is the mean. It has the same bits on all ranks. Each step is one
+    message, because all messages pass through rank 0. Raises the same errors as
+    `all_reduce_chunked_ring`.
     """
     total = _check_and_flatten("all_reduce_gather_broadcast", tensor, wire, mean)
     others = range(1, wire.world_size)
@@ -40,10 +41,10 @@ def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = F
 
 
 def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Add up a tensor over all ranks, in place: whole tensors travel around the ring.
+    """Sum a tensor over all ranks in place: whole tensors travel around the ring.
 
-    Each rank adds in a different order, so with more than two ranks floating-point results may
-    differ in their last bits. Raises the errors of `all_reduce_chunked_ring`.
+    Each rank adds the tensors in a different order. So on more than two ranks, floating-point
+    results may differ in their last bits. Raises the same errors as `all_reduce_chunked_ring`.
     """
     total = _check_and_flatten("all_reduce_naive_ring", tensor, wire, mean)
     right, left = _neighbours(wire)
@@ -57,11 +58,11 @@ def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) 
 
 
 def all_reduce_chunked_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Add up a tensor over all ranks, in place: chunks are summed around the ring, then copied.
+    """Sum a tensor over all ranks in place: chunks are summed around the ring, then copied.
 
     The result has the same bits on all ranks, because each chunk is summed only once. Raises
-    `ValueError` on every rank if the tensor of one rank cannot be used (it requires grad, or `mean`
-    is asked of integers), or if the tensors differ in shape or dtype.
+    `ValueError` on every rank if a tensor requires grad, if `mean` is True for integers, or if the
+    tensors differ in shape or dtype.
     Source: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
     2009, https://doi.org/10.1016/j.jpdc.2008.09.002
     """
@@ -73,9 +74,9 @@ def all_reduce_chunked_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False
 
 
 def split(flat: torch.Tensor, world_size: int) -> list[torch.Tensor]:
-    """Return one chunk for each rank, as views. The first ones may be longer by one element.
+    """Return one chunk per rank, as views. The first chunks may be one element longer.
 
-    `torch.chunk` may return fewer chunks: 3 if 5 elements are to be split into 4.
+    `torch.chunk` may return fewer chunks: it splits 5 elements into 3 chunks if asked for 4.
     """
     return list(flat.tensor_split(world_size))
 
@@ -83,7 +84,7 @@ def split(flat: torch.Tensor, world_size: int) -> list[torch.Tensor]:
 def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int = 1) -> None:
     """Sum chunk r over all ranks on rank r, in place.
 
-    Chunk c starts on rank c + 1. Each rank that receives it adds its own values and sends it on.
+    Chunk c starts on rank c + 1. Each rank that receives it adds its values and sends the sum on.
     """
     right, left = _neighbours(wire)
     received = torch.empty_like(chunks[0])  # the longest chunk
@@ -110,15 +111,16 @@ ALGORITHMS = {
 
 
 def _neighbours(wire: Wire) -> tuple[int, int]:
-    """Return the rank to the right, which this rank sends to, and the one it receives from."""
+    """Return the rank to the right, for sending, and the rank to the left, for receiving."""
     return (wire.rank + 1) % wire.world_size, (wire.rank - 1) % wire.world_size
 
 
 def _check_and_flatten(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) -> torch.Tensor:
-    """Check that all ranks call with the same kind of tensor, and return it as a contiguous row.
+    """Check that the tensors of all ranks match, and return this rank's tensor flattened.
 
-    The row shares the tensor's memory if the tensor is contiguous. The check costs a round of small
-    messages in each call. A fast library omits it, and fails or hangs after a mistake.
+    The result is contiguous, and shares the memory of a contiguous tensor. The check costs a round
+    of small messages per call. Fast libraries omit it, and fail or hang if the tensors do not
+    match.
     """
     same = {"tensor": tensor}
     wire.agree(name, same, same, _mistake(tensor, mean), mean=mean)
@@ -126,7 +128,7 @@ def _check_and_flatten(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) 
 
 
 def _mistake(tensor: torch.Tensor, mean: bool) -> str:
-    """Return what is wrong with this rank's tensor, or nothing."""
+    """Return an error message if this rank's tensor is invalid, else an empty string."""
     if not isinstance(tensor, torch.Tensor):
         return ""  # `agree` reports it
     if tensor.dtype not in SUMMABLE:
@@ -144,7 +146,7 @@ def _write_back(total: torch.Tensor, tensor: torch.Tensor, wire: Wire, mean: boo
 
 
 def main(device: torch.device, options) -> None:
-    """Run all three algorithms on integers, which are not rounded, and print what was sent."""
+    """Run all three algorithms on integers, whose sums are exact, and print what each rank sent."""
     world_size = dist.get_world_size()
     tensor = torch.arange(ELEMENTS, dtype=torch.float32, device=device) * (dist.get_rank() + 1)
     right = tensor.clone()

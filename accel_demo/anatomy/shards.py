@@ -1,10 +1,11 @@
-"""Show which samples each rank reads, for four methods of dividing an epoch among ranks.
+"""Show which samples each rank reads, for four methods of sharding an epoch.
 
 python -m accel_demo.anatomy.shards
 python -m accel_demo.anatomy.shards --processes 3 --samples 20 --plot shards.svg
 
-DistributedDataParallel does not split batches; a sampler or Accelerate decides who reads what. All
-ranks must have the same number of batches, so some samples may be read twice or not at all.
+DistributedDataParallel does not split batches. A sampler or Accelerate decides which rank reads
+which sample. All ranks must have the same number of batches, so some samples may be read twice or
+not at all.
 """
 
 import math
@@ -31,11 +32,11 @@ METHODS = {
     "Accelerate, drop_last": "deals whole batches, drops the last ones",
     "train_ddp.py": "deals like Accelerate with drop_last",
 }
-Batches = list[list[int]]  # the sample ids of each batch that a rank reads in an epoch
+Batches = list[list[int]]  # one rank's batches in an epoch, as lists of sample ids
 
 
 def who_reads_what(method: str, samples: int, batch_size: int, epoch: int = 0) -> Batches:
-    """Return what this rank reads in an epoch under one of the `METHODS`.
+    """Return the batches that this rank reads in an epoch, as sample ids, for one method.
 
     `batch_size` is per process. Accelerate shuffles with the same seed on every rank.
     """
@@ -62,7 +63,8 @@ def loader_of_torch(
 ) -> DataLoader:
     """Return a loader of sample ids with a `DistributedSampler`. `batch_size` is per process.
 
-    With `drop_last` the sampler drops samples that do not divide, and the loader a smaller batch.
+    With `drop_last`, the sampler drops samples that do not divide evenly among the ranks, and the
+    loader drops a last batch that is too small.
     """
     ids: Any = range(samples)
     sampler = DistributedSampler(ids, shuffle=shuffle, seed=SEED, drop_last=drop_last)
@@ -81,7 +83,7 @@ def loader_of_accelerate(
 
 
 def in_words(ranks: list[Batches], samples: int) -> str:
-    """Return in words how often the samples of an epoch were read."""
+    """Describe how often the samples of an epoch were read, for example as "each once"."""
     reads = Counter(sample for batches in ranks for batch in batches for sample in batch)
     repeated = sum(count > 1 for count in reads.values())
     missing = samples - len(reads)
@@ -91,9 +93,9 @@ def in_words(ranks: list[Batches], samples: int) -> str:
 
 
 def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) -> None:
-    """Draw a panel for each method, with a mark for each sample in the row of its rank.
+    """Draw a panel for each method: a row for each rank, with a square for each sample it reads.
 
-    If a mark has room, it shows the number of the rank's batch.
+    If there is room, a square shows the number of the batch on its rank.
     """
     rows = max(map(len, ranks_by_method.values()))
     width = min(18, max(9, 1.5 + 0.25 * samples))  # inches
@@ -120,7 +122,7 @@ def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) ->
 
 
 def show(device: torch.device, options) -> None:
-    """Print who reads what under each method, and draw it."""
+    """Print which rank reads which samples with each method, and draw the result."""
     sizes = options.samples, options.batch_size
     ranks_by_method = {m: gather_objects(who_reads_what(m, *sizes)) for m in METHODS}
     if dist.get_rank() > 0:

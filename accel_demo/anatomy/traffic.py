@@ -1,6 +1,6 @@
 """Count the bytes that each rank sends in an all-reduce, and compare them with formulas.
 
-N is the number of ranks, and S the size of the tensor in bytes. The all-reduces are in ring.py.
+N is the number of ranks, and S is the size of the tensor in bytes. The algorithms are in ring.py.
 """
 
 from pathlib import Path
@@ -8,19 +8,19 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.anatomy.wire import Message
 
-RANK_COUNTS = range(2, 65)  # for which the formulas are drawn
+RANK_COUNTS = range(2, 65)  # the values of N in the picture of the formulas
 
 
 def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
-    """Return the bytes of each chunk that `ring.split` makes of a tensor with `length` elements."""
+    """Return the bytes of each chunk after `ring.split` of a tensor with `length` elements."""
     shorter, longer = divmod(length, world_size)
     return [(shorter + (rank < longer)) * element_size for rank in range(world_size)]
 
 
 def gather_broadcast_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
-    """Return the bytes a rank sends and receives: (N−1)·S each on rank 0, S each on the others.
+    """Return the bytes a rank sends and receives: (N−1)·S each on rank 0, S each on other ranks.
 
-    `sizes`, here and below, comes from `chunk_sizes`. S is their sum, and N their number.
+    Here and below, `sizes` is a result of `chunk_sizes`: N sizes, whose sum is S.
     """
     messages = len(sizes) - 1 if rank == 0 else 1
     return messages * sum(sizes), messages * sum(sizes)
@@ -34,9 +34,9 @@ def naive_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
 def chunked_ring_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
     """Return the bytes a rank sends and receives: 2(N−1)/N·S each if N divides the length.
 
-    In each of the two phases a rank sends all chunks but one and receives all but one. Rank r does
-    not send chunk r in the first phase and chunk r + 1 in the second; it does not receive chunk
-    r − 1 in the first and chunk r in the second.
+    In each of the two phases, a rank sends all chunks but one and receives all chunks but one. In
+    the first phase, rank r does not send chunk r and does not receive chunk r − 1. In the second
+    phase, it does not send chunk r + 1 and does not receive chunk r.
     """
     before, own, after = (sizes[(rank + offset) % len(sizes)] for offset in (-1, 0, 1))
     return 2 * sum(sizes) - own - after, 2 * sum(sizes) - before - own
@@ -50,7 +50,7 @@ FORMULAS = {  # with the same keys as `ring.ALGORITHMS`
 
 
 def step_table(log: list[Message], world_size: int) -> str:
-    """Return a table of what each rank of the chunked ring sends in each step."""
+    """Return a table of the chunk that each rank sends in each step of the chunked ring."""
     head = [f"rank {rank} → {(rank + 1) % world_size}" for rank in range(world_size)]
     rows = []
     for step in range(1, 2 * world_size - 1):
@@ -60,7 +60,7 @@ def step_table(log: list[Message], world_size: int) -> str:
 
 
 def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
-    """Return a table of the bytes of each rank in each all-reduce, checked against the formulas."""
+    """Return a table of the bytes each rank sends and receives, checked against the formulas."""
     ranks, rows = range(len(sizes)), []
     for name, (bytes_of, formula) in FORMULAS.items():
         steps = max((message.step for message in logs[name]), default=0)
@@ -76,18 +76,18 @@ def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
 
 
 def bytes_sent_and_received(log: list[Message], rank: int) -> tuple[int, int]:
-    """Return how many bytes this rank has sent and received."""
+    """Return the number of bytes that this rank has sent and received."""
     sent = sum(message.size for message in log if message.source == rank)
     return sent, sum(message.size for message in log if message.target == rank)
 
 
 def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
-    """Draw the chunked ring step by step, and below it the bytes of a rank over the rank count."""
+    """Draw the steps of the chunked ring, and below them the bytes sent against the rank count."""
     world_size = len(sizes)
     states = holdings(logs["chunked ring"], world_size)
     columns = min(4, len(states))
     rows = -(-len(states) // columns)
-    side = max(1.7, 0.42 * world_size)  # of a grid, in inches
+    side = max(1.7, 0.42 * world_size)  # side of a grid, in inches
     height = rows * (side + 0.85) + 0.8
     figure = show.new_figure(4 * (side + 0.15) + 0.6, height + 3.4)
     figure.set_layout_engine("constrained", h_pad=0.07)
@@ -114,10 +114,10 @@ def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
 
 
 def holdings(log: list[Message], world_size: int) -> list[list[list[set[int]]]]:
-    """Follow the messages of the chunked ring; return what the chunks hold before each step.
+    """Replay the messages of the chunked ring, and return what all chunks contain before each step.
 
-    `state[rank][chunk]` is the set of ranks whose values the chunk contains. The last state is the
-    one after the last step.
+    Each state is indexed as `state[rank][chunk]`: the set of ranks whose values this chunk
+    contains. The last state is the state after the last step.
     """
     states = [[[{rank} for _ in range(world_size)] for rank in range(world_size)]]
     for step in range(1, 2 * world_size - 1):
@@ -157,7 +157,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
         axes.add_patch(outline)
         starts = [rank + 0.75]
         if rank == world_size - 1:
-            starts.append(-0.25)  # leaves at the bottom and enters again at the top
+            starts.append(-0.25)  # the arrow leaves at the bottom and enters at the top
         for start in starts:
             arrow = {"arrowstyle": "-|>", "color": orange, "linewidth": 2, "mutation_scale": 15}
             arrow |= {"shrinkA": 0, "shrinkB": 0}
@@ -171,7 +171,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
 
 
 def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
-    """Draw how much a rank sends, as a multiple of the tensor, by formula and as counted."""
+    """Draw the bytes a rank sends, in multiples of the tensor, from formulas and as counted."""
     orange, green, blue = show.COLOURS[1], show.COLOURS[2], show.COLOURS[0]
     lines = [  # (all-reduce, rank, label, style)
         ("gather + broadcast", 0, "gather + broadcast, rank 0", {"color": orange, "linewidth": 5}),

@@ -1,4 +1,4 @@
-"""Send and receive messages, and log each: all collectives in this folder are built from these."""
+"""Send, receive and log messages. `collectives` and `ring` are built from this module."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from accel_demo.processes.connect import gather_objects
 
-# Real numbers that torch adds, multiplies and compares. (Not float8, nor the wider unsigned ones.)
+# Real dtypes that torch can add, multiply and compare. Float8 and uint16 to uint64 are left out.
 SUMMABLE = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -22,25 +22,25 @@ class Message:
     source: int
     target: int
     size: int  # in bytes
-    label: str = ""  # which part of the algorithm's data it is
+    label: str = ""  # which part of the data was sent
 
 
 @dataclass(frozen=True)
 class PlannedCall:
     """A collective that a rank is about to call."""
 
-    mistake: str  # what is wrong with this rank's arguments, or nothing
+    mistake: str  # error in this rank's arguments, or an empty string
     call: str
-    sends: list[tuple[str, str]]  # for each rank: the argument's name, and its tensor in words
+    sends: list[tuple[str, str]]  # per rank: argument name, description of its tensor
     receives: list[tuple[str, str]]
 
 
 class Wire:
-    """`send` and `receive` between the ranks of the default process group.
+    """Point-to-point messages between the ranks of the default process group, with a log.
 
-    `sent` lists the messages that this rank has sent, in order. Tensors must be dense, with any
-    strides, and received data overwrites them in place. Both ranks of a message must use the same
-    shape and dtype, as with torch.distributed's own send and recv. Only `agree` checks this.
+    `sent` lists this rank's messages in the order in which they were sent. Tensors must be dense,
+    with any strides. Received data overwrites them in place. The sender and the receiver of a
+    message must use the same shape and dtype, as in torch.distributed. Only `agree` checks this.
     """
 
     def __init__(self):
@@ -48,12 +48,12 @@ class Wire:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def send(self, tensor: torch.Tensor, target: int, step: int = 0, label: str = "") -> None:
-        """Send a tensor and return when it may be overwritten."""
+        """Send a tensor. The caller may overwrite it as soon as this returns."""
         self._log(tensor, target, step, label)
         dist.send(tensor.contiguous(), target)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Wait for a tensor and write it into this one."""
+        """Wait for a message, and write it into this tensor."""
         buffer = tensor if tensor.is_contiguous() else torch.empty_like(tensor).contiguous()
         dist.recv(buffer, source)
         if buffer is not tensor:
@@ -70,8 +70,8 @@ class Wire:
     ) -> None:
         """Send one tensor and receive another at the same time.
 
-        If all ranks first sent and then received, each could wait for the others for ever. A tensor
-        that a rank exchanges with itself is copied without a message.
+        If every rank called `send` before `receive`, all ranks could wait forever. If `target` and
+        `source` are this rank itself, the tensor is copied and no message is sent.
         """
         if target == source == self.rank:
             incoming.copy_(outgoing.detach())
@@ -88,13 +88,13 @@ class Wire:
             incoming.copy_(buffer)
 
     def agree(self, name: str, sends: dict, receives: dict, mistake: str = "", **arguments) -> None:
-        """Raise the same `ValueError` on all ranks if their calls are wrong or do not match.
+        """Raise the same `ValueError` on all ranks if their arguments are invalid or do not match.
 
-        `sends` and `receives` map an argument's name to what this rank sends or overwrites: one
-        `tensor` for all ranks, or a list with a tensor for each rank. An empty dict means nothing.
-        `mistake` is an error that this rank has already detected. The check costs one
-        all_gather_object, which is not logged. torch.distributed has a similar check, at a similar
-        cost, if TORCH_DISTRIBUTED_DEBUG is DETAIL.
+        `sends` and `receives` map an argument's name to the data that this rank sends or
+        overwrites: one `tensor` for all ranks, or a list with one tensor per rank. An empty dict
+        means no data. `mistake` is an error that this rank has already detected. The check costs
+        one all_gather_object, which is not logged. torch.distributed has a similar check, at a
+        similar cost, if TORCH_DISTRIBUTED_DEBUG is DETAIL.
         Source: https://docs.pytorch.org/docs/stable/distributed.html#torch-distributed-debug
         """
         sent, received = [], []
@@ -125,12 +125,12 @@ class Wire:
                     raise ValueError(f"{outgoing} must match {incoming}: {why}")
 
     def messages(self) -> list[Message]:
-        """Return what all ranks have sent so far, by step, then by sender. All ranks call it."""
+        """Return the messages of all ranks by step, then by sender. Every rank must call this."""
         messages = [message for sent in gather_objects(self.sent) for message in sent]
         return sorted(messages, key=lambda message: (message.step, message.source))
 
     def bytes_sent(self) -> int:
-        """Return how many bytes this rank has sent."""
+        """Return the number of bytes that this rank has sent."""
         return sum(message.size for message in self.sent)
 
     def _log(self, tensor: torch.Tensor, target: int, step: int, label: str) -> None:
@@ -154,7 +154,7 @@ class Wire:
 
 
 def _check(name: str, tensor: torch.Tensor, is_overwritten: bool) -> None:
-    """Raise `ValueError` if this is not a tensor, or is overwritten although it requires grad."""
+    """Raise `ValueError` if this is not a tensor, or if it requires grad and is overwritten."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if is_overwritten and tensor.requires_grad and torch.is_grad_enabled():

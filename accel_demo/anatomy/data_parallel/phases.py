@@ -1,4 +1,4 @@
-"""The phases of nn.DataParallel for any devices, also for several replicas on one CPU."""
+"""The phases of nn.DataParallel for any devices, including several replicas on one CPU."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -27,11 +27,12 @@ def data_parallel(
 ) -> Any:
     """Return `module(*inputs, **kwargs)`, with the batch split among replicas of the module.
 
-    `replicas` is their number, if all are on the module's own device, or a list with the device of
-    each; the first must be the module's own. A tuple of inputs holds the positional arguments;
-    anything else is the only argument. Tensors are split, also in tuples, lists and dicts; all
-    other values go to every replica. Raises `ValueError` if a device or the inputs do not fit.
-    With one replica this still runs all phases, but torch would call the module directly.
+    `replicas` is the number of replicas on the module's device, or a list with the device of each
+    replica. The first device in the list must be the module's device. A tuple of inputs holds the
+    positional arguments; any other value is the only argument. Tensors are split, also inside
+    tuples, lists and dicts. All other values are passed to every replica. Raises `ValueError` if a
+    device or the inputs are invalid. With one replica this still runs all phases, while torch calls
+    the module directly.
     Source: torch/nn/parallel/data_parallel.py
     """
     arguments = inputs if type(inputs) is tuple else (inputs,)
@@ -59,18 +60,18 @@ class DataParallel(nn.Module):
 def replicate(
     module: nn.Module, devices: Sequence[torch.device], record: Record = None
 ) -> list[nn.Module]:
-    """Return a copy of the module for each device. Autograd records how its tensors were copied.
+    """Return a replica of the module for each device. Autograd records how its tensors were copied.
 
-    So backward adds the gradients of all replicas to the module's own parameters. Replica 0 is not
-    a copy: it shares its memory with the module. If its forward changes a buffer in place, the
-    change stays; changes by the other replicas are lost.
+    So backward adds the gradients of all replicas to the module's parameters. Replica 0 is not a
+    copy: it shares its memory with the module. If a forward on replica 0 changes a buffer in place,
+    the module's buffer changes too. Such changes on the other replicas are lost.
     Source: torch/nn/parallel/replicate.py
     """
     replicas = []
     for replica, device in enumerate(devices):
         copies = {
             id(tensor): tensor.to(device, copy=True) if replica > 0 else tensor.view_as(tensor)
-            for tensor in (*module.parameters(), *module.buffers())  # a shared tensor only once
+            for tensor in (*module.parameters(), *module.buffers())  # shared tensors only once
         }
         note(record, "replicate", replica, device, list(copies.values()), replica > 0)
         for tensor in copies.values():
@@ -88,10 +89,9 @@ def parallel_apply(
     devices: Sequence[torch.device],
     record: Record = None,
 ) -> list:
-    """Call each replica with its own inputs, each in its own thread, all at the same time.
+    """Call all replicas at the same time, each in a separate thread, and return their outputs.
 
-    Returns their outputs. An exception in a replica is raised here as a `RuntimeError` that names
-    the replica.
+    If a replica raises an exception, this raises a `RuntimeError` that names the replica.
     Source: torch/nn/parallel/parallel_apply.py
     """
     outputs: list[Any] = [None] * len(replicas)
@@ -121,7 +121,7 @@ def parallel_apply(
 
 
 def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> list[torch.device]:
-    """Return the device of each replica. Raises `ValueError` if one of them cannot be used."""
+    """Return the device of each replica. Raises `ValueError` if a device cannot be used."""
     tensors = [*module.parameters(), *module.buffers()]
     if isinstance(replicas, int) and not isinstance(replicas, bool):
         if replicas < 1:
@@ -147,11 +147,12 @@ def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> lis
 
 
 def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Module:
-    """Return a module of the same structure with these tensors, by the id of the original.
+    """Return a module with the same structure, but with the copies of its tensors.
 
-    Each replica needs module objects of its own, because the replicas run at the same time.
-    `torch.func.functional_call` on the one module would not work: it puts the tensors into the
-    module during the call, so all threads would compute with the tensors of the last one.
+    `copies` maps the id of a tensor to its copy. Each replica needs separate module objects,
+    because the replicas run at the same time. `torch.func.functional_call` would not work: it puts
+    the tensors into the original module during the call, so all threads would compute with the
+    tensors of the last thread.
     """
     # Each new part has the attributes of the original, but no parameters.
     new_parts = {part: part._replicate_for_data_parallel() for part in module.modules()}
@@ -167,9 +168,10 @@ def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Modu
 
 
 def _modes(device: torch.device) -> list[Callable]:
-    """Return functions that enter the modes of this thread. A new thread starts with the defaults.
+    """Return functions that enter this thread's modes in another thread.
 
-    nn.DataParallel passes on whether autocast is enabled, but not its dtype.
+    A new thread starts with the default modes. nn.DataParallel passes on whether autocast is
+    enabled, but not its dtype.
     """
     kind = device.type
     modes = [

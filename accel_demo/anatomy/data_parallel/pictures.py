@@ -1,4 +1,4 @@
-"""Draw the pictures of tables.py: the phases of a step, the bias, and VGG in two parts."""
+"""Draw a picture for each table in tables.py: step, bias and parts."""
 
 import math
 
@@ -82,8 +82,8 @@ def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
 def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[float]]):
     """Draw the weight of each sample in a plain mean of means, and the errors of the gradients.
 
-    `sizes` are the chunk sizes. `errors` has one list for each way to compute the loss, with
-    one error for 1, 2, … replicas.
+    `sizes` are the chunk sizes. `errors` has one list for each way to compute the loss, with the
+    errors for 1, 2, … replicas.
     """
     figure = show.new_figure(9.6, 3.9)
     left, right = figure.subplots(1, 2)
@@ -112,7 +112,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
         right.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
     for place, value in enumerate(errors["inside, plain mean"], start=1):
         if value > 1e-6:
-            # Rotated, because neighbouring numbers would overlap otherwise.
+            # Rotate the text, because neighbouring numbers would overlap otherwise.
             options = {"ha": "center", "va": "bottom", "rotation": 90}
             text, above = f"{value:.3f}", (0, 7)
             right.annotate(text, (place, value), above, textcoords="offset points", **options)
@@ -126,7 +126,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
 
 
 def draw_parts(moved: dict[str, dict[str, int]]):
-    """Draw the bytes that leave or reach the first device in one forward, by phase."""
+    """Draw the bytes sent from or to the first device in one forward, by phase."""
     figure = show.new_figure(8, 3.2)
     axes = figure.subplots()
     phases = list(next(iter(moved.values())))

@@ -1,4 +1,4 @@
-"""Split inputs among replicas and join their outputs, with a record of what moves."""
+"""Split inputs among replicas, join their outputs, and record the data that moves."""
 
 import copy
 import threading
@@ -12,10 +12,10 @@ import torch
 
 @dataclass(frozen=True)
 class Event:
-    """What one replica did in one phase.
+    """The tensors that one replica handled in one phase.
 
-    `size` is the number of bytes moved between this replica and the first one. On one CPU it is
-    what would move if each replica had its own device.
+    `size` is the number of bytes moved between this replica and replica 0. On one CPU, it is the
+    number of bytes that would move if each replica had a separate device.
     """
 
     phase: str  # scatter, replicate, parallel_apply, gather, or backward (of one gradient)
@@ -32,9 +32,9 @@ Record = list[Event] | None  # None: keep no record
 def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None) -> list:
     """Split every tensor along dimension 0, and return one part of the inputs for each device.
 
-    The parts have the sizes of `chunk_sizes`; a small batch has fewer parts than there are devices.
-    Gradients flow back to the inputs. Raises `ValueError` unless all tensors have the same batch
-    size. (torch's own scatter returns only as many parts as the shortest tensor has.)
+    The parts have the sizes that `chunk_sizes` returns. A small batch has fewer parts than there
+    are devices. Gradients flow back to the inputs. Raises `ValueError` unless all tensors have the
+    same batch size. (torch's scatter returns only as many parts as the shortest tensor has.)
     Source: torch/nn/parallel/scatter_gather.py
     """
     tensors = tensors_in(inputs)
@@ -60,8 +60,8 @@ def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None)
 def gather(outputs: Sequence, device: torch.device, record: Record = None) -> Any:
     """Join the outputs of all replicas along dimension 0, on one device.
 
-    Tensors without dimensions become a vector with one number for each replica. Raises
-    `ValueError` if outputs contain anything but tensors and None, or differ in their structure.
+    Tensors without dimensions become a vector with one element per replica. Raises `ValueError` if
+    the outputs contain anything except tensors and None, or differ in structure.
     Source: torch/nn/parallel/scatter_gather.py
     """
     for replica, output in enumerate(outputs):
@@ -83,8 +83,8 @@ def gather(outputs: Sequence, device: torch.device, record: Record = None) -> An
 def chunk_sizes(batch_size: int, replicas: int) -> list[int]:
     """Return the sizes of the chunks into which `torch.chunk` splits a batch.
 
-    All chunks have the same size, rounded up, except that the last one holds the rest. There may
-    be fewer chunks than replicas.
+    The chunk size is batch_size / replicas, rounded up. The last chunk holds the remaining samples
+    and may be smaller. There may be fewer chunks than replicas.
     """
     if batch_size == 0:
         return [0]
@@ -108,10 +108,10 @@ def tensors_in(structure: Any) -> list[torch.Tensor]:
 
 
 def map_tensors(function: Callable, *structures: Any, other: Callable | None = None) -> Any:
-    """Return a structure like the given ones, with `function(*tensors)` in place of their tensors.
+    """Return a structure like the given structures, with tensors replaced by `function(*tensors)`.
 
     All structures must have the same keys, lengths and types. Values that are not tensors are
-    replaced by `other(*values)`; without `other`, the value of the first structure stays.
+    replaced by `other(*values)`. Without `other`, the value of the first structure is kept.
     """
     first, *rest = structures
     if all(isinstance(value, torch.Tensor) for value in structures):
@@ -138,7 +138,7 @@ def map_tensors(function: Callable, *structures: Any, other: Callable | None = N
 
 
 def note(record: Record, phase: str, replica: int, device, structure, has_moved: bool):
-    """Add an event to the record, unless it is None. The event is about the structure's tensors."""
+    """Add an event about the tensors in `structure` to the record, unless the record is None."""
     if record is None:
         return
     tensors = tensors_in(structure)

@@ -1,6 +1,6 @@
 """Print the tables of `python -m accel_demo.anatomy.data_parallel`: step, bias and parts.
 
-Each function `show_…` prints one table and returns a function that draws its picture.
+Each `show_…` function prints one table and returns a function that draws its picture.
 """
 
 import math
@@ -20,7 +20,7 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
 
-SAMPLES = 30  # in the table `bias`: they do not divide evenly over 8 replicas
+SAMPLES = 30  # in the table `bias`; not divisible by 8 replicas
 DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}  # by table
 
 
@@ -50,7 +50,7 @@ def main(description: str | None) -> None:
 
 
 def show_step(replicas: int, batch_size: int):
-    """Print what each replica does in one step, and what its device then holds."""
+    """Print what each replica does in one step, and what its device holds afterwards."""
     record, device_bytes = train_step(replicas, batch_size)
     used = 1 + max(event.replica for event in record)
     columns = [f"replica {replica}" for replica in range(used)]
@@ -71,9 +71,10 @@ def show_step(replicas: int, batch_size: int):
 
 
 def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
-    """Train one step with Adam, with the loss after the gather.
+    """Train for one step with Adam. The loss is computed after the gather.
 
-    Returns the events, and for each kind of tensor the bytes that each replica's device then holds.
+    Returns the events, and for each kind of tensor the bytes on each replica's device after the
+    step.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -110,7 +111,7 @@ def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, l
 
 
 def shapes_in_words(phase: str, events: list[Event], replica: int) -> str:
-    """Return the tensors of one replica in one phase, as a cell of the table."""
+    """Describe the tensors of one replica in one phase, for a cell of the table."""
     shapes = [shape for event in events if event.replica == replica for shape in event.shapes]
     if phase == "replicate":
         return f"{len(shapes)} tensors{', shared' if replica == 0 else ''}"
@@ -120,7 +121,7 @@ def shapes_in_words(phase: str, events: list[Event], replica: int) -> str:
 
 
 class LossInside(nn.Module):
-    """A network that also computes the loss in its forward, so every replica computes a loss."""
+    """A network that computes the loss in its forward, so that every replica returns a loss."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -178,7 +179,7 @@ def gradient_error(loss, replicas: int) -> float:
 
 
 def largest_difference(tensors: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    """Return the largest difference of an element. NaN is not skipped, as Python's max may do."""
+    """Return the largest difference of any element. NaN is kept; Python's `max` may skip it."""
     differences = [(a - b).abs().max() for a, b in zip(tensors, expected, strict=True)]
     return torch.stack(differences).max().item()
 
@@ -202,21 +203,21 @@ def sample_weights(replicas: int) -> list[float]:
 
 
 def whole(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call VGG once: the whole network is replicated."""
+    """Call VGG as one module, so the whole network is replicated once."""
     return data_parallel(net, images, replicas, record=record)
 
 
 def in_parts(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call the two parts of VGG one after the other: each part is replicated."""
+    """Call the two parts of VGG one after the other, so each part is replicated separately."""
     features = data_parallel(net.features, images, replicas, record=record)
     return data_parallel(net.classifier, features, replicas, record=record)
 
 
 def show_parts(replicas: int):
-    """Print how often VGG is replicated and gathered in one forward, in one call and in two."""
+    """Print the replications, gathers and bytes of one forward of VGG, in one call and in two."""
     torch.manual_seed(0)
     net, images = VGG11(channels=3, dropout=0.0), torch.randn(8, 3, 32, 32)
-    net, images = net.double(), images.double()  # so that rounding is far below any real error
+    net, images = net.double(), images.double()  # rounding errors stay far below real errors
     expected = torch.autograd.grad(net(images).logsumexp(1).mean(), list(net.parameters()))
     rows, moved = [], {}
     for name, forward in {"the whole net": whole, "features, then classifier": in_parts}.items():
@@ -224,7 +225,7 @@ def show_parts(replicas: int):
         loss = forward(net, images, replicas, record).logsumexp(1).mean()
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         error = largest_difference(gradients, expected)
-        moved[name] = {  # half of the bytes in float64: the bytes in float32
+        moved[name] = {  # half of the float64 bytes, as if in float32
             phase: sum(event.size for event in record if event.phase == phase) // 2
             for phase in ("replicate", "scatter", "gather")
         }

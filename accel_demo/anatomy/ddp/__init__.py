@@ -1,1 +1,1 @@
-"""DistributedDataParallel by hand, compared with the library bit for bit."""
+"""DistributedDataParallel rebuilt by hand, and compared with PyTorch's bit for bit."""

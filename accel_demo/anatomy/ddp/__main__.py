@@ -1,8 +1,8 @@
 """Average gradients in several ways, and compare the final weights with DDP's, bit for bit.
 
 The methods range from one all-reduce per parameter to DDP rebuilt by hand, with buckets and hooks.
-Each trains a small model on 2, 3 and 4 processes. The picture shows when each bucket of gradients
-is sent during backward.
+Each method trains a small model on 2, 3 and 4 processes. The picture shows when each bucket of
+gradients is sent during backward.
 
 python -m accel_demo.anatomy.ddp
 python -m accel_demo.anatomy.ddp --plot ddp.svg

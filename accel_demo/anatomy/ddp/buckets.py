@@ -1,8 +1,8 @@
 """The buckets in which DistributedDataParallel sends gradients.
 
 A bucket is one flat tensor that holds several gradients. The position of a gradient in its bucket
-decides in which order the ranks' values are added, so two layouts give results that differ in
-their last bits.
+determines the order in which the ranks' values are added. So results from two different layouts may
+differ in their last bits.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,22 @@ MIB = 2**20
 
 @dataclass
 class Bucket:
-    """Several gradients, one after the other in `flat`.
+    """Several gradients, stored one after the other in `flat`.
 
-    Each tensor in `views` is one gradient in the shape of its parameter, in the memory of `flat`.
+    Each tensor in `views` is a view of one gradient in `flat`, with the shape of its parameter.
     """
 
-    indices: list[int]  # of the parameters, in the order of their gradients in `flat`
+    indices: list[int]  # of parameters, in the order of the gradients in `flat`
     flat: torch.Tensor
     views: list[torch.Tensor] = field(repr=False)
     missing: set[int] = field(default_factory=set)  # indices whose gradient is not ready yet
 
 
 def size_limits(bucket_mib: float | None) -> tuple[int, ...]:
-    """Return DDP's limits in bytes for `bucket_cap_mb=bucket_mib`: of the first bucket, of others.
+    """Return DDP's size limits in bytes for `bucket_cap_mb=bucket_mib`.
 
-    By default the first bucket is smaller, so that sending starts early.
+    By default there are two limits. The limit of the first bucket is smaller, so that sending
+    starts early.
     Source: `_BucketCapacityConfig` in torch/nn/parallel/distributed.py
     """
     if bucket_mib is None:
@@ -44,10 +45,10 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Assign tensors to buckets as DDP does, and return the tensor indices of each bucket.
 
-    A bucket holds tensors of one dtype on one device. It is closed when it has *reached* its limit
-    in bytes, so it is often larger. For each dtype and device, the first bucket has the first
-    limit, the second bucket the second; the last limit holds for all further buckets. `order` is
-    the order in which gradients became ready.
+    A bucket holds tensors of one dtype on one device. It is closed once its size has *reached* the
+    limit in bytes, so it is often larger than the limit. For each dtype and device, `limits` has
+    the limit of the first bucket, then the second, and so on. The last limit applies to all further
+    buckets. `order` is the order in which gradients became ready.
     Source: compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp
     """
     full, open_buckets, closed_counts = [], {}, {}
@@ -65,16 +66,16 @@ def assign_buckets(
 
 
 def make_bucket(parameters: Sequence[torch.Tensor], indices: list[int]) -> Bucket:
-    """Return a bucket of zeros for the gradients of `parameters[index] for index in indices`."""
+    """Return a bucket of zeros for the gradients of the parameters at these indices."""
     members = [parameters[index] for index in indices]
     length = sum(parameter.numel() for parameter in members)
     flat = torch.zeros(length, dtype=members[0].dtype, device=members[0].device)
     views, offset = [], 0
     for parameter in members:
-        # Autograd gives a gradient the strides of its parameter (channels last, for example), and
-        # DDP does the same in the bucket. Other positions would mean another order of additions.
+        # In autograd and in DDP's buckets, a gradient has the strides of its parameter, such as
+        # channels last. Different positions would change the order of additions.
         strides = torch.empty_like(parameter, device="meta").stride()
-        if strides != parameter.stride():  # the parameter has gaps: both use the default strides
+        if strides != parameter.stride():  # with gaps, autograd and DDP use default strides
             strides = torch.empty(parameter.shape, device="meta").stride()
         views.append(flat.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()

@@ -1,7 +1,7 @@
-"""DistributedDataParallel rebuilt in stages, until it computes exactly the same bits.
+"""DistributedDataParallel rebuilt in stages, until the results match bit for bit.
 
-Stage 1 is `broadcast_from_rank_0` in replicas.py: all ranks start with rank 0's weights. Here are
-stage 2 (`average_each`), stage 3 (`average_flat`) and stage 4 (`HandmadeDDP`).
+Stage 1 is `broadcast_from_rank_0` in replicas.py: all ranks start with rank 0's weights. This
+module contains stage 2 (`average_each`), stage 3 (`average_flat`) and stage 4 (`HandmadeDDP`).
 """
 
 import sys
@@ -27,10 +27,10 @@ def average_each(parameters) -> None:
 
 
 def average_flat(parameters, multiply: bool, reverse: bool) -> None:
-    """Replace each gradient by its mean over all ranks, with one all-reduce of one flat buffer.
+    """Replace each gradient by its mean over all ranks, with one all-reduce of a flat buffer.
 
-    If `multiply`, gradients are multiplied by 1/N before the sum; otherwise the sum is divided by
-    N. If `reverse`, the last parameter comes first in the buffer.
+    If `multiply` is True, gradients are multiplied by 1/N before the sum. Otherwise the sum is
+    divided by N. If `reverse` is True, the last parameter comes first in the buffer.
     """
     parameters, world_size = list(parameters), dist.get_world_size()
     order = list(range(len(parameters)))
@@ -48,18 +48,18 @@ def average_flat(parameters, multiply: bool, reverse: bool) -> None:
 
 @dataclass(frozen=True)
 class BackwardEvent:
-    """A parameter's gradient was ready, or a bucket's all-reduce started or ended."""
+    """An event in backward: a gradient became ready, or an all-reduce started or ended."""
 
-    kind: str  # gradient, start or end
+    kind: str  # "gradient", "start" or "end"
     index: int  # of the parameter or of the bucket
-    seconds: float  # by `time.perf_counter`
+    seconds: float  # from `time.perf_counter`
 
 
 class HandmadeDDP(nn.Module):
-    """Wrap a module as `DistributedDataParallel` does, and compute the same bits.
+    """A wrapper for a module, like `DistributedDataParallel`, that computes the same bits.
 
     Each bucket is sent while backward still computes the gradients of earlier layers. `bucket_mib`
-    is DDP's `bucket_cap_mb`. `buckets` are the current buckets, and `events` those of the last
+    is DDP's `bucket_cap_mb`. `buckets` are the current buckets. `events` are the events of the last
     backward outside `no_sync`. Gradients must be dense. Raises `ValueError` on every rank if the
     ranks' modules or options do not match. (DDP uses rank 0's bucket size instead.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
@@ -77,7 +77,7 @@ class HandmadeDDP(nn.Module):
         broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         # The order in which gradients become ready is not known before the first backward. So the
         # first step uses one bucket, in the order of registration. If parameters may be unused,
-        # the order may change in each step, so the first buckets are limited and never replaced.
+        # the order may differ in each step. Then the first buckets have limits and stay in use.
         limits = self.limits if find_unused_parameters else (sys.maxsize,)
         self._use_buckets(assign_buckets(self.trainable, limits)[::-1])
         self.ready_order: list[int] | None = None
@@ -104,7 +104,7 @@ class HandmadeDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients, without sending them, for each forward in this context."""
+        """Accumulate gradients without sending them, for each forward call in this context."""
         was_sharing, self.is_sharing = self.is_sharing, False
         try:
             yield
@@ -120,7 +120,7 @@ class HandmadeDDP(nn.Module):
         }
 
     def _rebuild_buckets(self) -> None:
-        """Use the order in which rank 0's gradients became ready in the first step."""
+        """Rebuild the buckets in the order in which rank 0's gradients became ready in step 1."""
         order = torch.tensor(self.ready_order, device=self.trainable[0].device)
         dist.broadcast(order, src=0)
         self._use_buckets(assign_buckets(self.trainable, self.limits, order.tolist()))
@@ -137,14 +137,14 @@ class HandmadeDDP(nn.Module):
             self.unused = [i for i, weight in enumerate(self.trainable) if id(weight) not in needed]
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        """Autograd calls this when a parameter's gradient has been added to `.grad`."""
-        self.used.add(index)  # in a no_sync backward too
+        """Put a new gradient into its bucket. Autograd calls this after it has updated `.grad`."""
+        self.used.add(index)  # also in a backward under no_sync
         if not self.expects_gradients:
             return
         if not self.is_running:
             self.is_running = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
-            for unused in self.unused:  # no gradient will come, so do not wait for it
+            for unused in self.unused:  # do not wait for gradients of unused parameters
                 self._put_into_bucket(unused)
         self._record("gradient", index)
         self._put_into_bucket(index)
@@ -156,12 +156,12 @@ class HandmadeDDP(nn.Module):
         gradient = self.trainable[index].grad
         if gradient is None:
             view.zero_()
-        else:  # times 1/N: dividing by N rounds differently unless N is a power of two
+        else:  # dividing by N would round differently, unless N is a power of two
             torch.mul(gradient.detach(), 1 / dist.get_world_size(), out=view)
         self.ready.append(index)
         bucket.missing.remove(index)
-        # Send in the order of the buckets, not in the order in which they fill up, because all
-        # ranks must send in the same order.
+        # All ranks must send in the same order, so a full bucket waits until all buckets before
+        # it are full.
         for bucket in self.buckets[len(self.started) :]:
             if bucket.missing:
                 break
@@ -179,15 +179,15 @@ class HandmadeDDP(nn.Module):
         self.started.append(work.get_future().then(at_end))
 
     def _finish_backward(self) -> None:
-        """Wait for the buckets, and copy the means to `.grad`. Autograd calls this at the end."""
+        """Wait for the buckets, then copy the means to `.grad`. Called by autograd at the end."""
         missing = [i for bucket in self.buckets for i in bucket.missing]
         if missing and not self.find_unused_parameters:
             names = ", ".join(self.names[index] for index in sorted(missing))
             raise ValueError(
-                f"{names} got no gradient in this backward: leave out what the loss does not use, "
+                f"{names} got no gradient in this backward. Remove what the loss does not use, "
                 "or set find_unused_parameters=True"
             )
-        for index in missing:  # they belong to an output that the loss does not use
+        for index in missing:  # parameters of an output that the loss does not use
             if self.trainable[index].grad is not None:
                 self.used.add(index)
             self._put_into_bucket(index)
@@ -198,7 +198,7 @@ class HandmadeDDP(nn.Module):
             for index, (_, view) in self.places.items():
                 parameter = self.trainable[index]
                 if index not in used_on_any_rank:
-                    continue  # keep its gradient as it was
+                    continue  # leave its gradient unchanged
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(view)

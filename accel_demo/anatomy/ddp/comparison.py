@@ -1,4 +1,4 @@
-"""Average gradients in several ways, and find out which end with exactly DDP's weights."""
+"""Train with several ways of averaging gradients, and find out which end with DDP's weights."""
 
 import json
 import tempfile
@@ -30,13 +30,13 @@ SMALL_BY_HAND = "by hand, small buckets (compared with the row above)"
 
 
 def print_comparison() -> None:
-    """Compare all methods on 2, 3 and 4 processes, or once in the launch of a launcher."""
+    """Compare all methods on 2, 3 and 4 processes, or in the processes of an existing launch."""
     with tempfile.TemporaryDirectory() as folder:
         for processes in [2] if is_launched() else [2, 3, 4]:
             run_in_group(compare, processes, Path(folder), preloaded=(*PRELOADED, "accelerate"))
         files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
         columns = {int(file.stem): json.loads(file.read_text()) for file in files}
-    if not columns:  # this is not rank 0 of its launch
+    if not columns:  # only rank 0 of a launch writes them
         return
     results = {True: "equal", False: "different"}
     rows = [[name, *(results[column[name]] for column in columns.values())] for name in METHODS]
@@ -45,8 +45,8 @@ def print_comparison() -> None:
 
 
 def compare(device: torch.device, folder: Path) -> None:
-    """Train with each method in one process of a group, and write which ones end as DDP does."""
-    # The rows of DDP itself are separate runs, so they show whether DDP repeats itself.
+    """Train with each method. Rank 0 writes which methods end with the same weights as DDP."""
+    # DDP trains again for its row in the table, which shows whether DDP is reproducible.
     usual, small = (METHODS[name](device) for name in (REFERENCE, SMALL_REFERENCE))
     is_equal = {
         name: torch.equal(train(device), small if name == SMALL_BY_HAND else usual)
@@ -78,8 +78,9 @@ def train_with(
 ) -> torch.Tensor:
     """Train on this rank's batches, and return all weights as one vector.
 
-    `wrap(model)` returns the module to call, and `backward(loss)` computes the gradients. After it,
-    `share(parameters, step)` averages them, unless the wrapped module does.
+    `wrap(model)` returns the module to call, and `backward(loss)` computes the gradients. Then
+    `share(parameters, step)` averages the gradients. It is None if the wrapped module averages
+    them.
     """
     model = make_model(device)
     wrapped = wrap(model)
@@ -93,7 +94,7 @@ def train_with(
 
 
 def train_whole_batch(device) -> torch.Tensor:
-    """Train in one process, with the batches of all ranks joined into one."""
+    """Train in one process, with the batches of all ranks joined into one batch."""
     model = make_model(device)
     for step in range(STEPS):
         batches = [make_batch(step, rank, device) for rank in range(dist.get_world_size())]
@@ -104,7 +105,7 @@ def train_whole_batch(device) -> torch.Tensor:
 
 
 def train_every_rank(device) -> torch.Tensor:
-    """Train in one process, which adds up the gradients of the ranks' batches in turn."""
+    """Train in one process, which accumulates gradients over the batches of all ranks."""
     model, world_size = make_model(device), dist.get_world_size()
     for step in range(STEPS):
         for rank in range(world_size):
@@ -115,9 +116,9 @@ def train_every_rank(device) -> torch.Tensor:
 
 
 def average_in_a_ring(parameters, step: int) -> None:
-    """Average the gradients with additions in the order of a ring all-reduce (page 05).
+    """Average the gradients in the order of additions of a ring all-reduce (page 05).
 
-    The buffer is cut into N chunks, and each sum of chunks starts at a different rank.
+    The buffer is split into N chunks, and the sum of each chunk starts on a different rank.
     """
     world_size = dist.get_world_size()
     ordered = parameters[::-1] if step > 0 else parameters
@@ -137,7 +138,7 @@ def average_in_a_ring(parameters, step: int) -> None:
 
 
 def ddp_with_a_hook(model: nn.Module) -> nn.Module:
-    """Wrap in DDP with PyTorch's hook for all-reduce. The hook divides by N before the sum."""
+    """Wrap in DDP with PyTorch's `allreduce_hook`, which divides by N before the sum."""
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, allreduce_hook)
     return ddp
@@ -155,18 +156,18 @@ def train_with_accelerate(device) -> torch.Tensor:
 
 @torch.no_grad()
 def descend(model: nn.Module) -> None:
-    """Take one step of plain gradient descent, and drop the gradients."""
+    """Perform one step of plain gradient descent, and set the gradients to None."""
     for parameter in model.parameters():
         parameter -= LEARNING_RATE * cast(torch.Tensor, parameter.grad)
         parameter.grad = None
 
 
 def _flat(multiply: bool, reversed_from: int) -> Callable:
-    """Return `average_flat` as a function that reverses the order from this step on."""
+    """Return a function that calls `average_flat`, in reverse order from `reversed_from` on."""
     return lambda parameters, step: average_flat(parameters, multiply, step >= reversed_from)
 
 
-METHODS = {  # how each row of the table trains; all start with the same weights
+METHODS = {  # the rows of the table; all methods start with the same weights
     "one process, the batches of all ranks in one": train_whole_batch,
     "one process, the ranks' batches in turn": train_every_rank,
     "one all-reduce per parameter, then divide by N": partial(

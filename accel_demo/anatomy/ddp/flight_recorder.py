@@ -1,4 +1,4 @@
-"""List the collectives that a piece of code calls, from PyTorch's own flight recorder."""
+"""List the collectives that a block of code calls, using PyTorch's flight recorder."""
 
 import pickle
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BYTES = {  # of one element, by the recorder's names for dtypes
+BYTES = {  # bytes per element, by the recorder's dtype names
     **{"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8},
     **{"Float8_e4m3fn": 1, "Float8_e5m2": 1, "BFloat16": 2, "Half": 2, "Float": 4, "Double": 8},
     **{"ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16},
@@ -26,10 +26,10 @@ class Collective:
 
 @contextmanager
 def recorded() -> Iterator[list[Collective]]:
-    """Yield a list that contains, after the block, this rank's collectives in it, in order.
+    """Yield a list, and fill it after the block with the collectives that this rank called in it.
 
-    Collectives that C++ code calls are recorded too, so the list includes what
-    `DistributedDataParallel` sends.
+    The collectives are in call order. Calls from C++ code are recorded too, so the list includes
+    what `DistributedDataParallel` sends.
     Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     """
     earlier, called = {entry["record_id"] for entry in _entries()}, []
@@ -43,7 +43,7 @@ def recorded() -> Iterator[list[Collective]]:
 
 
 def _entries() -> list[dict]:
-    """Return the recorder's entries. It keeps only the latest ones."""
+    """Return the recorder's entries. The recorder keeps only the latest entries."""
     c10d: Any = getattr(torch._C, "_distributed_c10d")  # noqa: B009 (torch's stubs do not have it)
     # NCCL records its calls in a separate recorder.
     dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace

@@ -12,7 +12,7 @@ from accel_demo.processes.connect import gather_objects
 
 @dataclass(frozen=True)
 class ReplicaDescription:
-    """What must be the same on all ranks, as text."""
+    """Text description of everything that must be the same on all ranks."""
 
     options: dict[str, str]
     devices: list[str]
@@ -39,7 +39,7 @@ def check_replicas(module: nn.Module, **options) -> None:
             raise ValueError(f"module has no parameter that requires a gradient on rank {rank}")
         if len(other.devices) > 1:
             devices = " and ".join(other.devices)
-            raise ValueError(f"module must be on one device, it is on {devices} on rank {rank}")
+            raise ValueError(f"module must be on one device, but it is on {devices} on rank {rank}")
         pairs = [(name, first.options[name], other.options[name]) for name in options]
         for names in ((first.trainable, other.trainable), (first.tensors, other.tensors)):
             pairs += [("module", *pair) for pair in zip_longest(*names, fillvalue="none")]
@@ -56,17 +56,17 @@ def broadcast_from_rank_0(tensors) -> None:
     for tensor in tensors:
         message = tensor.detach().contiguous()
         dist.broadcast(message, src=0)
-        # `.data` hides the change from autograd: a backward that needs this tensor must not fail.
+        # Without `.data`, autograd would notice the change and a later backward could fail.
         tensor.data.copy_(message)
 
 
 def parameters_behind(output) -> set[int]:
-    """Return the ids of the parameters that these outputs depend on, from the autograd graph."""
+    """Return the ids of the parameters in the autograd graph of the outputs."""
     nodes = [tensor.grad_fn for tensor in _tensors_in(output) if tensor.grad_fn is not None]
     seen, parameter_ids = set(nodes), set()
     while nodes:
         node = nodes.pop()
-        parameter = getattr(node, "variable", None)  # only nodes that accumulate a `.grad` have it
+        parameter = getattr(node, "variable", None)  # only AccumulateGrad nodes have it
         if parameter is not None:
             parameter_ids.add(id(parameter))
         new = {following for following, _ in node.next_functions if following} - seen

@@ -16,12 +16,12 @@ from accel_demo.show import COLOURS, new_figure, save
 from accel_demo.wording import byte_size
 
 PROCESSES, LAYERS, WIDTH, BATCH_SIZE, BUCKET_MIB = 2, 8, 512, 256, 2
-STEPS = 4  # draw the first and the last: the first use of new buckets is slower
+STEPS = 4  # only the first and last are drawn: step 2 is slower, because its buckets are new
 
 
 @dataclass(frozen=True)
 class BackwardTimeline:
-    """One call of backward: its start and end by `time.perf_counter`, and what happened in it."""
+    """Start, end and events of one backward call, measured with `time.perf_counter`."""
 
     start: float
     end: float
@@ -30,9 +30,9 @@ class BackwardTimeline:
 
 
 def draw_timeline(path: Path) -> None:
-    """Train a few steps with buckets, and draw rank 0's first and last backward.
+    """Train for a few steps with buckets, and draw rank 0's first and last backward.
 
-    On a GPU, the times are when the CPU queued the work, not when the GPU did it.
+    On a GPU, the times show when the CPU queued the work, not when the GPU did the work.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "timelines")
@@ -42,7 +42,7 @@ def draw_timeline(path: Path) -> None:
 
 
 def measure(device: torch.device, file: Path) -> None:
-    """Train in one process of the group. Rank 0 writes its `BackwardTimeline`s to the file."""
+    """Train on this rank. Rank 0 writes its `BackwardTimeline` objects to the file."""
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = HandmadeDDP(nn.Sequential(*layers).to(device), BUCKET_MIB)
     inputs, timelines = torch.randn(BATCH_SIZE, WIDTH, device=device), []
@@ -59,7 +59,7 @@ def measure(device: torch.device, file: Path) -> None:
 
 
 def draw(timelines: list[BackwardTimeline], path: Path) -> None:
-    """Draw the first step above the last one, with the same time scale, without numbers."""
+    """Draw the first step above the last step, on the same time scale but without numbers."""
     shown = timelines[0], timelines[-1]
     figure = new_figure(7, 4)
     heights = [len(timeline.bucket_bytes) + 2 for timeline in shown]

@@ -1,1 +1,1 @@
-"""The distance between all kernels of a layer, by several methods."""
+"""Several methods to compute the distance between all kernels of a layer."""

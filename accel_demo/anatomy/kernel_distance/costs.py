@@ -1,4 +1,4 @@
-"""Measure the time, peak memory and graph size of the methods for `kernel_distance`."""
+"""Measure the time, peak memory and graph size of each kernel-distance method."""
 
 import ctypes
 import math
@@ -24,9 +24,9 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 
-MOST_DIFFERENCES = 1e8  # above this, methods that compute everything twice run only once
-MOST_GRAPH_BYTES = 5e8  # a method whose graph is larger is not run
-MOST_PAIRS = 128**2  # of the double loop: more would take minutes
+MOST_DIFFERENCES = 1e8  # above this, chunked methods are timed only once
+MOST_GRAPH_BYTES = 5e8  # methods with a larger graph are not run
+MOST_PAIRS = 128**2  # in the double loop; more pairs would take minutes
 EXPLANATION = """\
 seconds: one forward and backward, the fastest of five; a single run for chunks in a large layer.
 peak memory: growth of a separate process, with weight.grad; with several ranks, the largest.
@@ -35,7 +35,7 @@ error: of value or gradient, whichever is larger, relative to the largest of a f
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What a method costs in one layer. If there is a `reason_not_run`, see only `graph_bytes`."""
+    """The cost of one method for one layer. If it was not run, only `graph_bytes` is set."""
 
     method: str
     graph_bytes: int
@@ -52,19 +52,19 @@ class MethodCost:
 
 
 def library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Add up torch's own pairwise distances. The graph keeps n × n distances, no differences."""
+    """Sum the distances of `torch.cdist`. The graph keeps n × n distances, but no differences."""
     kernels = weight.flatten(1)
     return torch.cdist(kernels, kernels, p=p).sum()
 
 
 def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Use all GPUs. Without a GPU, use the CPU as two devices, which share one memory."""
+    """Split the rows over all GPUs, or over the CPU as two devices that share their memory."""
     devices: list[torch.device | str] | None = None if weight.is_cuda else ["cpu", "cpu"]
     return methods.over_devices(weight, p, devices=devices)
 
 
-# Functions of (weight, p). `library` and `two_devices` exist only to be measured: they have no
-# parameter `signed`, and `library` checks nothing.
+# Functions of (weight, p). `library` and `two_devices` exist only for this measurement. They have
+# no parameter `signed`, and `library` does not check its arguments.
 METHODS = {
     "double loop": methods.double_loop,
     "vectorised": methods.vectorised,
@@ -78,9 +78,9 @@ METHODS = {
 
 
 def graph_bytes(compute, weight: torch.Tensor) -> int:
-    """Return how many bytes the graph of `compute(weight)` keeps for backward, without the weight.
+    """Return the bytes that the graph of `compute(weight)` keeps for backward, without the weight.
 
-    This adds up the tensors that autograd saves, so it is the same number on every machine.
+    This adds up the tensors that autograd saves, so the result is the same on every machine.
     """
     sizes = {}
 
@@ -92,14 +92,15 @@ def graph_bytes(compute, weight: torch.Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = compute(weight)
     sizes.pop(weight.untyped_storage().data_ptr(), None)
-    del result  # not earlier: freed memory could be used again and counted once
+    del result  # if freed earlier, reused memory would be counted only once
     return sum(sizes.values())
 
 
 def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> int:
-    """Return `graph_bytes` in float32 for each process, by formula, also for very large layers.
+    """Return `graph_bytes` per process in float32, by formula, even for very large layers.
 
-    For each pair the graph keeps the difference, as large as a kernel, and the distance, 4 bytes.
+    For each pair the graph keeps the difference, which is as large as a kernel, and the distance of
+    4 bytes.
     """
     weight_bytes = 4 * math.prod(shape)
     row_bytes = weight_bytes + 4 * shape[0]
@@ -116,7 +117,7 @@ def make_weight(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def reference(weight: torch.Tensor, p: int) -> tuple[float, torch.Tensor]:
-    """Return the value and the gradient in float64, from their formulas, without autograd."""
+    """Return the value and the gradient in float64, computed from formulas without autograd."""
     kernels = weight.detach().double().cpu().flatten(1)
     value, gradient = 0.0, torch.empty_like(kernels)
     for number, kernel in enumerate(kernels):
@@ -133,10 +134,10 @@ def reference(weight: torch.Tensor, p: int) -> tuple[float, torch.Tensor]:
 
 def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torch.Tensor]:
     """Run a method in this process, and return seconds, peak in bytes, value and gradient."""
-    with suppress(AttributeError, TypeError, OSError):  # only glibc has it
+    with suppress(AttributeError, TypeError, OSError):  # `mallopt` exists only in glibc
         ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: return freed tensors to the system
     compute = METHODS[method]
-    for _ in range(2):  # do not count what is loaded at the first use
+    for _ in range(2):  # warm up: the first calls also load libraries
         compute(make_weight((5, 1, 3, 3), device), p).backward()
     times, peaks = [], []
     is_slow = "chunked" in method and shape[0] ** 2 * math.prod(shape[1:]) > MOST_DIFFERENCES
@@ -153,22 +154,22 @@ def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torc
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
         peaks.append(_peak(device) - before)
-    # Other programs only ever add time: https://docs.python.org/3/library/timeit.html
+    # Other programs can only add time: https://docs.python.org/3/library/timeit.html
     return min(times), max(0, *peaks), value, cast(torch.Tensor, weight.grad).cpu()
 
 
 def _reset_peak(device: torch.device) -> int:
-    """Forget the peak so far, and return how many bytes are in use."""
+    """Reset the peak, and return the number of bytes in use."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
-    with suppress(OSError):  # only Linux can; elsewhere an earlier, higher peak hides this one
+    with suppress(OSError):  # only on Linux; elsewhere an earlier, higher peak hides this peak
         Path("/proc/self/clear_refs").write_text("5")
     return psutil.Process().memory_info().rss
 
 
 def _peak(device: torch.device) -> int:
-    """Return the peak: of torch's allocations on a GPU, of the process's memory on a CPU."""
+    """Return the peak of torch's allocations on a GPU, or of the process's memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
@@ -195,7 +196,7 @@ def main(description: str | None) -> None:
 
 
 def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path | None) -> None:
-    """Measure in a group of processes. Rank 0 prints, draws, and runs what needs one process."""
+    """Measure all methods. Rank 0 runs the single-process methods, prints the tables and draws."""
     costs = {}
     for shape in shapes:
         for p in (1, 2):
@@ -216,7 +217,10 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
 
 
 def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
-    """Draw the peak memory, with a panel for each layer and p. Hatched: the graph alone."""
+    """Draw the peak memory, with a panel for each layer and p.
+
+    If a method was not run, a hatched bar shows the size of its graph.
+    """
     figure = show.new_figure(8, 1.2 + 2.4 * len(costs) / 2)
     panels = figure.subplots(-(-len(costs) // 2), 2, sharex=True, sharey=True, squeeze=False)
     names = list(METHODS)[::-1]
@@ -227,7 +231,7 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
             size = max(cost.peak_bytes if is_run else cost.graph_bytes, 1e5) / 1e6
             place = names.index(cost.method)
             panel.barh(place, size, color=colour, hatch=hatch, edgecolor="#555555")
-        for name in set(names) - {cost.method for cost in rows}:  # no bar would look like no memory
+        for name in set(names) - {cost.method for cost in rows}:  # a missing bar would look like 0
             options = {"va": "center", "transform": panel.get_yaxis_transform()}  # x from 0 to 1
             panel.text(0.02, names.index(name), f"does not exist for p={p}", fontsize=9, **options)
         panel.set_title(f"{' × '.join(map(str, shape))}, p={p}", fontsize=10)
@@ -240,7 +244,7 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
 
 
 def _measure_method(method: str, shape, p: int, device: torch.device, expected) -> MethodCost:
-    """Measure one method. Only rank 0 has the expected results, so only it returns the error."""
+    """Measure one method. Only rank 0 has the expected results, so only rank 0 gets the error."""
     graph_size = predicted_graph_bytes(method, shape, dist.get_world_size())
     if graph_size > MOST_GRAPH_BYTES:
         return MethodCost(method, graph_size, f"keeps {_in_megabytes(graph_size)}")
@@ -261,9 +265,10 @@ def _measure_method(method: str, shape, p: int, device: torch.device, expected) 
 
 
 def _on_rank_0(function, *arguments):
-    """On rank 0, call the function in a separate process and return its result; elsewhere, None.
+    """On rank 0, call the function in a separate process and return its result.
 
-    Meanwhile the ranks meet in short collectives, so that none of them reaches its time limit.
+    The other ranks return None. Meanwhile all ranks call short collectives, so that no rank reaches
+    its time limit.
     """
     multiprocessing.set_forkserver_preload(["torch", "psutil"])
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else None)

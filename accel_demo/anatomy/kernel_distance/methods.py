@@ -1,16 +1,16 @@
 """Six functions for the distance between all kernels of a layer, with gradients.
 
-For a weight with n kernels the distance is Σᵢ Σⱼ ‖wᵢ − wⱼ‖ over all i and j from 1 to n. Each pair
-counts twice, and i = j adds 0. ‖·‖ is the sum of the absolute differences (p=1) or the Euclidean
-length (p=2). A training loop may add this number to its loss, to push kernels apart or together, so
-the gradient must reach the weight. The computation is outside `forward`, so DataParallel and
-DistributedDataParallel do not split it.
+For a weight with n kernels, the distance is Σᵢ Σⱼ ‖wᵢ − wⱼ‖ over all i and j from 1 to n. Each pair
+is counted twice, and i = j adds 0. ‖·‖ is the sum of the absolute differences (p=1) or the
+Euclidean length (p=2). A training loop may add this distance to its loss, to push kernels apart or
+together, so the gradient must reach the weight. The computation is outside `forward`, so
+DataParallel and DistributedDataParallel do not split it.
 
 All functions take (weight, p, signed) and return a 0-dimensional tensor. The first dimension of the
-weight is the kernels, as in Conv2d, Conv1d and Linear. float16 and bfloat16 are computed in
-float32, because sums of so many terms exceed their range. Between two equal kernels the gradient is
-0, as autograd defines it for |0| and ‖0‖. Wrong arguments raise `ValueError`. If the weight
-contains NaN or infinity, the results of the functions may differ.
+weight indexes the kernels, as in Conv2d, Conv1d and Linear. float16 and bfloat16 are computed in
+float32, because a sum of so many terms can overflow in float16 and loses precision in both. Between
+two equal kernels the gradient is 0, as autograd defines it for |0| and ‖0‖. Invalid arguments raise
+`ValueError`. If the weight contains NaN or infinity, the results of the functions may differ.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Compute pair by pair. The graph keeps the difference of every pair: n times the weight."""
+    """Compute pair by pair. The graph keeps all differences: n times the size of the weight."""
     kernels = _kernels(weight, p, signed)
     total = kernels.new_zeros(())
     for kernel in kernels:
@@ -36,7 +36,7 @@ def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
 
 
 def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Compute all pairs at once. This is faster, but the graph still keeps n times the weight."""
+    """Compute all pairs at once. This is faster, but the graph keeps just as many differences."""
     kernels = _kernels(weight, p, signed)
     return _distance(kernels, kernels, p)
 
@@ -44,10 +44,10 @@ def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.
 def chunked(
     weight: torch.Tensor, p: int = 1, signed: bool = False, rows_at_once: int = 4
 ) -> torch.Tensor:
-    """Compute a few rows of pairs at a time, and compute them again in backward.
+    """Compute a few rows of pairs at a time, and recompute them in backward.
 
     The graph keeps no differences. Peak memory is `rows_at_once` times the weight, and backward
-    takes the time of one more forward.
+    takes as much extra time as one forward.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
@@ -57,12 +57,14 @@ def chunked(
 def over_ranks(
     weight: torch.Tensor, p: int = 1, signed: bool = False, rows_at_once: int | None = None
 ) -> torch.Tensor:
-    """Split the rows over the ranks of the default process group: 1/N of time and memory for each.
+    """Split the rows among the ranks of the default process group.
 
-    Every rank must call this with the same weight, and then call backward on the same function of
-    the result. Every rank gets the result and gradient of a single process. This also works under
-    DistributedDataParallel, which averages N equal gradients. `rows_at_once` is as in `chunked`; if
-    it is None, the graph of the rank's rows is kept. A mistake on one rank raises on all ranks.
+    Each of N ranks needs 1/N of the time and memory. Every rank must call this with the same
+    weight, and then call backward on the same function of the result. Every rank gets the result
+    and the gradient of a single process. This also works under DistributedDataParallel, which
+    averages N equal gradients. `rows_at_once` works as in `chunked`; if it is None, the graph keeps
+    all differences of the rank's rows. If one rank's arguments are invalid, all ranks raise
+    `ValueError`.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("over_ranks needs a process group: call init_process_group first")
@@ -79,11 +81,11 @@ def over_devices(
     devices: list[torch.device | str] | None = None,
     rows_at_once: int | None = None,
 ) -> torch.Tensor:
-    """Split the rows over several devices of one process.
+    """Split the rows among several devices of one process.
 
-    The default is all GPUs, or the weight's own device if there is none. A GPU works on its share
-    while the process starts the next one. In backward, autograd brings the gradients back to the
-    weight's device. `rows_at_once` is as in `over_ranks`.
+    The default is all GPUs, or the weight's device if there is no GPU. A GPU computes its share
+    while the process starts the next GPU. In backward, autograd moves the gradients back to the
+    weight's device. `rows_at_once` works as in `over_ranks`.
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
     if devices is None:
@@ -97,13 +99,14 @@ def over_devices(
 
 
 def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Compute the result without pairs, for p=1: O(n log n) time and O(n) memory per element.
+    """Compute the distance for p=1 without pairs: O(n log n) time and O(n) memory per element.
 
-    Take one element of all n kernels. In the derivative of Σᵢ Σⱼ |wᵢ − wⱼ| with respect to wₖ, each
-    smaller value counts +2, each larger value −2, and an equal value 0. If all values differ, this
-    is 2·(2k − n + 1) for the k-th smallest value, with k from 0. The derivatives do not change as
-    long as the order of the values does not change, so the sum is Σₖ derivativeₖ · wₖ (Euler's
-    theorem on homogeneous functions). Sorting the values counts the smaller and the larger ones.
+    Consider one element of all n kernels. In the derivative of Σᵢ Σⱼ |wᵢ − wⱼ| with respect to wₖ,
+    each smaller value adds 2, each larger value adds −2, and each equal value adds 0. If all values
+    differ, the derivative is 2·(2k − n + 1) for the k-th smallest value, with k from 0. The
+    derivatives change only if the order of the values changes, so the sum is Σₖ derivativeₖ · wₖ
+    (Euler's theorem on homogeneous functions). A search in the sorted values counts the smaller and
+    the larger values.
 
     The derivatives add up to 0, so subtracting the same number from all values changes neither the
     sum nor its gradient. The code subtracts the median. Without this, if the kernels lie close
@@ -117,7 +120,7 @@ def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
         ordered = columns.sort(dim=1).values
         smaller = torch.searchsorted(ordered, columns, out_int32=True)
         larger = len(kernels) - torch.searchsorted(ordered, columns, right=True, out_int32=True)
-        derivative = smaller.sub_(larger).mul_(2).t()  # in place, to need less memory
+        derivative = smaller.sub_(larger).mul_(2).t()  # in place, to save memory
         median = ordered[:, len(kernels) // 2]
     return (derivative * (kernels - median)).sum()
 
@@ -140,9 +143,9 @@ def _rows_distance(
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """Forward: the tensor itself, which each rank uses for its rows. Backward: sum over the ranks.
+    """Identity in forward, and sum of the gradients over all ranks in backward.
 
-    This and `_SumOverRanks` are f and g of Megatron-LM: https://arxiv.org/abs/1909.08053
+    This class and `_SumOverRanks` are f and g in Megatron-LM: https://arxiv.org/abs/1909.08053
     """
 
     @staticmethod
@@ -158,7 +161,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Forward: the sum over all ranks. Backward: the gradient itself, for the term of each rank."""
+    """Sum over all ranks in forward, and identity in backward."""
 
     @staticmethod
     def forward(ctx, share):
@@ -173,7 +176,10 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _kernels(weight, p, signed, rows_at_once=None) -> torch.Tensor:
-    """Return each kernel as a row, in float32 or float64. Raises `ValueError` if it is invalid."""
+    """Return each kernel as a row, in float32 or float64.
+
+    Raises `ValueError` if an argument is invalid.
+    """
     if mistake := _mistake(weight, p, signed, rows_at_once):
         raise ValueError(mistake)
     kernels = weight.flatten(1)
@@ -181,7 +187,7 @@ def _kernels(weight, p, signed, rows_at_once=None) -> torch.Tensor:
 
 
 def _mistake(weight, p, signed, rows_at_once) -> str:
-    """Return what is wrong with the arguments, or an empty string."""
+    """Return an error message if the arguments are invalid, else an empty string."""
     if not isinstance(weight, torch.Tensor):
         return f"weight must be a tensor, got {type(weight).__name__}; for a layer use layer.weight"
     if weight.layout != torch.strided or weight.is_nested:
@@ -205,9 +211,9 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
 
 
 def _agree(weight, p, signed, rows_at_once) -> None:
-    """Raise the same `ValueError` on every rank if one has a mistake or if the arguments differ.
+    """Raise the same `ValueError` on every rank if any rank has invalid or different arguments.
 
-    Otherwise some ranks would wait forever in a collective that the others never call.
+    Otherwise some ranks would wait forever in a collective that other ranks never call.
     """
     mistakes = gather_objects(_mistake(weight, p, signed, rows_at_once))
     for rank, mistake in enumerate(mistakes):
@@ -220,4 +226,4 @@ def _agree(weight, p, signed, rows_at_once) -> None:
         values = [other[name] for other in ranks]
         if any(value != values[0] for value in values):
             by_rank = ", ".join(map(str, values))
-            raise ValueError(f"weight and p must be alike on every rank; {name} by rank: {by_rank}")
+            raise ValueError(f"weight and p must match on all ranks; {name} by rank: {by_rank}")

@@ -1,4 +1,4 @@
-"""Take one training step with one small model, split over the ranks in five ways."""
+"""Train one small model for one step, split among the ranks in five ways."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,38 +29,38 @@ class SplitResult:
 
     model: nn.Module  # its parameters have the same names as in the unsplit model
     output: torch.Tensor | None  # None if another rank has it
-    rows: slice  # the rows of the batch that the output belongs to
-    elements_held: list[int]  # elements of parameters, on each device of this process
+    rows: slice  # rows of the batch for this output
+    elements_held: list[int]  # parameter elements on each device of this process
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method on all ranks: what each device holds, and how far the result is off."""
+    """Results of one method on all ranks."""
 
     method: str
-    elements_held: list[int]  # elements of parameters, by device
-    difference: float  # the largest from the unsplit model
+    elements_held: list[int]  # parameter elements on each device
+    difference: float  # largest difference from the unsplit model
 
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """One training step with all methods."""
+    """Results of one training step with each method."""
 
     methods: list[MethodSummary]
-    fsdp_elements: dict[str, list[int]]  # elements of parameters by rank, at several moments
-    pipeline_logs: list[list[Chunk]]  # by rank
+    fsdp_elements: dict[str, list[int]]  # by moment: parameter elements on each rank
+    pipeline_logs: list[list[Chunk]]  # one log per rank
 
 
 def train_all(device: torch.device, microbatches: int) -> SplitComparison:
-    """Train with each method, with the same model and batch. Every rank must call this.
+    """Train the same model on the same batch with each method. Every rank must call this.
 
-    Raises `ValueError` if the model or the batch cannot be split into so many parts.
+    Raises `ValueError` if the model or the batch cannot be split into this many parts.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check(world_size, microbatches)
     inputs = whole_numbers((ROWS_PER_RANK * world_size, WIDTHS[0]), 100).to(device)
     targets = whole_numbers((ROWS_PER_RANK * world_size, WIDTHS[-1]), 101).to(device)
-    reference = over_devices(make_model(), inputs, targets, [device])  # one part: not split
+    reference = over_devices(make_model(), inputs, targets, [device])  # unsplit
     batch, results = (inputs, targets, device), {}
     results["DDP"] = data_parallel(make_model(), *batch)
     if rank == 0:  # this method needs only one process
@@ -88,7 +88,7 @@ def train_all(device: torch.device, microbatches: int) -> SplitComparison:
 
 
 def data_parallel(model, inputs, targets, device) -> SplitResult:
-    """Train with DDP: every rank has the whole model and a share of the batch."""
+    """Train with DDP: every rank has the whole model and a part of the batch."""
     rows = _share(inputs)
     wrapped = DistributedDataParallel(model.to(device))
     output = wrapped(inputs[rows])
@@ -107,9 +107,9 @@ def over_devices(model, inputs, targets, devices: list) -> SplitResult:
 
 
 def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitResult, list[Chunk]]:
-    """Train with one stage of layers on each rank. Micro-batches let several stages work at once.
+    """Train with one stage of layers on each rank. With micro-batches, several stages work at once.
 
-    Also returns what this rank did, in order.
+    Also returns a log of this rank's forward and backward calls, in order.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     part = stage_of(model, rank, world_size).to(device)
@@ -131,7 +131,7 @@ def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitRe
 
 
 def tensor_parallel(model, inputs, targets, device) -> SplitResult:
-    """Train with a part of each matrix on each rank. One all-reduce joins each pair of layers."""
+    """Train with a shard of each matrix on each rank. Each pair of layers needs one all-reduce."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     plan |= {"4": ColwiseParallel(), "6": RowwiseParallel()}
@@ -142,9 +142,10 @@ def tensor_parallel(model, inputs, targets, device) -> SplitResult:
 
 
 def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str, int]]:
-    """Train with FSDP2: each rank has a share of each parameter, and gathers a layer to use it.
+    """Train with FSDP2: each rank holds a shard of each parameter, and gathers one layer at a time.
 
-    The batch is split too. Also returns how many elements of parameters this rank holds, and when.
+    The batch is split too. Also returns the number of parameter elements on this rank at several
+    moments.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = [layer for layer in model.to(device) if isinstance(layer, nn.Linear)]
@@ -162,7 +163,7 @@ def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str
 
 
 def difference(trained: SplitResult, reference: SplitResult) -> float:
-    """Return the largest difference in output, gradients and weights. Every rank must call it."""
+    """Return the largest difference in output, gradients and weights. Every rank must call this."""
     expected = dict(reference.model.named_parameters())
     pairs = []
     if trained.output is not None and reference.output is not None:
@@ -174,12 +175,12 @@ def difference(trained: SplitResult, reference: SplitResult) -> float:
 
 
 def largest(differences: Iterable[float]) -> float:
-    """Return the largest, or NaN if there is one. Python's `max` may skip NaN."""
+    """Return the largest difference, or NaN if any is NaN. Python's `max` may skip NaN."""
     return torch.tensor([*differences], dtype=torch.float64).max().item()
 
 
 def make_model() -> nn.Sequential:
-    """Return four linear layers with small integers, so that no sum is rounded."""
+    """Return four linear layers with small integer weights, so that no sum is rounded."""
     layers = []
     for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
         layers += [nn.Linear(inputs, outputs, bias=False, dtype=torch.float64), nn.ReLU()]
@@ -195,25 +196,25 @@ def whole_numbers(shape, seed: int) -> torch.Tensor:
 
 
 def stage_of(model: nn.Sequential, index: int, count: int) -> nn.Sequential:
-    """Return part `index` of `count`: consecutive linear layers, each with the ReLU after it."""
+    """Return stage `index` of `count`: consecutive linear layers, each with the ReLU after it."""
     linear = torch.arange(len(WIDTHS) - 1).tensor_split(count)[index].tolist()
     return model[2 * linear[0] : 2 * linear[-1] + 2]
 
 
 def elements(model: nn.Module, more: Sequence[torch.Tensor] = ()) -> int:
-    """Count the elements that this rank has in the model's parameters and in more tensors."""
+    """Return the number of elements on this rank in the model's parameters and in `more`."""
     tensors = (*_local(model), *more)
     return sum({tensor.data_ptr(): tensor.numel() for tensor in tensors}.values())
 
 
 def timetable(logs: list[list[Chunk]]) -> list[dict[int, Chunk]]:
-    """Return for each rank what it does at which time, if each chunk takes one unit of time.
+    """Return the chunk that each rank computes at each time, if a chunk takes one unit of time.
 
-    A chunk starts when its rank has finished the previous one and its input is there: the
-    activations of the previous stage, or the gradients of the next stage.
+    A chunk starts when its rank has finished the previous chunk and its input is ready. The input
+    is the activations of the previous stage, or the gradients of the next stage.
     """
     ends, grid, left = {}, [{} for _ in logs], [list(log) for log in logs]
-    for _ in range(sum(map(len, logs))):  # place one chunk each time, of a rank that need not wait
+    for _ in range(sum(map(len, logs))):  # each iteration places one chunk whose input is ready
         for rank, log in enumerate(left):
             source = rank + (1 if log and log[0][0] == "backward" else -1)
             if log and (source, *log[0]) not in ends and 0 <= source < len(logs):
@@ -229,16 +230,16 @@ def timetable(logs: list[list[Chunk]]) -> list[dict[int, Chunk]]:
 
 
 def bubble(grid: list[dict[int, Chunk]]) -> Fraction:
-    """Return the share of the time, from the first to the last chunk, in which a rank waits."""
+    """Return the fraction of time that ranks spend waiting, from the first to the last chunk."""
     length = 1 + max(time for row in grid for time in row)
     return 1 - Fraction(sum(len(row) for row in grid), length * len(grid))
 
 
 def check(processes: int, microbatches: int) -> None:
-    """Raise `ValueError` if the model or the batch cannot be split into so many parts."""
+    """Raise `ValueError` if the model or the batch cannot be split into this many parts."""
     layers, rows = len(WIDTHS) - 1, ROWS_PER_RANK * processes
     if not 1 <= processes <= layers:
-        raise ValueError(f"processes must be from 1 to {layers}, one a layer, got {processes}")
+        raise ValueError(f"processes must be from 1 to {layers}, one per layer, got {processes}")
     if microbatches < 1 or rows % microbatches:
         raise ValueError(
             f"microbatches must be a divisor of the batch of {rows} rows, got {microbatches}"
@@ -251,7 +252,7 @@ def _local(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _share(inputs: torch.Tensor) -> slice:
-    """Return the rows of this rank."""
+    """Return this rank's rows of the batch."""
     count = len(inputs) // dist.get_world_size()
     return slice(count * dist.get_rank(), count * (dist.get_rank() + 1))
 

@@ -36,7 +36,7 @@ def main(description: str | None) -> None:
 
 
 def show(device: torch.device, options) -> None:
-    """Train with all methods; rank 0 prints and draws."""
+    """Train with all methods. Rank 0 prints and draws the results."""
     comparison = splits.train_all(device, options.microbatches)
     if dist.get_rank() > 0:
         return
@@ -61,14 +61,14 @@ def show(device: torch.device, options) -> None:
 
 
 def verdict(difference: float) -> str:
-    """Say how a result differs from the unsplit model's. With 3 processes, sums are rounded."""
+    """Describe the difference from the unsplit model. With 3 processes, sums are rounded."""
     if difference == 0:
         return "the same bits"
     return "within 1e-6" if difference <= 1e-6 else f"differs by {difference:.0e}"
 
 
 def grid_table(grid: list[dict[int, splits.Chunk]]) -> str:
-    """Return a row for each rank, a column for each time: F2 is the forward of micro-batch 2."""
+    """Return a table with a row per rank and a column per time. F2 is forward of micro-batch 2."""
     times = range(1 + max(time for row in grid for time in row))
     cells = [[_short(row[time]) if time in row else "." for time in times] for row in grid]
     rows = [[f"rank {rank}", *row] for rank, row in enumerate(cells)]
@@ -76,7 +76,7 @@ def grid_table(grid: list[dict[int, splits.Chunk]]) -> str:
 
 
 def bubble_in_words(grid: list[dict[int, splits.Chunk]], microbatches: int) -> str:
-    """Return the counted share of waiting next to the formula of the GPipe paper.
+    """Describe the counted bubble, next to the formula in the GPipe paper.
 
     Source: Huang et al., 2018, https://arxiv.org/abs/1811.06965, section 2.3
     """
@@ -113,7 +113,7 @@ def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
 
 
 def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
-    """Draw a column for each rank: its rows below, its layers above, dashed if it lacks them."""
+    """Draw a column per rank, with batch rows below layers. Parts on other ranks are dashed."""
     ranks, width = len(held), 0.62
     for rank, names in enumerate(held):
         for part in range(ranks):
