@@ -1,1 +1,1 @@
-"""Measure and check, on your own machine: the verbs of `accel-demo`, and what they share."""
+"""Subcommands of `accel-demo` that measure and check things, and the code they share."""

@@ -1,4 +1,4 @@
-"""Check your answer to an exercise of the tutorials.
+"""Check your answer to a tutorial exercise.
 
 accel-demo check 00
 accel-demo check 00 --file my_answer.py
@@ -15,20 +15,22 @@ EXERCISES = REPOSITORY / "tutorials" / "exercises"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the grader of the exercise. Return 0 if the answer is right, 1 if it is wrong."""
+    """Run the grader of an exercise. Return 0 if the answer is right, 1 if it is wrong."""
     parser = Parser(__doc__, prog="accel-demo check")
-    parser.add_argument("exercise", metavar="NN", help="number of the exercise")
-    parser.add_argument("--file", type=Path, help="your answer (default: the exercise's own file)")
+    parser.add_argument("exercise", metavar="NN", help="exercise number")
+    parser.add_argument("--file", type=Path, help="your answer (default: the exercise file)")
     options = parser.parse_args(arguments)
     graders = {path.stem: path for path in (EXERCISES / "graders").glob("[0-9]*.py")}
     if not graders:
-        raise UserError("the exercises are in the repository only: clone it and pip install -e .")
+        raise UserError(
+            "exercises are only in the repository. Clone it, and run `pip install -e .` there."
+        )
     if options.exercise not in graders:
         known = ", ".join(sorted(graders))
-        raise UserError(f"there is no exercise {options.exercise}: choose one of {known}")
+        raise UserError(f"there is no exercise {options.exercise}. Choose one of {known}.")
     answer = options.file or next(EXERCISES.glob(f"{options.exercise}_*.py"), None)
     if answer is None or not answer.is_file():
-        raise UserError(f"{answer or EXERCISES} contains no answer. Name its file with --file.")
+        raise UserError(f"no answer file at {answer or EXERCISES}. Name one with --file.")
     command = [sys.executable, str(graders[options.exercise]), str(answer)]
     grader = start(command, dict(os.environ), sys.stdout, sys.stderr, cwd=Path.cwd())
     try:

@@ -1,4 +1,4 @@
-"""The flags that the commands share, and their results as JSON."""
+"""Command-line flags shared by the commands, and JSON output of results."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from accel_demo.errors import Parser, UserError
 from accel_demo.show import check_outputs
 
-SCHEMA = 1  # the version of the JSON files that the commands write
+SCHEMA = 1  # version of the JSON format
 
 
 def parser_of(
@@ -18,33 +18,34 @@ def parser_of(
 ) -> Parser:
     """Return a parser with `--quick`, `--json` and `--plot`.
 
-    `quick` says what --quick does, and `quick_seconds` how long it takes on two idle cores.
+    `quick` describes what --quick does. `quick_seconds` is its maximum duration on two idle cores.
     """
     parser = Parser(description, prog=f"accel-demo {command}")
     help = f"{quick}; takes about {quick_seconds} s at most"
     parser.add_argument("--quick", action="store_true", help=help)
     add_json(parser)
     if plot:
-        help = "draw it, as .png, .svg or .pdf"
+        help = "draw the results as .png, .svg or .pdf"
         parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
     return parser
 
 
 def add_json(parser: Parser) -> None:
-    """Add `--json`, which every command has that prints numbers."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
+    """Add `--json`, for a command that prints numbers."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
 
 
 def add_processes(parser: Parser, default: int, help: str) -> None:
-    """Add `--processes N`, for a command that starts one number of processes."""
+    """Add `--processes N`, for a command that accepts a single process count."""
     help = f"{help} (default: {default})"
     parser.add_argument("--processes", type=int, default=default, metavar="N", help=help)
 
 
 def read(parser: Parser, arguments: list[str]):
-    """Return the options.
+    """Parse the arguments and return the options.
 
-    Raises `UserError` for a mistake in them, a file that cannot be written, or too many processes.
+    Raises `UserError` if an argument is invalid, an output file cannot be written, or there are too
+    many processes.
     """
     options = parser.parse_args(arguments)
     check_outputs(options)
@@ -54,11 +55,14 @@ def read(parser: Parser, arguments: list[str]):
 
 
 def process_counts(text: str) -> list[int]:
-    """Return "1,2,4" as a list of numbers of processes. Raises `UserError` for anything else."""
+    """Parse process counts such as "1,2,4" into a sorted list without duplicates.
+
+    Raises `UserError` if the text is not a list of integers, or a count is out of range.
+    """
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--processes takes 2, or 1,2,4; got {text}") from None
+        raise UserError(f"--processes must be like 2 or 1,2,4, got {text}") from None
     for count in counts:
         _check_processes(count)
     return sorted(set(counts))
@@ -72,10 +76,10 @@ def _check_processes(count: int) -> None:
 
 
 def write_json(path: Path, command: str, result) -> None:
-    """Write the fields of a dataclass, with the command and the machine.
+    """Write a result dataclass as JSON, with the command and a description of the machine.
 
-    `schema` rises by one whenever a field of any result is renamed or removed. NaN and infinity
-    become null: JSON does not have them (RFC 8259, section 6).
+    `SCHEMA` is incremented whenever a field of any result is renamed or removed. NaN and infinity
+    are written as null, because JSON cannot represent them (RFC 8259, section 6).
     """
     from accel_demo.lab import machine
 
@@ -90,7 +94,7 @@ def write_json(path: Path, command: str, result) -> None:
 
 
 def _finite(value):
-    """Return the same lists and dictionaries, with None for each number that is not finite."""
+    """Copy nested lists and dicts, and replace NaN and infinity with None."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

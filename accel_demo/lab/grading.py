@@ -1,11 +1,11 @@
 """Run an answer to an exercise in separate processes, and print whether it is right.
 
-A grader is a program that starts itself again. `grader FILE` judges the answer in FILE: it runs
-`grader FILE --report FOLDER`, whose processes import the answer, use it, and write one report each.
-So the grader survives an answer that hangs, crashes or exits.
+A grader is a program that launches itself again with --report. The new processes import the answer,
+use it, and write one report each. The first process then judges the reports. It therefore survives
+an answer that hangs, crashes or exits.
 
-The key "mistake" of a report is a sentence, or "" if the process has found no mistake. The key
-"seen" is a list of what the process observed, for a judge that compares the processes.
+In a report, "mistake" is a sentence, or "" if the process found no mistake. "seen" lists the
+observations of the process, for a judge that compares processes.
 """
 
 import argparse
@@ -26,21 +26,22 @@ from typing import Any
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
-TIME_LIMIT = 120  # seconds for one start of a grader, also on a busy machine
-ANSWER = "answer_to_the_exercise"  # name of the module that the learner's file becomes
-GRACE = 3  # seconds in which the other ranks may still report after a mistake on one rank
+TIME_LIMIT = 120  # seconds for one run of an answer, enough on a busy machine
+ANSWER = "answer_to_the_exercise"  # name of the module that is imported from the learner's file
+GRACE = 3  # seconds that the other ranks have to report after one rank finds a mistake
 
 
 class Wrong(Exception):
-    """A mistake in the answer: the sentence to print after "wrong: "."""
+    """A mistake in the answer. The message is printed after "wrong: "."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of the processes that ran an answer. `exit_code` is None at the time limit.
+    """Exit code, error output and reports of the processes that ran an answer.
 
-    `reports` maps "2-0" to the report of rank 0 in a group of 2 processes. They are in the order in
-    which they were written: the first mistake may be the cause of the others.
+    `exit_code` is None if the time limit was reached. `reports` maps "2-0" to the report of rank 0
+    in a group of 2 processes. The oldest report comes first, because the first mistake may have
+    caused the others.
     """
 
     exit_code: int | None
@@ -60,14 +61,16 @@ def grade(
     time_limit: float = TIME_LIMIT,
     patience: float = 60,
 ) -> int:
-    """Be the grader `file`: parse its command line, run or judge the answer, return the exit code.
+    """Run the grader in `file`: parse its arguments, run or judge the answer, return the exit code.
 
-    `observe(answer)` uses the answer in a separate process, and raises `Wrong` for a mistake. With
-    `group_sizes`, `observe(answer, device)` does this in groups of that many connected processes,
-    one group after the other. Each may take `patience` seconds, or $ACCEL_DEMO_PATIENCE.
-    `observe` may be a generator that yields what it observed at each use of the answer. Then
-    `judge(number, seen)` gets what the ranks of a group yielded at use `number`, and may raise
-    `Wrong`. If nothing is wrong, `right` is printed after "right: ".
+    `observe(answer)` uses the answer in a separate process, and raises `Wrong` for a mistake. If
+    `group_sizes` is given, `observe(answer, device)` runs in groups of that many connected
+    processes, one group after the other. Each process may take `patience` seconds, or
+    $ACCEL_DEMO_PATIENCE.
+
+    `observe` may be a generator that yields an observation after each use of the answer. If `judge`
+    is given, `judge(number, seen)` is called with the observations of all ranks after use `number`,
+    and may raise `Wrong`. If there is no mistake, `right` is printed after "right: ".
     """
     options = parser_of(description).parse_args()
 
@@ -81,12 +84,12 @@ def grade(
     if not group_sizes:
         write_report(options.report, "1-0", fill_in({}, observe, options.answer))
         return 0
-    from accel_demo.processes.group import run_in_group  # it imports torch, which takes seconds
+    from accel_demo.processes.group import run_in_group  # imports torch, which takes seconds
 
     patience = float(os.environ.get("ACCEL_DEMO_PATIENCE", patience))
     for size in group_sizes:
         arguments = (observe, options.answer, options.report, patience)
-        run_in_group(_observe_as_rank, size, *arguments)  # exits if one of them finds a mistake
+        run_in_group(_observe_as_rank, size, *arguments)  # exits if a rank finds a mistake
         try:
             check(Outcome(0, "", read_reports(options.report), time_limit), (size,), judge)
         except Wrong:
@@ -95,7 +98,7 @@ def grade(
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that takes FILE and, for the processes that run the answer, --report."""
+    """Return a parser for FILE, and for the --report flag of the processes that run the answer."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("answer", type=lambda path: Path(path).resolve(), metavar="FILE")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="run FILE and report here")
@@ -103,7 +106,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def verdict(judge: Callable[[], str]) -> int:
-    """Print "right: " and what `judge` returns, or "wrong: " and the `Wrong` that it raises.
+    """Call `judge` and print "right: " with its result, or "wrong: " with the `Wrong` it raises.
 
     Returns the exit code: 0 if the answer is right, 1 if it is wrong.
     """
@@ -122,9 +125,9 @@ def run_answer(
     flags: str = "",
     time_limit: float = TIME_LIMIT,
 ) -> Outcome:
-    """Start `grader` with `--report`, wait until it ends, and return what its processes reported.
+    """Run `grader` with `--report` and return the outcome.
 
-    Processes that are still running after `time_limit` seconds are killed.
+    Kills the processes that are still running after `time_limit` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         words = shlex.join([str(Path(grader).resolve()), str(answer), "--report", folder])
@@ -133,7 +136,7 @@ def run_answer(
 
 
 def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None = None) -> None:
-    """Raise `Wrong` for the first mistake, or if a process did not report. See `grade`."""
+    """Raise `Wrong` for the first mistake, or if a process wrote no report. See `grade`."""
     passed = ""
     for size in group_sizes:
         where = f"on {counted(size, 'process')}"
@@ -151,9 +154,9 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
     missing = set(names) - set(outcome.reports)
     if judge and not missing:
         lists = [outcome.reports[name]["seen"] for name in names]
-        for number, seen in enumerate(zip(*lists, strict=False)):  # up to the first mistake
+        for number, seen in enumerate(zip(*lists, strict=False)):  # shorter after a mistake
             judge(number, seen)
-    if missing and "preamble.length" in outcome.stderr:  # gloo's words, then it ends the process
+    if missing and "preamble.length" in outcome.stderr:  # gloo prints this and aborts
         raise Wrong("a message has more bytes than the tensor that it is received into")
     for name, report in outcome.reports.items():
         if name in names and report["mistake"]:
@@ -170,7 +173,7 @@ def _early_end(outcome: Outcome) -> Wrong:
 
 
 def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, patience: float):
-    """Report as one process of a group. If it finds a mistake, the whole group ends."""
+    """Use the answer on one rank and write a report. After a mistake, end the whole group."""
     import torch.distributed as dist
 
     rank, size, report = dist.get_rank(), dist.get_world_size(), {}
@@ -180,7 +183,7 @@ def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, pati
         if not (folder / f"{name}.json").exists():
             report["mistake"] = (
                 f"rank {rank} has not finished after {patience:g} s. Do all ranks call the same "
-                "collectives? If all of them first send, they wait for each other forever"
+                "collectives? If every rank sends before it receives, all ranks wait forever"
             )
             write_report(folder, name, report)
         os._exit(1)
@@ -191,7 +194,7 @@ def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, pati
     failure = f"rank {rank} cannot use the file"
     write_report(folder, name, fill_in(report, observe, answer, device, failure=failure))
     watch.cancel()
-    # Until all have reported, a collective of ours could meet one of the answer on another rank.
+    # Don't use a barrier here: it could match a collective of the answer on another rank.
     deadline = time.monotonic() + (0 if report["mistake"] else patience) + GRACE
     while len(list(folder.glob(f"{size}-*.json"))) < size and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -205,9 +208,9 @@ def fill_in(
     *arguments,
     failure: str = "the file cannot be used",
 ) -> dict:
-    """Call `observe(*arguments)`, and put what it yields and its mistake into the report.
+    """Call `observe(*arguments)`, and add its observations and its mistake to the report.
 
-    `failure` introduces the error that the learner's file raises.
+    If the learner's file raises an error, the mistake is `failure`, followed by the error.
     """
     report.update(mistake="", seen=[])
     try:
@@ -221,20 +224,20 @@ def fill_in(
 
 
 def write_report(folder: Path, name: str, report: dict) -> None:
-    """Write the report of one process. The file appears complete, even if the process is killed."""
+    """Write the report of one process. A process that is killed leaves no incomplete report."""
     unfinished = folder / f"{name}.unfinished"
     unfinished.write_text(json.dumps(report))
     unfinished.rename(folder / f"{name}.json")
 
 
 def read_reports(folder: Path) -> dict[str, Any]:
-    """Return the reports by name, in the order in which they were written."""
+    """Return the reports by name, oldest first."""
     files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 def import_answer(answer: Path) -> ModuleType:
-    """Import the learner's file. Raises whatever the file raises."""
+    """Import the learner's file. Errors in the file are not caught."""
     spec = importlib.util.spec_from_file_location(ANSWER, answer)
     assert spec is not None and spec.loader is not None, f"{answer} is not a Python file"
     module = importlib.util.module_from_spec(spec)
@@ -243,7 +246,7 @@ def import_answer(answer: Path) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Return the error in one line: "ValueError: too many values (line 12 of the answer)"."""
+    """Format an error in one line: "ValueError: too many values (line 12 of the answer)"."""
     first_line = str(error).partition("\n")[0]
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_globals.get("__name__") == ANSWER]

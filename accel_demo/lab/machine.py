@@ -1,4 +1,4 @@
-"""Describe this machine: CPU, memory, GPUs, versions, environment variables."""
+"""Describe this machine: CPU, memory, GPUs, package versions and environment variables."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ LAUNCH_PREFIXES = ("ACCELERATE_", "NCCL_", "TORCH_NCCL_", "FSDP_", "PYTORCH_")
 
 
 def version_rows() -> list[tuple[str, str]]:
-    """Return name and version of the packages that a result depends on."""
+    """Return the names and versions of Python and the packages that affect a result."""
     import torch
 
     packages = [(name, metadata.version(name)) for name in ("torch", "torchvision", "accelerate")]
@@ -30,14 +30,14 @@ def version_rows() -> list[tuple[str, str]]:
 
 
 def environment_rows() -> list[tuple[str, str]]:
-    """Return name and value of the variables set here that affect a launch."""
+    """Return the names and values of environment variables that affect a launch."""
     names = sorted(name for name in os.environ if name.startswith(LAUNCH_PREFIXES))
     names = [name for name in LAUNCH_VARIABLES if name in os.environ] + names
     return [(name, os.environ[name]) for name in names] or [("none set", "")]
 
 
 def environment() -> dict:
-    """Return all that a measurement depends on: CPU, cores, GPU, system, versions, variables."""
+    """Return the hardware, system, versions and variables that affect a measurement."""
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -58,18 +58,18 @@ def environment() -> dict:
 
 
 def cpu_name() -> str:
-    """Return the model of the CPU, or its architecture if the system does not report more."""
+    """Return the model of the CPU, or the architecture if the model is unknown."""
     return _cpu_line("model name") or platform.processor() or platform.machine()
 
 
 def has_bf16_instructions() -> bool:
-    """Return whether the CPU has bfloat16 instructions; otherwise torch emulates them slowly."""
+    """Return whether the CPU has bfloat16 instructions. If not, torch emulates bf16 slowly."""
     words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # x86, ARM
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 def _cpu_line(key: str) -> str:
-    """Return the first value of this key in Linux's /proc/cpuinfo; on other systems, ""."""
+    """Return the first value of a key in /proc/cpuinfo, or "" if there is none, as on macOS."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Tables of repeated measurements, with medians, ratios and intervals: to print, write and draw."""
+"""Tables and reports of repeated measurements, with medians, ratios and confidence intervals."""
 
 import math
 import os
@@ -14,10 +14,10 @@ from accel_demo.wording import counted
 
 @dataclass
 class Measurements:
-    """The values of one row, one per repeat, and their ratios to the table's reference row.
+    """The values of one table row, one per repeat, and their ratios to the reference row.
 
-    The intervals are from `median_interval`. Without a reference there are no ratios, and
-    `median_ratio` is NaN.
+    The intervals are computed by `median_interval`. If the table has no reference row, there are no
+    ratios, and `median_ratio` is NaN.
     """
 
     values: list[float]
@@ -36,16 +36,16 @@ class Measurements:
 
 @dataclass
 class Table:
-    """Measurements taken in turns: repeat i of a row was measured next to repeat i of the others.
+    """Measurements whose rows take turns: each repeat measures every row once.
 
-    Create it with the `values` of each row. A ratio divides values of the same repeat, so a slow
-    minute of the machine slows both sides. `digits` are printed after the decimal point.
+    `values` contains the values of each row. A ratio divides two values from the same repeat, so a
+    period in which the machine is slow affects both. `digits` is the number of printed decimals.
     """
 
     title: str
     unit: str
     values: InitVar[dict[str, list[float]]]
-    reference: str | None = None  # the row that the ratios divide by
+    reference: str | None = None  # name of the row that ratios are relative to
     digits: int = 1
     rows: dict[str, Measurements] = field(init=False)
 
@@ -68,7 +68,7 @@ class Table:
             lines.append([name, median, f"{low} – {high}", f"{row.median_ratio:.3g}", interval])
         if not self.reference:
             head, lines = head[:3], [line[:3] for line in lines]
-        if repeats == 1:  # neither a range nor an interval
+        if repeats == 1:  # one value has no range or interval
             head, lines = ["", self.unit, *head[3:4]], [[*line[:2], *line[3:4]] for line in lines]
         return f"{self.title} ({counted(repeats, 'repeat')})\n\n{show.table(head, lines)}"
 
@@ -77,7 +77,7 @@ class Table:
 class Report:
     """The result of one benchmark.
 
-    `findings` are the conclusions in sentences. `facts` are further numbers and settings by name,
+    `findings` are sentences with the conclusions. `facts` are further numbers and settings by name,
     such as "flops_per_step": 1.5e9 or "mixed_precision": "bf16".
     """
 
@@ -94,7 +94,7 @@ class Report:
         return "\n\n".join([*tables, "\n".join(self.findings), last])
 
     def draw(self, path: Path) -> None:
-        """Draw a panel per table: bars up to the medians, lines from lowest to highest value."""
+        """Draw one panel per table: bars for the medians, error bars from minimum to maximum."""
         heights = [len(table.rows) for table in self.tables]
         figure = show.new_figure(9, 0.9 * len(heights) + 0.5 * sum(heights))
         panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -113,14 +113,14 @@ class Report:
 
 
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:
-    """Return the narrowest interval of values that contains the median with this confidence.
+    """Return the narrowest confidence interval for the median, without assuming a distribution.
 
-    Its bounds are the k-th lowest and the k-th highest value. This assumes only that the values are
-    independent. With fewer than five values, no interval reaches 90 %, and the result is [].
-    Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
+    The bounds are the k-th lowest and the k-th highest value. The only assumption is that the
+    values are independent. With fewer than five values, no interval reaches 90 %, and the result is
+    []. Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)
-    below = 0.0  # the probability that the median lies below the k-th lowest value
+    below = 0.0  # probability that the median is below the k-th lowest value
     bounds: list[float] = []
     for k in range(1, count // 2 + 1):
         below += math.comb(count, k - 1) / 2**count
@@ -131,8 +131,8 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
 
 
 def threads_of_a_command() -> str:
-    """Return OMP_NUM_THREADS if it is set, else one thread per core.
+    """Return OMP_NUM_THREADS for a measured command: the current value, else one thread per core.
 
-    A command that is measured gets this number, because each launcher has a different default.
+    The variable is always set, because each launcher has a different default.
     """
     return os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())

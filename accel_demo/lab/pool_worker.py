@@ -1,7 +1,7 @@
-"""Train again and again on request, and time the optimizer steps.
+"""Train repeatedly on request, and time the optimizer steps.
 
-`WorkerPool` starts one process of this module for each rank. Each line on stdin is a JSON object
-with the arguments of `run`, and each line on stdout its result. The train files run unmodified:
+`WorkerPool` starts this module once per rank. Each line on stdin is a JSON object with the
+arguments of `run`, and each line on stdout is its result. The train files run unmodified, because
 torch calls a hook after every optimizer step.
 """
 
@@ -37,9 +37,7 @@ TRAIN_FILES = {
 def main() -> None:
     results = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
-        os.dup2(
-            nowhere.fileno(), 1
-        )  # drop all other output, including anything that C++ code prints
+        os.dup2(nowhere.fileno(), 1)  # drop all other output, including output from C++
         for line in sys.stdin:
             with redirect_stderr(nowhere):
                 result = run(**json.loads(line))
@@ -57,12 +55,12 @@ def run(
     warm_up: int = 1,
     watched: str = "",
 ) -> WorkerResult:
-    """Train once. `version` is a key of `TRAIN_FILES`, and `watched` "parts", "profile" or ""."""
+    """Train once. `version` is a key of `TRAIN_FILES`. `watched` is "parts", "profile" or ""."""
     forget_the_last_run()
     if world_size > 1 or version == "raw DDP":
         os.environ.update(rank_environment(rank, world_size, port))
     elif on_cpu:
-        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as set by a launcher: then no run uses Apple's GPU
+        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as a launcher does, so that no run uses Apple's GPU
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     config, module = TrainConfig(**choices), TRAIN_FILES[version]
     steps, stamps = 0, []
@@ -102,7 +100,7 @@ def run(
 
 
 def forget_the_last_run() -> None:
-    """Reset Accelerate's state and the launch environment, both of which fix the process count."""
+    """Reset Accelerate's state and the launch variables, which contain the last process count."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     for name in (*rank_environment(0, 1, 0), "ACCELERATE_MIXED_PRECISION"):
@@ -110,10 +108,11 @@ def forget_the_last_run() -> None:
 
 
 def profile_of(profiler: cProfile.Profile) -> tuple[dict[str, list], dict[str, int]]:
-    """Return the time inside Accelerate's functions, and the number of calls of every function.
+    """Return the time spent in Accelerate's functions, and the call count of every function.
 
-    The first dict maps a function of Accelerate (for its own lines), or "caller: function" (for a
-    function of another package that it calls), to [calls, seconds]. The rows do not overlap.
+    The values of the first dict are [calls, seconds]. The key "function, its own lines" is the time
+    in a function of Accelerate without its callees. The key "caller: function" is the time in a
+    function of another package that Accelerate calls. The rows do not overlap.
     """
     # {function: (_, calls, own seconds, _, {caller: (calls, …, seconds)})}
     stats = vars(pstats.Stats(profiler))["stats"]

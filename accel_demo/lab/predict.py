@@ -12,7 +12,7 @@ from accel_demo import show
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 
-MOST_IMAGES = 200  # a picture of more is too tall
+MOST_IMAGES = 200  # more images make the picture too tall
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictResult:
-    """The predictions of one run."""
+    """The predictions of one trained model."""
 
     run: str
     predictions: list[Prediction]
@@ -36,11 +36,11 @@ class PredictResult:
 def main(arguments: list[str]) -> int:
     """Print a table of true and predicted classes. Draw the images if matplotlib is installed."""
     parser = Parser(__doc__, prog="accel-demo predict")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     help = "test images: 7, or 0-9, or 3,5,7 (default: the first ten)"
     parser.add_argument("--index", metavar="N", help=help)
     flags.add_json(parser)
-    help = "draw the images here (default: predictions.png in the run's folder)"
+    help = "draw the images to FILE (default: predictions.png in the run folder)"
     parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
     options = flags.read(parser, arguments)
 
@@ -68,19 +68,19 @@ def main(arguments: list[str]) -> int:
 
 
 def parse_indices(text: str, count: int) -> list[int]:
-    """Return "7", "0-9" or "3,5,7" as a list. Raise `UserError` if one is not below `count`."""
+    """Parse "7", "0-9" or "3,5,7". Raise `UserError` if the text or an index is invalid."""
     indices = []
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
             stop = int(last if dash else first)
             if stop >= count:
-                raise UserError(f"--index {stop} is too large: choose 0 to {count - 1}")
+                raise UserError(f"--index {stop} is too large. Choose 0 to {count - 1}.")
             indices += range(int(first), stop + 1)
     except ValueError:
-        raise UserError(f"--index takes 7, or 0-9, or 3,5,7; got {text}") from None
+        raise UserError(f"--index must be like 7, 0-9 or 3,5,7, got {text}") from None
     if not 1 <= len(indices) <= MOST_IMAGES:
-        raise UserError(f"--index {text} names {len(indices)} images: name 1 to {MOST_IMAGES}")
+        raise UserError(f"--index {text} selects {len(indices)} images. Select 1 to {MOST_IMAGES}.")
     return indices
 
 
@@ -103,7 +103,7 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]
 
 
 def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
-    """Draw the images in rows of five with the predicted class, in red if it is wrong."""
+    """Draw the images in rows of five, each with its predicted class, in red if incorrect."""
     rows = (len(predictions) + 4) // 5
     figure = show.new_figure(9, 2.2 * rows)
     axes = figure.subplots(rows, 5, squeeze=False).flatten()
@@ -113,6 +113,6 @@ def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
         axis.imshow(test_set.pixels[row.index].squeeze(-1).numpy(), cmap="gray_r")
         title, colour = f"{row.index}: {row.predicted_class} {row.probability:.0%}", "black"
         if row.predicted_class != row.true_class:
-            title, colour = f"{title}\ntruly {row.true_class}", "tab:red"
+            title, colour = f"{title}\ntrue class: {row.true_class}", "tab:red"
         axis.set_title(title, fontsize=9, color=colour)
     show.save(figure, picture)

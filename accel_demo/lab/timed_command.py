@@ -1,4 +1,4 @@
-"""Run a command as a user types it, and record when each line of its output appears."""
+"""Run a command as a user would, and record the time of each output line."""
 
 import re
 import subprocess
@@ -18,16 +18,16 @@ TIME_LIMIT = 2 * 60 * 60  # seconds
 
 @dataclass(frozen=True)
 class Timed:
-    """A command that has ended after `seconds`. `lines` are (seconds since its start, text)."""
+    """A command that exited after `seconds`. `lines` are (seconds since the start, text)."""
 
     lines: list[tuple[float, str]]
     seconds: float
 
     def first_step(self, first_line: str) -> float:
-        """Return the seconds to the first line, which a train file prints before its first step.
+        """Return the seconds until the first line, which train files print before their first step.
 
-        Raises `RuntimeError` if the line does not begin with `first_line`, which contains the
-        expected number of processes.
+        Raises `RuntimeError` if the line does not begin with `first_line`, such as "1 process on
+        cpu".
         """
         seconds, line = self.lines[0] if self.lines else (0.0, "")
         if not line.startswith(first_line):
@@ -42,11 +42,11 @@ def run_timed(
     on_cpu: bool = True,
     **environment: str,
 ) -> Timed:
-    """Run `command` in the repository's root folder. `on_line` is called with each line of output.
+    """Run `command` in the repository's root folder, and call `on_line` with each output line.
 
-    `python`, `accelerate` and `torchrun` come from this environment. `on_cpu` hides the GPUs.
-    Raises `UserError` if the command prints an "error: …" line and fails, `RuntimeError` if it
-    fails without one or takes more than `time_limit` seconds.
+    `python`, `accelerate` and `torchrun` are taken from this environment. `on_cpu` hides the GPUs.
+    Raises `UserError` if the command fails and prints an "error: …" line. Raises `RuntimeError` if
+    it fails without such a line or takes more than `time_limit` seconds.
     """
     lines: list[tuple[float, str]] = []
     kept = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
@@ -64,7 +64,7 @@ def run_timed(
             returncode = process.wait()
         finally:
             guard.cancel()
-            if process.poll() is None:  # Ctrl-C
+            if process.poll() is None:  # after Ctrl-C
                 kill_tree(process)
                 process.wait()
             process.stdout.close()
@@ -82,10 +82,10 @@ def run_timed(
 
 
 def accelerate_launch(config: str, *options: str) -> list[str]:
-    """Return the command `accelerate launch` with a file of accelerate_configs/, and `options`."""
+    """Return an `accelerate launch` command for a file in accelerate_configs/, with `options`."""
     if not (REPOSITORY / "accelerate_configs" / config).exists():
         raise UserError(
-            f"accelerate_configs/{config} is missing: that folder is part of the repository, not "
-            "of an installed package; run this in a clone"
+            f"accelerate_configs/{config} is missing: it is in the repository, but not in an "
+            "installed package. Run this in a clone."
         )
     return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}", *options]

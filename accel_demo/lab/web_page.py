@@ -1,4 +1,4 @@
-"""Write one HTML file that needs no network and runs no script but its own. Needs no torch."""
+"""Write a self-contained HTML page that needs no network. This module does not import torch."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-escape = html.escape  # for all text that comes from a file
+escape = html.escape  # use this for all text from files
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --shade: #f6f8fa; }
@@ -28,17 +28,17 @@ th { background: var(--shade); font-weight: 600; }
 def write_page(
     path: Path, title: str, body: str, style: str = "", script: str = "", data: object = None
 ) -> None:
-    """Write the page. `title` is text; `body` is HTML in which text from files is escaped.
+    """Write the page. `title` is plain text. `body` is HTML with escaped text from files.
 
-    `script` runs after the body and reads `data`, which may not contain NaN, with
-    `JSON.parse(document.getElementById("data").textContent)`. The browser blocks any other script
-    and any request to a server: https://www.w3.org/TR/CSP3/
+    `script` runs after the body and reads `data`, which must not contain NaN, with
+    `JSON.parse(document.getElementById("data").textContent)`. A content security policy blocks all
+    other scripts and all requests to servers: https://www.w3.org/TR/CSP3/
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no "</script>" in it
-    # A link with the name of the page is replaced, so that no file of somebody else is overwritten.
+    json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no "</script>" inside
+    # If `path` is a link, this replaces the link and not the file that it points to.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(
         f"""<!doctype html>
@@ -64,9 +64,9 @@ def write_page(
 
 
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:
-    """Return a table that scrolls on its own if the screen is narrow. All cells are HTML.
+    """Return an HTML table that scrolls horizontally if the screen is narrow. All cells are HTML.
 
-    The first cell of each row is its heading. `label` describes the table to a screen reader.
+    The first cell of each row is the row's heading. `label` describes the table to a screen reader.
     """
     headings = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     lines = [

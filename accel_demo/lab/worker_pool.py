@@ -19,23 +19,23 @@ ON_CPU = "-1"
 
 
 class WorkerResult(TypedDict):
-    """One training, sent as JSON. The first three fields come from the run's environment.json."""
+    """Result of one training run. The first three fields are read from environment.json."""
 
-    processes: int  # connected
+    processes: int  # connected processes
     device: str
     threads: int  # per process
-    stamps: list[float]  # seconds at the end of each step from `warm_up` on
+    stamps: list[float]  # clock at the end of each step, from step `warm_up` on
     seconds_per_step: float  # mean
-    parts: list[dict[str, float]]  # from `timed_parts`, if "parts" was watched
-    inside: dict[str, list]  # from `profile_of`, if "profile" was watched
-    counts: dict[str, int]  # the same
+    parts: list[dict[str, float]]  # from `timed_parts`, if `watched` is "parts"
+    inside: dict[str, list]  # from `profile_of`, if `watched` is "profile"
+    counts: dict[str, int]  # also from `profile_of`
 
 
 class WorkerPool:
-    """`processes` connected workers with `threads` threads each. Use it in a `with` statement.
+    """Connected worker processes with `threads` threads each. Use it in a `with` statement.
 
-    `gpus` is their CUDA_VISIBLE_DEVICES; `ON_CPU` hides every accelerator. By default they train on
-    GPUs if there is one for each worker.
+    `gpus` is the workers' CUDA_VISIBLE_DEVICES, and `ON_CPU` hides every accelerator. By default,
+    the workers train on GPUs if there is one for each worker.
     """
 
     def __init__(self, processes: int, threads: int, gpus: str | None = None):
@@ -45,7 +45,7 @@ class WorkerPool:
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = gpus
-        python = os.environ.get("PYTHON_EXEC", sys.executable)  # the same choice as torchrun's
+        python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun chooses it
         command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
         for path in self.errors:
@@ -63,11 +63,11 @@ class WorkerPool:
         time_limit: float = 600,
         processes: int | None = None,
     ) -> WorkerResult:
-        """Train with these fields of TrainConfig and return rank 0's result.
+        """Train once and return rank 0's result. `choices` are fields of TrainConfig.
 
         If `processes` is given, only that many workers train, and the others stay idle. Raises
-        `RuntimeError` if a worker dies, takes more than `time_limit` seconds, or trains with a
-        different number of processes or threads, or on a different device, than the pool has.
+        `RuntimeError` if a worker dies, takes more than `time_limit` seconds, or uses a different
+        number of processes or threads, or a different device, than requested.
         """
         port, started_at = free_port(), time.monotonic()
         workers = self.workers[:processes]
@@ -90,7 +90,7 @@ class WorkerPool:
                         "warm_up": warm_up,
                         "watched": watched,
                     }
-                    with suppress(BrokenPipeError):  # if it died, its line will be empty
+                    with suppress(BrokenPipeError):  # a dead worker's line is empty
                         worker.stdin.write(json.dumps(request) + "\n")
                         worker.stdin.flush()
                 lines = list(readers.map(self._line_from, workers))
@@ -107,7 +107,7 @@ class WorkerPool:
             wanted["device"] = "cpu"
         actual = {name: result[name] for name in wanted}
         if actual != wanted:
-            raise RuntimeError(f"{version}: asked for {wanted}, but trained with {actual}")
+            raise RuntimeError(f"{version}: requested {wanted}, but trained with {actual}")
         return result
 
     def stop(self) -> None:
@@ -119,7 +119,7 @@ class WorkerPool:
     def _line_from(self, worker: Any) -> str:
         line = worker.stdout.readline()
         if not line:
-            self.stop()  # the others would wait for the dead worker
+            self.stop()  # otherwise the other workers wait for the dead one
         return line
 
     def __enter__(self):

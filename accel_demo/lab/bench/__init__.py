@@ -1,1 +1,1 @@
-"""`accel-demo bench`: measure on this machine what the course says about speed."""
+"""`accel-demo bench`: measure the course's claims about speed on this machine."""

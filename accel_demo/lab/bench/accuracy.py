@@ -1,13 +1,14 @@
-"""Measure the seconds to 90 % and to 92 % test accuracy, against a conventional training.
+"""Measure the time to 90 % and 92 % test accuracy, compared with a conventional training loop.
 
 accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist
 accel-demo bench accuracy --data-dir data --quick --json accuracy.json
 
-Both sides train on the 60,000 images of Fashion-MNIST, in one process on the CPU, with the same
-number of threads. Ours is train.py under `accelerate launch`, with only its length chosen; the
-baseline is PyTorch's MNIST example (accel_demo/lab/bench/baseline.py). They take turns, and repeat
-i uses seed i. The time to a target ends when the first evaluation at or above it is printed; the
-last evaluation of a seed may be 0.3 points below. All of it takes half an hour on two cores.
+Both programs train on the 60,000 images of Fashion-MNIST, in one process on the CPU, with the same
+number of threads. Ours is train.py under `accelerate launch` with its default hyperparameters, and
+a run length for each target. The baseline is PyTorch's MNIST example
+(accel_demo/lab/bench/baseline.py). They take turns, and repeat i uses seed i. The clock stops when
+an evaluation at or above the target is printed. The last evaluation of a seed may be 0.3 points
+below the target. The benchmark takes half an hour on two cores.
 """
 
 import json
@@ -32,17 +33,17 @@ from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
 
 REPEATS = 3
 QUICK = {"train_samples": 2000, "epochs_baseline": 1}
-# The length of our run to each target. The one-cycle schedule ends where the run ends, and only
-# then is the learning rate low enough for the best accuracy: a run is as long as its target needs.
+# The length of our run for each target. A run is only as long as its target needs, because the
+# one-cycle schedule reaches its best accuracy at the end, with the lowest learning rate.
 LENGTH = {0.90: ["--epochs", 1, "--max-steps", 375], 0.92: ["--epochs", 3]}
 MARGIN = 0.003  # a single seed may miss the target by this much if the mean reaches it
 OURS, BASELINE = "accel-demo", "conventional baseline"
-EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # a line that both sides print
+EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # both programs print such lines
 
 
 @dataclass(frozen=True)
 class TimedTraining:
-    """The first step and the evaluations of a run. All seconds are since its command started."""
+    """First step and evaluations of a run. All times are in seconds since the command started."""
 
     first_step_seconds: float
     evaluations: list[tuple[float, float]]  # (seconds, accuracy), one per epoch
@@ -55,31 +56,31 @@ class TimedTraining:
 
 @dataclass(kw_only=True)
 class AccuracyReport(Report):
-    """The report with every training. Item i of a list has seed i."""
+    """A report with every training run. Item i of each list has seed i."""
 
     ours: dict[float, list[TimedTraining]]  # by target
     baseline: list[TimedTraining]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "folder of Fashion-MNIST (default: data)"
+    help = "folder with Fashion-MNIST (default: data)"
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help=help)
     help = "use the first N training images, for a quick look; 0 means all (default: 0)"
     parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
-    help = f"the baseline stops after N epochs at the latest (default: {baseline.EPOCHS})"
+    help = f"maximum number of baseline epochs (default: {baseline.EPOCHS})"
     parser.add_argument(
         "--epochs-baseline", type=int, default=baseline.EPOCHS, metavar="N", help=help
     )
 
 
 def measure(options: Namespace) -> Report:
-    """Train both sides in turns, once per seed, and compare the times to each target."""
+    """Train with both programs in turns, once per seed, and compare the times to each target."""
     samples, epochs = options.train_samples, options.epochs_baseline
     if epochs < 1:
         raise UserError(f"--epochs-baseline must be at least 1, got {epochs}")
     images = baseline.idx_folder(options.data_dir.resolve())
     config = TrainConfig("fashion-mnist", data_dir=str(images), train_samples=samples)
-    load_datasets(config, world_size=1)  # reports a mistake before anything is started
+    load_datasets(config, world_size=1)  # raises `UserError` before any process is started
     precision = "bf16" if machine.has_bf16_instructions() else "no"
     launch = accelerate_launch("cpu.yaml", "--mixed_precision", precision)
     launch += ["accel_demo/train.py", "--dataset", "fashion-mnist", "--data-dir", str(images)]
@@ -88,7 +89,7 @@ def measure(options: Namespace) -> Report:
     baseline_runs: list[TimedTraining] = []
     total = options.repeats * (len(LENGTH) + 1)
     bar = tqdm(total=total, desc="training", unit="run", leave=False)
-    # The baseline's images are unpacked before its clock starts; ours are read as they are.
+    # The baseline's images are unpacked before its clock starts. train.py reads compressed files.
     with bar, baseline.torchvision_folder(options.data_dir.resolve()) as unpacked:
         for seed in range(options.repeats):
             flags = ["--seed", seed, "--train-samples", samples]
@@ -113,7 +114,7 @@ def measure(options: Namespace) -> Report:
 
 
 def run_ours(command: list) -> TimedTraining:
-    """Run the command as a user types it, in a temporary run folder."""
+    """Run the command as a user would, with a temporary run folder."""
     with tempfile.TemporaryDirectory() as run_dir:
         timed = run_command([*command, "--run-dir", run_dir])
         environment = json.loads(Path(run_dir, "environment.json").read_text())
@@ -133,7 +134,7 @@ def run_command(command: list) -> Timed:
 
 
 def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
-    """Return the run that printed these lines. The first one must begin with `first_line`."""
+    """Parse the output of a training run, whose first line must begin with `first_line`."""
     matches = [(seconds, EVALUATION.match(line)) for seconds, line in timed.lines]
     evaluations = [(seconds, float(match[1])) for seconds, match in matches if match]
     return TimedTraining(timed.first_step(first_line), evaluations, threads)
@@ -142,7 +143,7 @@ def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
 def compare(
     ours: dict[float, list[TimedTraining]], baseline_runs: list[TimedTraining]
 ) -> AccuracyReport:
-    """Return the tables and conclusions for each target. `ours` has the runs to each target."""
+    """Return the tables and findings. `ours` contains our training runs for each target."""
     sides = {BASELINE: baseline_runs, OURS: next(iter(ours.values()))}
     starts = {name: [run.first_step_seconds for run in runs] for name, runs in sides.items()}
     tables = [Table("From process start to the first step", "s", starts)]
@@ -178,9 +179,9 @@ def compare(
 def tables_to(
     target: float, ours: list[TimedTraining], baseline_runs: list[TimedTraining]
 ) -> list[Table]:
-    """Return the seconds to the target, from process start and from the first step.
+    """Return tables of the seconds to the target, from process start and from the first step.
 
-    A side that misses the target has no row. If both sides miss it, there is no table.
+    A program that misses the target has no row. If both miss the target, there are no tables.
     """
     sides = {}
     if all(time_to(target, run.evaluations) < math.inf for run in baseline_runs):
@@ -202,9 +203,9 @@ def tables_to(
 
 
 def time_to(target: float, evaluations: list[tuple[float, float]]) -> float:
-    """Return the seconds of the first evaluation at or above `target`; infinity if there is none.
+    """Return the seconds until the first evaluation at or above `target`, or infinity.
 
-    The last evaluation also counts if it is at most `MARGIN` below.
+    The last evaluation is also accepted if it is at most `MARGIN` below.
     """
     for seconds, accuracy in evaluations:
         if accuracy >= target:
@@ -214,7 +215,7 @@ def time_to(target: float, evaluations: list[tuple[float, float]]) -> float:
 
 
 def is_reached(target: float, runs: list[TimedTraining]) -> bool:
-    """Return whether the mean of the seeds is at or above the target, and no seed is far below."""
+    """Return whether the mean reaches the target and no seed misses it by more than `MARGIN`."""
     accuracies = [run.final_accuracy for run in runs]
     enough = is_within(0.0, statistics.mean(accuracies), target)
     return enough and all(is_within(MARGIN, accuracy, target) for accuracy in accuracies)
@@ -225,7 +226,7 @@ def is_within(margin: float, accuracy: float, target: float) -> bool:
 
 
 def verdict(target: float, runs: list[TimedTraining]) -> str:
-    """Return a sentence with our accuracy for each seed, and whether it reaches the target."""
+    """Return a sentence with the accuracy of each of our runs and whether they reach the target."""
     accuracies, length = [run.final_accuracy for run in runs], " ".join(map(str, LENGTH[target]))
     ends = "reaches it" if is_reached(target, runs) else "MISSES IT"
     return (

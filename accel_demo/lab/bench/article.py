@@ -1,14 +1,16 @@
-"""Compare a loop that trains ResNet-101 as in an article with our loop on the same network.
+"""Compare our training loop with the loop from an article, both on ResNet-101.
 
 accel-demo bench article
 accel-demo bench article --repeats 1 --steps 3
 
-The article's loop (article_loop.py): fp32, contiguous images read one by one with torchvision, and
-`loss.item()` every ten steps. Ours is train.py under `accelerate launch`: channels last, whole
-batches read at once, losses kept on the device, freed memory kept, and bf16 if the processor
-multiplies it. Both train with Adam on 256 packaged images per step, on the same cores or GPU. The
-first sixth of the steps (two to ten) is warm-up. The losses do not show which loop learns better:
-only our learning rate falls to zero (one cycle), and the images are normalised differently.
+The article's loop (article_loop.py) trains in fp32 on contiguous images, which torchvision reads
+one by one. It calls `loss.item()` every ten steps. Our loop is train.py with `accelerate launch`.
+It uses the channels-last memory format, reads whole batches, keeps losses on the device, reuses
+freed memory, and computes in bf16 if the processor has bf16 instructions.
+
+Both loops train with Adam on 256 packaged images per step, on the same cores or GPU. The first
+sixth of the steps (two to ten) is warm-up. The losses do not show which loop learns better: only
+our learning rate decays to zero (one cycle), and the images are normalised differently.
 """
 
 import json
@@ -33,12 +35,12 @@ FLAGS += " --label-smoothing 0 --weight-decay 0 --warmup 0 --dropout 0 --test-sa
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "optimizer steps of each training (default: 4 on a CPU, 60 on a GPU)"
+    help = "optimizer steps in each run (default: 4 on a CPU, 60 on a GPU)"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
 
 
 def measure(options: Namespace) -> Report:
-    """Train with both loops in turns, each repeat from another seed."""
+    """Train with both loops in turns, with a different seed in each repeat."""
     device = own_device().type
     steps = (4 if device == "cpu" else 60) if options.steps is None else options.steps
     warm_up_steps(steps)  # raises an error now rather than in a child process
@@ -66,7 +68,7 @@ def measure(options: Namespace) -> Report:
 
 
 def our_launches(device: str) -> dict[str, tuple[str, list[str]]]:
-    """Return the precision of the launch and further flags of train.py, for each row of ours."""
+    """Return the launch precision and extra train.py flags for each of our table rows."""
     launches: dict[str, tuple[str, list[str]]] = {"ours, fp32": ("no", [])}
     if device != "cpu" or machine.has_bf16_instructions():
         launches["ours, bf16"] = ("bf16", [])
@@ -82,7 +84,7 @@ def train_article(steps: int, seed: int) -> LoopResult:
 
 
 def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopResult:
-    """Run train.py and read its results from the files of its run."""
+    """Run train.py and read the result from its run folder."""
     config = "cpu" if own_device().type == "cpu" else "single_gpu"
     command = accelerate_launch(f"{config}.yaml", "--mixed_precision", precision)
     command += ["accel_demo/train.py", *FLAGS.split(), *flags, "--seed", str(seed)]
@@ -117,14 +119,14 @@ def output_of(command: list[str]) -> list[str]:
 
 
 def check_alike(result: LoopResult, article: LoopResult, device: str) -> None:
-    """Raise `RuntimeError` if a loop used other hardware than `device` or the article's loop."""
+    """Raise `RuntimeError` if a loop used an unexpected device or number of threads."""
     expected, actual = (device, article.threads), (result.device, result.threads)
     if actual != expected:
         raise RuntimeError(f"device and threads should have been {expected}, but were {actual}")
 
 
 def findings(ratios: dict[str, float], losses: dict[str, float], steps: int) -> list[str]:
-    """Return sentences about the median ratios and losses."""
+    """Return sentences about the speed ratios and the losses."""
     best = max(ratios, key=lambda name: ratios[name])
     precision = best.removeprefix("ours, ")
     sentences = [

@@ -1,11 +1,12 @@
-"""Train the conventional baseline of `accel-demo bench accuracy`, PyTorch's MNIST example.
+"""Train PyTorch's MNIST example, the conventional baseline of `accel-demo bench accuracy`.
 
 python -m accel_demo.lab.bench.baseline --data-dir /usr/share/datasets/fashion-mnist --seed 0
 
-Network, optimizer, learning rates, batch sizes and number of epochs are those of
-https://github.com/pytorch/examples/blob/main/mnist/main.py, which shuffles on a GPU only; here the
-order is always shuffled. The images are Fashion-MNIST's, with their own mean and deviation. The
-program evaluates after every epoch, and stops at the first epoch that reaches the highest target.
+The network, optimizer, learning rates, batch sizes and number of epochs are those of
+https://github.com/pytorch/examples/blob/main/mnist/main.py. That example shuffles only on a GPU;
+this program always shuffles. It trains on Fashion-MNIST, normalised with the mean and standard
+deviation of that data set. It evaluates after every epoch, and stops when an epoch reaches the
+highest target.
 """
 
 import gzip
@@ -32,11 +33,11 @@ MEAN, STD = (0.2860,), (0.3530,)
 
 def main() -> None:
     parser = Parser(__doc__, prog="python -m accel_demo.lab.bench.baseline")
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of Fashion-MNIST")
-    parser.add_argument("--seed", type=int, default=0, help="starting weights, order, dropout")
-    help = "test accuracies, as 0.92: the highest ends the training"
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder with Fashion-MNIST")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    help = "target accuracies, such as 0.92; training stops at the highest"
     parser.add_argument("--targets", type=float, nargs="+", default=[0.9, 0.92], help=help)
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="at most this many epochs")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="maximum number of epochs")
     help = "use the first N training images; 0 means all"
     parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
     options = parser.parse_args()
@@ -74,7 +75,7 @@ def train(options, folder: Path) -> None:
 
 
 class Net(nn.Sequential):
-    """The network of pytorch/examples. Its log_softmax is part of the loss here."""
+    """The network from pytorch/examples, with log_softmax moved to the loss."""
 
     def __init__(self):
         super().__init__(
@@ -94,7 +95,7 @@ class Net(nn.Sequential):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
-    """Return the share of test images that the model classifies correctly."""
+    """Return the fraction of test images that the model classifies correctly."""
     model.eval()
     correct = count = 0
     for images, labels in test_loader:
@@ -105,9 +106,9 @@ def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
 
 @contextmanager
 def torchvision_folder(data_dir: Path) -> Iterator[Path]:
-    """Yield a folder in torchvision's layout, with unpacked files in FashionMNIST/raw.
+    """Yield a folder in torchvision's layout, with uncompressed files in FashionMNIST/raw.
 
-    This is `data_dir` itself if it has that layout, else a temporary folder.
+    This is `data_dir` if it already has this layout, else a temporary folder.
     """
     source = idx_folder(data_dir)
     raw = Path("FashionMNIST", "raw")
@@ -127,9 +128,10 @@ def torchvision_folder(data_dir: Path) -> Iterator[Path]:
 
 
 def idx_folder(data_dir: Path) -> Path:
-    """Return the folder of the four idx files, packed or not: `data_dir` or torchvision's below it.
+    """Return the folder that contains the four idx files, compressed or not.
 
-    Raises `UserError` if neither contains all four.
+    This is `data_dir` or its subfolder FashionMNIST/raw. Raises `UserError` if neither contains all
+    four files.
     """
     for folder in (data_dir, data_dir / "FashionMNIST" / "raw"):
         files = {path.name.removesuffix(".gz") for path in folder.glob("*-ubyte*")}
@@ -137,9 +139,10 @@ def idx_folder(data_dir: Path) -> Path:
             return folder
     code = "from torchvision.datasets import FashionMNIST as F; F('data', download=True)"
     raise UserError(
-        f"Fashion-MNIST is not in {data_dir}: on Debian `apt-get install dataset-fashion-mnist`, "
-        "then --data-dir /usr/share/datasets/fashion-mnist; elsewhere "
-        f'`python -c "{code}"`, then --data-dir data'
+        f"Fashion-MNIST is not in {data_dir}: on Debian run "
+        "`apt-get install dataset-fashion-mnist`, then add --data-dir "
+        "/usr/share/datasets/fashion-mnist. Elsewhere run "
+        f'`python -c "{code}"`, then add --data-dir data.'
     )
 
 

@@ -1,4 +1,4 @@
-"""Measure on this machine what the course says about speed.
+"""Measure the course's claims about speed on this machine.
 
 accel-demo bench input --quick
 accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist --json accuracy.json
@@ -10,24 +10,24 @@ from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 
 BENCHMARKS = {
-    "input": "images per second of our data path and of torchvision's",
-    "overhead": "time of a step in plain PyTorch, in raw DDP and with Accelerate",
-    "accuracy": "seconds to 90 % and 92 % test accuracy, against a conventional training",
-    "article": "ResNet-101 as an article trains it, against the same model in our loop",
+    "input": "images per second read by our data path and by torchvision's",
+    "overhead": "time per training step in plain PyTorch, raw DDP and Accelerate",
+    "accuracy": "time to 90 % and 92 % test accuracy, compared with a conventional loop",
+    "article": "images per second of ResNet-101 in an article's loop and in ours",
     "scaling": "speed of two processes compared with one",
-    "dataparallel": "nn.DataParallel and raw DDP on the same devices",
-    "optimizer": "the optimizer's step, fused and unfused",
+    "dataparallel": "images per second of nn.DataParallel and raw DDP on the same devices",
+    "optimizer": "time per AdamW step, fused and unfused",
     "limit": "share of the machine's matrix-multiply rate that a training step reaches",
-    "precision": "fp32, bf16 and torch.compile: speed, memory, loss, cost of compiling",
-    "startup": "seconds from a command to the first step of training",
+    "precision": "speed, memory and loss with bf16 and torch.compile, and the compile time",
+    "startup": "seconds from a command to its first training step",
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Run one benchmark, and print, write and draw its report.
+    """Run one benchmark and print its report. Write and draw the report if requested.
 
     Each benchmark is a module with REPEATS and `measure(options)`. It may also have
-    `add_options(parser)`, and QUICK: the defaults of these options with --quick.
+    `add_options(parser)`, and QUICK with the defaults of these options for --quick.
     """
     names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
     parser = Parser(
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     quick = "one repeat, with fewer images, steps or networks in the slow benchmarks"
     parser = flags.parser_of(f"bench {name}", module.__doc__, quick, quick_seconds=60)
-    help = f"how often to measure everything, in turns (default: {module.REPEATS})"
+    help = f"number of repeats of each measurement (default: {module.REPEATS})"
     parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)
     if hasattr(module, "add_options"):
         module.add_options(parser)

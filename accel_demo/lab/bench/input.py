@@ -1,13 +1,15 @@
-"""Measure how fast images are read: our data path against torchvision's, on the same images.
+"""Compare how fast our data path and torchvision's read the same images.
 
 accel-demo bench input
 accel-demo bench input --repeats 3 --json input.json --plot input.svg
 
-Both sides compute in one thread and deliver the 12,000 packaged training images, shuffled, in
-batches of 128. Ours is what train.py reads from; torchvision's is its FashionMNIST with ToTensor
-and Normalize for every image. Workers deliver one epoch before the clock starts, so their start-up
-is not included. The second table shows how much of a step train.py waits for its next batch: in the
-first 40 steps of the default run, on all cores of the CPU or with OMP_NUM_THREADS threads.
+Both compute in one thread and load the 12,000 packaged training images, shuffled, in batches of
+128. Ours is the data path of train.py. torchvision's is FashionMNIST, with ToTensor and Normalize
+for each image. Workers load one epoch before the clock starts, so their start-up time is not
+included.
+
+The second table shows the percentage of a step that train.py spends waiting for its next batch. It
+covers the first 40 steps of the default run, with OMP_NUM_THREADS threads or on all CPU cores.
 """
 
 import statistics
@@ -33,19 +35,19 @@ from accel_demo.lab.timed_command import run_timed
 
 REPEATS = 5
 BATCH_SIZE = 128
-LEAST_SECONDS = 0.3  # of one measurement: one epoch of ours is too short for the clock
-STEPS, WARM_UP = 40, 5  # steps of a training run, of which the first ones do not count
+LEAST_SECONDS = 0.3  # per measurement, because one epoch of ours is too short
+STEPS, WARM_UP = 40, 5  # steps per run, including warm-up steps
 OURS, TORCHVISION = "ours, 0 workers", "torchvision, 0 workers"
 TWO_WORKERS = "torchvision, 2 workers"
 
 
 def measure(options: Namespace) -> Report:
-    """Measure images per second of each loader, then the data wait of the default run."""
+    """Measure the images per second of each loader, then the data wait of the default run."""
     with one_torch_thread():
         loaders = make_loaders()
         agreement = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
         rates = measure_rates(loaders, options.repeats)
-    del loaders  # ends the workers
+    del loaders  # stops the workers
     repeats = tqdm(range(options.repeats), desc="training", unit="run", leave=False)
     waits = [wait_of_a_run() for _ in repeats]
     reading = Table("Reading images", "images/s", rates, reference=TORCHVISION, digits=0)
@@ -62,7 +64,7 @@ def measure(options: Namespace) -> Report:
 
 
 def make_loaders() -> dict[str, DataLoader]:
-    """Return the loaders of the packaged training images, by row of the table."""
+    """Return a loader of the packaged training images for each table row."""
     config = TrainConfig()
     shuffled = {"batch_size": BATCH_SIZE, "shuffle": True}
     ours = {**shuffled, "drop_last": True, **loader_options(config, torch.device("cpu"))}
@@ -80,7 +82,7 @@ def make_loaders() -> dict[str, DataLoader]:
 
 
 def torchvision_set(mean: Sequence[float], std: Sequence[float]):
-    """Return the packaged training images as torchvision's `FashionMNIST`, all in memory."""
+    """Return the packaged training images as an in-memory torchvision `FashionMNIST`."""
     from torchvision import datasets, transforms
 
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
@@ -89,7 +91,7 @@ def torchvision_set(mean: Sequence[float], std: Sequence[float]):
 
 
 def compare(our_set, their_set) -> str:
-    """Return a sentence that both sets have the same first batch.
+    """Check that both sets return the same first batch, and return a sentence about it.
 
     Raises `AssertionError` if the batches differ.
     """
@@ -97,14 +99,14 @@ def compare(our_set, their_set) -> str:
     ours = next(iter(DataLoader(our_set, BATCH_SIZE, collate_fn=collate)))
     theirs = next(iter(DataLoader(their_set, BATCH_SIZE)))
     for our_tensor, their_tensor in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(our_tensor, their_tensor)  # shapes and types too
+        torch.testing.assert_close(our_tensor, their_tensor)  # also compares shapes and dtypes
     shape, dtype = list(ours[0].shape), str(ours[0].dtype).removeprefix("torch.")
     return f"Both deliver the same: their first batches, {dtype} {shape}, agree to rounding."
 
 
 def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, list[float]]:
     """Return the images per second of every loader, measured in turns."""
-    for loader in loaders.values():  # start the workers while this process has no other thread
+    for loader in loaders.values():  # start the workers before this process has other threads
         for _ in loader:
             pass
     rates: dict[str, list[float]] = {name: [] for name in loaders}
@@ -117,7 +119,10 @@ def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, lis
 
 
 def images_per_second(loader: DataLoader) -> float:
-    """Return the rate over at least `LEAST_SECONDS`, in whole epochs that start their iterator."""
+    """Read whole epochs for at least `LEAST_SECONDS`, and return the images per second.
+
+    The time includes the creation of the iterator for each epoch.
+    """
     images, seconds, started_at = 0, 0.0, time.perf_counter()
     while seconds < LEAST_SECONDS:
         images += sum(len(labels) for _, labels in loader)
@@ -126,9 +131,9 @@ def images_per_second(loader: DataLoader) -> float:
 
 
 def wait_of_a_run() -> float:
-    """Return `data_wait` from a new process.
+    """Call `data_wait` in a new process.
 
-    It changes `DataLoader`, and Accelerate keeps one state per process.
+    `data_wait` modifies `DataLoader`, and Accelerate has global state.
     """
     with tempfile.TemporaryDirectory() as run_dir:
         command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
@@ -137,10 +142,10 @@ def wait_of_a_run() -> float:
 
 
 def data_wait(run_dir: str) -> float:
-    """Return how much of a step train.py waits for its next batch, in percent.
+    """Return the percentage of a step that train.py spends waiting for its next batch.
 
     A step lasts from the end of one optimizer step to the end of the next. The wait is the time in
-    `next` of the DataLoader, without what Accelerate does with the batch afterwards.
+    `next` on the DataLoader's iterator. It excludes Accelerate's work on the batch afterwards.
     """
     from accel_demo import train
 
@@ -164,7 +169,7 @@ def data_wait(run_dir: str) -> float:
     start, end = ends[WARM_UP - 1], ends[-1]
     within = [seconds for started_at, seconds in waits if start <= started_at < end]
     if len(ends) != STEPS or len(within) != STEPS - WARM_UP:
-        raise RuntimeError(f"{len(ends)} steps and {len(within)} batches, not {STEPS}")
+        raise RuntimeError(f"got {len(ends)} steps and {len(within)} batches in {STEPS} steps")
     return 100 * sum(within) / (end - start)
 
 

@@ -3,10 +3,10 @@
 accel-demo bench limit
 accel-demo bench limit --precision no --plot limit.svg
 
-The rate of a step is its floating-point operations per second, as torch.utils.flop_counter counts
-them (convolutions and matrix products). It is compared with the best rate of square matrix products
-in the same process, with the same precision and number of threads. On a CPU, a profile shows what
-else takes time in a step.
+The rate of a step is its floating-point operations per second. torch.utils.flop_counter counts the
+operations of convolutions and matrix products. The rate is compared with the best rate of square
+matrix products in the same process, with the same precision and number of threads. On a CPU, a
+profile shows what else takes time in a step.
 """
 
 import json
@@ -34,11 +34,11 @@ from accel_demo.processes.connect import own_device
 from accel_demo.wording import counted
 
 REPEATS = 7
-STEPS, WARM_UP = 50, 5  # steps of one run, of which the first ones do not count
+STEPS, WARM_UP = 50, 5  # steps per run, including warm-up steps
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 
-# The parts of a step, with the first letters of torch's names for their operators. An operator
-# belongs to the first kind that matches its own name or the name of one of its callers.
+# Kinds of operators, with prefixes of their names in torch. An operator belongs to the first kind
+# with a prefix that matches the operator's name or the name of one of its callers.
 KINDS = {
     "optimizer": ("Optimizer.",),
     "data": ("enumerate(DataLoader)",),
@@ -53,7 +53,7 @@ KINDS = {
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "number format (default: bf16 if the device has it in hardware, else no: fp32)"
+    help = "mixed precision; no means fp32 (default: bf16 if the hardware has it, else no)"
     parser.add_argument("--precision", choices=PRECISIONS, default=None, help=help)
 
 
@@ -63,7 +63,7 @@ def measure(options: Namespace) -> Report:
     has_bf16 = device.type != "cpu" or machine.has_bf16_instructions()
     precision = options.precision or ("bf16" if has_bf16 else "no")
     name = {"no": "fp32", "bf16": "bf16"}[precision]
-    torch.backends.cudnn.allow_tf32 = False  # fp32 convolutions in fp32, as matrix products are
+    torch.backends.cudnn.allow_tf32 = False  # compute convolutions in fp32, like matrix products
     config = TrainConfig()
     flops = flops_of_step(config)
     every_thread = torch.get_num_threads()
@@ -82,8 +82,8 @@ def measure(options: Namespace) -> Report:
         findings.append(f"{place}: a step reaches {share:.0%} of the matrix-product rate.")
         tables.append(table)
     torch.set_num_threads(every_thread)
-    if device.type == "cpu":  # a GPU works while the profiler counts Python's time
-        # In a new process, because the profiler's C++ writes to stderr.
+    if device.type == "cpu":  # on a GPU, kernels run in parallel with Python
+        # In a new process, because the profiler's C++ code writes to stderr.
         command = ["python", "-m", "accel_demo.lab.bench.limit", precision]
         *_, (_, line) = run_timed(command, OMP_NUM_THREADS=str(every_thread)).lines
         title = f"Where a step's time goes, {place}, under the profiler"
@@ -122,7 +122,7 @@ def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float]]:
-    """Return the share of each kind of operator in train_plain.py's steps, in percent."""
+    """Return the percentage of train_plain.py's step time for each kind of operator."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train_plain(config, precision)
     events = profiler.events() or []
@@ -137,7 +137,7 @@ def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float
 
 
 def kind_of(event) -> str:
-    """Return the kind of an event of torch's profiler, from its name and its callers' names."""
+    """Return the kind of a profiler event, from its name and its callers' names."""
     names = []
     while event is not None:
         names.append(event.name.removeprefix("aten::"))
@@ -149,7 +149,7 @@ def kind_of(event) -> str:
 
 
 def train_plain(config: TrainConfig, precision: str) -> WorkerResult:
-    """Train STEPS steps on synthetic images in this process. Return pool_worker.run's answer."""
+    """Train on synthetic images in this process. Return the result of `pool_worker.run`."""
     with (
         tempfile.TemporaryDirectory() as run_dir,
         open(os.devnull, "w") as nowhere,
@@ -163,7 +163,7 @@ def train_plain(config: TrainConfig, precision: str) -> WorkerResult:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has finished its work. Call this before each reading of a clock."""
+    """Wait until a GPU has finished its work. Call this before reading a clock."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 

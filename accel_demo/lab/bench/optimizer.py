@@ -1,10 +1,10 @@
-"""Measure AdamW's step: fused, as in train.py, against torch's default.
+"""Compare the time of AdamW's fused step, as in train.py, with torch's default.
 
 accel-demo bench optimizer
 accel-demo bench optimizer --quick --json optimizer.json
 
-Only `optimizer.step()` is measured, with random gradients: on a GPU if there is one, else on one
-thread of the CPU. Both optimizers update the same parameters and take turns.
+Only `optimizer.step()` is measured, with random gradients, on a GPU if there is one, else on one
+CPU thread. Both optimizers update the same parameters and take turns.
 """
 
 import time
@@ -20,7 +20,7 @@ from accel_demo.models import make_model
 from accel_demo.processes.connect import own_device
 
 REPEATS = 15
-STEPS = {"small_cnn": 100, "vgg11": 4, "resnet101": 4}  # in one measurement
+STEPS = {"small_cnn": 100, "vgg11": 4, "resnet101": 4}  # per measurement
 FUSED = {"unfused": None, "fused": True}
 
 
@@ -42,7 +42,7 @@ def measure(options: Namespace) -> Report:
 def milliseconds_per_step(
     network: str, steps: int, repeats: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Return the values of each repeat, by name of the optimizer."""
+    """Return the milliseconds per step of each repeat, for each optimizer."""
     model = make_model(TrainConfig(model=network)).to(device)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

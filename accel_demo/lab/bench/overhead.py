@@ -1,12 +1,12 @@
-"""Measure what a training step costs in plain PyTorch, in raw DDP and with Accelerate.
+"""Compare the time of a training step in plain PyTorch, raw DDP and Accelerate.
 
 accel-demo bench overhead
 accel-demo bench overhead --quick --json overhead.json
 
-The train files run unmodified, in turns, with one thread per process, on one and on two processes.
-They train a tiny model, in which overhead is visible, and the default model. The value of a run is
-its median step. Further runs time the parts of a step with hooks, and list the slowest calls under
-Python's profiler, which makes calls of Python functions slower.
+The train files run unmodified and in turns, on one and on two processes with one thread each. They
+train the default model, and a tiny model that makes the overhead visible. The result of a run is
+the time of its median step. Further runs time the parts of a step with hooks. Others list the
+slowest calls with Python's profiler, which slows down calls of Python functions.
 """
 
 import cProfile
@@ -24,10 +24,10 @@ from accel_demo.wording import counted
 
 REPEATS = 21
 BATCH_SIZE = 128
-STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # in one run; the first tenth is warm-up
+STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # per run; the first tenth is warm-up
 VERSIONS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
 WATCHED_RUNS = 5
-SLOWEST = 6  # calls to list
+SLOWEST = 6  # number of calls to list
 NO_PROFILE = (
     f"No table of calls inside Accelerate: the profiler of Python {platform.python_version()} "
     "misses calls that torch makes (cpython#122029)."
@@ -35,7 +35,7 @@ NO_PROFILE = (
 
 
 def measure(options: Namespace) -> Report:
-    """Measure the microseconds per step, and which parts and calls of Accelerate add to them."""
+    """Measure the step times, and the time that Accelerate adds in each part and call."""
     tables, findings = [], []
     added: dict[str, list[float]] = {}
     with WorkerPool(1, threads=1) as alone, WorkerPool(2, threads=1) as pair:
@@ -63,12 +63,16 @@ def measure(options: Namespace) -> Report:
 def in_turns(
     pools: dict[int, WorkerPool], model: str, repeats: int
 ) -> tuple[dict[tuple[int, str], list[float]], dict[int, str]]:
-    """Return the microseconds per step by (processes, version), and the device by processes."""
+    """Measure all versions in turns.
+
+    Returns the microseconds per step by (processes, version), and the device by number of
+    processes.
+    """
     runs = [(processes, version) for processes in VERSIONS for version in VERSIONS[processes]]
     microseconds: dict[tuple[int, str], list[float]] = {run: [] for run in runs}
     devices = {}
     for repeat in tqdm(range(repeats), desc=f"steps of {model}", unit="repeat"):
-        shift = repeat % len(runs)  # so that each run is first in some repeat
+        shift = repeat % len(runs)  # so that each version goes first in some repeats
         for processes, version in runs[shift:] + runs[:shift]:
             warm_up = STEPS[model] // 10
             result = pools[processes].run(version, choices(model), warm_up=warm_up)
@@ -78,9 +82,10 @@ def in_turns(
 
 
 def typical_step(result: WorkerResult) -> float:
-    """Return the seconds of the median step, which a short disturbance does not change.
+    """Return the median step time in seconds, which short disturbances do not affect.
 
-    On a GPU, return the mean step: Python runs ahead there, and single steps mean little.
+    On a GPU, return the mean. Python runs ahead of the GPU, so the time of a single step means
+    little.
     """
     if result["device"] != "cpu":
         return result["seconds_per_step"]
@@ -89,7 +94,7 @@ def typical_step(result: WorkerResult) -> float:
 
 
 def choices(model: str) -> dict:
-    """Return the fields of TrainConfig for STEPS steps in one epoch, for up to two processes."""
+    """Return TrainConfig fields for a run of STEPS steps in one epoch, on up to two processes."""
     steps = STEPS[model]
     choices = {"model": model, "dataset": "synthetic", "max_steps": steps, "test_samples": 64}
     return {**choices, "train_samples": 2 * steps * BATCH_SIZE, "batch_size": BATCH_SIZE}
@@ -109,11 +114,11 @@ def sentence(
 
 
 def profiler_counts_all_calls() -> bool:
-    """Return False if cProfile misses the calls of C functions that are bound as methods.
+    """Return False if cProfile misses calls to C functions that are bound as methods.
 
-    In Python 3.12.1 and 3.13.0 it records that such a function returns, but not that it was called
-    (cpython#122029), and assigns every later line to the wrong caller. torch has many such
-    functions: all functions of its C++ classes, such as those that write a file.
+    In Python 3.12.1 and 3.13.0, cProfile records the return of such a function, but not its call
+    (cpython#122029). It then attributes all later calls to the wrong caller. All functions of
+    torch's C++ classes are such functions, including those that write a file.
     """
 
     class Bound:
@@ -144,7 +149,10 @@ def median_seconds(result: WorkerResult, part: str) -> float:
 
 
 def slowest_calls(pool: WorkerPool) -> list[Table]:
-    """Return the slowest calls of Accelerate's functions that a plain step does not make."""
+    """Return a table of the slowest calls in Accelerate that a plain PyTorch step does not make.
+
+    The list is empty if there are no such calls.
+    """
     steps = STEPS["tiny_cnn"]
     microseconds: dict[str, list[float]] = {}
     for repeat in tqdm(range(WATCHED_RUNS), desc="profile", unit="repeat"):

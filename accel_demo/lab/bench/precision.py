@@ -1,11 +1,11 @@
-"""Measure what bf16 and torch.compile change: speed, memory, loss, and the cost of compiling.
+"""Measure how bf16 and torch.compile change speed, memory and loss, and the cost of compiling.
 
 accel-demo bench precision
 accel-demo bench precision --repeats 1 --models tiny_cnn --steps 2 --no-compiled
 
-Each setting trains the same network from the same weights on the same images. Each has its own
-process, and the processes take turns, a few steps each. The first step is reported separately,
-because it includes the compiling; nothing compiled earlier is used. Large networks take minutes to
+All settings train the same network from the same weights on the same images. Each setting runs in a
+separate process, and the processes take turns of a few steps. The first step is reported separately
+because it includes compilation, which starts with an empty cache. Large networks take minutes to
 compile, so they are compiled only with --compile-large.
 """
 
@@ -37,28 +37,28 @@ from accel_demo.processes.launch import kill_tree
 
 REPEATS = 5
 QUICK = {"models": ["small_cnn"], "no_compiled": True}
-SETTINGS = {  # the mixed precision of a setting, and whether it compiles
+SETTINGS = {  # mixed precision, is_compiled
     "fp32": ("no", False),
     "bf16": ("bf16", False),
     "fp32, compiled": ("no", True),
     "bf16, compiled": ("bf16", True),
 }
 STEPS, BATCH_SIZE = 3, 128  # steps per turn, images per step
-LARGE = ("resnet18", "resnet101", "vgg11")  # their steps are long, above all with emulated bf16
+LARGE = ("resnet18", "resnet101", "vgg11")  # slow steps, especially with emulated bf16
 STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 
 
 @dataclass(frozen=True)
 class PrecisionRun:
-    """The training of one network in one setting. The lists do not include the first step."""
+    """Result of training one network in one setting. The lists exclude the first step."""
 
     batch_size: int
     first_step_seconds: float
-    seconds_per_step: list[float]  # the mean of each turn
+    seconds_per_step: list[float]  # mean of each turn
     losses: list[float]  # one per step
     last_turn_loss: float  # mean
-    megabytes: float  # the most that a step allocates
+    megabytes: float  # peak memory that a step allocates
     logits_error: float  # of the first step: |logits - fp32's logits| / |fp32's logits|
 
     @property
@@ -68,7 +68,7 @@ class PrecisionRun:
 
 @dataclass(kw_only=True)
 class PrecisionReport(Report):
-    """The report with all runs, by network and setting. The picture shows them side by side."""
+    """A report with all runs by network and setting. The picture shows them side by side."""
 
     runs: dict[str, dict[str, PrecisionRun]]
 
@@ -80,12 +80,12 @@ def add_options(parser: ArgumentParser) -> None:
     default = ["small_cnn", "resnet18"]
     help = f"networks to train (default: {' '.join(default)})"
     parser.add_argument("--models", nargs="+", choices=MODELS, default=default, help=help)
-    help = f"steps in a turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
+    help = f"steps per turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
     compiling = parser.add_mutually_exclusive_group()
-    help = "leave torch.compile out: it takes long, and on a CPU it needs a C++ compiler"
+    help = "skip torch.compile, which is slow, and needs a C++ compiler on a CPU"
     compiling.add_argument("--no-compiled", action="store_true", help=help)
-    help = f"compile {', '.join(LARGE)} too: that takes minutes"
+    help = f"also compile {', '.join(LARGE)}, which takes minutes"
     compiling.add_argument("--compile-large", action="store_true", help=help)
 
 
@@ -112,25 +112,25 @@ def measure(options: Namespace) -> Report:
 
 
 def settings_for(model: str, options: Namespace) -> dict[str, tuple[str, bool]]:
-    """Return the entries of `SETTINGS` for this network."""
+    """Return the settings to measure for this network."""
     compiles = options.compile_large or not (options.no_compiled or model in LARGE)
     return {name: setting for name, setting in SETTINGS.items() if compiles or not setting[1]}
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise `UserError` if torch.compile would not find a C++ compiler for the CPU."""
+    """Raise `UserError` if torch.compile needs a C++ compiler for the CPU and there is none."""
     names = (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise UserError(
-            "torch.compile needs a C++ compiler for a CPU, and none is found: install g++ or "
-            "clang++, or add --no-compiled"
+            "torch.compile needs a C++ compiler on a CPU, but none was found. Install g++ or "
+            "clang++, or add --no-compiled.."
         )
 
 
 def compare(
     model: str, settings: dict[str, tuple[str, bool]], repeats: int, steps: int, batch_size: int
 ) -> dict[str, PrecisionRun]:
-    """Train the network with every setting, alternating between them. Return a run per setting."""
+    """Train the network with all settings in turns, and return one run per setting."""
     processes, first_steps = {}, {}
     turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in settings}
     bar = tqdm(total=len(settings) * (repeats + 1), desc=model, unit="turn")
@@ -138,13 +138,13 @@ def compare(
         cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         for number, (name, (precision, is_compiled)) in enumerate(settings.items()):
             process = processes[name] = stack.enter_context(worker())
-            folder = str(Path(cache, str(number)))  # Inductor cannot compile below a name with " "
+            folder = str(Path(cache, str(number)))  # Inductor fails if a path contains spaces
             arguments = (model, precision, is_compiled, batch_size, torch.get_num_threads(), folder)
             first_steps[name] = process.submit(precision_training.begin, *arguments).result()
             bar.update()
         names = list(settings)
         for repeat in range(repeats):
-            shift = repeat % len(names)  # so that each setting is first in some repeat
+            shift = repeat % len(names)  # so that each setting goes first in some repeats
             for name in names[shift:] + names[:shift]:
                 turns[name].append(processes[name].submit(precision_training.turn, steps).result())
                 bar.update()
@@ -170,10 +170,10 @@ def compare(
 
 @contextmanager
 def worker() -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of one process. On an error here, kill it and all processes it has started.
+    """Yield a pool of one process. If the `with` block raises, kill the process and its children.
 
-    So nobody waits after Ctrl-C for a compiler, which may take minutes. A terminal sends Ctrl-C to
-    the worker too; the worker ignores it.
+    Otherwise, Ctrl-C would wait for a compiler, which may take minutes. A terminal also sends
+    Ctrl-C to the worker, which ignores it.
     """
     options = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **options) as executor:
@@ -187,7 +187,7 @@ def worker() -> Iterator[ProcessPoolExecutor]:
 
 
 def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) -> list[Table]:
-    """Return a table of speeds for each network, and tables of the other results for all."""
+    """Return one table of speeds per network, and tables of all other results."""
     tables = []
     for model, by_setting in runs.items():
         rows = {name: run.images_per_second for name, run in by_setting.items()}
@@ -206,7 +206,7 @@ def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) ->
 
 
 def sentences(model: str, runs: dict[str, PrecisionRun]) -> list[str]:
-    """Return sentences about the cost and gain of compiling, and the differences of the logits."""
+    """Return sentences about the compile time and about the differences between logits."""
     lines = []
     for precision in ("fp32", "bf16"):
         if compiled := runs.get(f"{precision}, compiled"):
@@ -219,9 +219,9 @@ def sentences(model: str, runs: dict[str, PrecisionRun]) -> list[str]:
 
 
 def price(eager: list[float], compiled: list[float], first_step: float) -> str:
-    """Return a sentence with the seconds of compiling and the steps after which they pay off.
+    """Return a sentence with the compile time and the number of steps after which it pays off.
 
-    `eager` and `compiled` are the seconds per step of each turn.
+    `eager` and `compiled` contain the mean seconds per step of each turn.
     """
     compiling = first_step - statistics.median(compiled)
     saved = [before - after for before, after in zip(eager, compiled, strict=True)]
@@ -237,7 +237,7 @@ def price(eager: list[float], compiled: list[float], first_step: float) -> str:
 
 
 def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
-    """Draw bars for speed, memory and first step, and the loss curves: a row for each network."""
+    """Draw one row per network: bars for speed, memory and first step, and the loss curves."""
     from matplotlib.ticker import MaxNLocator
 
     figure = show.new_figure(10, 2.4 * len(runs) + 0.3)
@@ -270,7 +270,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
 
 
 def bars(axis, rows: dict[str, list[float]], colours: dict[str, str]) -> None:
-    """Draw a bar to the median of each setting, a line from lowest to highest, and the number."""
+    """Draw a bar for each median, with its number and an error bar from minimum to maximum."""
     for place, (name, values) in enumerate(rows.items()):
         median = statistics.median(values)
         spread = [[median - min(values)], [max(values) - median]] if len(values) > 1 else None

@@ -1,6 +1,6 @@
-"""Train one network in one precision, a few steps per call.
+"""Train one network in one setting, a few steps per call.
 
-precision.py runs these functions in a process for each setting, `begin` first.
+precision.py calls these functions in a separate process for each setting, beginning with `begin`.
 """
 
 import json
@@ -24,7 +24,7 @@ LEARNING_RATE = 1e-3
 
 
 class SteppedTraining:
-    """A network with its optimizer and its position in the training images."""
+    """A network, its optimizer, and the position in the training images."""
 
     def __init__(self, model: str, precision: str, is_compiled: bool, batch_size: int):
         config = TrainConfig(model=model)
@@ -38,7 +38,7 @@ class SteppedTraining:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one step as in train_plain.py. Return the logits and the loss."""
+        """Perform one training step as in train_plain.py. Return the logits and the loss."""
         first = self.batches_done * self.batch_size
         indices = [(first + number) % len(self.train_set) for number in range(self.batch_size)]
         images, labels = (part.to(self.device) for part in self.train_set.__getitems__(indices))
@@ -52,22 +52,22 @@ class SteppedTraining:
         return logits.detach().float(), loss.detach()
 
 
-_training: SteppedTraining  # of this process
+_training: SteppedTraining  # one per process, set by `begin`
 
 
 def begin(
     model: str, precision: str, is_compiled: bool, batch_size: int, threads: int, cache: str
 ) -> tuple[float, list[list[float]]]:
-    """Take the first step. Return its seconds, and the logits of its images.
+    """Set up the training and perform the first step. Return its seconds and its logits.
 
-    The compiler uses only `cache`, a new folder.
+    `cache` is a new folder for the compiler's cache and temporary files.
     """
     global _training
     os.makedirs(cache)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     os.environ["TMPDIR"] = cache  # for the files that a killed C++ compiler leaves behind
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # of the compiler and profiler; exceptions go to precision.py
+        os.dup2(nowhere.fileno(), 2)  # hides compiler and profiler output
     torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False  # compute fp32 convolutions in fp32
     keep_freed_memory()
@@ -80,7 +80,7 @@ def begin(
 
 
 def turn(steps: int) -> tuple[float, list[float]]:
-    """Take these steps. Return the mean seconds per step, and the loss of each step."""
+    """Perform `steps` steps. Return the mean seconds per step, and the loss of each step."""
     wait_for(_training.device)
     started_at = time.perf_counter()
     losses = [_training.step()[1] for _ in range(steps)]
@@ -90,10 +90,10 @@ def turn(steps: int) -> tuple[float, list[float]]:
 
 
 def bytes_of_a_step() -> int:
-    """Take one more step and return the most bytes that it has allocated at a time on the device.
+    """Perform one more step, and return the peak number of bytes that it allocates on the device.
 
-    Weights and optimizer state are allocated before and not included. On a CPU, torch's profiler
-    records each allocation, including those of compiled code.
+    Weights and optimizer state are not included, because they were allocated earlier. On a CPU,
+    torch's profiler records all allocations, including those in compiled code.
     """
     device = _training.device
     if device.type == "cuda":
@@ -114,7 +114,7 @@ def bytes_of_a_step() -> int:
 
 
 def _take_a_small_step(device: torch.device) -> None:
-    """Load the code that every setting needs: optimizer and kernels take seconds the first time."""
+    """Train a small layer once, because loading the optimizer and kernels takes seconds."""
     layer = torch.nn.Conv2d(1, 8, 3, device=device)
     optimizer = torch.optim.AdamW(layer.parameters())
     F.cross_entropy(

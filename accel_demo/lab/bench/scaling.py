@@ -1,12 +1,12 @@
-"""Measure the images per second of two processes, compared with twice the speed of one.
+"""Compare the speed of two processes with twice the speed of one process.
 
 accel-demo bench scaling
 accel-demo bench scaling --quick --accumulate 8
 
 Each process trains on one thread (or one GPU) with the same batch size, so two processes do twice
-the work of one. Two processes that do not share gradients show what the machine itself loses when
-both cores are busy. The rest is the cost of sharing gradients, and of waiting in every step for the
-slower process. With --accumulate they share gradients less often.
+the work of one. Two independent processes show how much the machine itself slows down when both
+cores are busy. The remaining loss is the cost of averaging gradients, and of waiting for the slower
+process in every step. With --accumulate, gradients are averaged less often.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -21,7 +21,7 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 15
-MICRO_BATCHES, LEAST_STEPS = 60, 10  # in one run; the first tenth of the steps is warm-up
+MICRO_BATCHES, LEAST_STEPS = 60, 10  # per run; the first tenth of the steps is warm-up
 ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 processes, one training"
 
 
@@ -30,18 +30,18 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per process and micro-batch (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
-    help = "micro-batches per optimizer step; gradients are shared once per step (default: 1)"
+    help = "micro-batches per optimizer step; gradients are averaged once per step (default: 1)"
     parser.add_argument("--accumulate", type=int, default=1, metavar="N", help=help)
 
 
 def measure(options: Namespace) -> Report:
-    """Measure one and two processes in turns, and compute the efficiency of two."""
+    """Measure one and two processes in turns, and compute the efficiency of two processes."""
     choices = {"model": options.model, "batch_size": options.batch_size, "dataset": "synthetic"}
     steps = max(LEAST_STEPS, MICRO_BATCHES // max(1, options.accumulate))
     images = 2 * steps * options.batch_size * options.accumulate
     choices |= {"accumulate": options.accumulate, "max_steps": steps}
     choices |= {"train_samples": max(0, images), "test_samples": 64}
-    TrainConfig(**choices)  # reports a mistake before anything is started
+    TrainConfig(**choices)  # raises `UserError` before any process is started
     on_cpu = torch.cuda.device_count() < 2
     gpus = (ON_CPU,) * 3 if on_cpu else ("0", "1", "0,1")
     rates: dict[str, list[float]] = {ALONE: [], APART: [], TOGETHER: []}
@@ -52,7 +52,7 @@ def measure(options: Namespace) -> Report:
         ThreadPoolExecutor(2) as executor,
     ):
         pools = {ALONE: [first], APART: [first, second], TOGETHER: [pair]}
-        for pool in (first, second, pair):  # not measured: the first step imports modules
+        for pool in (first, second, pair):  # not measured, because the first step imports modules
             pool.run("Accelerate", {**choices, "max_steps": 2})
         for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:
@@ -73,9 +73,10 @@ def measure(options: Namespace) -> Report:
 
 
 def rate(pools: list[WorkerPool], choices: dict, executor: ThreadPoolExecutor) -> float:
-    """Return the images per second of all pools together, while every one of them is training.
+    """Train in all pools at the same time, and return their total images per second.
 
-    Raises `RuntimeError` if they trained at different times.
+    Only the time in which all pools are training is measured. Raises `RuntimeError` if a pool
+    performs fewer than half of its steps in that time.
     """
     steps = choices["max_steps"]
     train = partial(WorkerPool.run, version="Accelerate", choices=choices, warm_up=steps // 10)

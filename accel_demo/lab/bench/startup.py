@@ -1,12 +1,13 @@
-"""Measure the seconds from a command to its first step of training, and how many are imports.
+"""Measure the time from a command to its first training step, and how much of it is imports.
 
 accel-demo bench startup
 accel-demo bench startup --repeats 3 --json startup.json
 
-The commands train on 256 packaged images on the CPU, in turns. The clock starts with the command
-and stops at the line that each train file prints just before its first step; `accel-demo --help` is
-timed to its end. Each import is timed in a new Python process. A launcher imports torch and then
-starts the process that imports torch again; the first optimizer of a process imports torch._dynamo.
+The commands take turns and train on 256 packaged images on the CPU. The clock starts with the
+command, and stops at the line that each train file prints just before its first step. The time of
+`accel-demo --help` ends when it exits. Each import is timed in a new Python process. A launcher
+imports torch and then starts a process that imports torch again. The first optimizer in a process
+imports torch._dynamo.
 """
 
 import statistics
@@ -30,7 +31,7 @@ OPTIMIZER = "the first optimizer of train.py"
 LIBRARIES = "import torch, accelerate"
 READY = "import torch, accel_demo.train; from accel_demo import config, optimizer; "
 READY += "model, choices = torch.nn.Linear(1, 1), config.TrainConfig()"
-IMPORTS = {  # the statements before the clock starts, and the statement that is timed
+IMPORTS = {  # setup before the clock starts, and the timed statement
     "torch": ("", "import torch"),
     "accelerate, after torch": ("import torch", "import accelerate"),
     "accel_demo, after both": (LIBRARIES, "import accel_demo.train"),
@@ -81,14 +82,14 @@ def measure(options: Namespace) -> Report:
 
 
 def seconds_to_first_step(command: list[str], first_line: str) -> float:
-    """Time the command until its first line, which must begin with `first_line`."""
+    """Time the command until it prints its first line, which must begin with `first_line`."""
     with tempfile.TemporaryDirectory() as folder:
         run = [*command, *SHORT, "--run-dir", str(Path(folder, "run"))]
         return run_timed(run, time_limit=TIME_LIMIT).first_step(first_line)
 
 
 def seconds_of(before: str, statement: str) -> float:
-    """Time the statement in a new Python process that has executed `before`."""
+    """Time a statement in a new Python process, after the statements in `before`."""
     code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{statement}\n"
     code += "print(time.perf_counter() - started_at)"
     return float(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1][1])

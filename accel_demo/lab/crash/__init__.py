@@ -1,1 +1,1 @@
-"""`accel-demo crash`: kill a training run repeatedly and compare its weights."""
+"""`accel-demo crash`: kill a training run repeatedly and check its final weights."""

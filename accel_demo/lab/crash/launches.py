@@ -21,19 +21,19 @@ from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.folder import read_json
 from accel_demo.run.manifest import Damaged, checkpoints_of, verify
 
-TIME_LIMIT = 180  # seconds for a launch
-TIME_TO_END = 60  # seconds in which a launch ends once one of its processes was killed
+TIME_LIMIT = 180  # seconds that a launch may take
+TIME_TO_END = 60  # seconds that a launch may continue after a rank was killed
 MARK = "ACCEL_DEMO_CRASH"  # an environment variable that every process of a launch inherits
 
 
 class Launch:
-    """A launcher, its ranks and their loader workers. Leaving the `with` block kills them all.
+    """A launcher, its ranks and their loader workers. Leaving the `with` block kills all of them.
 
     `points` are (seconds since the start, step) for each optimizer step in metrics.jsonl.
     """
 
     def __init__(self, command: list[str], run: Path, processes: int):
-        """Start `command` with the run folder `run`."""
+        """Start `command` with `run` as its run folder."""
         self.command = [*command, "--run-dir", str(run)]
         self.run, self.processes = run, processes
         self.points: list[tuple[float, int]] = []
@@ -54,7 +54,7 @@ class Launch:
     def __exit__(self, *error) -> None:
         self.launcher.kill()
         self.launcher.wait()
-        while remaining := self._marked():  # repeat: a process may have started another meanwhile
+        while remaining := self._marked():  # again: a process may have started a new one
             for process in remaining:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -74,9 +74,9 @@ class Launch:
         return time.monotonic() - self.started_at
 
     def watch(self, until: Callable[[], object], pause: float = 0.001) -> None:
-        """Read the metrics until `until()` is true, which is called every `pause` seconds.
+        """Read the metrics every `pause` seconds until `until()` is true.
 
-        Raises `RuntimeError` with the output if the launch ends earlier or exceeds `TIME_LIMIT`.
+        Raises `RuntimeError` with the output if the launch exits earlier or exceeds `TIME_LIMIT`.
         """
         while not until():
             has_ended = self.has_ended
@@ -88,7 +88,10 @@ class Launch:
             time.sleep(pause)
 
     def is_saving(self) -> bool:
-        """Return whether a checkpoint is being written. One left by an earlier launch is older."""
+        """Return whether an unfinished checkpoint from this launch exists.
+
+        An unfinished checkpoint from an earlier launch was modified before this launch started.
+        """
         try:
             written_at = (self.run / "checkpoints" / UNFINISHED).stat().st_mtime
         except FileNotFoundError:
@@ -96,14 +99,14 @@ class Launch:
         return written_at > self.date
 
     def wait(self) -> None:
-        """Wait for the end of a launch that is not killed. Raises `RuntimeError` if it fails."""
+        """Wait until the launch exits. Raises `RuntimeError` if it fails."""
         self.watch(lambda: self.has_ended)
         self._look()
         if self.launcher.returncode != 0:
             self.fail(f"ended with exit code {self.launcher.returncode}")
 
     def measure_phases(self) -> dict[str, float]:
-        """Wait for the end of the launch and return the usual seconds of each phase."""
+        """Wait until the launch exits. Return the usual duration of each phase in seconds."""
         saves = []
         while not self.has_ended:
             self.watch(lambda: self.is_saving() or self.has_ended)
@@ -116,14 +119,15 @@ class Launch:
         moments = [seconds for seconds, _ in self.points]
         return {
             "step": statistics.median(b - a for a, b in zip(moments, moments[1:], strict=False)),
-            "save": sorted(saves)[len(saves) // 4],  # a quick one: most others take longer
+            "save": sorted(saves)[len(saves) // 4],  # lower quartile: most saves take longer
             "start-up": moments[0] - self.ranks_seen_at,
         }
 
     def kill(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
-        """Send SIGKILL to one rank at the planned moment, and wait until all processes have ended.
+        """Send SIGKILL to one rank at the planned moment, and wait until all processes have exited.
 
-        Raises `RuntimeError` if the launch continues without it, or a rank outlives the launcher.
+        Raises `RuntimeError` if the launch continues without the rank, or another rank keeps
+        running after the launcher has exited.
         """
         self._wait_for_moment(kill, usual_seconds)
         self.ranks[kill.rank].kill()
@@ -141,11 +145,11 @@ class Launch:
         while alive := set(self.ranks.values()).intersection(self._marked()):
             if time.monotonic() > deadline:
                 self.fail(f"left {alive} running after rank {kill.rank} was killed")
-        self.__exit__()  # the loader workers of a killed rank would end some seconds later
+        self.__exit__()  # a killed rank's loader workers would run for a few more seconds
         self._look()
 
     def _wait_for_moment(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
-        """Watch until the planned moment, or until the end of the start-up if that is earlier."""
+        """Watch until the planned moment. A start-up kill does not wait beyond the first step."""
         self.watch(lambda: self.ranks_seen_at)
         if kill.planned_phase == "start-up":
             moment = self.seconds() + kill.fraction * usual_seconds["start-up"]
@@ -158,7 +162,10 @@ class Launch:
         self.watch(lambda: self.seconds() >= moment, pause=0.0003)
 
     def result(self, earlier: list[LaunchResult], first_start: float) -> LaunchResult:
-        """Return the result of this launch, given the `earlier` ones since `first_start`."""
+        """Return the result of this launch. `earlier` are the results of the previous launches.
+
+        `first_start` is the clock time at which the first launch started.
+        """
         resumed_from, resumed_after_step = None, 0 if self.points else None
         resumed = re.search(r"^resumed from (.+), after step (\d+)$", self.stdout.read_text(), re.M)
         if resumed:
@@ -191,7 +198,8 @@ class Launch:
     def has_connected(self) -> bool:
         """Return whether the processes have connected and written environment.json.
 
-        Raises `RuntimeError` if their number is wrong, or if they do not run on the CPU.
+        Raises `RuntimeError` if an unexpected number of processes connected, or if they do not use
+        the CPU.
         """
         path = self.run / "environment.json"
         if not path.exists() or path.stat().st_mtime < self.date:
@@ -210,12 +218,12 @@ class Launch:
         raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output}")
 
     def _look(self) -> None:
-        """Read the new lines of metrics.jsonl, and look for ranks until all have been seen."""
+        """Read the new lines of metrics.jsonl, and look for the ranks that are still missing."""
         if len(self.ranks) < self.processes:
             self._find_ranks()
         text, seconds = self._metrics(), self.seconds()
         lines = text[self.bytes_read : text.rfind(b"\n") + 1]
-        # A resumed run drops the steps that it will repeat, so the file may be shorter than before.
+        # A resumed run removes the steps that it will replay, so the file can become shorter.
         self.bytes_read = min(self.bytes_read + len(lines), len(text))
         for metrics in map(json.loads, lines.splitlines()):
             if "train_loss" in metrics:
@@ -228,7 +236,7 @@ class Launch:
             return b""
 
     def _find_ranks(self) -> None:
-        """Find the launcher's own children that run the train file, not their loader workers."""
+        """Find the ranks: the launcher's direct children that run the train file."""
         train_file = next(word for word in self.command if word.endswith(".py"))
         with suppress(psutil.Error):
             for process in psutil.Process(self.launcher.pid).children():
@@ -240,7 +248,7 @@ class Launch:
         time.sleep(0.02)
 
     def _marked(self) -> list[psutil.Process]:
-        """Return the processes of this launch. (While one exits, it has no environment.)"""
+        """Return the running processes of this launch. An exiting process has no environment."""
         marked = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

@@ -15,7 +15,7 @@ MARKERS = {
 
 
 def sentence(number: int, launch: LaunchResult) -> str:
-    """Return one line about a launch: its first step, its last step, and how it ended."""
+    """Return a line about a launch: its first step, its last step, and how it ended."""
     parts = []
     if (step := launch.resumed_after_step) is not None:
         parts.append(f"resumed after step {step}" if step else "started from the beginning")
@@ -33,7 +33,7 @@ def sentence(number: int, launch: LaunchResult) -> str:
 
 
 def summary(result: CrashResult) -> str:
-    """Return the totals of all launches and the comparison with the uninterrupted run."""
+    """Return the totals over all launches and the comparison with the uninterrupted run."""
     launches, comparison = result.launches, result.comparison
     phases = [launch.kill.actual_phase for launch in launches if launch.kill]
     trained = sum(len(launch.points) for launch in launches)
@@ -60,7 +60,7 @@ final weights: {weights} {comparison.tensors} tensors"""
 
 
 def draw(result: CrashResult, path: Path) -> None:
-    """Draw optimizer steps over time: the uninterrupted run, and the killed run with its kills."""
+    """Draw the optimizer steps of the uninterrupted run and of the killed run over time."""
     figure = show.new_figure(11, 6)
     axis = figure.subplots()
     blue, orange, grey = show.COLOURS[0], show.COLOURS[3], "0.6"
@@ -68,7 +68,7 @@ def draw(result: CrashResult, path: Path) -> None:
     axis.plot(*points, color="black", linewidth=1.2, label="uninterrupted run")
     killed_at, killed_step = 0.0, 0
     for index, launch in enumerate(result.launches):
-        # A launch that ended before it resumed is drawn at the step from which the next resumes.
+        # A launch killed before it resumed is drawn at the step from which the next launch resumes.
         steps = [later.resumed_after_step for later in result.launches[index:]]
         first_step = next(step for step in steps if step is not None)
         points = [(launch.started_at + seconds, step) for seconds, step in launch.points]

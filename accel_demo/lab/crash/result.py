@@ -1,4 +1,4 @@
-"""The result of `accel-demo crash`. All times are in seconds."""
+"""Results of `accel-demo crash`. All times are in seconds."""
 
 import json
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from safetensors.numpy import load_file
 
 @dataclass(frozen=True)
 class Kill:
-    """A planned kill of one rank. After the kill, also its actual phase and moment.
+    """A planned kill of one rank. `actual_phase` and `seconds` are set after the kill.
 
     A phase is "save", "step" or "start-up". The kill is planned for the first save or step after
-    optimizer step `step`, when `fraction` of the usual duration of the phase has passed.
+    optimizer step `step`, at `fraction` of the usual duration of the phase.
     """
 
     planned_phase: str
@@ -25,11 +25,11 @@ class Kill:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """One launch of the killed run, with the checkpoints that exist after it, newest first.
+    """Result of one launch of the killed run, with the checkpoints after it, newest first.
 
-    `started_at` counts from the first launch, `points` are (seconds after `started_at`, optimizer
-    step). `resumed_after_step` is 0 if the launch started from the beginning, and None if it was
-    killed earlier.
+    `started_at` is the time since the first launch. `points` are (seconds since `started_at`,
+    optimizer step). `resumed_after_step` is 0 if the launch started from the beginning, and None if
+    it was killed before it resumed or performed a step.
     """
 
     started_at: float
@@ -64,14 +64,14 @@ class CrashResult:
     processes: int
     seed: int
     steps: int
-    usual_seconds: dict[str, float]  # of each phase
+    usual_seconds: dict[str, float]  # for each phase
     uninterrupted_points: list[tuple[float, int]]
     launches: list[LaunchResult]
     comparison: RunComparison
 
     @property
     def passed(self) -> bool:
-        """Whether both runs are equal, and each launch used the newest complete checkpoint."""
+        """True if both runs are equal and each launch used the newest complete checkpoint."""
         return (
             not self.comparison.different_tensors
             and self.comparison.equal_logged_steps == self.comparison.logged_steps
@@ -81,7 +81,7 @@ class CrashResult:
 
 
 def compare(uninterrupted: Path, killed: Path) -> RunComparison:
-    """Compare the bits of each tensor and the metrics of each step, except for the speed."""
+    """Compare the bits of all tensors and the metrics of all steps, except for the speed."""
     first, second = (load_file(run / "model.safetensors") for run in (uninterrupted, killed))
     different = first.keys() ^ second.keys()
     for name in first.keys() & second.keys():

@@ -1,1 +1,1 @@
-"""`accel-demo doctor`: report this machine, and check launch configs."""
+"""`accel-demo doctor`: describe this machine, or check a launch config."""

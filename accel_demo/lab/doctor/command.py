@@ -1,11 +1,11 @@
-"""Report what this machine has, or check that a launch config starts what it promises.
+"""Describe this machine, or check that a launch config starts the processes that it promises.
 
 accel-demo doctor
 accel-demo doctor --config accelerate_configs/cpu_two_processes.yaml
 
-Without --config, the report includes the launch configs of the repository that fit this machine.
-With --config, a small probe is launched. The exit code is 1 if its processes, devices or precision
-differ from the config.
+Without --config, the report also shows which of the repository's launch configs fit this machine.
+With --config, a small probe is launched. The exit code is 1 if the launch fails, or if the
+processes, devices or precision differ from the config.
 """
 
 import json
@@ -34,13 +34,13 @@ LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
 
 def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, prog="accel-demo doctor")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="launch a probe with this file")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="launch a probe with FILE")
     path = parser.parse_args(arguments).config
     return report_machine() if path is None else check_launch(path)
 
 
 def report_machine() -> int:
-    """Print what this machine has, and which launch configs of the repository fit it."""
+    """Print a description of this machine and the launch configs that fit it."""
     import torch
 
     from accel_demo.anatomy import devices
@@ -60,7 +60,7 @@ def report_machine() -> int:
 
 
 def fit_of(file: Path, gpus: int) -> tuple[str, str]:
-    """Return what a config starts, and "yes" or why it does not fit a machine with these GPUs."""
+    """Return what a config starts, and "yes" or the reason why it does not fit this machine."""
     try:
         promise = promise_of(read_config(file))
     except UserError as error:
@@ -72,7 +72,7 @@ def fit_of(file: Path, gpus: int) -> tuple[str, str]:
 
 
 def check_launch(path: Path) -> int:
-    """Launch the probe with this config, and compare its processes with the config."""
+    """Launch the probe with a config, and compare the launched processes with the config."""
     config = read_config(path)
     promise = promise_of(config)
     print(f"starting {path} with a small probe, about 10 seconds …", file=sys.stderr, flush=True)
@@ -94,14 +94,14 @@ def check_launch(path: Path) -> int:
 
 
 def promised_cells(promise: Promise) -> list[str]:
-    """Return the values of `ROWS` that the config asks for."""
+    """Return the values of `ROWS` that the config promises."""
     connected = "yes" if promise.processes > 1 else "alone"
     device = device_words(promise.device, promise.processes, promise.processes)
     return [str(promise.processes), connected, promise.backend, device, promise.dtype]
 
 
 def obtained_cells(answers: list[ProbeAnswer]) -> list[str]:
-    """Return the values of `ROWS` that the processes of the launch report."""
+    """Return the values of `ROWS` that the launched processes reported."""
     devices = {answer.device for answer in answers}
     kinds = ", ".join(sorted({device.split(":")[0] for device in devices}))
     backends = ", ".join(sorted({answer.backend for answer in answers}))
@@ -111,7 +111,10 @@ def obtained_cells(answers: list[ProbeAnswer]) -> list[str]:
 
 
 def connection_of(answers: list[ProbeAnswer]) -> str:
-    """Return "yes" if every process took part in the same all-reduce and the same gather."""
+    """Return "yes", "alone" for a single process, or "no" with the reason.
+
+    Connected processes participate in the same all-reduce and the same gather.
+    """
     count = len(answers)
     alone = sum(answer.world_size == 1 for answer in answers)
     if count == alone == 1:
@@ -123,11 +126,11 @@ def connection_of(answers: list[ProbeAnswer]) -> str:
         and set(answer.gathered_pids) == pids
         for answer in answers
     )
-    return "yes" if is_connected else f"no: {alone} of {count} are clones, each alone"
+    return "yes" if is_connected else f"no: {alone} of {count} are clones that run alone"
 
 
 def device_words(kind: str, processes: int, devices: int) -> str:
-    """Return "cpu" or "cuda", and for several processes on GPUs if each process has its own."""
+    """Return "cpu" or "cuda". For several processes on GPUs, add "one each" or "shared"."""
     if processes == 1 or kind == "cpu":
         return kind
     return f"{kind}, one each" if devices == processes else f"{kind}, shared"
@@ -136,7 +139,7 @@ def device_words(kind: str, processes: int, devices: int) -> str:
 def fixes(
     config: dict, promise: Promise, answers: list[ProbeAnswer], different: list[str]
 ) -> list[tuple[list[str], list[str]]]:
-    """Return, for each cause, the different rows that it explains and lines with a fix."""
+    """Return the causes of the differences: for each cause, the rows it explains and a fix."""
     connection = ("processes", "connected", "backend")
     causes: list[tuple[tuple[str, ...], list[str]]] = []
     if promise.processes > 1 and not starts_several(config):
@@ -145,8 +148,8 @@ def fixes(
         kind = answers[0].device.split(":")[0]
         causes.append((("device", "backend"), device_fix(promise, len(answers), kind)))
     settings_fix = [
-        "The processes did not get the settings of the launcher.",
-        "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE if they are set, and build",
+        "The processes did not receive the launcher's settings.",
+        "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE if they are set, and write",
         "Accelerator(cpu=use_cpu()) as accel_demo/train.py does.",
     ]
     dtype_fix = [
@@ -164,7 +167,7 @@ def fixes(
 
 
 def processes_fix(config: dict, promise: Promise) -> list[str]:
-    """Explain why the launcher started only one process, and which config starts several here."""
+    """Explain why the launcher started only one process, and how to start several here."""
     import torch
 
     reason = f"{config['distributed_type']} starts one process and ignores num_processes."
@@ -176,7 +179,7 @@ def processes_fix(config: dict, promise: Promise) -> list[str]:
 
 
 def device_fix(promise: Promise, processes: int, kind: str) -> list[str]:
-    """Explain why the processes are not on the promised device, but on this kind of device."""
+    """Explain why the processes run on this kind of device instead of the promised device."""
     import torch
 
     if promise.device == "cpu":
@@ -188,7 +191,7 @@ def device_fix(promise: Promise, processes: int, kind: str) -> list[str]:
     file = "cpu_two_processes.yaml" if promise.processes > 1 else "cpu.yaml"
     return [
         f"Each process needs its own GPU. Needed: {needed}; here: {here}.",
-        f"So it runs as {counted(processes, f'{kind} process')}.",
+        f"So the launch started {counted(processes, f'{kind} process')}.",
         f"Fix: use accelerate_configs/{file}, or a machine with {needed}.",
     ]
 
@@ -198,14 +201,14 @@ def count_of(gpus: int) -> str:
 
 
 class LaunchFailed(Exception):
-    """A launch that ended with an error, or did not end in time."""
+    """A launch that failed or timed out."""
 
 
 def launch_probe(path: Path, seconds: float = 120) -> list[ProbeAnswer]:
-    """Launch the probe with this config, and return the answer of each process by rank.
+    """Launch the probe with a config, and return the answers of all processes in rank order.
 
-    Raises `LaunchFailed` if the launch fails or takes longer than `seconds`. All processes that it
-    started have ended when this function returns or raises.
+    Raises `LaunchFailed` if the launch fails or takes longer than `seconds`. All launched processes
+    have exited when this function returns or raises.
     """
     command = [*LAUNCH, str(path), "-m", "accel_demo.lab.doctor.probe"]
     ended = run_to_end(command, seconds, environment=dict(os.environ), cwd=Path.cwd())
@@ -219,7 +222,7 @@ def launch_probe(path: Path, seconds: float = 120) -> list[ProbeAnswer]:
 
 
 def cause_in(stderr: str) -> str:
-    """Return the last error line of the program, skipping the launcher's report about it."""
+    """Return the program's last error line. The launcher's own error report is skipped."""
     lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in stderr.splitlines()]
     lines = [line for line in lines if re.search(r"\w", line)]
     errors = [

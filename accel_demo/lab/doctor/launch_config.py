@@ -1,4 +1,4 @@
-"""Read launch configs, find their mistakes before a launch, and describe what they promise."""
+"""Read launch configs, check them for mistakes, and predict what they will start."""
 
 import difflib
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Promise:
-    """Processes that a launch config asks for."""
+    """The processes that a launch config should start."""
 
     processes: int
-    backend: str  # what connects the processes: "gloo", "nccl", "none"
+    backend: str  # "gloo" or "nccl"; "none" without a process group
     device: str  # "cpu", "cuda"
-    dtype: str  # what the layers compute in: "float32", "bfloat16", "float16"
+    dtype: str  # of layer outputs: "float32", "bfloat16", "float16"
 
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """One process of a launch, described by itself. The last two fields come from all processes."""
+    """Report from one launched process. The last two fields are results of collectives."""
 
     rank: int
     world_size: int
@@ -32,11 +32,11 @@ class ProbeAnswer:
     dtype: str
     pid: int
     gathered_pids: list[int]
-    sum_of_ranks: float  # counted from 1
+    sum_of_ranks: float  # with ranks counted from 1
 
 
 def read_config(path: Path) -> dict:
-    """Return the content of the file. Raises `UserError` for mistakes in it."""
+    """Read and check a launch config. Raises `UserError` if it contains a mistake."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -58,7 +58,7 @@ def read_config(path: Path) -> dict:
 
 
 def promise_of(config: dict) -> Promise:
-    """Return what a checked config asks for, whether this machine has enough GPUs or not."""
+    """Return what a checked config promises, even if this machine has too few GPUs."""
     import torch
 
     processes = config.get("num_processes", 1)
@@ -66,27 +66,27 @@ def promise_of(config: dict) -> Promise:
     if not stays_on_cpu(config):
         accelerator = torch.accelerator.current_accelerator()
         device = accelerator.type if accelerator else "cuda"
-    # A launcher for several processes connects even a single process if it has a GPU.
+    # Multi-GPU launch types create a process group even for one process, if it has a GPU.
     is_connected = processes > 1 or (starts_several(config) and device != "cpu")
     backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
     return Promise(processes, backend, device, PRECISIONS[precision_of(config)])
 
 
 def stays_on_cpu(config: dict) -> bool:
-    """Return whether the config selects the CPU on machines with GPUs, too."""
+    """Return whether the config selects the CPU even on a machine with GPUs."""
     gpu_ids = config.get("gpu_ids") or "all"
     hidden = {gpu_id.strip() for gpu_id in gpu_ids.split(",")} == {"-1"}
     return bool(config.get("use_cpu")) or hidden or config["distributed_type"] == "MULTI_CPU"
 
 
 def starts_several(config: dict) -> bool:
-    """Return whether the launcher obeys num_processes: not for "NO", nor MULTI_CPU without MPI."""
+    """Return whether the launcher uses num_processes. "NO" and MULTI_CPU without MPI do not."""
     kind = config["distributed_type"]
     return kind != "NO" and (kind != "MULTI_CPU" or bool(config.get("mpirun_config")))
 
 
 def precision_of(config: dict) -> str:
-    """Return "no", "bf16" or "fp16". `fp16: true` is an old spelling of the last."""
+    """Return "no", "bf16" or "fp16". The old key `fp16: true` also selects fp16."""
     default = "fp16" if config.get("fp16") else "no"
     return str(config.get("mixed_precision", default) or "no").lower()
 
@@ -95,15 +95,15 @@ def _check_keys(config: dict) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
 
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise UserError("only compute_environment: LOCAL_MACHINE is supported: remove the key")
+        raise UserError("only compute_environment: LOCAL_MACHINE is supported. Remove the key.")
     if "distributed_type" not in config:
-        raise UserError('distributed_type is missing: add distributed_type: "NO" or MULTI_GPU')
+        raise UserError('distributed_type is missing. Add distributed_type: "NO" or MULTI_GPU.')
     known = set(ClusterConfig.__dataclass_fields__)
-    # Accelerate translates some old keys before it looks for unknown ones.
+    # Accelerate translates some old keys before it checks for unknown keys.
     unknown = set(ClusterConfig.process_config(dict(config))) - known
     for key in sorted(map(str, unknown)):
         close = difflib.get_close_matches(key, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it, remove it"
+        advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it"
         raise UserError(f"unknown key {key}: {advice}")
     if config.get("num_machines", 1) != 1:
         raise UserError("num_machines must be 1 here: doctor only starts processes on this machine")
@@ -114,13 +114,13 @@ def _check_processes(config: dict) -> None:
 
     kind, types = config["distributed_type"], [known.value for known in DistributedType]
     if kind is False:
-        raise UserError('YAML reads a bare NO as false: write distributed_type: "NO", in quotes')
+        raise UserError('YAML reads a bare NO as false. Write distributed_type: "NO", in quotes.')
     if kind not in types:
         raise UserError(f"distributed_type must be one of {', '.join(types)}; got {kind}")
     processes = config.get("num_processes")
     if "num_processes" not in config:
         if kind != "NO":
-            raise UserError(f"{kind} needs num_processes: add num_processes: 2")
+            raise UserError(f"{kind} needs num_processes. Add num_processes: 2.")
     elif type(processes) is not int or processes < 1:  # True is an int too
         raise UserError(f"num_processes must be an integer of at least 1, got {processes!r}")
 
@@ -132,7 +132,7 @@ def _check_devices(config: dict) -> None:
     if gpu_ids is None or gpu_ids == "all":
         return
     if not isinstance(gpu_ids, str):
-        raise UserError(f'gpu_ids must be in quotes: write gpu_ids: "{gpu_ids}"')
+        raise UserError(f'gpu_ids must be in quotes. Write gpu_ids: "{gpu_ids}".')
     kind = config["distributed_type"]
     if kind.startswith("MULTI_") and kind != "MULTI_CPU" and "," not in gpu_ids:
         raise UserError(f'{kind} needs at least two gpu_ids, such as "0,1", got "{gpu_ids}"')
@@ -142,7 +142,7 @@ def _check_precision(config: dict) -> None:
     import torch
 
     if config.get("mixed_precision") is False:
-        raise UserError('YAML reads a bare no as false: write mixed_precision: "no", in quotes')
+        raise UserError('YAML reads a bare no as false. Write mixed_precision: "no", in quotes.')
     precision = precision_of(config)
     if precision not in PRECISIONS:
         raise UserError(f'mixed_precision must be "no", bf16 or fp16, got {precision}')
@@ -153,7 +153,7 @@ def _check_precision(config: dict) -> None:
     if stays_on_cpu(config) or accelerators < started:
         raise UserError(
             "fp16 needs a GPU for each process, but this config would run on the CPU. "
-            'Set mixed_precision to bf16 or "no"'
+            'Set mixed_precision to bf16 or "no"..'
         )
 
 
@@ -166,4 +166,4 @@ def _check_port(config: dict) -> None:
     if type(port) is not int or not 0 <= port < 65536:
         raise UserError(f"main_process_port must be from 0 (any free port) to 65535, got {port!r}")
     if port and starts_several(config) and is_port_in_use(port):
-        raise UserError(f"port {port} is in use: write main_process_port: 0 for any free port")
+        raise UserError(f"port {port} is in use. Write main_process_port: 0 for any free port.")

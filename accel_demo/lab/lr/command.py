@@ -4,8 +4,9 @@ accel-demo lr --plot lr.svg
 accel-demo lr --processes 1,2,4 --samples 4096
 
 Moving to N processes can change the global batch, the schedule and the learning rate. Each row of
-the table follows one rule for these. All trainings see the same images once, and are compared with
-the training on one process at equal numbers of images. On one process all rules are the same.
+the table is a training run that follows one rule for these settings. All runs use the same images
+once. Each run is compared with the single-process run after equal numbers of images. On one
+process, all rules are the same.
 """
 
 import dataclasses
@@ -25,14 +26,14 @@ from accel_demo.show import COLOURS, new_figure, save, table
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
 LEARNING_RATE = 0.01  # low enough for the linear rule to hold: see `LearningRateRow`
-TOLERANCE = 1e-5  # for equal weights; rounding alone causes differences of about 1e-7
+TOLERANCE = 1e-5  # for equal weights; rounding alone changes them by about 1e-7
 HEAD = ["rule", "processes", "global batch", "steps", "peak learning rate", "rate in the last step"]
 HEAD += ["schedule ends at", "weights", "loss", "loss difference"]
 LEGEND = f"""
 schedule ends at: images seen when the learning rate reached 0. weights: compared with one process,
 within {TOLERANCE}. loss: on test images, after all training images. loss difference: mean distance
 from the loss curve of one process, at equal images seen."""
-STYLES = {  # the rules to draw; the curves of the other two are identical to two of these
+STYLES = {  # rules to draw; the other two rules have the same curves as two of these
     "right": {"color": COLOURS[0], "linewidth": 1.5},
     "scheduler stepped ×N": {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
     "global batch ×N": {"color": COLOURS[2], "linewidth": 1.5, "marker": "s"},
@@ -44,10 +45,11 @@ ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # 
 
 @dataclass(frozen=True)
 class LearningRateRow:
-    """A training with one rule, compared with the training on one process.
+    """A training run with one rule, compared with the single-process run.
 
-    The linear rule (Goyal et al., 2017, https://arxiv.org/abs/1706.02677) makes
-    `mean_loss_difference` small if steps are so small that two equal about one of twice the length.
+    With the linear rule (Goyal et al., 2017, https://arxiv.org/abs/1706.02677),
+    `mean_loss_difference` is small if the learning rate is low enough: two steps then have about
+    the same effect as one step of twice the length.
     """
 
     rule: str
@@ -55,7 +57,7 @@ class LearningRateRow:
     global_batch: int
     optimizer_steps: int
     learning_rates: list[tuple[int, float]]  # (images seen, rate)
-    schedule_ends_at: int | None  # images seen when the rate is 0; None: never
+    schedule_ends_at: int | None  # images seen when the rate reaches 0, or None
     losses: list[tuple[int, float]]  # (images seen, loss on test images)
     mean_loss_difference: float
     largest_weight_difference: float
@@ -71,11 +73,11 @@ class LearningRateResult:
 
 def main(arguments: list[str]) -> int:
     parser = flags.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images")
-    help = "process counts to compare with one (default: 1,2)"
+    help = "process counts to compare with one process (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
-    help = f"training images, each seen once (default: {SAMPLES})"
+    help = f"training images, each used once (default: {SAMPLES})"
     parser.add_argument("--samples", type=int, metavar="N", help=help)
-    help = f"peak of the schedule on one process (default: {LEARNING_RATE})"
+    help = f"peak learning rate on one process (default: {LEARNING_RATE})"
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=help)
     options = flags.read(parser, arguments)
     counts = sorted({1, *flags.process_counts(options.processes)})
@@ -84,7 +86,7 @@ def main(arguments: list[str]) -> int:
         samples = QUICK_SAMPLES if options.quick else SAMPLES
     check(counts, samples, options.learning_rate)
     if torch.accelerator.device_count() < counts[-1]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only one process would use a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only smaller runs would use GPUs
 
     runs = [run for count in counts for run in measure(count, samples, options.learning_rate)]
     rows = [compare(run, runs[0]) for run in runs]
@@ -101,9 +103,9 @@ def main(arguments: list[str]) -> int:
 
 
 def check(counts: list[int], samples: int, learning_rate: float) -> None:
-    """Raise `UserError` if some run could not record its losses at the same numbers of images."""
+    """Raise `UserError` unless all runs can record losses after the same numbers of images."""
     if counts == [1]:
-        raise UserError("--processes 1 has nothing to compare with: use 1,2")
+        raise UserError("--processes 1 has nothing to compare with. Use 1,2.")
     for count in counts:
         if BATCH % count:
             raise UserError(f"--processes must divide the batch of {BATCH} images, got {count}")
@@ -116,9 +118,10 @@ def check(counts: list[int], samples: int, learning_rate: float) -> None:
 
 
 def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTraining]:
-    """Train with every rule on connected processes. If all runs are identical, return only one.
+    """Train with every rule on connected processes, and return the runs.
 
-    Raises `UserError` if a loss is not finite.
+    On one process, return only one run if all are identical. Raises `UserError` if a loss is not
+    finite.
     """
     by_rank = group.results_by_rank(train_with_rules, processes, samples, learning_rate, RULES)
     for runs in zip(*by_rank, strict=True):
@@ -127,8 +130,8 @@ def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTrai
             raise RuntimeError(f"started {processes} processes, but a different number connected")
         if not all(map(math.isfinite, first.losses.values())):
             raise UserError(
-                f"{first.rule}, processes: {processes}: the loss is not finite; use a "
-                f"--learning-rate below {learning_rate:g}"
+                f"{first.rule}, processes: {processes}: the loss is not finite. "
+                f"Use a --learning-rate below {learning_rate:g}."
             )
         if any(not torch.equal(run.weights, first.weights) for run in runs):
             raise RuntimeError(f"{first.rule}: the processes ended with different weights")
@@ -142,7 +145,7 @@ def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTrai
 
 
 def compare(run: RuleTraining, on_one_process: RuleTraining) -> LearningRateRow:
-    """Compare a run with the single-process run."""
+    """Compare a training run with the single-process run."""
     rates = list(run.learning_rates.items())
     samples, steps = rates[-1][0], len(rates) - 1
     distances = [abs(loss - on_one_process.losses[seen]) for seen, loss in run.losses.items()]
@@ -171,7 +174,7 @@ def cells_of(row: LearningRateRow) -> list:
 
 
 def draw(rows: list[LearningRateRow]):
-    """Draw a column of two panels for each number of processes above one."""
+    """Draw learning rates above losses, in one column for each process count above one."""
     counts = sorted({row.processes for row in rows if row.processes > 1})
     figure = new_figure(max(7.5, 4.2 * len(counts)), 6.6)
     grid = figure.subplots(2, len(counts), sharex=True, sharey="row", squeeze=False)

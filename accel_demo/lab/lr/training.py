@@ -1,4 +1,4 @@
-"""Train once with each rule for moving a script to N processes. `accel-demo lr` compares them."""
+"""Train once with each rule for moving a script to N processes, for `accel-demo lr`."""
 
 from dataclasses import dataclass
 
@@ -17,19 +17,19 @@ from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.connect import use_cpu
 from accel_demo.wording import counted
 
-BATCH = 32  # on one process
+BATCH = 32  # global batch on one process
 TEST_IMAGES = 500
-LOSSES = 8  # after the first, at equal numbers of training images
+LOSSES = 8  # recorded at equal intervals, after the initial loss
 
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """How to move a script to N processes. On one process all rules are the same training.
+    """A rule for moving a script to N processes. On one process, all rules are the same.
 
     `is_divided`: each process takes 1/N of the batch, so the global batch does not change.
-    `is_split`: Accelerate divides the batch (`split_batches`) and steps the scheduler once.
+    `is_split`: Accelerate splits the batch (`split_batches`) and steps the scheduler once.
     `steps_per_process`: Accelerate's default, which steps a prepared scheduler N times.
-    `sized_before`: the schedule has the length of the loader before `prepare` divided it.
+    `sized_before`: the schedule has the length of the loader before `prepare` shards it.
     `power`: the learning rate is multiplied by N to this power.
     """
 
@@ -54,14 +54,14 @@ RULES = [
 
 @dataclass(frozen=True)
 class RuleTraining:
-    """One training with a rule. The keys of both dicts are training images seen by all processes.
+    """Result of a training run with one rule. The keys of both dicts are numbers of images seen.
 
-    `learning_rates` contains the rate at the start and after each step. `losses` are on test
-    images, and only the main process has them.
+    `learning_rates` contains the rate at the start and after each step. `losses` on the test images
+    are recorded only on the main process.
     """
 
     rule: str
-    processes: int  # connected
+    processes: int  # connected processes
     learning_rates: dict[int, float]
     losses: dict[int, float]
     weights: torch.Tensor
@@ -70,16 +70,16 @@ class RuleTraining:
 def train_with_rules(
     device: torch.device, samples: int, learning_rate: float, rules: list[ScalingRule]
 ) -> list[RuleTraining]:
-    """Train with each rule in turn, on the same images. Call it on every process of a group."""
+    """Train with each rule in turn on the same images. Every process of a group must call this."""
     name = f"on {counted(dist.get_world_size(), 'process')}"
     bar = tqdm(rules, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
     return [train(rule, samples, learning_rate) for rule in bar]
 
 
 def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining:
-    """Train for one epoch on the connected processes. `learning_rate` is the schedule's peak.
+    """Train for one epoch. `learning_rate` is the peak of the schedule on one process.
 
-    The network has no batch statistics, so its output for an image does not depend on the batch.
+    The network has no batch normalization, so its output for an image does not depend on the batch.
     """
     accelerator = Accelerator(
         cpu=use_cpu(),
@@ -98,8 +98,8 @@ def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining
         weight_decay=5e-4,
         learning_rate=learning_rate * processes**rule.power,
     )
-    torch.backends.cudnn.allow_tf32 = False  # TF32 errors exceed float32 rounding
-    torch.backends.cudnn.deterministic = True  # equal trainings end with bitwise equal weights
+    torch.backends.cudnn.allow_tf32 = False  # TF32 is less precise than float32
+    torch.backends.cudnn.deterministic = True  # makes equal runs end with bitwise equal weights
     torch.manual_seed(config.seed)
     train_set, test_set = load_datasets(config)
     options = loader_options(config, device)

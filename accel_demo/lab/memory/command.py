@@ -3,10 +3,10 @@
 accel-demo memory
 accel-demo memory --model resnet18 --optimizer sgd --plot memory.svg
 
-The predictions are formulas that need only tensor shapes. "counted" adds up the live tensors of a
-training step. "measured" is how much the resident memory of the process grows, or, on GPUs, what
-CUDA's allocator has handed out. nn.DataParallel is one process; on the CPU all of its devices share
-the memory of that process.
+"predicted" is calculated from tensor shapes alone. "counted" is the size of the live tensors in a
+training step. "measured" is the growth of the process's resident memory or, on GPUs, the memory
+that CUDA's allocator has allocated. nn.DataParallel runs in one process, so on the CPU there is one
+measurement for all of its devices.
 """
 
 from tqdm import tqdm
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     choices = (options.model, options.optimizer, options.processes, options.batch_size)
     data_parallel, *distributed = STRATEGIES
     with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        start_preloading(PRELOADED)  # the other processes import torch in the meantime
+        start_preloading(PRELOADED)  # the other processes import torch while this one measures
         with gil.one_torch_thread():
             here = measure_each(own_device(), [data_parallel], *choices)
         bar.update()
@@ -49,10 +49,10 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]):
-    """Return the options. Raises `UserError` for those that cannot be measured."""
+    """Return the options. Raises `UserError` if --batch-size is too small for the model."""
     quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}, {QUICK_OPTIMIZER}"
     parser = flags.parser_of("memory", __doc__, quick=quick)
-    flags.add_processes(parser, 2, "ranks of DDP and FSDP2, devices of nn.DataParallel")
+    flags.add_processes(parser, 2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
     help = "the network to train (default: vgg11)"
     parser.add_argument("--model", choices=MODELS, default="vgg11", help=help)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help=f"default: {OPTIMIZER}")

@@ -1,6 +1,7 @@
-"""Predict the bytes that a training step holds on each device, from tensor shapes alone.
+"""Predict the memory of a training step on each device, from tensor shapes alone.
 
-P is the number of parameters and N the number of devices. A float32 takes four bytes.
+In the formulas, P is the number of parameters and N is the number of devices. A float32 takes four
+bytes.
 """
 
 import torch
@@ -11,38 +12,38 @@ from accel_demo.models import CLASSES, make_model
 
 KINDS = ["parameters", "gradients", "optimizer state", "buckets", "copies", "activations"]
 STRATEGIES = ["nn.DataParallel", "DDP", "FSDP2"]
-# The optimizer keeps this many tensors per parameter: AdamW two averages, SGD its momentum.
+# Tensors per parameter in the optimizer state: AdamW keeps two averages, SGD keeps the momentum.
 # https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 STATES = {"adamw": 2, "sgd": 1}
 FLOAT = 4  # bytes
-Bytes = dict[str, int]  # the bytes of each of the KINDS
+Bytes = dict[str, int]  # kind (one of KINDS) to bytes
 
-# If one process uses all devices of nn.DataParallel, the formulas are totals over all of them.
+# On the CPU, the formulas for nn.DataParallel are totals over all devices.
 FORMULAS = {
     "nn.DataParallel": {
         "parameters": "4P",
         "gradients": "4P",
-        "copies": "4P for each further device",
-        "activations": "of all layers, for all images",
+        "copies": "4P per additional device",
+        "activations": "all layers, for all images",
     },
     "DDP": {
         "parameters": "4P",
         "gradients": "4P",
         "buckets": "4P",
-        "activations": "of all layers, for a rank's images",
+        "activations": "all layers, for a rank's images",
     },
     "FSDP2": {
         "parameters": "4P / N",
         "gradients": "4P / N",
-        "copies": "the largest layer, gathered",
-        "activations": "of all layers, for a rank's images",
+        "copies": "parameters of the largest layer",
+        "activations": "all layers, for a rank's images",
     },
 }
 STATE_FORMULAS = {"adamw": "8P", "sgd": "4P"}
 
 
 def formula_of(strategy: str, kind: str, optimizer: str) -> str:
-    """Return the formula that `predict` uses, as text; empty if the strategy has none."""
+    """Return the formula for this kind of memory as text. It is empty if the strategy has none."""
     if kind == "optimizer state":
         return STATE_FORMULAS[optimizer] + (" / N" if strategy == "FSDP2" else "")
     return FORMULAS[strategy].get(kind, "")
@@ -51,10 +52,10 @@ def formula_of(strategy: str, kind: str, optimizer: str) -> str:
 def predict(
     strategy: str, model: str, optimizer: str, processes: int, batch_size: int
 ) -> list[Bytes]:
-    """Return the bytes of each kind on each of `processes` devices, for `batch_size` images each.
+    """Return the bytes of each kind on each device, for `batch_size` images per device.
 
-    BatchNorm's buffers, images and single numbers are not counted. Neither is anything that exists
-    only during a part of forward or backward, except "copies".
+    BatchNorm's buffers, images and scalars are not counted. Tensors that exist only during a part
+    of forward or backward are not counted either, except "copies".
     """
     network, states = on_meta(model), STATES[optimizer]
     layers = activations(network, batch_size)
@@ -77,10 +78,11 @@ def predict(
 
 
 def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
-    """Return the bytes of a rank's share, and of the largest layer's gathered parameters.
+    """Return the bytes of a rank's shards, and of the largest layer's gathered parameters.
 
-    FSDP2 cuts each parameter along its first dimension into pieces of the same length. If a rank's
-    piece is shorter, it still allocates a full piece, except for the optimizer state.
+    FSDP2 splits each parameter along its first dimension into chunks of equal length. A rank with a
+    shorter chunk still allocates a full one for the parameter and the gradient, but not for the
+    optimizer state.
     Source: FSDPParam._init_sharded_param in torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     """
     share = state = 0
@@ -95,7 +97,10 @@ def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
 
 
 def gathered_bytes(layer: nn.Module, processes: int) -> int:
-    """Return the bytes of a layer's own gathered parameters, each padded to `processes` pieces."""
+    """Return the bytes of a layer's gathered parameters, each padded to `processes` full chunks.
+
+    The parameters of its child modules are not counted.
+    """
     total = 0
     for parameter in layer.parameters(recurse=False):
         rows = -(-len(parameter) // processes) * processes
@@ -105,15 +110,16 @@ def gathered_bytes(layer: nn.Module, processes: int) -> int:
 
 @torch.no_grad()
 def activations(network: nn.Module, batch_size: int) -> int:
-    """Return the bytes that the layers save in forward for their backward.
+    """Return the bytes of the tensors that the layers save in forward for their backward.
 
-    A convolution and a linear layer save their input, BatchNorm its input and each channel's mean
-    and inverse standard deviation, ReLU its output, max pooling its input and the index of each
-    maximum. A tensor that two layers save counts once; images do not count. Raises ValueError for
-    other layers. Source: tools/autograd/derivatives.yaml in https://github.com/pytorch/pytorch
+    Convolutions and linear layers save their input. BatchNorm saves its input and each channel's
+    mean and inverse standard deviation, ReLU saves its output, and max pooling saves its input and
+    the index of each maximum. A tensor that two layers save is counted once, and images are not
+    counted. Raises `ValueError` for a layer type without a formula.
+    Source: tools/autograd/derivatives.yaml in https://github.com/pytorch/pytorch
     """
     images = torch.empty(batch_size, 1, 28, 28, device="meta")
-    saved = {}  # storages by address; keeping them alive prevents that an address is used again
+    saved = {}  # address to storage; a storage that is kept alive cannot have its address reused
 
     def save(layer, inputs, output):
         tensors = []
@@ -141,12 +147,12 @@ def activations(network: nn.Module, batch_size: int) -> int:
 
 
 def activations_of_the_loss(images: int) -> int:
-    """Return the bytes cross_entropy saves: all log-probabilities, and the sum of the weights."""
+    """Return the bytes that cross_entropy saves: log-probabilities and the sum of the weights."""
     return FLOAT * images * CLASSES + FLOAT
 
 
 def on_meta(model: str) -> nn.Module:
-    """Return the network on the meta device: its tensors have shapes, but use no memory."""
+    """Return the network on the meta device, where tensors have a shape but use no memory."""
     with torch.device("meta"):
         network = make_model(TrainConfig(model=model))
     return network.to(memory_format=torch.contiguous_format)

@@ -29,40 +29,40 @@ from accel_demo.anatomy.memory import (
 from accel_demo.lab.memory.formula import KINDS, Bytes
 from accel_demo.models import CLASSES
 
-# DDP creates its final buckets at the start of the second step and fills them at its end. The other
-# strategies repeat the same allocations in every step.
+# DDP creates its final buckets at the start of the second step and fills them during backward. The
+# other strategies make the same allocations in every step.
 STEPS_TO_COUNT = {"nn.DataParallel": 1, "DDP": 2, "FSDP2": 1}
-MMAP_BYTES = 64 * 1024  # larger allocations return to the system as soon as they are freed
+MMAP_BYTES = 64 * 1024  # larger allocations are returned to the system as soon as they are freed
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes that one process holds in a training step.
+    """Memory of one process in a training step.
 
-    `measured` has an item for each of its devices, but a single one for all CPU devices together.
+    `measured` has one item per GPU, or a single item for all CPU devices together.
     """
 
     connected_processes: int
     device: str  # "cpu" or "cuda"
-    counted: Bytes  # over all devices of the process
+    counted: Bytes  # total over all devices of the process
     measured: list[Bytes]
 
 
 def measure_each(
     device: torch.device, strategies: list[str], *choices: Any
 ) -> dict[str, ProcessMemory]:
-    """Call `measure` with each of the strategies, one after the other, in this process."""
+    """Call `measure` for each strategy in turn, in this process."""
     return {strategy: measure(device, strategy, *choices) for strategy in strategies}
 
 
 def measure(
     device: torch.device, strategy: str, model: str, optimizer: str, replicas: int, batch_size: int
 ) -> ProcessMemory:
-    """Train this process's part twice: once to count tensors, once to measure memory.
+    """Train twice in this process: once to count tensors, once to measure memory.
 
-    The first training also makes everything that stays for good: libraries, their scratch memory,
-    connections. Every rank calls this function. nn.DataParallel runs with `replicas` devices in one
-    process, and needs no process group.
+    The first run also allocates all memory that is never freed, such as libraries, their scratch
+    memory and connections. All ranks must call this function. nn.DataParallel uses `replicas`
+    devices in one process and needs no process group.
     """
     return_freed_memory()
     is_data_parallel = strategy == "nn.DataParallel"
@@ -71,7 +71,7 @@ def measure(
     arguments = (strategy, model, OPTIMIZERS[optimizer], devices, images, labels)
     counted = count_tensors(*arguments)
     if is_data_parallel:
-        del counted["activations"]  # autograd's hooks see only the tensors of their own thread
+        del counted["activations"]  # saved-tensor hooks do not run in the replicas' threads
     gc.collect()
     connected = dist.get_world_size() if dist.is_initialized() else 1
     return ProcessMemory(connected, device.type, counted, measure_growth(*arguments))
@@ -82,7 +82,8 @@ def count_tensors(
 ) -> Bytes:
     """Return the bytes of the live tensors of each kind, in the last of `STEPS_TO_COUNT` steps.
 
-    Activations are the tensors that autograd saves for backward and that did not exist before.
+    Activations are the tensors that autograd saves for backward, without those that already existed
+    before forward.
     Source: https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks
     """
     buckets, copies, saved = [], [0], []
@@ -119,9 +120,9 @@ def count_tensors(
 def measure_growth(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> list[Bytes]:
-    """Return the bytes of each kind on each device: differences of `bytes_held` between moments.
+    """Return the bytes of each kind on each device, as differences between calls of `bytes_held`.
 
-    "buckets" is all that remains between two steps, except parameters and optimizer state.
+    "buckets" is all memory held between two steps, except parameters and optimizer state.
     """
     at, copies = {"start": bytes_held(devices)}, []
 
@@ -140,7 +141,7 @@ def measure_growth(
     wrapped = wrap(strategy, network, devices, Watch(lambda: note("before copies"), after_copies))
     note("wrapped")
     optimizer = make_optimizer(network.parameters())
-    for step in range(STEPS_TO_COUNT[strategy] + 1):  # optimizer state exists after the first step
+    for step in range(STEPS_TO_COUNT[strategy] + 1):  # the first step allocates optimizer state
         note("before")
         loss = F.cross_entropy(wrapped(images), labels)
         note("forward")
@@ -152,14 +153,15 @@ def measure_growth(
             note("step")
             state = growth("backward", "step")
         optimizer.zero_grad()
-    # FSDP2 frees the full parameters while it wraps; DDP creates its first buckets there.
+    # Wrapping frees FSDP2's unsharded parameters, so measure after it. With DDP, wrapping allocates
+    # the first buckets, so measure before it.
     parameters = growth("start", "wrapped" if strategy == "FSDP2" else "network")
     remaining, forward = growth("start", "before"), growth("before", "forward")
     gradients = growth("before", "backward")
     measured = []
     for index in range(len(at["start"])):
         most = max((sizes[index] for sizes in copies), default=0)
-        in_forward = most if strategy == "nn.DataParallel" else 0  # its copies live until backward
+        in_forward = most if strategy == "nn.DataParallel" else 0  # copies exist until backward
         sizes = {
             "parameters": parameters[index],
             "gradients": gradients[index],
@@ -173,7 +175,7 @@ def measure_growth(
 
 
 def bytes_held(devices: list[torch.device]) -> list[int]:
-    """Return the allocated bytes of each GPU, or, on the CPU, the resident bytes of the process.
+    """Return the allocated bytes of each GPU or, on the CPU, the resident bytes of the process.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -182,7 +184,7 @@ def bytes_held(devices: list[torch.device]) -> list[int]:
             torch.cuda.synchronize(device)
         return [torch.cuda.memory_allocated(device) for device in devices]
     now = _resident_bytes()
-    for _ in range(50):  # a gloo thread frees the tensors of a collective some time later
+    for _ in range(50):  # a gloo thread frees the tensors of a collective with a delay
         time.sleep(0.02)
         before, now = now, _resident_bytes()
         if now == before:
@@ -199,28 +201,28 @@ def _resident_bytes() -> int:
 def return_freed_memory() -> None:
     """Make the C library return each large allocation to the system as soon as it is freed.
 
-    Otherwise the resident memory of a process does not shrink when its tensors are freed. This does
-    nothing unless the C library is glibc. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    Otherwise the resident memory of a process does not shrink when its tensors are freed. Only
+    glibc has this option. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     mmap_threshold, trim_threshold = -3, -1  # parameter numbers from malloc.h, both in bytes
-    with suppress(AttributeError, TypeError):  # no mallopt: macOS; no C library by name: Windows
+    with suppress(AttributeError, TypeError):  # macOS has no mallopt, Windows no CDLL(None)
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(mmap_threshold, MMAP_BYTES)
         mallopt(trim_threshold, MMAP_BYTES)
 
 
 def batch(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return meaningless images, and labels."""
+    """Return synthetic images and their labels."""
     pixels = torch.linspace(-1, 1, images * 28 * 28, device=device)
     return pixels.view(-1, 1, 28, 28).sin(), torch.arange(images, device=device) % CLASSES
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Callbacks before and after each copy of a parameter, and for each full DDP bucket.
+    """Callbacks before and after parameters are copied, and for each full DDP bucket.
 
-    nn.DataParallel and FSDP2 copy parameters in every step. The copies that we watch are extra
-    ones, made with the same function while nothing else is allocated.
+    nn.DataParallel and FSDP2 copy parameters in every step. We measure an additional copy, made
+    with the same function while nothing else is allocated.
     """
 
     before_copies: Callable[[], None]
@@ -229,13 +231,13 @@ class Watch:
 
 
 def wrap(strategy: str, network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Return the module to call instead of the network, which is on the first device."""
+    """Wrap the network for this strategy. The network must be on the first device."""
     wrapper = {"nn.DataParallel": _data_parallel, "DDP": _ddp, "FSDP2": _fsdp}[strategy]
     return wrapper(network, devices, watch)
 
 
 def _data_parallel(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Wrap with our own DataParallel on the CPU: PyTorch's makes no replicas there."""
+    """Wrap with nn.DataParallel. It makes no replicas on the CPU, so use our version there."""
     watch.before_copies()
     replicas = phases.replicate(network, devices)
     names = [name for name, _ in network.named_parameters()]
@@ -257,10 +259,10 @@ def _ddp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
 
 
 def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Shard each layer on its own, and gather the largest one once for `watch`.
+    """Shard each layer separately, and gather the largest layer once for `watch`.
 
-    In forward, FSDP2 also keeps the buffer that a layer was gathered in until the next layer has
-    arrived. Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+    In forward, FSDP2 also keeps the buffer of a gathered layer until the next layer is gathered.
+    Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
     """
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
     layers = [layer for layer in network.modules() if [*layer.parameters(recurse=False)]]
@@ -276,6 +278,6 @@ def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
 
 
 def _parameter(replica: nn.Module, name: str) -> torch.Tensor:
-    """Return a replica's parameter, a plain attribute that `get_parameter` does not find."""
+    """Return a replica's parameter: a plain attribute, which `get_parameter` does not find."""
     path, _, last = name.rpartition(".")
     return getattr(replica.get_submodule(path), last)

@@ -10,7 +10,7 @@ from accel_demo.lab.memory.measure import ProcessMemory
 class MemoryRow:
     """Bytes of a training step on one device, or on all CPU devices of nn.DataParallel together.
 
-    `counted` is empty if the tensors were only counted over several devices.
+    `counted` is empty if the process counted its tensors over several devices, not over this one.
     """
 
     strategy: str
@@ -20,7 +20,7 @@ class MemoryRow:
     predicted: Bytes
     counted: Bytes
     measured: Bytes
-    relative_error: dict[str, float]  # of the prediction, for each kind
+    relative_error: dict[str, float]  # of the prediction, by kind
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ def memory_result(
 ) -> MemoryResult:
     """Compare the measurements with the formulas.
 
-    `choices` are model, optimizer, processes and batch size. `ranks` has the measurements of DDP
-    and FSDP2, by rank.
+    `choices` is (model, optimizer, processes, batch size). `ranks` contains each rank's
+    measurements of DDP and FSDP2.
     """
     model, optimizer, processes, batch_size = choices
     devices = processes if data_parallel.device == "cpu" else len(data_parallel.measured)
     predicted = predict(STRATEGIES[0], model, optimizer, devices, batch_size)
-    if len(data_parallel.measured) < devices:  # a single measurement of all CPU devices
+    if len(data_parallel.measured) < devices:  # one measurement for all CPU devices
         names = [f"all {devices} devices"]
         measurable = [{kind: sum(sizes[kind] for sizes in predicted) for kind in KINDS}]
     else:

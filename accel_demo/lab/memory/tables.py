@@ -11,20 +11,20 @@ MIB = 2**20  # bytes
 HEAD = ["strategy", "where", "kind", "formula"]
 HEAD += ["predicted (MiB)", "counted (MiB)", "measured (MiB)", "error"]
 LEFT_OUT = """The formulas leave out:
-- BatchNorm's buffers, the images, and single numbers such as AdamW's step count
-- the gradients on nn.DataParallel's further devices, which exist only during backward
-- the buffer that FSDP2 gathers a layer in: as large as the layer, kept until the next one arrives
-- a GPU's CUDA context, the workspace of cuDNN, and free pieces that the allocator keeps
-- the unused rest of a tensor's last memory page: at most 4096 bytes per tensor
+- BatchNorm's buffers, the images, and scalars such as AdamW's step count
+- the gradients on the additional nn.DataParallel devices, which exist only during backward
+- the buffer of a layer that FSDP2 gathers: as large as the layer, kept until the next is gathered
+- a GPU's CUDA context, the cuDNN workspace, and free blocks that the allocator caches
+- the unused part of a tensor's last memory page: at most 4096 bytes per tensor
 - freed memory that the C library keeps, if it is not glibc"""
 
 
 def text(result: MemoryResult) -> str:
-    """Return a table with a row for each kind on each device, and what the formulas leave out."""
+    """Return a table with one row per kind and device, and the limits of the formulas."""
     rows = [cells for row in result.rows for cells in _cells(row, result.optimizer)]
     last = result.rows[-1]
     connected = counted(last.connected_processes, "connected process")
-    source = "the process" if last.device == "cpu" else "CUDA's allocator"
+    source = "resident memory" if last.device == "cpu" else "memory allocated by CUDA's allocator"
     devices = [
         f"device {index} {byte_size(sum(sizes.values()))}"
         for index, sizes in enumerate(result.predicted_data_parallel_devices)
@@ -32,17 +32,17 @@ def text(result: MemoryResult) -> str:
     return f"""\
 {result.model} with {result.optimizer}: P = {result.parameters:,} parameters, \
 {counted(result.images_per_device, "image")} per device.
-DDP and FSDP2: {connected} on {last.device}. Memory measured from {source}.
+DDP and FSDP2: {connected} on {last.device}. Measured: {source}.
 
 {show.table(HEAD, rows)}
 
 Predicted for nn.DataParallel: {", ".join(devices)}.
-Not all kinds exist at the same time: backward frees activations while it makes gradients.
+Not all kinds exist at the same time: backward frees activations while it creates gradients.
 {LEFT_OUT}"""
 
 
 def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
-    """Return a row for each kind that the strategy has, and one for their sum."""
+    """Return one row per kind of memory that the strategy uses, and a row for the total."""
     lines = []
     for kind, predicted in row.predicted.items():
         if predicted:
@@ -53,7 +53,7 @@ def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
             lines.append([kind, formula, *map(_mib, sizes), percent])
     predicted, measured = sum(row.predicted.values()), sum(row.measured.values())
     error = f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"  # too small to measure
-    lines.append(["together", "", _mib(predicted), "", _mib(measured), error])
+    lines.append(["total", "", _mib(predicted), "", _mib(measured), error])
     return [[row.strategy, row.place, *line] for line in lines]
 
 
@@ -62,7 +62,7 @@ def _mib(size: int | None) -> str:
 
 
 def draw(result: MemoryResult, path: Path) -> None:
-    """Draw two stacked bars for each device: predicted above measured."""
+    """Draw two stacked bars per device: the prediction above the measurement."""
     figure = show.new_figure(9.5, 1.5 + 0.72 * len(result.rows))
     axes = figure.subplots()
     positions, names = [], []
@@ -71,7 +71,7 @@ def draw(result: MemoryResult, path: Path) -> None:
         for offset, name, sizes in bars:
             low = 0.0
             for kind, colour in zip(KINDS, show.COLOURS, strict=False):
-                # Leave out the measurement noise of kinds that this strategy does not have.
+                # If the strategy does not have this kind, the measurement is only noise.
                 size = sizes[kind] / MIB if row.predicted[kind] else 0.0
                 label = kind if not positions else None
                 style = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
@@ -87,7 +87,7 @@ def draw(result: MemoryResult, path: Path) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(result.rows) - 0.5, -0.5)
     axes.margins(x=0.08)
-    axes.set_xlabel("MiB within a step")
+    axes.set_xlabel("MiB in a training step")
     images = counted(result.images_per_device, "image")
     title = f"{result.model}, {result.optimizer}, {images} per device"
     axes.set_title(title, fontsize=10, loc="left")

@@ -3,10 +3,10 @@
 accel-demo parity
 accel-demo parity --processes 1,2,3 --model tiny_cnn
 
-On one process train.py is compared with train_plain.py, train_dp.py and train_ddp.py. On several
-it is compared with train_ddp.py, and with train.py on one process at the same global batch size,
-accumulated or as one batch. All runs read the same images in the same order, and cuDNN is
-deterministic. The exit code is 1 if the weights differ more than the table promises.
+On one process, train.py is compared with train_plain.py, train_dp.py and train_ddp.py. On several
+processes it is compared with train_ddp.py, and with train.py on one process at the same global
+batch size, either accumulated or as one batch. All runs read the same images in the same order, and
+cuDNN is deterministic. The exit code is 1 if the weights differ by more than the table promises.
 """
 
 import tempfile
@@ -26,10 +26,10 @@ WEIGHT_DECAY = {"sgd": 5e-4, "adamw": 0.1, "adam": 5e-4}
 
 
 def main(arguments: list[str]) -> int:
-    """Print a table of the differences. Return 0 if all promises are kept."""
+    """Print a table of the differences. Return 0 if all promises are kept, otherwise 1."""
     options, config = read(arguments)
     pairs = plan(options.processes, options.batch_size)
-    runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # each once
+    runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # unique runs
     with tempfile.TemporaryDirectory() as folder:
         environments = train_all([*runs], config, Path(folder))
         rows = compare_pairs(pairs, config, environments, Path(folder))
@@ -43,14 +43,15 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]):
-    """Return the options, and the config that all runs share. No run begins a second epoch.
+    """Return the options, and the config that all runs share.
 
-    Raises `UserError` if one of the runs could not be trained.
+    The dataset is large enough for all steps, so no run begins a second epoch. Raises `UserError`
+    if the options are invalid.
     """
     parser = flags.parser_of("parity", __doc__, quick=f"{QUICK_STEPS} steps instead of {STEPS}")
-    help = "compare with these numbers of processes (default: 1,2)"
+    help = "process counts to compare (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
-    help = f"optimizer steps of each run (default: {STEPS})"
+    help = f"optimizer steps in each run (default: {STEPS})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", choices=MODELS, default="small_cnn", help=help)

@@ -1,4 +1,4 @@
-"""Compare pairs of runs: what they promise each other, how they differ, and why."""
+"""Compare the weights of pairs of runs: the promise, the actual difference and its reason."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 
-# The largest difference of a weight if the same numbers are added in a different order. Rounding a
-# weight below 1 changes it by at most 3e-8. A few such errors per step stay far below the bound.
+# The largest allowed weight difference if only the order of additions differs. Rounding changes a
+# weight below 1 by at most 3e-8, so a few errors per step stay far below the bound.
 BOUND, BOUND_STEPS = 1e-5, 20
 SAME_BITS, WITHIN_BOUND, NOTHING = "same bits", f"within {BOUND:g}", "nothing"
 
@@ -38,10 +38,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class StateDifference:
-    """Difference of two state dicts. `same_file` also compares BatchNorm's counters of batches.
+    """Difference between two state dicts.
 
     `weights` and `statistics` are the largest differences in the parameters and in BatchNorm's
-    running statistics: infinite if a NaN differs, None for a model without statistics.
+    running statistics. They are infinite if a differing tensor contains NaN, and `statistics` is
+    None for a model without BatchNorm. `same_file` also compares BatchNorm's batch counters.
     """
 
     weights: float
@@ -52,18 +53,18 @@ class StateDifference:
 
 @dataclass
 class ParityRow:
-    """One compared pair. `promised` is SAME_BITS, WITHIN_BOUND (of the weights) or NOTHING."""
+    """One compared pair. `promised` is SAME_BITS, WITHIN_BOUND (weights only) or NOTHING."""
 
     pair: str
     kind: str
     connected_processes: list[int]
     difference: StateDifference
     promised: str
-    why: str = ""  # the reason why the files differ, if they do
+    why: str = ""  # why the files differ; empty if they do not
 
     @property
     def keeps_promise(self) -> bool:
-        """Whether the difference is as small as promised."""
+        """True if the difference is as small as promised."""
         if self.promised == SAME_BITS:
             return self.difference.same_file
         return self.promised == NOTHING or self.difference.weights <= BOUND
@@ -97,9 +98,9 @@ def plan(process_counts: list[int], batch_size: int) -> list[Pair]:
 def compare_pairs(
     pairs: list[Pair], config: TrainConfig, environments: dict[ParityRun, dict], folder: Path
 ) -> list[ParityRow]:
-    """Compare the model.safetensors of each pair of runs in `folder`.
+    """Compare the model.safetensors files of each pair of runs in `folder`.
 
-    `environments` holds the environment.json of each run, with its number of connected processes.
+    `environments` maps each run to the contents of its environment.json.
     """
     model = make_model(config)
     names = {name for name, _ in model.named_parameters()}
@@ -123,9 +124,9 @@ def compare_pairs(
 
 
 def compare(first: dict, second: dict, names: set[str]) -> StateDifference:
-    """Compare two state dicts, of which `names` are the parameters.
+    """Compare two state dicts. `names` are the keys of the parameters.
 
-    Raises `ValueError` if they do not have the same entries.
+    Raises `ValueError` if the keys or shapes differ.
     """
     if {n: t.shape for n, t in first.items()} != {n: t.shape for n, t in second.items()}:
         raise ValueError("the two files do not contain the same model")
@@ -145,12 +146,12 @@ def compare(first: dict, second: dict, names: set[str]) -> StateDifference:
 
 
 def promise(pair: Pair, config: TrainConfig, has_batch_norm: bool, replicas: int) -> str:
-    """Return what holds for this pair on any machine: SAME_BITS, WITHIN_BOUND or NOTHING.
+    """Return the promise for this pair on any machine: SAME_BITS, WITHIN_BOUND or NOTHING.
 
-    `replicas` is how many nn.DataParallel makes. The sum of two gradients does not depend on their
-    order, but with three or more the rounding errors differ. SGD only adds these errors up. Adam
-    divides each gradient by its own size, and BatchNorm each channel by its spread: both can make
-    an error grow from step to step, faster than any useful bound.
+    `replicas` is the number of nn.DataParallel replicas. The sum of two gradients does not depend
+    on their order. With three or more gradients, rounding depends on the order. SGD only adds up
+    the rounding errors. Adam divides each gradient by its magnitude, and BatchNorm divides each
+    channel by its standard deviation. Both can amplify the errors in every step, beyond any bound.
     """
     is_split = pair.second.script == "train_dp" and replicas > 1
     is_accumulated_by_two = pair.kind == "accumulated" and pair.first.processes == 2
@@ -163,16 +164,16 @@ def promise(pair: Pair, config: TrainConfig, has_batch_norm: bool, replicas: int
 
 
 def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool) -> str:
-    """Return in words why the two files differ, or an empty string if they do not."""
+    """Return the reason why the two files differ, or an empty string if they are identical."""
     difference = row.difference
     if difference.same_file:
         return ""
     if not row.keeps_promise:
         return (
-            "a broken promise: the two runs no longer compute the same, so one of them has changed"
+            "a broken promise: the runs differ by more than they should, so one of them has changed"
         )
     if pair.kind == "versions":
-        return "nn.DataParallel splits each batch among the GPUs and adds in a different order"
+        return "nn.DataParallel splits each batch among GPUs and adds gradients in another order"
     processes, images = pair.first.processes, pair.first.batch_size
     reasons = []
     if pair.kind == "one batch" and has_batch_norm:
@@ -180,24 +181,26 @@ def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool
     elif difference.same_weights and processes == 2:
         reasons.append("the weights are equal: halving is exact, and a + b is b + a")
     elif difference.same_weights:
-        reasons.append("the weights are equal by chance: all sums were rounded alike")
+        reasons.append("the weights are equal by chance: all sums rounded to the same values")
     elif pair.kind == "one batch":
         reasons.append(f"one sum over {processes * images} images is rounded at different points")
     elif processes & (processes - 1):  # not a power of two
         reasons.append(
-            f"DDP multiplies each gradient by 1/{processes} and adds around a ring, one process "
-            "divides its loss and adds batch after batch: they round at different points"
+            f"DDP multiplies each gradient by 1/{processes} and adds around a ring, while one "
+            "process divides its loss and adds batch by batch: they round at different points"
         )
     else:  # multiplying by 1/4 is exact
         reasons.append(
-            "DDP adds around a ring, one process batch after batch: they round differently"
+            "DDP adds around a ring, while one process adds batch by batch: they round differently"
         )
     if config.optimizer != "sgd" and not difference.same_weights:
-        reasons.append("Adam divides by a gradient's own size, so tiny errors become whole steps")
+        reasons.append("Adam divides by a gradient's magnitude, so tiny errors become whole steps")
     if pair.kind == "accumulated" and has_batch_norm and not difference.same_weights:
-        reasons.append("BatchNorm divides by a channel's spread, so errors grow from step to step")
+        reasons.append(
+            "BatchNorm divides by the standard deviation, so errors grow from step to step"
+        )
     if pair.kind == "accumulated" and difference.statistics:
-        reasons.append("the saved running statistics are from rank 0's batches, or from all")
+        reasons.append("DDP's running statistics are from rank 0's batches, not from all batches")
     return "; ".join(reasons)
 
 

@@ -32,11 +32,12 @@ class ParityRun:
 
 
 def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[ParityRun, dict]:
-    """Train each run in its own subfolder of `folder` and return its environment.json.
+    """Train each run in a subfolder of `folder` and return the contents of its environment.json.
 
-    The largest run determines how many processes start. A smaller run uses the first of them, and
-    the others wait for the next run. Each process computes on one thread, or on its own GPU if
-    there are enough. Raises `RuntimeError` if a run had a wrong number of connected processes.
+    The largest run determines the number of processes. A smaller run uses the first ranks, and the
+    other processes wait for the next run. Each process uses one thread, or one GPU if there are
+    enough GPUs. Raises `RuntimeError` if the number of connected processes of a run is not as
+    requested.
     """
     processes = max(run.processes for run in runs)
     ports = [free_port() for _ in runs]
@@ -51,12 +52,12 @@ def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[
 
 
 def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder: Path) -> None:
-    """In each process: train the runs that include this rank, one after the other."""
+    """Train the runs that include this rank, one after the other. Called in every process."""
     from accel_demo.lab.pool_worker import forget_the_last_run
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     _make_deterministic(processes)
-    tqdm.set_lock(threading.RLock())  # its default lock outlives a process that is killed
+    tqdm.set_lock(threading.RLock())  # the default lock leaks a semaphore if the process is killed
     bar = tqdm(total=len(runs), desc="training", unit="run", disable=rank > 0, file=sys.stderr)
     for run, port in zip(runs, ports, strict=True):
         if rank >= run.processes:
@@ -65,7 +66,7 @@ def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder:
         if run.processes > 1 or run.script == "train_ddp":
             os.environ.update(rank_environment(rank, run.processes, port))
         else:
-            os.environ["LOCAL_WORLD_SIZE"] = "1"  # as a launcher sets it
+            os.environ["LOCAL_WORLD_SIZE"] = "1"  # a launcher would set it
         script = importlib.import_module(f"accel_demo.{run.script}")
         run_dir = str(folder / run.name)
         share = {"batch_size": run.batch_size, "accumulate": run.accumulate}
@@ -77,13 +78,13 @@ def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder:
 
 
 def _make_deterministic(processes: int) -> None:
-    """Use one thread, or one GPU per process, and no GPU algorithm that adds in a random order.
+    """Use one thread or one GPU per process, and only deterministic GPU algorithms.
 
     Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     torch.set_num_threads(1)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if torch.cuda.device_count() < processes:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise runs with one process use a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise runs on one process would use a GPU
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.backends.cudnn.allow_tf32 = False  # the bound holds for float32
+    torch.backends.cudnn.allow_tf32 = False  # the bound assumes float32 precision

@@ -10,7 +10,7 @@ HEAD = ["runs", "connected processes", "weights differ by", "bitwise", "promised
 
 
 def text(result: ParityResult) -> str:
-    """Return the table, the reasons why files differ, and how many promises are kept."""
+    """Return the table, the reasons for differences, and the number of kept or broken promises."""
     reasons = list(dict.fromkeys(row.why for row in result.rows if row.why))
     cells = []
     for row in result.rows:
@@ -31,7 +31,7 @@ def text(result: ParityResult) -> str:
 
 
 def draw(result: ParityResult, path: Path) -> None:
-    """Draw a line for each pair: the difference of its weights, and the promised limit."""
+    """Draw a row for each pair: the largest difference in its weights, and the promised limit."""
     rows = result.rows
     blue, orange, black = show.COLOURS[0], show.COLOURS[3], show.COLOURS[7]
     left, zero, no_longer_zero, right = 3e-11, 1e-10, 4e-10, 1e4
@@ -48,13 +48,13 @@ def draw(result: ParityResult, path: Path) -> None:
         x = min(max(1e-9, weights), 10) if weights else zero
         colour, marker, label = blue, "o", "weights"
         if not row.keeps_promise:
-            colour, marker, label = orange, "X", "weights, a broken promise"
+            colour, marker, label = orange, "X", "weights (promise broken)"
         axes.scatter(x, line, s=60, zorder=4, color=colour, marker=marker, label=label)
         if row.promised == NOTHING:
             axes.text(right / 2, line, "nothing promised", ha="right", va="center", fontsize=8)
             continue
         limit = no_longer_zero if row.promised == SAME_BITS else BOUND
-        style = {"color": black, "linewidth": 2, "label": "promised: no further to the right"}
+        style = {"color": black, "linewidth": 2, "label": "promised limit"}
         axes.plot([limit] * 2, [line - 0.32, line + 0.32], **style)
     names = [f"{row.pair}  [{_processes(row)}]" for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8.5)
@@ -63,7 +63,7 @@ def draw(result: ParityResult, path: Path) -> None:
     labels = ["the same\nbits", *(f"$10^{{{power}}}$" for power in (-8, -6, -4, -2)), "1"]
     axes.set_xticks([zero, *ticks], labels)
     axes.minorticks_off()
-    x_label = "largest difference of a number in the two saved files"
+    x_label = "largest difference between values in the two saved files"
     axes.set(xlabel=x_label, ylabel="runs  [connected processes]")
     axes.set_title(_title(result), fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

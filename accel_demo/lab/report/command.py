@@ -1,4 +1,4 @@
-"""Show how one or more runs went: curves, final figures and mistakes, side by side.
+"""Show the curves, final figures and mistakes of one or more runs, side by side.
 
 accel-demo report runs/train
 accel-demo report runs/train runs/train_ddp-2-processes --html both.html
@@ -23,13 +23,13 @@ from accel_demo.show import check_outputs
 
 @dataclass(frozen=True)
 class RunsReport:
-    """The content of the JSON file."""
+    """Contents of the JSON file."""
 
     runs: list[SavedRun]
 
 
 def without_images(run: SavedRun) -> SavedRun:
-    """Return the run without the images of its mistakes, which are not numbers."""
+    """Return the run without the images of its mistakes, which do not belong in the JSON file."""
     if run.predictions is None:
         return run
     mistakes = [replace(mistake, png="") for mistake in run.predictions.mistakes]
@@ -37,24 +37,24 @@ def without_images(run: SavedRun) -> SavedRun:
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters escaped: they could control the terminal."""
+    """Escape the nonprintable characters of a text, because they could control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report and write the page. Raises `UserError` before anything is written."""
+    """Print the report and write the page. A `UserError` is raised before anything is written."""
     parser = Parser(__doc__, prog="accel-demo report")
     help = "the folder of a run, such as runs/train"
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
     help = "write the page here (default: report.html in the first run's folder)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=help)
     flags.add_json(parser)
-    help = "print the text, and write no page"
+    help = "print the report without writing a page"
     parser.add_argument("--quick", action="store_true", help=help)
     options = parser.parse_args(arguments)
     check_folders(options.runs)
     if options.quick and options.html:
-        raise UserError("--quick writes no page: leave out --html, or --quick")
+        raise UserError("--quick writes no page. Remove either --quick or --html.")
     if not options.quick:
         options.html = options.html or options.runs[0] / "report.html"
     _check_nothing_is_replaced(options)
@@ -67,16 +67,16 @@ def main(arguments: list[str]) -> int:
     if options.html:
         write_report(options.html, runs)
         text += f"\n\nreport: {options.html}"
-    encoding = sys.stdout.encoding or "utf-8"  # some terminals cannot show the curves
+    encoding = sys.stdout.encoding or "utf-8"  # some terminals cannot encode the curves
     print(text.encode(encoding, "replace").decode(encoding))
     return 0
 
 
 def _check_nothing_is_replaced(options) -> None:
-    """Raise `UserError` if an output is a file of a run, or the other output."""
+    """Raise `UserError` if an output would replace a file of a run or the other output."""
     taken = {(folder / file).resolve() for folder in options.runs for file in FILES}
     for flag, path in (("--json", options.json), ("--html", options.html)):
         if path and path.resolve() in taken:
-            raise UserError(f"{flag} would replace {path}: name another file")
+            raise UserError(f"{flag} would replace {path}. Choose a different file.")
         if path:
             taken.add(path.resolve())

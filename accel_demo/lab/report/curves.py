@@ -1,4 +1,4 @@
-"""Draw a curve of several runs as inline SVG. page.js uses the same geometry for the hover."""
+"""Draw a curve of several runs as inline SVG. page.js uses the same geometry for its tooltips."""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from accel_demo.lab.report.text import number
 from accel_demo.lab.web_page import escape
 from accel_demo.show import COLOURS
 
-WIDTH, HEIGHT = 380, 220  # SVG units; the page scales the picture to the width of a column
+WIDTH, HEIGHT = 380, 220  # SVG units; the page scales the chart to the width of a column
 LEFT, RIGHT, TOP, BOTTOM = 50, 368, 10, 184  # edges of the axes
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
-MARKERS = (  # SVG paths of about 8 units around 0,0
+MARKERS = (  # SVG paths, about 8 units wide and centred at 0,0
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
     "M-3.2-3.2h6.4v6.4h-6.4z",
     "M0-4.4L4.4 0L0 4.4L-4.4 0z",
     "M0-4.2L4 3H-4z",
     "M0 4.2L4-3H-4z",
 )
-MOST_MARKERS = 8  # per run and picture; more would hide the line
-MOST_POINTS = 4000  # per run and picture; longer curves are thinned
+MOST_MARKERS = 8  # per run and chart; more would hide the line
+MOST_POINTS = 4000  # per run and chart; longer curves are thinned
 LOG_SCALE_RATIO = 30  # a loss gets a log scale if its highest value is this many times its lowest
 
 
 @dataclass(frozen=True)
 class LineStyle:
-    """The style of a run's curves. `stroke` has the SVG attributes of the line."""
+    """The style of a run's curves. `stroke` contains the SVG attributes of the line."""
 
     colour: str
     stroke: str
@@ -34,7 +34,7 @@ class LineStyle:
 
 @dataclass(frozen=True)
 class Axes:
-    """The scales of a picture: x from 0 to `right`, values from `low` to `high`."""
+    """The scales of a chart: x from 0 to `right`, y from `low` to `high`."""
 
     right: float
     low: float
@@ -42,11 +42,11 @@ class Axes:
     is_log: bool
 
     def x(self, value: float) -> float:
-        """Return the place of a value on the horizontal axis."""
+        """Return the horizontal position of a value in the SVG."""
         return round(LEFT + value / self.right * (RIGHT - LEFT), 1)
 
     def y(self, value: float) -> float:
-        """Return the place of a value on the vertical axis."""
+        """Return the vertical position of a value in the SVG."""
         scaled = math.log10 if self.is_log else float
         low, high = scaled(self.low), scaled(self.high)
         return round(BOTTOM - (scaled(value) - low) / (high - low) * (BOTTOM - TOP), 1)
@@ -71,7 +71,7 @@ def swatch(index: int) -> str:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Return at most `MOST_POINTS` points of a curve that keep its outline.
+    """Reduce a curve to at most `MOST_POINTS` points and keep its outline.
 
     A longer curve is split into equal parts. Each part keeps its first, lowest, highest and last
     point.
@@ -89,10 +89,10 @@ def thinned(points: list[Point]) -> list[Point]:
 
 
 def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int) -> str:
-    """Return the SVG of one curve of all runs, or "" if no run has a value.
+    """Return an SVG chart of one metric with a line for each run, or "" if no run has a value.
 
-    `lines` has the points (x, value) of each run. `axis` names the unit of x, which ends at
-    `right`.
+    `lines` contains the (x, value) points of each run. `axis` is the label of the x axis, which
+    ends at `right`.
     """
     values = [value for points in lines for _, value in points]
     if not values:
@@ -116,7 +116,7 @@ def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Return round numbers from at most `low` to at least `high`, with `about` steps between them.
 
-    Neither number is negative. If they are nearly equal, the ticks begin at 0.
+    `low` and `high` must not be negative. If they are nearly equal, the ticks begin at 0.
     """
     if high - low <= max(1e-30, 1e-9 * high):
         low, high = 0, high if high > 1e-30 else 1
@@ -128,7 +128,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return about six powers of ten, from at most `low` to at least `high`."""
+    """Return up to seven powers of ten, from at most `low` to at least `high`."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = math.ceil((last - first) / 6) or 1
     last = first + math.ceil((last - first) / step) * step
@@ -136,7 +136,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """Return a number in short: 0.05, 1,500, 2M, 1e+09."""
+    """Return a number in short form: 0.05, 1,500, 2M, 1e+09."""
     if abs(value) >= 1e9 or 0 < abs(value) < 1e-4:
         return f"{value:.3g}"
     if abs(value) >= 1e6:
@@ -157,13 +157,13 @@ def _axes(axes: Axes, y_ticks: list[float], axis: str) -> list[str]:
         parts.append(
             f'<text class="{anchor}" x="{text_x}" y="{BOTTOM + 16}">{tick_text(value)}</text>'
         )
-    middle, unit = (LEFT + RIGHT) / 2, ", log scale upwards" if axes.is_log else ""
+    middle, unit = (LEFT + RIGHT) / 2, ", y axis in log scale" if axes.is_log else ""
     parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 5}">{axis}{unit}</text>')
     return parts
 
 
 def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
-    """Return the line of one run and its markers. If the steps go back, the line begins again."""
+    """Return the line of one run and its markers. If the steps go back, a new line begins."""
     places = [(axes.x(x), axes.y(value)) for x, value in points]
     path, last_x = "", math.inf
     for x, y in places:

@@ -9,12 +9,12 @@ from accel_demo.lab.web_page import escape, html_table, write_page
 
 STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("page.js")
-RIGHT_COLOUR, WRONG_COLOUR = (0, 114, 178), (213, 94, 0)  # two of show.COLOURS
-NO_PREDICTIONS = "<p>The predictions of this run cannot be read.</p>"
+RIGHT_COLOUR, WRONG_COLOUR = (0, 114, 178), (213, 94, 0)  # from show.COLOURS
+NO_PREDICTIONS = "<p>This run has no readable predictions.</p>"
 
 
 def write_report(path: Path, runs: list[SavedRun]) -> None:
-    """Write the page. The same runs produce the same bytes."""
+    """Write the report as one HTML page. The same runs always produce the same bytes."""
     names = [run.name for run in runs]
     title = f"Report of {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
     heading = f"{len(runs)} runs" if len(runs) > 1 else f"the run {escape(names[0])}"
@@ -24,7 +24,7 @@ def write_report(path: Path, runs: list[SavedRun]) -> None:
         *(_figures(runs), _problems(runs), _curves(runs, points), _confusion(runs)),
         *(_mistakes(runs), _choices(runs), "</main>"),
     ]
-    data = {  # for the hover
+    data = {  # for the tooltips
         "names": names,
         "colours": [curves.style_of(index).colour for index in range(len(runs))],
         "imagesPerStep": [run.images_per_step for run in runs],
@@ -80,7 +80,7 @@ def _curves(runs: list[SavedRun], points: dict[str, list[list[Point]]]) -> str:
         f'<h2>Curves</h2>{_axis_choice(per_step)}<ul class="legend">{legend}</ul>'
         f'<div class="charts">{"".join(plots)}</div>'
         '<p class="soft hint">To read the values, point at a curve, or tab to it and use the arrow '
-        "keys. A train value is the mean over one log interval, a test value the mean over the "
+        "keys. A train value is the mean over one log interval. A test value is the mean over the "
         "whole test set.</p>"
     )
 
@@ -91,10 +91,10 @@ def _axis_choice(per_step: set[int | None]) -> str:
         return ""
     note, over_steps, over_images = "", " checked", ""
     if len(per_step) > 1:
-        note = "<p>The runs differ in images per step: compare them over images seen.</p>"
+        note = "<p>The runs differ in images per step. Compare them by images seen.</p>"
         over_steps, over_images = "", " checked"
     return (
-        f'{note}<fieldset class="axes"><legend>Draw over</legend>'
+        f'{note}<fieldset class="axes"><legend>Horizontal axis</legend>'
         f'<label><input type="radio" name="axis" id="steps"{over_steps}>steps</label>'
         f'<label><input type="radio" name="axis" id="images"{over_images}>images seen</label>'
         "</fieldset>"
@@ -102,7 +102,7 @@ def _axis_choice(per_step: set[int | None]) -> str:
 
 
 def _confusion(runs: list[SavedRun]) -> str:
-    """Return a heat map for each run and its worst confusions."""
+    """Return a heat map and a list of the worst confusions for each run."""
     pairs = [pair for run in runs if run.predictions for pair in run.predictions.confusions()]
     largest = max((pair.images / pair.images_of_class for pair in pairs), default=1)
     css_class = ' class="alone"' if len(runs) == 1 else ""
@@ -121,12 +121,13 @@ def _confusion(runs: list[SavedRun]) -> str:
             )
         else:
             sections.append(NO_PREDICTIONS)
-    same_scales = " All runs have the same scales." if len(runs) > 1 else ""
+    same_scales = " All runs use the same scales." if len(runs) > 1 else ""
     return (
         "<h2>Confusion matrix</h2>"
         '<p class="soft">Row: true class. Column: predicted class. The darker a cell, the larger '
-        "its share of the row: blue is right, on a scale from 0 to 100%; orange is wrong, on a "
-        f"scale from 0 to {largest:.1%}.{same_scales}</p>{_side_by_side(runs, sections)}"
+        "its share of the row. Blue cells are correct, on a scale from 0 to 100%. Orange cells are "
+        f"mistakes, on a scale from 0 to {largest:.1%}.{same_scales}</p>"
+        f"{_side_by_side(runs, sections)}"
     )
 
 
@@ -145,9 +146,9 @@ def _matrix(predictions: Predictions, largest: float) -> str:
 
 
 def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
-    """Return a table cell on a coloured background, which is darker for a larger share.
+    """Return a table cell with a coloured background, which is darker for a larger share.
 
-    Mistakes have their own colour scale. Otherwise they would be too pale.
+    Mistakes have a separate colour scale. Otherwise they would be too pale.
     """
     strength = share if is_right else share / largest
     full_colour = RIGHT_COLOUR if is_right else WRONG_COLOUR
@@ -163,7 +164,7 @@ def _mistakes(runs: list[SavedRun]) -> str:
         if run.predictions is None:
             sections.append(NO_PREDICTIONS)
         elif not run.predictions.mistakes:
-            sections.append("<p>There are none.</p>")
+            sections.append("<p>This run made no mistakes.</p>")
         else:
             classes = run.predictions.classes
             items = [_mistake(mistake, classes) for mistake in run.predictions.mistakes]
@@ -200,7 +201,7 @@ def _choices(runs: list[SavedRun]) -> str:
 
 
 def _list(entries: dict[str, str]) -> str:
-    """Return names and texts in as many columns as fit."""
+    """Return a list of names and values, in as many columns as fit."""
     parts = [
         f"<div><dt>{_breakable(name)}</dt><dd>{_breakable(text)}</dd></div>"
         for name, text in entries.items()
@@ -211,13 +212,13 @@ def _list(entries: dict[str, str]) -> str:
 def _table(
     corner: str, texts: dict[str, list[str]], runs: list[SavedRun], css_class: str = ""
 ) -> str:
-    """Return a table with a column for each run."""
+    """Return a table with one column per run."""
     rows = [[_breakable(cell) for cell in (name, *cells)] for name, cells in texts.items()]
     return html_table("runs side by side", [corner, *_names(runs)], rows, f"runs {css_class}")
 
 
 def _breakable(text: str) -> str:
-    """Return the text, escaped, with a possible line break after each underscore."""
+    """Escape the text and allow a line break after each underscore."""
     return escape(text).replace("_", "_<wbr>")
 
 
@@ -230,10 +231,10 @@ def _side_by_side(runs: list[SavedRun], contents: list[str]) -> str:
 
 
 def _headings(runs: list[SavedRun]) -> list[str]:
-    """Return a heading for each run, or an empty text if there is only one run."""
+    """Return a heading for each run, or an empty string if there is only one run."""
     return [f"<h3>{name}</h3>" for name in _names(runs)] if len(runs) > 1 else [""]
 
 
 def _names(runs: list[SavedRun]) -> list[str]:
-    """Return the name of each run, after a sample of its line."""
+    """Return the name of each run with a sample of its line."""
     return [curves.swatch(index) + _breakable(run.name) for index, run in enumerate(runs)]

@@ -1,4 +1,4 @@
-"""Read the folders of runs, and list each file that is missing or damaged. Needs no torch."""
+"""Read run folders, and list missing and damaged files. This module does not import torch."""
 
 import json
 import math
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from accel_demo.errors import UserError
 from accel_demo.wording import counted
 
-FILES = {  # the files of a run, and the consequence if one is missing or damaged
+FILES = {  # each file of a run, and the consequence if it is missing or damaged
     "config.json": "the config is unknown",
     "environment.json": "the machine and the library versions are unknown",
     "metrics.jsonl": "there are no curves",
     "summary.json": "the final figures come from metrics.jsonl",
-    "predictions.json": "there is no confusion matrix and there are no mistakes",
+    "predictions.json": "the confusion matrix and the mistakes are not shown",
 }
 CURVES = {
     "train_loss": "Train loss",
@@ -40,7 +40,7 @@ class RunMetrics:
 
     @property
     def last_step(self) -> int:
-        """The highest step of a line; 0 if there is none."""
+        """The highest step of a point in any curve, or 0 if there are no points."""
         return max((step for points in self.curves.values() for step, _ in points), default=0)
 
     def values(self, name: str) -> list[float]:
@@ -50,7 +50,7 @@ class RunMetrics:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The final figures of a finished run: summary.json."""
+    """The final figures of a finished run, from summary.json."""
 
     test_accuracy: float
     best_test_accuracy: float
@@ -63,7 +63,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A test image that the model gets wrong. `png` is the image in base64."""
+    """A misclassified test image. `png` is the image, encoded in base64."""
 
     index: int
     label: int
@@ -74,7 +74,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class ClassConfusion:
-    """A true class and a wrong prediction, with the number of images."""
+    """A true class, an incorrectly predicted class, and the number of such images."""
 
     true: str
     predicted: str
@@ -91,12 +91,12 @@ class Predictions:
     mistakes: list[Mistake]
 
     def accuracy_text(self) -> str:
-        """Return how many test images are right: "40 of 64 test images right"."""
+        """Return a text such as "40 of 64 test images right"."""
         right = sum(row[label] for label, row in enumerate(self.confusion))
         return f"{right:,} of {sum(map(sum, self.confusion)):,} test images right"
 
     def confusions(self) -> list[ClassConfusion]:
-        """Return the pairs of classes that are confused, the most frequent pair first."""
+        """Return the pairs of confused classes, with the most frequent pair first."""
         pairs = [
             ClassConfusion(self.classes[label], self.classes[predicted], images, sum(row))
             for label, row in enumerate(self.confusion)
@@ -108,7 +108,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A file of a run that the report cannot show completely, and the reason."""
+    """A file that the report cannot show completely, and the reason."""
 
     file: str
     message: str
@@ -116,7 +116,7 @@ class FileProblem:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """One run as its files describe it. None stands for a file that is missing or damaged."""
+    """One run, read from its files. A field is None if its file is missing or damaged."""
 
     name: str
     folder: str
@@ -130,14 +130,14 @@ class SavedRun:
 
     @property
     def images_per_step(self) -> int | None:
-        """Images of all processes in one optimizer step, if config and environment are known."""
+        """The number of images in one optimizer step over all processes, or None if unknown."""
         config, environment = self.config or {}, self.environment or {}
         factors: list[Any] = [config.get("batch_size"), config.get("accumulate")]
         factors.append(environment.get("processes"))
         return math.prod(factors) if all(factors) else None
 
     def lines_text(self) -> str:
-        """Return how many lines of metrics.jsonl are drawn and skipped."""
+        """Return the numbers of drawn and skipped lines of metrics.jsonl as text."""
         lines, drawn = self.metrics.lines, self.metrics.lines_drawn
         return f"{drawn:,} of {lines:,} lines of metrics.jsonl drawn, {lines - drawn:,} skipped"
 
@@ -147,15 +147,15 @@ def check_folders(folders: list[Path]) -> None:
     for index, folder in enumerate(folders):
         if not folder.is_dir():
             problem = "is not a folder" if folder.exists() else "does not exist"
-            raise UserError(f"{folder} {problem}: name the folder of a run")
+            raise UserError(f"{folder} {problem}. Name the folder of a run.")
         if not any(os.path.exists(folder / file) for file in FILES):
             raise UserError(f"{folder} does not contain a run: it has none of {', '.join(FILES)}")
         if folder.resolve() in [other.resolve() for other in folders[:index]]:
-            raise UserError(f"{folder} is given twice: name each run once")
+            raise UserError(f"{folder} is given twice. Name each run once.")
 
 
 def read_runs(folders: list[Path]) -> list[SavedRun]:
-    """Read each folder. A run has the name of its folder, or its path if two names are equal."""
+    """Read each folder. Runs are named by folder, or by relative path if two names are equal."""
     paths = [os.path.abspath(folder) for folder in folders]
     names = [os.path.basename(path) or path for path in paths]
     if len(set(names)) < len(names):
@@ -185,7 +185,7 @@ def read_run(folder: Path, name: str) -> SavedRun:
 def _read(
     path: Path, parse: Callable[[bytes], Content], problems: list[FileProblem]
 ) -> Content | None:
-    """Return `parse` of the file's bytes. If that fails, add a problem and return None."""
+    """Read a file and parse its bytes. If this fails, add a problem and return None."""
     content, consequence = b"", FILES[path.name]
     try:
         content = path.read_bytes()
@@ -196,7 +196,7 @@ def _read(
             consequence = "the run has not finished"
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    except (ValueError, LookupError, TypeError, OverflowError):  # cut off or overwritten
+    except (ValueError, LookupError, TypeError, OverflowError):  # truncated or overwritten
         reason = "is damaged" if content else "is empty"
     problems.append(FileProblem(path.name, f"{reason}: {consequence}"))
     return None
@@ -223,25 +223,25 @@ def _predictions(content: bytes) -> Predictions:
     classes, confusion = values["classes"], values["confusion"]
     mistakes = [Mistake(**mistake) for mistake in values["mistakes"]]
     if [len(row) for row in confusion] != [len(classes)] * len(classes):
-        raise ValueError("the confusion matrix does not fit the classes")
+        raise ValueError("the confusion matrix does not match the number of classes")
     if not {m.label for m in mistakes} | {m.predicted for m in mistakes} <= set(
         range(len(classes))
     ):
-        raise ValueError("a mistake does not fit the classes")
+        raise ValueError("a mistake refers to an unknown class")
     return Predictions(classes, confusion, mistakes)
 
 
 def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
-    """Return the curves, and remarks about lines that are skipped or look odd.
+    """Return the curves, and remarks about skipped lines and unusual values.
 
-    A run that is killed may leave half a line, and a run that diverges writes NaN or infinity. A
-    run that resumes with more processes takes fewer steps per epoch, so its steps may go back.
+    A killed run may leave half a line, and a run that diverges writes NaN or infinity. A run that
+    resumes with more processes needs fewer steps per epoch, so its step numbers may go back.
     """
     lines = content.splitlines()
     if not lines:
         raise ValueError("metrics.jsonl is empty")
     curves, remarks, last_step = RunMetrics().curves, [], 0
-    skipped: list[int] = []  # numbers of lines
+    skipped: list[int] = []  # line numbers
     not_finite: dict[str, list[int]] = {}
     for number, line in enumerate(lines, start=1):
         try:

@@ -11,18 +11,18 @@ from accel_demo.wording import byte_size
 NO_VALUE, UNKNOWN, NOT_SET = "–", "unknown", "not set"
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32  # characters
-WIDEST_CELL = 40  # characters; the page and the JSON have the whole text
-WORST = 5  # confusions that text and page name
+WIDEST_CELL = 40  # characters; the page and the JSON file contain the full text
+WORST = 5  # confusions in the text and on the page
 
 
 def as_text(runs: list[SavedRun]) -> str:
-    """Return the whole report except for the images."""
+    """Return the full report as text, without the images."""
     figures = [[name, *map(_short, texts)] for name, texts in final_figures(runs).items()]
     parts = [table(["figure", *(_short(run.name) for run in runs)], figures)]
     parts += _choices(runs) + _curves(runs)
     for run in runs:
         parts += _confusion(run)
-    parts += ["", "what was read", ""]
+    parts += ["", "files read", ""]
     for run in runs:
         parts.append(f"  {run.name}: {run.lines_text()}")
         parts += [f"    {problem.file:16}  {problem.message}" for problem in run.problems]
@@ -30,7 +30,7 @@ def as_text(runs: list[SavedRun]) -> str:
 
 
 def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
-    """Return a text per run for each figure that at least one run has.
+    """Return the figures that at least one run has, with one string per run.
 
     If a run has no summary.json, its accuracies and images/s come from metrics.jsonl.
     """
@@ -42,10 +42,9 @@ def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
 def differences(
     entries: list[dict[str, Any] | None],
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the entries that differ, with a text per run, and the entries that are equal.
+    """Return the entries that differ, with one string per run, and the entries that are equal.
 
-    `entries` is the config or the environment of each run. A run whose entries are None is not
-    compared.
+    `entries` contains the config or environment of each run. Runs with None are not compared.
     """
     known = [run_entries for run_entries in entries if run_entries is not None]
     differing, equal = {}, {}
@@ -62,15 +61,15 @@ def differences(
 
 
 def number(value: float, digits: int = 6) -> str:
-    """Return a value of a curve in at most this many digits: 0.000123457, 0.8815, 1,630.71."""
+    """Format a value with at most `digits` significant digits: 0.000123457, 0.8815, 1,630.71."""
     return f"{value:,.{digits}g}"
 
 
 def sparkline(points: list[Point], low: float, high: float, last_step: int) -> str:
-    """Return a curve in `SPARKLINE_WIDTH` characters, from step 0 to `last_step`.
+    """Return a curve as `SPARKLINE_WIDTH` characters, from step 0 to `last_step`.
 
-    The lowest block means `low`, the highest block `high`. Between two points it interpolates. If
-    several points share a character, it shows the last of them.
+    The lowest block represents `low`, the highest block `high`. Values between two points are
+    interpolated. If several points share a character, the last point is shown.
     """
     line = [" "] * SPARKLINE_WIDTH
     places = [(round(step / (last_step or 1) * (len(line) - 1)), value) for step, value in points]
@@ -119,7 +118,7 @@ def _last(values: list[float]) -> str:
 
 
 def _entry(entries: dict[str, Any], name: str) -> str:
-    """Return the value as JSON, but without the quotes of a text that is not empty."""
+    """Return the value as JSON, but without quotes around a nonempty string."""
     value = entries.get(name, NOT_SET)
     return value if isinstance(value, str) and value else json.dumps(value)
 
@@ -150,7 +149,7 @@ def _curves(runs: list[SavedRun]) -> list[str]:
     if not rows:
         return []
     head = ["curve", "run", "values", "first", "lowest", "highest", "last", "over the steps"]
-    return ["", "curves: all runs share the scale of a curve", "", table(head, rows)]
+    return ["", "curves (each curve has the same scale for all runs)", "", table(head, rows)]
 
 
 def _confusion(run: SavedRun) -> list[str]:
@@ -165,7 +164,7 @@ def _confusion(run: SavedRun) -> list[str]:
         f"  {pair.images:,} of {pair.images_of_class:,} {pair.true} were taken for {pair.predicted}"
         for pair in predictions.confusions()[:WORST]
     ]
-    parts += ["the worst confusions:", *worst] if worst else ["no image is in the wrong class"]
+    parts += ["the worst confusions:", *worst] if worst else ["no image is misclassified"]
     for mistake in predictions.mistakes[:1]:
         true, predicted = classes[mistake.label], classes[mistake.predicted]
         parts.append(

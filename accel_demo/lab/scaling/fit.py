@@ -9,12 +9,12 @@ from accel_demo.lab.measurements import median_interval
 
 @dataclass(frozen=True)
 class SerialShareFit:
-    """The fit of a law to one version of the training loop.
+    """A scaling law, fitted to one version of the training loop.
 
-    Each repeat is fitted separately (`shares`). `serial_share` is their median, and `interval`
-    contains it with 90 % confidence (`median_interval`: empty below five repeats). `misfit` is the
-    largest relative distance from the law to a median speed-up. It is None if only one process
-    count is above 1, because any speed-up fits then.
+    `shares` has the fit of each repeat. `serial_share` is the median of `shares`, and `interval` is
+    its 90 % confidence interval, which is empty below five repeats. `misfit` is the largest
+    relative difference between the law and a median speed-up. It is None if only one process count
+    is above 1, because any speed-up fits the law then.
     """
 
     scaling: str  # "strong" or "weak"
@@ -35,8 +35,9 @@ def amdahl(serial_share: float, processes: float) -> float:
 
 
 def gustafson(serial_share: float, processes: float) -> float:
-    """Return the speed-up if the work grows with the processes; the share is of the parallel run.
+    """Return the speed-up if the work grows with the number of processes.
 
+    `serial_share` is the share of the parallel run's time that is serial.
     Source: Gustafson, Communications of the ACM, 1988, https://doi.org/10.1145/42411.42415
     """
     return processes - serial_share * (processes - 1)
@@ -46,24 +47,24 @@ LAWS: dict[str, Callable[[float, float], float]] = {"strong": amdahl, "weak": gu
 
 
 def serial_share_of(law: Callable, speedups: dict[int, float]) -> float:
-    """Return the share that fits these speed-ups best. `speedups` maps processes to speed-up.
+    """Return the serial share that fits these speed-ups best.
 
-    Least squares over the process counts, in the quantity that is linear in the share: the time
-    for `amdahl`, the speed-up for `gustafson`. The point at one process has no influence. Above 1
-    the processes are slower than one, below 0 they are faster than ideal; the laws explain neither.
-    Raises `ValueError` if no count is above 1.
+    `speedups` maps process counts to speed-ups. The fit uses least squares in the quantity that is
+    linear in the share: the time for `amdahl`, the speed-up for `gustafson`. The point at one
+    process has no influence. A share above 1 means slower than one process, and a share below 0
+    means faster than ideal. The laws explain neither. Raises `ValueError` if no count is above 1.
     """
     if law is amdahl:  # 1/speedup = 1/n + share × (1 − 1/n)
         points = [(1 - 1 / n, 1 / speedup - 1 / n) for n, speedup in speedups.items()]
     else:  # speedup = n − share × (n − 1)
         points = [(n - 1, n - speedup) for n, speedup in speedups.items()]
     if max(speedups) == 1:
-        raise ValueError("the share needs more than one process")
+        raise ValueError("fitting a serial share needs more than one process")
     return sum(slope * rise for slope, rise in points) / sum(slope**2 for slope, _ in points)
 
 
 def fit(scaling: str, version: str, speedups: dict[int, list[float]]) -> SerialShareFit:
-    """Fit the law for this scaling. `speedups` maps processes to one speed-up per repeat."""
+    """Fit the law for this scaling. `speedups` maps each process count to one value per repeat."""
     law = LAWS[scaling]
     shares = [
         serial_share_of(law, dict(zip(speedups, repeat, strict=True)))

@@ -1,11 +1,11 @@
-"""Why DDP can be slower than one process: reproduce each reason and measure its fix.
+"""Reproduce each reason why DDP can be slower than one process, and measure its fix.
 
 python -m accel_demo.lab.scaling.reasons
 python -m accel_demo.lab.scaling.reasons --quick --json reasons.json
 
-Two connected processes train a small dense network with each method, in turns. A method changes one
-thing, so the difference in time is the cost of that thing. The table answers an open request with
-measurements: https://github.com/pytorch/pytorch/issues/73600
+Two connected processes train a small dense network with each method in turn. Each method changes
+one thing, so the difference in time is the cost of that change. The measurements answer an open
+issue: https://github.com/pytorch/pytorch/issues/73600
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from accel_demo.show import table
 from accel_demo.wording import counted, duration
 
 REPEATS, QUICK_REPEATS = 9, 1
-STEPS, QUICK_STEPS = 6, 2  # in each timing
+STEPS, QUICK_STEPS = 6, 2  # per measurement
 PROCESSES = 2
 
 
 @dataclass(frozen=True)
 class ReasonsResult:
-    """Milliseconds per optimizer step with each method: on one rank, or on the slowest rank."""
+    """Milliseconds per optimizer step with each method, on one rank or on the slowest rank."""
 
     repeats: int
     processes: int
@@ -47,7 +47,7 @@ class ReasonsResult:
     first_steps_ms: list[float]
     megabytes: float  # of gradients
     ms_per_step: dict[str, list[float]]  # by method, one value per repeat
-    straggler_ms_by_rank: list[float]  # medians
+    straggler_ms_by_rank: list[float]  # median of each rank
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = flags.read(parser, sys.argv[1:] if arguments is None else arguments)
     repeats, steps = (QUICK_REPEATS, QUICK_STEPS) if options.quick else (REPEATS, STEPS)
     threads = max(1, usable_cores() // PROCESSES)
-    # Without this, torch's C++ code warns that find_unused_parameters finds none, on each rank.
+    # Otherwise torch's C++ code warns on each rank that find_unused_parameters found none.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     call = (measure, PROCESSES, repeats, steps, time.time())
     result = combine(group.results_by_rank(*call, threads=threads))
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(device: torch.device, repeats: int, steps: int, started_at: float) -> ReasonsResult:
-    """Measure every method on this rank. `started_at` is when the launch began, in Unix time."""
+    """Measure every method on this rank. `started_at` is the Unix time of the launch."""
     first = trainings.TrainingMethod(device)
     seconds = [trainings.seconds_per_call(first.step, 1, device) for _ in range(4)]
     seconds_to_first_step = time.time() - started_at - sum(seconds[1:])
@@ -101,7 +101,7 @@ def measure(device: torch.device, repeats: int, steps: int, started_at: float) -
 
 
 def combine(by_rank: list[ReasonsResult]) -> ReasonsResult:
-    """Combine the results of all ranks: a step takes as long as on its slowest rank."""
+    """Combine the results of all ranks. The time of a step is its time on the slowest rank."""
     first = by_rank[0]
     return dataclasses.replace(
         first,
@@ -115,7 +115,7 @@ def combine(by_rank: list[ReasonsResult]) -> ReasonsResult:
 
 
 def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
-    """Return a row per reason: its name, its symptom, its fix, and the measured effect."""
+    """Return one row per reason: name, symptom, fix and measured effect."""
     ms = {name: statistics.median(values) for name, values in result.ms_per_step.items()}
     first, *_, later = result.first_steps_ms
     start, megabytes = result.seconds_to_first_step, result.megabytes

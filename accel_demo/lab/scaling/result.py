@@ -12,7 +12,7 @@ PLAIN, PARALLEL = "plain PyTorch", ("raw DDP", "Accelerate")
 
 @dataclass(frozen=True)
 class ScalingCase:
-    """A training to measure: a version of the training loop, and a batch size per process."""
+    """A training run to measure: a version of the training loop, and its batch size per process."""
 
     version: str
     processes: int
@@ -21,7 +21,7 @@ class ScalingCase:
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """The speed of one case. Speed-ups are relative to plain PyTorch, repeat by repeat."""
+    """The speed of one case. Each speed-up is relative to plain PyTorch in the same repeat."""
 
     scaling: str  # "strong" or "weak"
     version: str
@@ -30,13 +30,13 @@ class ScalingRow:
     images_per_second: list[float]
     speedups: list[float]
     median_speedup: float
-    interval: list[float]  # of the median speed-up, with 90 % confidence
+    interval: list[float]  # 90 % confidence interval of the median speed-up
     efficiency: float
 
 
 @dataclass(frozen=True)
 class GilRow:
-    """The speed of threads or processes, relative to doing the work one part after the other."""
+    """The speed of threads or processes, relative to running the parts one after the other."""
 
     work: str
     workers: str
@@ -47,7 +47,7 @@ class GilRow:
 
 @dataclass(frozen=True)
 class ScalingResult:
-    """All that one run of `accel-demo scaling` measured, and on what."""
+    """Settings and measurements of one run of `accel-demo scaling`."""
 
     processes: list[int]
     threads: int  # per process
@@ -66,7 +66,7 @@ class ScalingResult:
 def scaling_rows(
     rates: dict[ScalingCase, list[float]], counts: list[int], batch_size: int
 ) -> list[ScalingRow]:
-    """Return a row for each scaling, version and process count, from images per second."""
+    """Return one row per kind of scaling, version and process count. `rates` is in images/s."""
     rows = []
     for scaling in LAWS:
         for version in (PLAIN, *PARALLEL):
@@ -81,10 +81,10 @@ def scaling_rows(
 
 
 def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
-    """Fit the serial share of DDP and Accelerate, for each scaling with several process counts.
+    """Fit the serial shares of DDP and Accelerate, for strong and weak scaling.
 
-    A law compares a program with itself, so the speed-up here is relative to the same version on
-    one process.
+    A scaling law compares a program with itself, so these speed-ups are relative to the same
+    version on one process. With only one process count there is nothing to fit.
     """
     fits = []
     for scaling in LAWS:

@@ -18,7 +18,7 @@ BATCHES = {"strong": "global batch", "weak": "batch per process"}
 
 
 def text(result: ScalingResult) -> str:
-    """Return the tables and what follows from them, to print."""
+    """Return the tables and their interpretation as text."""
     threads = counted(result.threads, "thread")
     counts = ", ".join(map(str, result.processes))
     counts += " connected process" if counts == "1" else " connected processes"
@@ -75,7 +75,7 @@ def interval_text(interval: list[float], digits: int = 2) -> str:
 
 
 def explain_fits(result: ScalingResult) -> str:
-    """Return sentences about what the fits show, and what they cannot show."""
+    """Return sentences that explain the fits and their limits."""
     parallel = [count for count in result.processes if count > 1]
     shares = [fit.serial_share for fit in result.fits]
     sentences = ["The serial share is relative to the same version in one process."]
@@ -95,7 +95,7 @@ def explain_fits(result: ScalingResult) -> str:
 
 
 def draw(result: ScalingResult, path: Path) -> None:
-    """Draw two panels of speed-ups with their spread and fit, and one of threads and processes."""
+    """Draw two panels of speed-ups with their spread and fit, and one of threads vs. processes."""
     figure = new_figure(12, 4.6)
     strong, weak, threads = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     draw_scaling(strong, result, "strong")
@@ -104,7 +104,7 @@ def draw(result: ScalingResult, path: Path) -> None:
     draw_gil(threads, result.gil_rows)
     for axis in (strong, weak, threads):
         axis.spines[["top", "right"]].set_visible(False)
-        # Below the panel, the legend cannot cover a point.
+        # A legend below the panel cannot cover a point.
         position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
         axis.legend(frameon=False, fontsize=9, ncols=2, **position)
     save(figure, path)
@@ -143,7 +143,7 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
 
 
 def draw_gil(axis, rows: list[GilRow]) -> None:
-    """Draw a group of bars for each kind of work, with the minimum and maximum of the repeats."""
+    """Draw a group of bars per kind of work. The whiskers are the extremes of the repeats."""
     works = list(dict.fromkeys(row.work for row in rows))
     for index, workers in enumerate(dict.fromkeys(row.workers for row in rows)):
         bars = [row for row in rows if row.workers == workers]

@@ -1,4 +1,4 @@
-"""Methods to train a small dense network, each with one change that makes it slower or faster."""
+"""Training methods for a small dense network. Each changes one thing that affects the speed."""
 
 import os
 import time
@@ -18,15 +18,15 @@ from accel_demo.anatomy.devices import usable_cores
 from accel_demo.anatomy.gil import preprocess
 
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
-LATE = 0.020  # seconds of sleep of the straggler, per step
-PREPROCESSED = 8  # images per step and process, in pure Python
+LATE = 0.020  # seconds that the straggler sleeps in each step
+PREPROCESSED = 8  # images preprocessed in pure Python, per step and process
 IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters  # torch 2.15
 BUFFERS = "forward_sync_buffers" if IS_RENAMED else "broadcast_buffers"
 NO_BUFFERS: dict[str, Any] = {BUFFERS: False}
 
 
 def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
-    """Return all methods by name. Each has its own replica of the network."""
+    """Return all methods by name. Each method has a separate replica of the network."""
     methods = {
         "one process": TrainingMethod(device, is_alone=True),
         "DDP": TrainingMethod(device),
@@ -46,7 +46,7 @@ def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
         "all threads": TrainingMethod(device, around=with_threads),
         "Python in the loop": TrainingMethod(device, before=lambda: preprocess(PREPROCESSED)),
     }
-    if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # only on Linux
+    if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # Linux only
         methods["half of the cores"] = TrainingMethod(device, around=on_half_of_the_cores)
     return methods
 
@@ -84,7 +84,7 @@ class TrainingMethod:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def step(self) -> None:
-        """Take one optimizer step."""
+        """Perform one optimizer step."""
         self.before()
         for index in range(self.micro_batches):
             is_last = index + 1 == self.micro_batches
@@ -95,7 +95,7 @@ class TrainingMethod:
 
 
 def network() -> torch.nn.Module:
-    """Return a network of 1.9 million parameters: much to send, and little to compute per image."""
+    """Return a network with 1.9 million parameters to send and little to compute per image."""
     layers: list[torch.nn.Module] = []
     for inputs in (784, 1024):
         layers += [torch.nn.Linear(inputs, 1024), torch.nn.BatchNorm1d(1024), torch.nn.ReLU()]
@@ -103,7 +103,7 @@ def network() -> torch.nn.Module:
 
 
 def seconds_per_step(method: TrainingMethod, steps: int, device: torch.device) -> float:
-    """Return the mean time of a step, or 0 on a rank that waits because only rank 0 trains."""
+    """Return the mean seconds per step, or 0 on a rank that only waits for rank 0."""
     dist.barrier()
     waits = method.is_alone and dist.get_rank() > 0
     with method.around():
@@ -113,7 +113,7 @@ def seconds_per_step(method: TrainingMethod, steps: int, device: torch.device) -
 
 
 def seconds_per_call(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Return the mean time of a call of `step`, including the work that it queued on a GPU."""
+    """Return the mean seconds per call of `step`, including the work that it queues on a GPU."""
     started_at = time.perf_counter()
     for _ in range(steps):
         step()
@@ -129,7 +129,7 @@ def sleep_on_rank_1() -> None:
 
 @contextmanager
 def with_threads() -> Iterator[None]:
-    """Use as many threads per process as there are cores: torch's default without a launcher."""
+    """Use one thread per core (at least two) in each process, as torch does without a launcher."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(2, usable_cores()))
     yield
@@ -138,7 +138,7 @@ def with_threads() -> Iterator[None]:
 
 @contextmanager
 def on_half_of_the_cores() -> Iterator[None]:
-    """Pin all threads of this process to the same half of the cores as the other process."""
+    """Pin all threads of this process to half of the cores: the same half in both processes."""
     cores = sorted(os.sched_getaffinity(0))
     pin(set(cores[: max(1, len(cores) // 2)]))
     yield
@@ -147,5 +147,5 @@ def on_half_of_the_cores() -> Iterator[None]:
 
 def pin(cores: set[int]) -> None:
     for task in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # the thread may have ended
+        with suppress(ProcessLookupError):  # the thread may have exited
             os.sched_setaffinity(int(task.name), cores)

@@ -1,11 +1,12 @@
-"""Show which sample each rank reads, and which samples a metric counts twice.
+"""Show which samples each rank reads, and how many samples a metric counts.
 
 accel-demo shards --processes 3 --batch-size 5 --plot shards.png
 accel-demo shards --method Accelerate --no-even-batches
 
-The result comes from the batches that the loaders return. By default, `DistributedSampler` repeats
-samples until the dataset divides evenly, and Accelerate until the batches do. All ranks then have
-the same number of batches, but some samples are read twice, and a metric must not count them twice.
+The result is taken from the batches that the loaders return. By default, `DistributedSampler`
+repeats samples until the dataset divides evenly among the ranks. Accelerate repeats samples until
+the batches divide evenly. All ranks then have the same number of batches, but some samples are read
+twice, and a metric must not count them twice.
 """
 
 import textwrap
@@ -18,13 +19,13 @@ from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 
 QUICK_EPOCHS = 2
-MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # more would take minutes, with a gather for each batch
+MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # more would take minutes: each batch is gathered
 MOST_DRAWN_SAMPLES, MOST_DRAWN_EPOCHS = 400, 20
 
 
 def main(arguments: list[str]) -> int:
     options = read_options(arguments)
-    preloaded = ("torch", read_all.__module__)  # no optimizer, so no torch._dynamo
+    preloaded = ("torch", read_all.__module__)  # without an optimizer, torch._dynamo is not needed
     settings = settings_of(options)
     result, *_ = results_by_rank(read_all, options.processes, settings, preloaded=preloaded)
     print(f"{tables.headline(result)}\n")
@@ -46,13 +47,13 @@ def main(arguments: list[str]) -> int:
 
 
 def read_options(arguments: list[str]):
-    """Return the options. Raises `UserError` for a combination that cannot be read."""
-    parser = flags.parser_of("shards", __doc__, quick=f"reads at most {QUICK_EPOCHS} epochs")
-    flags.add_processes(parser, 2, "how many processes read")
+    """Return the options. Raises `UserError` if they are invalid or cannot be combined."""
+    parser = flags.parser_of("shards", __doc__, quick=f"at most {QUICK_EPOCHS} epochs")
+    flags.add_processes(parser, 2, "number of processes")
     numbers = {
         "--samples": (22, "size of the dataset"),
-        "--batch-size": (4, "samples per process, or of all processes with --split-batches"),
-        "--epochs": (3, "how many epochs to read"),
+        "--batch-size": (4, "batch size per process, or of all processes with --split-batches"),
+        "--epochs": (3, "number of epochs to read"),
     }
     for flag, (default, help) in numbers.items():
         help += f" (default: {default})"
@@ -62,10 +63,10 @@ def read_options(arguments: list[str]):
     switches = {
         "--no-set-epoch": "do not call set_epoch before each epoch",
         "--split-batches": "Accelerate splits each batch of the DataLoader among the processes",
-        "--dispatch-batches": "Accelerate reads on rank 0 only, and sends each rank its part",
+        "--dispatch-batches": "Accelerate reads only on rank 0 and sends each rank its part",
         "--no-even-batches": "Accelerate does not pad (even_batches=False)",
         "--drop-last": "drop the last samples instead of padding",
-        "--no-shuffle": "read in the order of the dataset",
+        "--no-shuffle": "read samples in dataset order",
     }
     for flag, help in switches.items():
         parser.add_argument(flag, action="store_true", help=help)
@@ -75,7 +76,7 @@ def read_options(arguments: list[str]):
 
 
 def settings_of(options) -> list[LoaderSettings]:
-    """Return the settings of the loaders to read. Both get the same global batch."""
+    """Return the settings of the loaders to read. Both loaders have the same global batch size."""
     epochs = min(options.epochs, QUICK_EPOCHS) if options.quick else options.epochs
     common = (epochs, not options.no_set_epoch, not options.no_shuffle, options.drop_last)
     accelerate_only = (options.split_batches, options.dispatch_batches, not options.no_even_batches)
@@ -87,7 +88,7 @@ def settings_of(options) -> list[LoaderSettings]:
 
 
 def check(options) -> None:
-    """Raise `UserError` for options that are out of range or do not fit together."""
+    """Raise `UserError` if options are out of range or cannot be combined."""
     limits = {"samples": MOST_SAMPLES, "batch_size": MOST_SAMPLES, "epochs": MOST_EPOCHS}
     for name, most in limits.items():
         if not 1 <= getattr(options, name) <= most:
@@ -101,7 +102,7 @@ def check(options) -> None:
     if options.dispatch_batches and options.no_even_batches:
         raise UserError(
             "--dispatch-batches always makes even batches: Accelerate ignores even_batches=False "
-            "there. Remove one of the two flags"
+            "there. Remove one of the two flags.."
         )
     if options.split_batches and options.batch_size % options.processes:
         raise UserError(
@@ -118,6 +119,6 @@ def check(options) -> None:
         options.samples > MOST_DRAWN_SAMPLES or options.epochs > MOST_DRAWN_EPOCHS
     ):
         raise UserError(
-            f"--plot draws at most {MOST_DRAWN_SAMPLES} samples and {MOST_DRAWN_EPOCHS} epochs: "
-            "use fewer, or --json"
+            f"--plot draws at most {MOST_DRAWN_SAMPLES} samples and {MOST_DRAWN_EPOCHS} epochs. "
+            "Use fewer, or --json."
         )

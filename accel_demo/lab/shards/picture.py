@@ -1,4 +1,4 @@
-"""Draw a heat map of who read which sample: samples on the x axis, a row per epoch."""
+"""Draw a heat map of the rank that read each sample: samples on the x axis, one row per epoch."""
 
 import math
 
@@ -11,14 +11,15 @@ from accel_demo.anatomy.shards import in_words
 from accel_demo.lab.shards.reading import EpochReads, LoaderReads
 from accel_demo.show import COLOURS, new_figure
 
-ROOM_FOR_RANKS = 16  # points of cell width, to have room for the rank's number
-GAP = 0.06  # between rows and between cells, as a share of a cell
+ROOM_FOR_RANKS = 16  # a cell of at least this width, in points, has room for the rank's number
+GAP = 0.06  # between rows and between cells, as a fraction of a cell
 
 
 def draw(loaders: list[LoaderReads]):
-    """Draw a panel for each loader. The colour of a cell is the rank that read the sample.
+    """Draw a panel for each loader. The colour of a cell shows the rank that read the sample.
 
-    A sample read more than once has a frame and a part for each read; an unread one has a cross.
+    If a sample was read more than once, its cell has a frame and one part per read. A cross marks a
+    sample that was never read.
     """
     samples, epochs = loaders[0].settings.samples, len(loaders[0].epochs)
     ranks = len(loaders[0].epochs[0].batches)
@@ -28,7 +29,7 @@ def draw(loaders: list[LoaderReads]):
     below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # inches
     figure = new_figure(width, below + (0.45 + 0.36 * epochs) * len(loaders))
     panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
-    room = 72 * (width - 3.2) / samples  # points of cell width
+    room = 72 * (width - 3.2) / samples  # cell width in points
     for axes, loader in zip(panels, loaders, strict=True):
         for row, epoch in enumerate(loader.epochs):
             _draw_epoch(axes, row, _readers(epoch, samples), room)
@@ -48,7 +49,7 @@ def draw(loaders: list[LoaderReads]):
 
 
 def _readers(epoch: EpochReads, samples: int) -> list[list[int]]:
-    """Return the ranks that read each sample, with a rank once for each of its reads."""
+    """Return a list for each sample, with the rank of each read."""
     readers = [[] for _ in range(samples)]
     for rank, batches in enumerate(epoch.batches):
         for batch in batches:
@@ -89,7 +90,7 @@ def _summary(epoch: EpochReads, samples: int) -> str:
 
 def _legend(ranks: int) -> list:
     marks = []
-    for rank in range(min(ranks, 6)):  # with six colours, rank 6 has the colour of rank 0
+    for rank in range(min(ranks, 6)):  # there are six colours: rank 6 has the colour of rank 0
         label = ", ".join(map(str, range(rank, ranks, 6)))
         marks.append(Patch(color=COLOURS[rank], label=f"rank {label}"))
     frame = Patch(facecolor="none", edgecolor="black", linewidth=2, label="read more than once")

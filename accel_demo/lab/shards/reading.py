@@ -1,4 +1,4 @@
-"""Read whole epochs on every rank, and gather them as a metric does."""
+"""Read full epochs on every rank, and gather one epoch as a metric would."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ ACCELERATE = "Accelerate"
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings of a loader of sample ids; the last three apply to Accelerate only.
+    """Settings of a loader that returns sample ids. The last three apply only to Accelerate.
 
-    `batch_size` is passed to the DataLoader: with `split_batches`, the batch of all processes.
+    `batch_size` is passed to the DataLoader. With `split_batches` it is the global batch size.
     """
 
     method: str
@@ -39,7 +39,7 @@ class LoaderSettings:
 
     @property
     def name(self) -> str:
-        """The method, with each of Accelerate's settings that differs from its default."""
+        """The method, followed by the Accelerate settings that differ from their defaults."""
         parts = [self.method]
         parts += ["split_batches"] if self.split_batches else []
         parts += ["dispatch_batches"] if self.dispatch_batches else []
@@ -49,9 +49,9 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class EpochReads:
-    """Samples that the ranks read in one epoch."""
+    """Samples that all ranks read in one epoch."""
 
-    epoch: int  # from 1
+    epoch: int  # counted from 1
     more_than_once: list[int]
     never: list[int]
     same_order_as_epoch_1: bool | None  # None for epoch 1
@@ -60,9 +60,10 @@ class EpochReads:
 
 @dataclass(frozen=True)
 class LoaderReads:
-    """Samples read with one loader. A metric counts `gather` or `gather_for_metrics` in an epoch.
+    """Samples read with one loader.
 
-    These two are None if the ranks' batches differ in number or size, so that gathering could hang.
+    `gather` and `gather_for_metrics` are the sample ids that these functions collect in an epoch.
+    They are None if the ranks' batches differ in number or size, because gathering could hang.
     """
 
     settings: LoaderSettings
@@ -73,7 +74,7 @@ class LoaderReads:
 
 @dataclass(frozen=True)
 class ShardsResult:
-    """Samples read by connected processes, with one loader after the other."""
+    """Samples that the connected processes read with each loader."""
 
     processes: int
     device: str
@@ -81,7 +82,7 @@ class ShardsResult:
 
 
 def read_all(device: torch.device, loaders: list[LoaderSettings]) -> ShardsResult:
-    """Return what all ranks read. Every rank calls this, and all get the same result."""
+    """Return the samples read on all ranks. Every rank must call this and gets the same result."""
     total = sum(settings.epochs for settings in loaders)
     with tqdm(total=total, desc="reading", unit="epoch", disable=dist.get_rank() > 0) as bar:
         reads = [read_with(device, settings, bar) for settings in loaders]
@@ -102,10 +103,10 @@ def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> Load
 
 
 def read_epochs(settings: LoaderSettings, bar: tqdm) -> list[Batches]:
-    """Return what this rank reads in each epoch.
+    """Return the batches that this rank reads in each epoch.
 
-    Apart from what the loader itself does, the ranks do not communicate between batches, because
-    they may have different numbers of batches.
+    The ranks may have different numbers of batches, so an additional collective in this loop could
+    hang. Only the loader itself may communicate.
     """
     loader: Any = make_loader(settings)
     epochs = []
@@ -133,9 +134,10 @@ def make_loader(settings: LoaderSettings) -> DataLoader:
 
 
 def gather_an_epoch(device: torch.device, settings: LoaderSettings) -> dict[str, list[int]]:
-    """Return the sample ids of one epoch that Accelerate's two functions gather for a metric.
+    """Return the sample ids that `gather` and `gather_for_metrics` collect in one epoch.
 
-    Batch k must have the same size on all ranks, for every k: a collective waits for all ranks.
+    All ranks must have the same number of batches, and each batch must have the same size on all
+    ranks. Otherwise the collectives could hang.
     """
     accelerator = Accelerator(cpu=use_cpu())
     gathered = {"gather": [], "gather_for_metrics": []}

@@ -12,7 +12,7 @@ WIDEST_MAP = 64  # samples; a longer map makes the table too wide
 
 
 def headline(result: ShardsResult) -> str:
-    """Return the processes and the settings that all loaders share."""
+    """Return a line with the number of processes and the settings that all loaders share."""
     settings = result.loaders[0].settings
     batch_size = settings.batch_size // (result.processes if settings.split_batches else 1)
     words = [counted(settings.samples, "sample"), f"batches of {batch_size} per process"]
@@ -24,7 +24,7 @@ def headline(result: ShardsResult) -> str:
 
 
 def reading_table(loaders: list[LoaderReads]) -> str:
-    """Return a table with a row for each loader and epoch."""
+    """Return a table with one row per loader and epoch."""
     samples, rows = loaders[0].settings.samples, []
     has_map = samples <= WIDEST_MAP and len(loaders[0].epochs[0].batches) <= len(MARKS)
     for loader in loaders:
@@ -42,7 +42,7 @@ def reading_table(loaders: list[LoaderReads]) -> str:
 
 
 def _map(epoch: EpochReads, samples: int) -> str:
-    """Return a character for each sample: its rank, * if it was read more than once, - if never."""
+    """Return one character per sample: the rank that read it, * for several reads, - for none."""
     marks = ["-"] * samples
     for rank, batches in enumerate(epoch.batches):
         for batch in batches:
@@ -52,7 +52,7 @@ def _map(epoch: EpochReads, samples: int) -> str:
 
 
 def metric_table(loaders: list[LoaderReads]) -> str:
-    """Return a table of how many samples a metric counts in an epoch, and how many differ."""
+    """Return a table of the samples that a metric counts in an epoch, with and without repeats."""
     rows = []
     for loader in loaders:
         row = [loader.settings.name, loader.settings.samples]

@@ -3,8 +3,8 @@
 accel-demo timeline --bucket-mb 0.05,0.5,25
 accel-demo timeline --straggler 1:20ms
 
-Profiles some steps of a real run of train.py on each rank and puts them on one clock. Prints the
-milliseconds of each phase and how much of the all-reduce is hidden under backward. Writes
+The command profiles some steps of train.py on each rank and puts them on one clock. It prints the
+milliseconds of each phase, and how much of the all-reduce is hidden under backward. It writes
 trace.json for https://ui.perfetto.dev, and timeline.html, a page to zoom and pan.
 """
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]):
-    """Return the options, checked. `config` is for train.py, `files` are the paths to write."""
+    """Return the checked options, with the `config` for train.py and the `files` to write."""
     parser = flags.parser_of("timeline", __doc__, quick="a smaller network, fewer steps")
     add = parser.add_argument
     flags.add_processes(parser, 2, "connected processes")
@@ -55,11 +55,11 @@ def read(arguments: list[str]):
     add("--batch-size", type=int, default=8, metavar="N", help=help)
     help = "micro-batches per optimizer step (default: 1)"
     add("--accumulate", type=int, default=1, metavar="N", help=help)
-    help = "bucket size of DDP in MiB, or several to try (default: 25, as in DDP)"
+    help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
     add("--bucket-mb", default="25", metavar="MB", help=help)
-    help = "let a rank sleep in each step, as in 1:20ms; detected from 5 ms and 2 %% of a step"
+    help = "delay a rank in each step, such as 1:20ms; detected from 5 ms and 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
-    help = "for trace.json and timeline.html (default: runs/timeline)"
+    help = "folder for trace.json and timeline.html (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
     add("--html", type=Path, metavar="FILE", help="write the page here instead of in FOLDER")
     options = flags.read(parser, arguments)
@@ -79,18 +79,18 @@ def read(arguments: list[str]):
 
 
 def bucket_sizes(text: str) -> list[float]:
-    """Return "0.05,0.5,25" as a list of sizes in MiB."""
+    """Parse "0.05,0.5,25" into a list of sizes in MiB."""
     try:
         sizes = [float(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--bucket-mb takes 25, or 0.05,0.5,25; got {text}") from None
+        raise UserError(f"--bucket-mb must be like 25 or 0.05,0.5,25, got {text}") from None
     if not all(0.001 <= size <= 10_000 for size in sizes):
         raise UserError(f"--bucket-mb must be from 0.001 to 10000, got {text}")
     return sizes
 
 
 def straggler_in(text: str | None, processes: int) -> tuple[int, float] | None:
-    """Return "1:20ms" as (1, 20.0)."""
+    """Parse "1:20ms" into a rank and a delay in milliseconds, (1, 20.0)."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)ms", text)
@@ -98,7 +98,7 @@ def straggler_in(text: str | None, processes: int) -> tuple[int, float] | None:
         raise UserError(f"--straggler takes RANK:MILLISECONDSms, such as 1:20ms; got {text}")
     rank, milliseconds = int(match[1]), float(match[2])
     if processes < 2:
-        raise UserError("--straggler needs other ranks to compare with: use --processes 2")
+        raise UserError("--straggler needs other ranks to compare with. Use --processes 2.")
     if rank >= processes:
         raise UserError(f"--straggler: {processes} processes have no rank {rank}")
     if not 0 < milliseconds <= 10_000:
@@ -107,19 +107,19 @@ def straggler_in(text: str | None, processes: int) -> tuple[int, float] | None:
 
 
 def check_images(options) -> None:
-    """Raise `UserError` if one epoch has too few images for the steps."""
+    """Raise `UserError` if one epoch has too few images for all steps."""
     train_set, _ = load_datasets(options.config, options.processes)
     steps = max(options.steps, STEPS_NEEDED) + recording.STEPS_AROUND
     images = options.batch_size * options.accumulate * options.processes
     if steps * images > len(train_set):
         raise UserError(
             f"{steps} steps of {images} images (including the warm-up) need {steps * images}, "
-            f"but there are only {len(train_set)}: choose a smaller --batch-size"
+            f"but there are only {len(train_set)}. Choose a smaller --batch-size."
         )
 
 
 def files_to_write(options) -> dict[str, Path]:
-    """Return the path of each output. Raises `UserError` if it cannot be written."""
+    """Return the path of each output. Raises `UserError` if one of them cannot be written."""
     folder = options.output
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
@@ -130,20 +130,21 @@ def files_to_write(options) -> dict[str, Path]:
     for path in files.values():
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
-        if path.resolve() in resolved and (path.is_file() or not path.exists()):  # not /dev/null
-            raise UserError(f"{path} cannot hold two outputs: choose another name for one")
+        # Several outputs may go to /dev/null, which is not a file.
+        if path.resolve() in resolved and (path.is_file() or not path.exists()):
+            raise UserError(f"{path} cannot hold two outputs. Choose two names.")
         resolved.append(path.resolve())
     return files
 
 
 def measure(options) -> tuple[TimelineResult, list[dict]]:
-    """Profile the training once per bucket size. Returns the result and the traces of the last."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to stderr
+    """Profile one run per bucket size. Return the result, and the traces of the last run."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log on stderr
     runs = [
         recording.ProfileSettings(options.config, options.steps, size, options.straggler)
         for size in options.bucket_mb
     ]
-    # Finding the straggler takes more steps than are shown
+    # Finding a straggler may need more steps than are shown.
     runs[-1] = replace(runs[-1], steps=max(options.steps, STEPS_NEEDED))
     sweep = []
     with tempfile.TemporaryDirectory() as folder:
@@ -178,13 +179,13 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
 
 
 def write(result: TimelineResult, traces: list[dict], options) -> list[Path]:
-    """Write all files into a temporary folder first, so that an error leaves no files behind."""
+    """Write all files, through a temporary folder, so that an error leaves no files behind."""
     with tempfile.TemporaryDirectory() as folder:
-        # The suffix tells matplotlib the format of the plot
+        # matplotlib derives the format of the plot from the suffix.
         drafts = {
             output: Path(folder, output + path.suffix) for output, path in options.files.items()
         }
-        trace = json.dumps(merge.merged(traces), separators=(",", ":"))  # it is large
+        trace = json.dumps(merge.merged(traces), separators=(",", ":"))  # compact JSON
         drafts["trace"].write_text(trace)
         write_timeline_page(result, drafts["page"])
         if "json" in drafts:

@@ -1,8 +1,8 @@
 """Put the traces of all ranks on one clock and merge them into one trace.
 
-torch.profiler writes times in microseconds since the trace's `baseTimeNanoseconds`, read from the
-clock of its machine. Two machines have different clocks. Each rank therefore measures how far its
-clock is ahead of rank 0's, and this offset is subtracted from its times.
+torch.profiler writes times in microseconds since the trace's `baseTimeNanoseconds`, which is read
+from the clock of its machine. Two machines have different clocks. Each rank therefore measures the
+offset between its clock and rank 0's clock, and we subtract the offset from its times.
 """
 
 import json
@@ -20,9 +20,9 @@ ROUND_TRIPS = 100
 def clock_ahead(group: dist.ProcessGroup) -> int:
     """Return how many nanoseconds this rank's clock is ahead of rank 0's. All ranks must call it.
 
-    Rank 0 repeatedly asks each other rank for its time and assumes that the answer was read halfway
-    through the round trip. The error is at most half the round trip, so the shortest one is used.
-    `group` must use gloo, because the clock values are CPU tensors.
+    Rank 0 repeatedly requests the time of every other rank. It assumes that the rank read its clock
+    halfway through the round trip. The error is at most half the round trip, so the shortest round
+    trip is used. `group` must use gloo, because the clock values are CPU tensors.
     Source: section 8 of https://www.rfc-editor.org/rfc/rfc5905 (NTP)
     """
     rank = dist.get_rank()
@@ -86,7 +86,7 @@ def merged(traces: list[dict]) -> dict:
             event["ts"] = round(max(0.0, event["ts"] - first) * 1e3, 3)
             if "dur" in event:
                 event["dur"] = round(event["dur"] * 1e3, 3)
-            if "id" in event:  # of an arrow between two events, made unique over all ranks
+            if "id" in event:  # ids connect events with arrows, and must differ between ranks
                 event["id"] = event["id"] * len(traces) + rank
             merged_events.append(event)
     return {"displayTimeUnit": "ms", "traceEvents": merged_events}

@@ -1,4 +1,4 @@
-"""Write the page of a timeline: its tables, and lanes to zoom and pan. One file, no network."""
+"""Write the timeline as one HTML file: tables, and lanes to zoom and pan."""
 
 from pathlib import Path
 
@@ -58,23 +58,23 @@ TOOLS = """<div class="tools" role="group" aria-label="what the lanes show">
 <button id="later" aria-label="move to later">→</button>
 <select id="step" aria-label="fill the view with a step">
 <option value="whole">all steps</option>{options}
-<option value="part" disabled hidden>a part</option></select>
+<option value="part" disabled hidden>part of a run</option></select>
 <output id="range" aria-label="visible time"></output>
 </div>"""
-LABEL = "two lanes per rank, one for what it computes and one for what it sends: arrow keys move, "
-LABEL += "plus and minus zoom, Enter goes to the bars"
+LABEL = "two lanes per rank, one for computation and one for communication: arrow keys move, "
+LABEL += "plus and minus zoom, Enter moves to the bars"
 HELP = """<p class="soft">Zoom: wheel, two fingers, <kbd>+</kbd> <kbd>−</kbd>; <kbd>0</kbd> shows
 the whole time. Move: drag, <kbd>←</kbd> <kbd>→</kbd>. Point at a bar, tap it, or press
-<kbd>Enter</kbd> in the lanes and go from bar to bar with the arrow keys; <kbd>Esc</kbd> goes back.
+<kbd>Enter</kbd> in the lanes and move between bars with the arrow keys; <kbd>Esc</kbd> goes back.
 </p>"""
-NOTE = """<p class="soft">If a rank computes while an all-reduce runs, the time counts as computing.
-The phase all-reduce is only the exposed part, in which the rank does nothing but wait. The hidden
-part of an all-reduce is the time in which the same rank computes backward. Late is how long after
-the first rank a rank reaches the all-reduce.</p>"""
+NOTE = """<p class="soft">If a rank computes during an all-reduce, this time is part of the phase
+that it computes. The phase "all-reduce" is only the exposed part, in which the rank just waits. The
+hidden part of an all-reduce is the time in which the same rank computes backward. "Late" is how
+long after the first rank a rank reaches the all-reduce.</p>"""
 
 
 def write_timeline_page(result: TimelineResult, path: Path) -> None:
-    """Write the result as one HTML file that needs nothing else."""
+    """Write the result as one self-contained HTML file."""
     slow = "" if result.straggler is None else " slow"
     steps = step_spans(result.ranks)
     options = "".join(f'<option value="{step}">step {step}</option>' for step in steps)
@@ -82,10 +82,10 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
         f"<h1>{TITLE}</h1>",
         f'<p class="soft">{escape(tables.run_description(result))}</p>',
         f'<p class="verdict{slow}">{escape(tables.verdict(result))}</p>',
-        "<h2>A step on each rank, median (ms)</h2>",
+        "<h2>Median step on each rank (ms)</h2>",
         LEGEND,
         *[_stacked_bar(rank, result.ranks) for rank in result.ranks],
-        html_table("a step on each rank", *tables.rank_table(result), css_class="numbers"),
+        html_table("median step on each rank", *tables.rank_table(result), css_class="numbers"),
         *[f"<p>{escape(sentence)}</p>" for sentence in tables.all_reduce_sentences(result)],
         NOTE,
     ]
@@ -104,7 +104,7 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
 
 
 def data_of(result: TimelineResult) -> dict:
-    """Return the data of the script: the lanes, and every bar with its row and share of a step."""
+    """Return the data for the script: the lanes, and each bar with its row and share of a step."""
     lanes, bars = [], []
     for rank in result.ranks:
         is_slow, wall_ms = rank.rank == result.straggler, {s.number: s.wall_ms for s in rank.steps}
@@ -127,7 +127,7 @@ def data_of(result: TimelineResult) -> dict:
 
 
 def _stacked_bar(rank: RankTimeline, ranks: list[RankTimeline]) -> str:
-    """Return the phases of a rank end to end, on the same scale for all ranks."""
+    """Return a bar with the phases of a rank end to end, on the same scale for all ranks."""
     longest = max(sum(other.phases_ms.values()) for other in ranks)
     label, parts = [], ""
     for phase, ms in rank.phases_ms.items():

@@ -1,4 +1,4 @@
-"""Draw the lanes of a timeline: what each rank computes and, below it, what it sends meanwhile."""
+"""Draw the lanes of a timeline: each rank's computation, with its communication below."""
 
 from accel_demo.lab.timeline.result import (
     Bar,
@@ -23,7 +23,7 @@ SLOW = COLOURS[3]
 
 
 def figure_of(result: TimelineResult):
-    """Return a matplotlib figure: lanes, legend and, if there is a sweep, two axes for it."""
+    """Return a matplotlib figure with lanes, a legend and, if there is a sweep, its two plots."""
     from matplotlib.patches import Patch
 
     rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
@@ -79,7 +79,7 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
 def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
     """Draw all bars of a phase in one call, because there can be thousands.
 
-    A bar shorter than `visible_ms` gets an edge of its own colour, or it would be all white edge.
+    A bar shorter than `visible_ms` has an edge in the bar's colour. A white edge would hide it.
     """
     for row in range(row_count(lane)):
         for phase, colour in COLOUR_OF.items():
@@ -92,14 +92,14 @@ def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
 
 
 def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
-    """Draw over the bucket size how much of the all-reduce is hidden, and the step time."""
+    """Draw the hidden share of the all-reduce and the step time over the bucket size."""
     sweep = sorted(sweep, key=lambda trial: trial.bucket_mb)
     sizes = [trial.bucket_mb for trial in sweep]
     shares = [100 * trial.hidden_share for trial in sweep]
     lengths = [trial.step_ms for trial in sweep]
     for axes, values, highest, title, colour in (
         (both_axes[0], shares, 105, "all-reduce hidden under backward (%)", COLOURS[1]),
-        (both_axes[1], lengths, max(lengths) * 1.15, "length of a step (ms)", COLOURS[0]),
+        (both_axes[1], lengths, max(lengths) * 1.15, "step time (ms)", COLOURS[0]),
     ):
         axes.plot(sizes, values, "o-", color=colour, linewidth=1.5)
         axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Profile train.py on one rank: run it unchanged and mark where each phase of a step begins."""
+"""Profile train.py on one rank: run it unchanged, and mark the phases of each step."""
 
 import contextlib
 import os
@@ -25,28 +25,28 @@ from accel_demo.lab.timeline import merge
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.processes.connect import own_device
 
-# The default of DDP. If it is passed explicitly, DDP no longer limits its first bucket to 1 MiB.
+# DDP's default. If a size is passed explicitly, DDP does not limit the first bucket to 1 MiB.
 DDP_BUCKET_MB = 25
-STEPS_BEFORE = 3  # not profiled: in these DDP rebuilds its buckets and memory is allocated
-STEPS_AROUND = STEPS_BEFORE + 2  # plus a warm-up of the profiler and a last step, which is logged
-BARRIERS = 20  # marked in the trace before the first profiled step: every rank sees each of them
+STEPS_BEFORE = 3  # not profiled: DDP rebuilds its buckets and memory is allocated
+STEPS_AROUND = STEPS_BEFORE + 2  # plus the profiler's warm-up and a last step, which is logged
+BARRIERS = 20  # before the first profiled step; the trace shows how well the clocks agree
 
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """A training run to profile."""
+    """Settings of a training run to profile."""
 
     config: TrainConfig
-    steps: int  # to profile
+    steps: int  # number of profiled steps
     bucket_mb: float
-    straggler: tuple[int, float] | None = None  # a rank and the ms that it sleeps in each step
+    straggler: tuple[int, float] | None = None  # a rank, and its delay per step in ms
 
 
 def profile_runs(
     device: torch.device, runs: list[ProfileSettings], folder: str
 ) -> list[RankProfile]:
     """Train once for each of `runs` and profile some steps. All ranks must call this."""
-    clocks: Any = dist.new_group(backend="gloo")  # clock values are CPU tensors, on a GPU too
+    clocks: Any = dist.new_group(backend="gloo")  # clock values are always CPU tensors
     steps, profiles = sum(run.steps + STEPS_AROUND for run in runs), []
     with tqdm(total=steps, unit="step", disable=dist.get_rank() > 0) as bar:
         for number, run in enumerate(runs):
@@ -78,8 +78,8 @@ def profile_runs(
 def hooks(recording: "Recording") -> Iterator[None]:
     """Make torch and Accelerate call `recording` when a phase of a training step begins.
 
-    "data wait" is the request for a batch. "forward" lasts until `Tensor.backward` is called, so it
-    includes the loss. "optimizer" lasts from the end of backward to the end of
+    "data wait" lasts until the loader returns a batch. "forward" lasts until `Tensor.backward` is
+    called, so it includes the loss. "optimizer" lasts from the end of backward to the end of
     `optimizer.zero_grad`, so it includes clipping.
     """
     make_ddp, backward = DDP.__init__, torch.Tensor.backward
@@ -102,7 +102,7 @@ def hooks(recording: "Recording") -> Iterator[None]:
         recording.mark(None)
 
     def marked_batches(loader: DataLoaderShard) -> Iterator:
-        if not torch.is_grad_enabled():  # an evaluation
+        if not torch.is_grad_enabled():  # evaluation is not marked
             yield from iterate(loader)
             return
         batches, window = iterate(loader), GradientState().num_steps
@@ -136,29 +136,29 @@ class Recording:
                 skip_first=STEPS_BEFORE, wait=0, warmup=1, active=run.steps, repeat=1
             ),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-            record_shapes=True,  # also of what is sent
+            record_shapes=True,  # also of the tensors that are sent
         )
         straggler, milliseconds = run.straggler or (None, 0)
         self.delay_seconds = milliseconds / 1000 if straggler == dist.get_rank() else 0
         self.steps_begun, self.is_new_step, self.device = 0, True, own_device()
         self.phase = contextlib.ExitStack()  # the record_function of the current phase, if any
-        self.step = contextlib.ExitStack()  # the same for the step
+        self.step = contextlib.ExitStack()  # the record_function of the current step, if any
         self.model: Any = None  # the DDP module, once it exists
         self.clock_ahead_ns = 0
         self.wall_ms: dict[int, float] = {}
 
     def mark(self, phase: str | None) -> None:
-        """End the current phase and begin this one."""
+        """End the current phase and begin `phase`, unless it is None."""
         self.phase.close()
         if phase:
             self.phase.enter_context(record_function(phase))
 
     def begin_step(self) -> None:
-        """End the previous step and begin the next one, if they are profiled."""
+        """End the previous step and begin the next step. Only profiled steps are marked."""
         first, last = STEPS_BEFORE + 2, STEPS_BEFORE + 1 + self.run.steps
         if first <= self.steps_begun <= last:
             if self.device.type != "cpu":
-                torch.accelerator.synchronize()  # so that its kernels are inside the step too
+                torch.accelerator.synchronize()  # so that the step includes all its kernels
             self.step.close()
             self.wall_ms[self.steps_begun] = 1000 * (time.perf_counter() - self.started_at)
         self.steps_begun += 1
@@ -179,14 +179,14 @@ class Recording:
             self.step.enter_context(record_function(f"step {self.steps_begun}"))
 
     def begin_forward(self, module: torch.nn.Module, inputs: tuple) -> None:
-        """Mark a forward pass. DDP calls this first."""
+        """Mark the start of a forward pass and delay the straggler. A forward pre-hook for DDP."""
         if module.training:
             self.mark("forward")
             if self.is_new_step:
                 time.sleep(self.delay_seconds)
 
     def result(self) -> RankProfile:
-        sizes = []  # Accelerate creates a DDP module for one process too, which sends nothing
+        sizes = []  # on one process, the DDP module that Accelerate creates sends nothing
         if dist.get_world_size() > 1:
             data = self.model._get_ddp_logging_data()
             sizes = (data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]).split(",")

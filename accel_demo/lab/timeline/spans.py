@@ -1,6 +1,6 @@
 """Set operations on periods of time.
 
-`Spans` are sorted and do not overlap. Each function that returns `Spans` keeps this.
+`Spans` are sorted and do not overlap. All functions that return `Spans` guarantee this.
 """
 
 import math
@@ -10,7 +10,7 @@ Spans = list[tuple[float, float]]  # (start, end), here in ms
 
 
 def union(spans: Iterable[tuple[float, float]]) -> Spans:
-    """Return the time in any of the spans, which may come in any order and overlap."""
+    """Return the time in any of the spans. The spans may be unsorted and may overlap."""
     joined: Spans = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -21,7 +21,7 @@ def union(spans: Iterable[tuple[float, float]]) -> Spans:
 
 
 def intersect(first: Spans, second: Spans) -> Spans:
-    """Return the time in both."""
+    """Return the time that is in both `first` and `second`."""
     common, i, j = [], 0, 0
     while i < len(first) and j < len(second):
         start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
@@ -38,7 +38,7 @@ def subtract(spans: Spans, removed: Spans) -> Spans:
     """Return the time in `spans` that is not in `removed`."""
     ends = [-math.inf, *(end for _, end in removed)]
     starts = [*(start for start, _ in removed), math.inf]
-    return intersect(spans, list(zip(ends, starts, strict=True)))  # the gaps of `removed`
+    return intersect(spans, list(zip(ends, starts, strict=True)))  # gaps between `removed`
 
 
 def length(spans: Spans) -> float:
@@ -46,5 +46,5 @@ def length(spans: Spans) -> float:
 
 
 def span_of(event: dict) -> tuple[float, float]:
-    """Return the span of a trace event."""
+    """Return the start and end of a trace event."""
     return event["ts"], event["ts"] + event["dur"]

@@ -3,14 +3,14 @@
 Step times are too noisy for this on a busy machine: the operating system preempts a rank for longer
 than the delay we are looking for. Preemption only adds time, and it hits a different operator in
 each step. A slow rank is slow at the same operator in every step. So we split each step into
-operators and the gaps between them, without the time spent waiting for other ranks. For each one we
-compare the shortest time of this rank with the median of the others, and add up the positive
-differences. A false positive would need a disturbance of the same operator in all `STEPS_NEEDED`
-steps.
+operators and the gaps between them, without the time spent waiting for other ranks. For each
+operator or gap we compare the shortest time on this rank with the median on the other ranks. The
+sum of the positive differences is the delay of the rank. A false positive would need a disturbance
+of the same operator in all `STEPS_NEEDED` steps.
 
-Medians and quantiles of steps, pairs of steps and phases are much less reliable: they add up the
-disturbances of all operators. This method misses a rank that is slow only in some steps, or at a
-different operator each time.
+Medians and quantiles of steps, pairs of steps or phases are much less reliable, because they add up
+the disturbances of all operators. This method misses a rank that is slow only in some steps, or
+slow at a different operator each time.
 Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (disturbances only add to the time
 of a program, so the shortest time is the most reliable one)
 """
@@ -22,9 +22,9 @@ from accel_demo.lab.timeline.spans import length, span_of, subtract
 
 STEPS_NEEDED = 32
 LEAST_MS = 5.0
-LEAST_SHARE = 0.02  # of a step: two equal ranks can differ by a little of its length
+LEAST_SHARE = 0.02  # of a step; smaller differences also occur between equal ranks
 
-# ("operator" or the "gap" before it, its name, index among those with this name): ms in each step
+# ("operator" or the "gap" before it, operator name, index among equal names): ms in each step
 OperatorTimes = dict[tuple[str, str, int], list[float]]
 
 
@@ -42,12 +42,12 @@ def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[floa
 
 
 def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
-    """Return how many ms this rank is slower than the others in each step, at least."""
+    """Return the minimum delay of this rank per step in milliseconds, compared with the others."""
     others = [times for other, times in enumerate(times_by_rank) if other != rank]
     steps = max(map(len, times_by_rank[rank].values()))
     delay = 0.0
     for operator, times in times_by_rank[rank].items():
-        if others and len(times) == steps:  # an operator missing in a step is not slow in every one
+        if others and len(times) == steps:  # skip operators that are not in every step
             usual = median(time for other in others for time in other.get(operator, [0.0]))
             delay += max(0.0, min(times) - usual)
     return delay
@@ -75,10 +75,10 @@ def operator_times(trace) -> OperatorTimes:
 
 
 def lateness(traces: list) -> list[float]:
-    """Return how much later than the first rank each rank reaches a collective, in ms.
+    """Return how many milliseconds after the first rank each rank reaches a collective.
 
-    A step has several collectives, one per bucket. The largest delay in each step counts; the
-    result is the median over the steps.
+    A step has several collectives, one per bucket. The result is the median over the steps of the
+    largest delay in each step.
     """
     late: list[list[float]] = [[] for _ in traces]
     for step in traces[0].steps:

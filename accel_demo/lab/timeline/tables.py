@@ -1,4 +1,4 @@
-"""Describe a timeline in sentences and tables, which the terminal and the page share."""
+"""Describe a timeline in sentences and tables, for the terminal and the page."""
 
 from accel_demo.lab.timeline.result import TimelineResult
 from accel_demo.show import table
@@ -6,7 +6,7 @@ from accel_demo.wording import counted, duration
 
 
 def as_text(result: TimelineResult) -> str:
-    """Return everything that the command prints about the result."""
+    """Return the result as text for the terminal."""
     parts = [
         run_description(result),
         "milliseconds per step (medians):",
@@ -33,7 +33,7 @@ def run_description(result: TimelineResult) -> str:
 
 
 def verdict(result: TimelineResult) -> str:
-    """Return a sentence that names the slow rank, if there is one."""
+    """Return a sentence that names the slow rank, or that there is none."""
     slow = result.straggler
     if slow is not None:
         extra = duration(result.ranks[slow].slower_ms / 1000)
@@ -44,7 +44,7 @@ def verdict(result: TimelineResult) -> str:
 
 
 def all_reduce_sentences(result: TimelineResult) -> list[str]:
-    """Return how long the all-reduce of each rank takes, and how much of it is hidden."""
+    """Return a sentence per rank about its all-reduce: the duration and the hidden share."""
     sentences = [
         f"rank {rank.rank}: the all-reduce takes {duration(rank.all_reduce_ms / 1000)}, "
         f"{rank.hidden_share:.0%} of it hidden under backward"
@@ -56,7 +56,7 @@ def all_reduce_sentences(result: TimelineResult) -> list[str]:
 
 
 def rank_table(result: TimelineResult) -> tuple[list[str], list[list]]:
-    """Return the head and the rows of a table of each rank's medians in ms."""
+    """Return the header and the rows of a table with each rank's medians in milliseconds."""
     rows = []
     for rank in result.ranks:
         times = [*rank.phases_ms.values(), rank.wall_ms, rank.late_ms]
@@ -65,7 +65,7 @@ def rank_table(result: TimelineResult) -> tuple[list[str], list[list]]:
 
 
 def sweep_table(result: TimelineResult) -> tuple[list[str], list[list]]:
-    """Return the head and the rows of a table of bucket sizes."""
+    """Return the header and the rows of a table with one row per bucket size."""
     rows = [
         [
             f"{trial.bucket_mb:g}",
