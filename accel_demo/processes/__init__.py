@@ -1,1 +1,1 @@
-"""Connect processes, start them, stop them, and notice when one is lost."""
+"""Start, connect and stop processes, and detect lost processes."""

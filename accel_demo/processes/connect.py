@@ -1,4 +1,4 @@
-"""Connect the processes of a launch, choose their devices, and check how many there are."""
+"""Connect the processes of a launch, choose their devices, and check their number."""
 
 import os
 import platform
@@ -13,37 +13,37 @@ from accel_demo.processes.environment import number_in
 from accel_demo.workarounds import fresh_rendezvous
 
 T = TypeVar("T")
-# In these variables torchrun, Open MPI, MPICH and MVAPICH pass the number of processes.
+# torchrun, Open MPI, MPICH and MVAPICH set these variables to the number of processes.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def use_cpu() -> bool:
-    """Return True unless there is an accelerator (GPU) for each process on this machine.
+    """Return True unless each process on this machine can have its own accelerator (GPU).
 
-    Without a GPU, `Accelerator(cpu=use_cpu())` connects several processes, but `Accelerator()`
-    leaves each process on its own, as rank 0 of 1.
+    Without GPUs, `Accelerator(cpu=use_cpu())` connects several processes. `Accelerator()` would not
+    connect them: each process would be rank 0 of 1.
     """
     if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
-        return True  # no backend sends tensors between processes on Apple's GPU
+        return True  # no communication backend supports Apple's GPU
     return torch.accelerator.device_count() < number_in("LOCAL_WORLD_SIZE", 1)
 
 
 def own_device() -> torch.device:
-    """Return this process's device: the GPU with its local rank, or the CPU for all processes."""
+    """Return the device of this process: the GPU with the index LOCAL_RANK, or the CPU."""
     if use_cpu():
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None  # otherwise use_cpu() is true
+    assert accelerator is not None  # otherwise use_cpu() returns True
     return torch.device(accelerator.type, number_in("LOCAL_RANK", 0))
 
 
 def connect(timeout: float) -> torch.device:
-    """Connect the processes of a launch, and return the device of this one.
+    """Connect the processes of a launch, and return the device of this process.
 
-    A collective then fails after `timeout` seconds. train_ddp.py does this in its own lines. A
-    single process stays alone, and Accelerate connects the processes that MPI has started. Raises
-    `UserError` or `RuntimeError` if not all processes arrive; `one_line_errors` handles the first,
-    `report_lost_processes` the second.
+    Collectives then time out after `timeout` seconds. This function does not connect a process that
+    was started without a launcher, or processes started by MPI, which Accelerate connects.
+    (train_ddp.py contains the same steps and does not call it.) If some processes are missing, it
+    raises `UserError` for `one_line_errors`, or `RuntimeError` for `report_lost_processes`.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:
@@ -61,7 +61,7 @@ def is_main_process() -> bool:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the values of all processes, by rank. All of them must call it. Values are pickled."""
+    """Return the values of all processes, by rank. Every process must pass a picklable value."""
     values = [value]
     if dist.is_initialized():
         values *= dist.get_world_size()
@@ -70,21 +70,21 @@ def gather_objects(value: T) -> list[T]:
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
-    """Return the autocast context that Accelerate uses in `forward`: "no", "bf16" or "fp16"."""
+    """Return the autocast context that Accelerate uses for "no", "bf16" or "fp16"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "no")
 
 
 def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
-    """Raise `UserError` if fewer processes are connected than were started, or for fp16 on a CPU.
+    """Raise `UserError` if not all started processes are connected, or if fp16 is set on a CPU.
 
-    `world_size` is the number of connected processes, `mixed_precision` is "no", "bf16" or "fp16".
+    `world_size` is the number of connected processes. `mixed_precision` is "no", "bf16" or "fp16".
     """
     promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
     if world_size != promised:
         raise UserError(
             f"the launcher started {promised} processes, but only {world_size} are connected. "
-            "See what your config starts with `accel-demo doctor --config FILE`."
+            "Check your config with `accel-demo doctor --config FILE`."
         )
     if mixed_precision == "fp16" and device.type == "cpu":
         raise UserError(
@@ -114,7 +114,7 @@ def describe_run(version: str, device: torch.device, mixed_precision: str) -> di
 
 
 def _connection_of(version: str) -> str:
-    """Return a description of what connects the processes or devices."""
+    """Return a description of how the processes or devices are connected."""
     if version == "train_ddp":
         return f"DistributedDataParallel, {dist.get_backend()}"
     if version == "train":
@@ -128,12 +128,12 @@ def _connection_of(version: str) -> str:
 
 
 def replica_devices(compiled: bool, precision: str) -> list[int]:
-    """Return the GPUs for `nn.DataParallel`. With fewer than two, it only calls its module."""
+    """Return the GPUs for `nn.DataParallel`. Raises `UserError` if it would ignore an option."""
     count = torch.accelerator.device_count()
     if count < 2:
         print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
     elif compiled:
-        raise UserError("--compile does not affect the replicas of nn.DataParallel: leave it out")
+        raise UserError("--compile does not affect the replicas of nn.DataParallel. Leave it out.")
     elif precision == "bf16":
         raise UserError(
             "the threads of nn.DataParallel would compute in fp16 instead of bf16. "

@@ -1,4 +1,4 @@
-"""The environment variables through which a launcher passes information to its processes."""
+"""Environment variables that a launcher sets for its processes."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": LOOPBACK,
-    "CUDA_VISIBLE_DEVICES": "-1",  # on the CPU, also on a machine with GPUs
-    "HF_HOME": os.devnull,  # so that `accelerate launch` does not find the user's own config
+    "CUDA_VISIBLE_DEVICES": "-1",  # use the CPU even on a machine with GPUs
+    "HF_HOME": os.devnull,  # hide the user's config from `accelerate launch`
 }
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets on one machine and `init_process_group` reads."""
+    """Return the variables that `init_process_group` reads, as set by torchrun on one machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -31,31 +31,33 @@ RANK_VARIABLES = tuple(rank_environment(0, 1, 0))
 
 
 def is_launched() -> bool:
-    """Return whether torchrun, or a launcher like it, started this process.
+    """Return True if torchrun or a similar launcher started this process.
 
-    Raises `UserError` if only some of the variables are set.
+    Raises `UserError` if only some of the launcher's variables are set.
     """
     missing = [name for name in RANK_VARIABLES if name not in os.environ]
     if "RANK" not in os.environ:
         return False
     if missing:
-        raise UserError(f"RANK is set, but not {', '.join(missing)}: unset it, or use torchrun")
+        raise UserError(f"RANK is set, but not {', '.join(missing)}. Unset RANK, or use torchrun.")
     return True
 
 
 def number_in(variable: str, default: int) -> int:
-    """Return an environment variable as an integer. Raises `UserError` if it is not one."""
+    """Return the integer in an environment variable. Raises `UserError` for any other value."""
     value = os.environ.get(variable, default)
     try:
         return int(value)
     except ValueError:
-        raise UserError(f"{variable} must be an integer, got {value!r}: unset it") from None
+        raise UserError(
+            f"{variable} must be an integer, got {value!r}. Change it, or unset it."
+        ) from None
 
 
 def environment_for(changes: dict[str, str]) -> dict[str, str]:
-    """Return the user's environment with these changes, for a command outside this launch.
+    """Return the current environment with `changes`, for a command outside this launch.
 
-    The variables of a launcher are removed, and the programs of this Python come first on PATH.
+    The launcher's variables are removed, and the folder of this Python is first on PATH.
     """
     environment = {**os.environ, **changes}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

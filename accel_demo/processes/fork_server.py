@@ -1,21 +1,21 @@
-"""Start Python programs quickly: fork each of them from a server that has already imported torch.
+"""Start Python programs quickly, by forking them from a server that has already imported torch.
 
 `python program.py` spends 2 to 3 seconds importing torch before the program does anything. The
-server imports torch and the other libraries once. It starts no thread and computes nothing, so each
-program that is forked from it starts in the same clean state: with its own environment, arguments
-and working directory, default signal handlers, and newly seeded random numbers. If the program is a
-launcher, its workers are forked as well (see forked_python.py).
+server imports torch and the other libraries once. It starts no threads and runs no computation, so
+every forked program starts in the same clean state: with the requested environment, arguments and
+working directory, default signal handlers, and newly seeded random number generators. If the
+program is a launcher, its workers are forked as well (see forked_python.py).
 
 Differences from a real start:
-- variables that Python or a library reads when it starts have no effect, so the server refuses such
-  a request, and the program is started for real;
-- a library that a program forgets to import may already be imported;
-- warnings from importing a library go to the server's stderr;
-- SIGUSR2 makes the program print its Python stack to stderr, instead of ending it;
-- strings have the same hashes in all programs, so sets have the same order in all ranks;
-- when the program ends, it runs its exit handlers and writes its output, but the interpreter is not
-  finalized, because this would copy memory for 2 seconds.
-So some of the tests still start real processes. POSIX only.
+- Environment variables that Python or a library reads at startup would have no effect. If a request
+  changes such a variable, the server refuses it and the program is started for real.
+- A missing import of a library may go unnoticed, because the server has already imported it.
+- Warnings raised while a library is imported are printed to the server's stderr.
+- SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
+- String hashes are equal in all programs, so sets have the same order on all ranks.
+- At exit, a program runs its exit handlers and flushes its output, but does not finalize the
+  interpreter, because finalization would copy memory for 2 seconds.
+Because of these differences, some tests still start real processes. POSIX only.
 """
 
 import os
@@ -38,14 +38,14 @@ from accel_demo.processes.forked_python import (
     receive_number,
 )
 
-ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # the variable with the socket of the server to use, if any
+ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # environment variable: path of the server's socket
 SERVER = [sys.executable, "-m", "accel_demo.processes.fork_server_main"]
 
 
 class ForkServer:
-    """A running server with this `environment`, or ours.
+    """A running fork server. Its environment is `environment`, or by default that of this process.
 
-    When the process that started it ends, the server removes its temporary folder and ends, too.
+    When this process exits, the server removes its temporary folder and exits, too.
     """
 
     def __init__(self, environment: dict[str, str] | None = None):
@@ -65,13 +65,13 @@ class ForkServer:
         os.close(read)
 
     def close(self) -> None:
-        """End the server, and kill the programs that it has started."""
+        """Stop the server, and kill the programs that it has started."""
         os.close(self._lifeline)
         self._process.wait()
 
 
 class ForkedProcess:
-    """A program that the server has started. It has some of the methods of `subprocess.Popen`."""
+    """A program started by the server, with some of the methods of `subprocess.Popen`."""
 
     def __init__(self, arguments: list[str], connection: socket.socket, pid: int):
         self.args, self.pid, self.returncode = arguments, pid, None
@@ -94,7 +94,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # the process has just ended
+            with suppress(ProcessLookupError):  # the process has just exited
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -110,9 +110,9 @@ def fork(
     new_session: bool = False,
     ignored_signal: int | None = None,
 ) -> ForkedProcess | None:
-    """Fork a Python program from the server that `environment` names.
+    """Fork a Python program from the server with the address `environment[ADDRESS]`.
 
-    Returns None if it names no server, if the server refuses, or if the command is not a Python
+    Returns None if the address is not set, if the server refuses, or if the command is not a Python
     program. The parameters are the same as in `launch.start`.
     """
     address, arguments = environment.get(ADDRESS), _for_python(*command)
@@ -134,7 +134,7 @@ def fork(
 
 
 def _write_python(path: Path, address: str) -> str:
-    """Write a program that works like `python`, in a process that is forked from this server."""
+    """Write a program that works like `python`, but runs in a process forked from the server."""
     words = [sys.executable, "-IS", forked_python.__file__, sys.executable, address]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o700)
@@ -142,7 +142,7 @@ def _write_python(path: Path, address: str) -> str:
 
 
 def _for_python(program: str, *arguments: str) -> list[str] | None:
-    """Return the arguments for Python if this command runs Python, otherwise None."""
+    """Return the arguments of `python` for this command, or None if it is not a Python program."""
     ours = Path(sys.executable).parent
     if Path(program).parent != ours:
         return None

@@ -1,6 +1,6 @@
-"""The process of the fork server, and how a forked process becomes the requested program.
+"""Run the fork server, and turn each forked process into the requested program.
 
-fork_server.py starts the server and sends the requests.
+fork_server.py starts this server. fork_server.py and forked_python.py send it requests.
 """
 
 import atexit
@@ -38,33 +38,33 @@ from accel_demo.processes.forked_python import (
     split_options,
 )
 
-# The libraries that our programs use. Our own modules are not among them: they are quick to import,
-# and a program must fail if it forgets to import one.
+# The libraries that our programs use. The modules of accel_demo are not preloaded: they are quick
+# to import, and a program that lacks such an import must fail.
 LIBRARIES = """torch torch._dynamo torch.distributed.run torch.nn.parallel torch.optim.lr_scheduler
 torch.profiler torch.utils.data torch.utils.checkpoint torch.utils.tensorboard torchvision
 accelerate accelerate.commands.launch accelerate.test_utils matplotlib.figure
 matplotlib.backends.backend_agg matplotlib.backends.backend_svg numpy PIL.Image psutil safetensors
 safetensors.torch tqdm yaml"""
-# Python and the libraries read these variables when they start.
+# Python and the libraries read variables with these prefixes at startup.
 READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
 TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
-# These are read later. torchrun sets the second variable for its workers. Accelerate may remove the
-# third, which has no effect on a machine without a GPU.
+# These variables are read later, in spite of their prefixes. torchrun sets the second variable for
+# its workers. Accelerate may remove the third one, which has no effect on a machine without a GPU.
 NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
 
 
 def main(listener: int, lifeline: int, python: str) -> None:
-    """Run the server, and the requested program in each process that is forked from it.
+    """Run the server. In each process that is forked from it, run the requested program.
 
-    `listener` and `lifeline` are the numbers of open files: the server's socket, and a pipe that is
-    closed when the process that started the server ends. `python` is the program with which a
-    forked launcher starts its workers.
+    `listener` and `lifeline` are file descriptors: the server's socket, and a pipe that closes when
+    the process that started the server exits. A forked launcher starts its workers with the program
+    `python`.
     """
     del sys.path[0]  # each program inserts its own folder
     adopt_orphans()
-    select.select([listener, lifeline], [], [])  # nothing is imported before the first request
+    select.select([listener, lifeline], [], [])  # import nothing before the first request
     for name in LIBRARIES.split():
         if select.select([lifeline], [], [], 0)[0]:  # the parent process has exited
             return
@@ -88,7 +88,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
     threading._shutdown()  # pyright: ignore (it is private): wait for the program's threads, as Python does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the stream is closed, or its reader is
+        with suppress(OSError, ValueError):  # the stream or its reader is closed
             stream.flush()
     if code == -signal.SIGINT:  # as Python does after KeyboardInterrupt
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -97,7 +97,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose parent ends. Linux only.
+    """Become the parent of every descendant whose parent exits. Linux only.
 
     Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
     """
@@ -108,13 +108,13 @@ def adopt_orphans() -> None:
 
 
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
-    """Fork a process for each request, and report its exit code. Only those processes return."""
-    running = {}  # the connection to report to, by process
+    """Fork a process for each request, and report its exit code. Only forked processes return."""
+    running = {}  # process ID to client connection
     own_environment = dict(os.environ)
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
-    # Ctrl-C is for the process that started the server. Programs handle it as after a real start.
+    # The server ignores Ctrl-C, but each forked program restores the original handler.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
@@ -165,7 +165,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
 
 
 def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]:
-    """Return the request and its files. The request is None if the client ended too early."""
+    """Return the request and its open files. The request is None if the client exited early."""
     header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
     size = NUMBER.unpack(header)[0] if len(header) == NUMBER.size else 0
     with connection.makefile("rb") as file:
@@ -174,7 +174,7 @@ def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]
 
 
 def _moved_above(number: int, connection: socket.socket) -> socket.socket:
-    """Return the connection under a file number that is larger than any file of the program."""
+    """Move the connection to a file descriptor above `number`."""
     with connection:
         above = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, number + 1)
         return socket.socket(fileno=above)
@@ -186,7 +186,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 
 def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
-    """Return whether only a real start can do what the request asks for."""
+    """Return True if only a real start can fulfil the request."""
     environment = request["environment"]
     names = {*environment, *own_environment} - NOT_AT_START
     changed = [name for name in names if environment.get(name) != own_environment.get(name)]
@@ -219,7 +219,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     if request.get("new_session"):
         os.setsid()
-    # Move all files to higher numbers first: a file may have the number that another one needs.
+    # Move all files to higher descriptors first: one file may have the descriptor another needs.
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
     for file in files:
         os.close(file)
@@ -231,12 +231,12 @@ def _become(request: dict, files: list[int], python: str) -> None:
     unbuffered = "-u" in options or bool(request["environment"].get("PYTHONUNBUFFERED"))
     sys.stdout = sys.__stdout__ = _text_output(1, unbuffered, sys.stdout.errors)
     sys.stderr = sys.__stderr__ = _text_output(2, unbuffered, sys.stderr.errors)
-    faulthandler.register(signal.SIGUSR2)  # print where the program is: see `Launch.end` in tests/
+    faulthandler.register(signal.SIGUSR2)  # print the Python stack: see `Launch.end` in tests/
     os.environ.clear()
     os.environ.update(request["environment"])
     # The program starts with one thread, so forking its processes is safe.
     os.environ.setdefault("ACCEL_DEMO_START_METHOD", "fork")
-    os.environ["PYTHON_EXEC"] = python  # what torchrun starts its workers with
+    os.environ["PYTHON_EXEC"] = python  # torchrun starts its workers with this
     multiprocessing.set_executable(python)
     os.chdir(request["folder"])
     tempfile.tempdir = None  # may have been set from the server's environment
@@ -246,7 +246,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
 
 
 def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIOWrapper:
-    """Open the file with this number as Python opens stdout and stderr when it starts."""
+    """Open a file descriptor in the same way as Python opens stdout and stderr at startup."""
     raw = io.FileIO(number, "w", closefd=False)
     buffered_by_line = number == 2 or raw.isatty()
     return io.TextIOWrapper(
@@ -258,7 +258,7 @@ def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIO
 
 
 def _run_program(arguments: list[str]) -> None:
-    """Do what `python *arguments` does, from `__main__` on."""
+    """Run a program as `python *arguments` does: a file, `-m MODULE` or `-c CODE`."""
     kind, *others = arguments
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind == "-m":

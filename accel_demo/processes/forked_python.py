@@ -1,12 +1,13 @@
-"""Run a Python program as `python` would, but in a process that the fork server forks.
+"""Run a Python program like `python`, but in a process forked by the fork server.
 
-torchrun and Accelerate's launchers start the program named by PYTHON_EXEC for each worker, and
-multiprocessing starts the one named by `set_executable`. The fork server writes a program that runs
-this file, and names it in both places. This process asks the server for a process with its own
-arguments, environment, working directory, open files and ignored signals. It passes signals on to
-that process, and ends as it ends. If the server refuses, this process becomes the real Python.
+For each worker, torchrun and Accelerate's launchers start the program in PYTHON_EXEC, and
+multiprocessing starts the program passed to `set_executable`. The fork server sets both to a
+program that runs this file. This file requests a forked process with the arguments, environment,
+working directory, open files and ignored signals of the current process. It forwards signals to the
+forked process, and exits with the same status. If the server refuses, the current process becomes
+the real Python.
 
-This program imports little, so it starts much faster than torch could be imported.
+This file imports little, so it starts much faster than a program that imports torch.
 """
 
 import json
@@ -17,19 +18,19 @@ import struct
 import sys
 from contextlib import suppress
 
-if sys.platform != "win32":  # which has no fork either
+if sys.platform != "win32":  # Windows has neither this module nor fork
     import resource
 
 NUMBER = struct.Struct("!i")
 REFUSED = -1
 SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
-MOST_FILES = 250  # that one message can carry on Linux
+MOST_FILES = 250  # open files in one message; Linux allows 253
 
 
 def main(python: str, address: str, *arguments: str) -> None:
-    """Do what `python` does with these arguments. `address` is the socket of the server."""
+    """Run `python` with these arguments, but forked from the server with the socket `address`."""
     signals = {getattr(signal, name) for name in SIGNALS}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the process exists
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the forked process exists
     request = {
         "arguments": arguments,
         "environment": dict(os.environ),
@@ -52,7 +53,7 @@ def main(python: str, address: str, *arguments: str) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     try:
         code = receive_number(connection)
-    except RuntimeError:  # the server has ended, which kills its programs
+    except RuntimeError:  # the server has exited and killed its programs
         code = -signal.SIGKILL
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -63,23 +64,23 @@ def main(python: str, address: str, *arguments: str) -> None:
 
 
 def inherited_files() -> dict[int, int]:
-    """Return the open files that a program started from here would inherit, by their number."""
+    """Return the file descriptors that a child process would inherit, each mapped to itself."""
     files = {}
     for number in map(int, os.listdir("/dev/fd")):
-        with suppress(OSError):  # /dev/fd itself, which is closed again
+        with suppress(OSError):  # the descriptor of /dev/fd itself is closed now
             if os.get_inheritable(number):
                 files[number] = number
     return files
 
 
 def ignored_signals() -> list[int]:
-    """Return the signals that a program started from here would ignore."""
+    """Return the ignored signals, which a child process would also ignore."""
     numbers = [getattr(signal, name) for name in SIGNALS]
     return [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
 
 
 def limits() -> list:
-    """Return limits, umask, cores and priority, which a forked process has from the server."""
+    """Return the limits, umask, cores and priority, which a fork inherits from the server."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     resources = [list(resource.getrlimit(getattr(resource, name))) for name in names]
     mask = os.umask(0)
@@ -89,12 +90,13 @@ def limits() -> list:
 
 
 def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.socket, int]:
-    """Request a process from the server. `files` are its open files, by their number.
+    """Request a process from the server. `files` maps its file descriptors to ours.
 
-    Returns the connection on which the server will report the exit code, and the pid or `REFUSED`.
+    Returns a connection and the process ID (or `REFUSED`). The server later sends the exit code
+    over the connection.
     """
     if len(files) > MOST_FILES:
-        raise ValueError(f"a forked program can inherit {MOST_FILES} open files, not {len(files)}")
+        raise ValueError(f"a forked program can inherit {MOST_FILES} open files, got {len(files)}")
     content = json.dumps({**request, "files": list(files)}).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -108,13 +110,13 @@ def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.sock
 
 
 def can_be_forked(arguments: list[str]) -> bool:
-    """Return whether a forked process can do what Python does with these arguments."""
+    """Return True if a forked process can run Python with these arguments."""
     _, rest = split_options(arguments)
     return bool(rest) and (rest[0] in ("-m", "-c") or not rest[0].startswith("-"))
 
 
 def split_options(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options for Python itself, as far as a fork supports them, and the rest."""
+    """Split the arguments into leading Python options that a fork supports, and the rest."""
     number = 0
     while arguments[number : number + 1] in (["-u"], ["-B"]):
         number += 1
@@ -124,7 +126,7 @@ def split_options(arguments: list[str]) -> tuple[list[str], list[str]]:
 def receive_number(connection: socket.socket) -> int:
     content = connection.recv(NUMBER.size)
     if not content:
-        raise RuntimeError("the server that forks processes has ended")
+        raise RuntimeError("the fork server has exited")
     return NUMBER.unpack(content)[0]
 
 

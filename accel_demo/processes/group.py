@@ -1,4 +1,4 @@
-"""Call a function in connected processes, either of a launcher or newly started."""
+"""Call a function in connected processes, started by a launcher or by this module."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ PRELOADED = (*launch.PRELOADED, __name__)
 def run_in_group(
     function: Callable, processes: int, *arguments, preloaded: tuple[str, ...] = PRELOADED
 ) -> None:
-    """Call `function(device, *arguments)` in this many connected processes.
+    """Call `function(device, *arguments)` in `processes` connected processes.
 
-    `device` is the device of the process: its own GPU if each process can have one, otherwise the
-    CPU. If a launcher started this process, the function is called here, in the group of that
-    launch. Rank 0 prints how many processes are connected. A collective fails after `TIME_LIMIT`.
+    `device` is a separate GPU for each process if there are enough GPUs, otherwise the CPU. If a
+    launcher started this process, the function is called in the launcher's processes instead. Rank
+    0 prints the number of connected processes. Collectives time out after `TIME_LIMIT` seconds.
     """
     if is_launched():
         with report_lost_processes():
@@ -42,15 +42,15 @@ def results_by_rank(
 ) -> list[Any]:
     """Call `function(device, *arguments)` as `run_in_group` does, and return the results by rank.
 
-    The processes are always new, and print nothing. On the CPU, each uses `threads` threads. A
-    signal to this process, such as Ctrl-C, ends all of them.
+    The processes are always new, and do not print how many are connected. Each process uses
+    `threads` CPU threads. A signal to this process, such as Ctrl-C, kills all of them.
     """
     options = {"preloaded": preloaded, "stop_at_once": True}
     return launch.spawn(_call_with_threads, processes, threads, function, *arguments, **options)
 
 
 def check_connection(device: torch.device) -> None:
-    """Raise `RuntimeError` unless an all-gather returns each rank of the group once."""
+    """Raise `RuntimeError` unless an all-gather returns every rank of the group, in order."""
     heard = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(heard, torch.tensor([dist.get_rank()], device=device))
     ranks = [int(rank) for rank in heard]

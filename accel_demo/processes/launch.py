@@ -1,7 +1,7 @@
 """Start processes: `spawn` for functions, `run_to_end` and `start` for commands.
 
-`spawn` calls a function in several processes, which it starts as torchrun would. `run_to_end` runs
-a command as a user would type it, and waits until it ends. `start` does not wait.
+`spawn` calls a function in several processes, started in the same way as by torchrun. `run_to_end`
+runs a command and waits until it exits. `start` starts a command without waiting for it.
 """
 
 import logging
@@ -30,7 +30,7 @@ from accel_demo.processes.environment import QUIET, environment_for, number_in, 
 from accel_demo.processes.fork_server import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PRELOADED = ("torch._dynamo",)  # the first optimizer imports it, as slowly as torch itself
+PRELOADED = ("torch._dynamo",)  # imported by the first optimizer; as slow to import as torch
 
 
 def spawn(
@@ -42,18 +42,20 @@ def spawn(
 ) -> list[Any]:
     """Call `function(*arguments)` in `world_size` processes, and return the results by rank.
 
-    The processes start as torchrun would start them on one machine. They connect at MASTER_PORT, or
-    at any free port if it is not set. The function must be importable by its module and name;
-    arguments and results are pickled. If this process gets a signal to stop, it passes the signal
-    on to them. With `stop_at_once`, or before all of them have started, it kills them.
+    The processes have the same environment variables as under torchrun on one machine. They connect
+    on port MASTER_PORT, or on any free port if it is not set. The function must be importable by
+    its module and name; arguments and results are pickled. If this process receives a stop signal,
+    it forwards the signal to the processes. If `stop_at_once` is set, or if some processes have not
+    started yet, it kills the processes instead.
 
     On Linux, a server imports the modules `preloaded` once, and all processes are forked from it.
-    On other systems, each process imports them: Windows cannot fork, and on macOS a fork is not
-    safe after the system's own libraries are loaded.
+    On other systems, each process imports its modules itself: Windows cannot fork, and on macOS a
+    fork is not safe once system libraries are loaded.
 
-    Raises `UserError` if the port is taken, and `ProcessRaisedException` if the function raises an
-    error in one of the processes. If one of them ends with exit code 2, this process does, too. If
-    one ends with a different code or by a signal, this process prints that and exits with 1.
+    Raises `UserError` if the port is in use, and `ProcessRaisedException` if the function raises an
+    error in a process. If a process exits with code 2, this process also exits with code 2. If a
+    process exits with a different code or is killed by a signal, this process prints a message and
+    exits with code 1.
     Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
     # Imported here, because torch takes seconds to import and `start` does not need it.
@@ -68,7 +70,7 @@ def spawn(
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     set_forkserver_preload(list(preloaded))
-    ranks: Any = None  # torch's handle of the processes, once all have started
+    ranks: Any = None  # torch's handle to the processes, set once all have started
     starter, stopped_by = os.getpid(), None
 
     def asked_to_stop(number, frame):
@@ -96,17 +98,17 @@ def spawn(
                 pass
         except multiprocessing.ProcessExitedException as error:
             if error.exit_code == 2:
-                sys.exit(2)  # the process has printed why
+                sys.exit(2)  # the process has printed the error
             if stopped_by is None:
                 ended = error.signal_name or f"exit code {error.exit_code}"
-                print(f"error: rank {error.error_index} ended by {ended}", file=sys.stderr)
+                print(f"error: rank {error.error_index} died ({ended})", file=sys.stderr)
                 sys.exit(1)
         except (OSError, EOFError):
-            if stopped_by is None:  # otherwise the server that starts ranks has been killed
+            if stopped_by is None:  # otherwise we have killed the forkserver ourselves
                 raise
         finally:
             if stopped_by is not None:
-                _kill_children()  # those that were started after the signal
+                _kill_children()  # including processes started after the signal
             for number, handler in earlier.items():
                 signal.signal(number, handler)
         if stopped_by == signal.SIGINT:
@@ -118,16 +120,16 @@ def spawn(
 
 
 def start_preloading(preloaded: tuple[str, ...]) -> None:
-    """Let the server of `spawn` import its modules while this process continues."""
+    """Start the server of `spawn`, which imports the modules `preloaded` in the background."""
     if start_method() == "forkserver":
         set_forkserver_preload(list(preloaded))
         forkserver.ensure_running()
 
 
 def start_method() -> str:
-    """Return how `spawn` starts processes. ACCEL_DEMO_START_METHOD overrides the default.
+    """Return the start method of `spawn`. ACCEL_DEMO_START_METHOD overrides the default.
 
-    "fork" is the fastest, but only safe in a process with one thread that has not used a GPU.
+    "fork" is the fastest, but only safe if this process has one thread and has not used a GPU.
     """
     default = "forkserver" if sys.platform == "linux" else "spawn"
     chosen, known = os.environ.get("ACCEL_DEMO_START_METHOD", default), get_all_start_methods()
@@ -144,15 +146,15 @@ def run_to_end(
     cwd: Path = REPOSITORY,
     **changes: str,
 ) -> SimpleNamespace:
-    """Run a command until it ends, and return its `returncode`, `stdout` and `stderr`.
+    """Run a command until it exits, and return its `returncode`, `stdout` and `stderr`.
 
-    After `time_limit` seconds, or on Ctrl-C, every process that the command has started is killed.
-    After the time limit, `returncode` is None. `python`, `accelerate` and `torchrun` belong to
-    this Python. The command runs on the CPU with one thread, in the user's environment with these
-    `changes`. If `environment` is given, it runs in exactly that environment.
+    After `time_limit` seconds or on Ctrl-C, the command and all its descendants are killed. After a
+    timeout, `returncode` is None. By default, the command runs on the CPU with one thread, in the
+    current environment with `changes`, and `python`, `accelerate` and `torchrun` are the programs
+    of this Python. If `environment` is given, the command runs in exactly that environment.
     """
     if environment is not None and changes:
-        raise ValueError("either environment or changes")
+        raise ValueError("pass either environment or changes, not both")
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if environment is None:
         environment = environment_for({**QUIET, **changes})
@@ -185,10 +187,10 @@ def start(
 ) -> subprocess.Popen | ForkedProcess:
     """Start a command, and return the process without waiting for it.
 
-    If `environment` names a fork server (see fork_server.py), a Python program is forked from it,
-    unless `real` is set, the server refuses, or a stream is not an open file of this process.
-    `new_session` makes the process the leader of a new session. The process ignores
-    `ignored_signal`, as after `trap '' SIGNAL` in a shell.
+    If `environment` contains the address of a fork server (see fork_server.py), a Python program is
+    forked from the server. It is started for real if `real` is set, if the server refuses, if
+    `stdin` is given, or if an output is a pipe. `new_session` makes the process the leader of a new
+    session. The process ignores `ignored_signal`, as after `trap '' SIGNAL` in a shell.
     """
     program, *arguments = command
     program = shutil.which(program, path=environment.get("PATH")) or program
@@ -219,7 +221,7 @@ def _ignore(number: int) -> None:
 
 
 def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
-    """Kill a process and every process below it. (torchrun puts each worker in its own group.)"""
+    """Kill a process and all its descendants. (torchrun puts each worker in a separate group.)"""
     started = []
     with suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -230,7 +232,7 @@ def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
 
 
 def free_port(port: int = 0) -> int:
-    """Return `port` if it is free, or any free port for 0. Raises `UserError` if it is taken."""
+    """Return `port`, or any free port if it is 0. Raises `UserError` if the port is in use."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -238,7 +240,7 @@ def free_port(port: int = 0) -> int:
             raise UserError(f"MASTER_PORT must be from 0 to 65535, got {port}") from None
         except OSError:
             raise UserError(
-                f"port {port} is in use: set MASTER_PORT to another one, or leave it unset"
+                f"port {port} is in use. Set MASTER_PORT to a free port, or leave it unset."
             ) from None
         return probe.getsockname()[1]
 
@@ -273,9 +275,9 @@ def _read_result(folder: Path, rank: int) -> Any:
 
 
 def _kill_children() -> None:
-    """Kill every process below this one. Suspend all of them first, so that none starts another.
+    """Kill all descendants. Suspend them first, so that none of them starts a new process.
 
-    Python's resource tracker is spared: it cleans up after the others and ends by itself.
+    Python's resource tracker is not killed: it cleans up after the others, and then exits.
     """
     for act in (psutil.Process.suspend, psutil.Process.kill):
         for child in psutil.Process().children(recursive=True):

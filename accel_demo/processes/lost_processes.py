@@ -1,4 +1,4 @@
-"""Report in one line which process of a training has died or hangs."""
+"""Report in one line which process of a training run has died or hangs."""
 
 import os
 import platform
@@ -15,17 +15,17 @@ import torch.distributed as dist
 
 from accel_demo.errors import UserError, say
 
-# Words in the RuntimeError of a collective if another process has died or is late (gloo, NCCL).
+# Words in the RuntimeError of a gloo or NCCL collective if another process has died or is late.
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
-PATIENCE = 5  # seconds until all remaining processes have noticed the loss
+PATIENCE = 5  # seconds to wait until all remaining processes notice the loss
 
 
 @contextmanager
 def report_lost_processes() -> Iterator[None]:
     """Print one line and exit with code 1 if a collective fails because another process has died.
 
-    Raises `UserError` if the processes could not even connect.
+    Raises `UserError` if the processes could not connect.
     """
     try:
         yield
@@ -41,8 +41,9 @@ def report_lost_processes() -> Iterator[None]:
 def lost_processes(error: RuntimeError) -> str | None:
     """Return one line about the missing processes, or None if `error` has a different cause.
 
-    Each remaining process writes into the store that it has noticed the loss. A process that does
-    not is missing. Only the remaining process with the lowest rank returns the line, the rest "".
+    Each remaining process records in the store that it has noticed the loss. A process without such
+    a record is missing. The remaining process with the lowest rank returns the line, and the other
+    processes return an empty string.
     """
     said = str(error)
     if not _is_about_processes(error) or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -54,24 +55,24 @@ def lost_processes(error: RuntimeError) -> str | None:
     try:
         store.set(f"left/{rank}", where)
         store.check([f"left/{rank}"])
-        store.set(f"noticed/{rank}", "")  # from now on, a lost store needs no line: see below
+        store.set(f"noticed/{rank}", "")  # from now on, losing the store is no error: see below
     except dist.DistError:
         keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
-        return f"{keeper} has died; rank {rank} noticed {where}. Go on with --resume auto"
+        return f"{keeper} has died; rank {rank} noticed this {where}. Continue with --resume auto."
     try:
         missing = _missing(store, ranks, timed_out)
-    except dist.DistError:  # the process that keeps the store has printed the line and exited
+    except dist.DistError:  # the process that hosts the store has printed the line and exited
         return ""
     if min(set(ranks) - set(missing)) != rank:
         return ""
     if not missing:
-        return f"all processes are there, but failed {where}: {said.splitlines()[0]}"
+        return f"all processes are running, but training failed {where}: {said.splitlines()[0]}"
     if rank == 0 and not _launcher_keeps_the_store():
         _keep_the_store_until(store, [other for other in ranks if other not in missing])
     names = ", ".join(str(number) for number in missing)
     names = f"rank {names} has" if len(missing) == 1 else f"ranks {names} have"
     what = "not answered within --collective-timeout, and may hang" if timed_out else "died"
-    return f"{names} {what}; rank {rank} noticed {where}. Go on with --resume auto"
+    return f"{names} {what}; rank {rank} noticed this {where}. Continue with --resume auto."
 
 
 def _launcher_keeps_the_store() -> bool:
@@ -81,8 +82,9 @@ def _launcher_keeps_the_store() -> bool:
 def _keep_the_store_until(store, remaining: list[int]) -> None:
     """Wait until all `remaining` ranks have noticed the loss, for at most `PATIENCE` seconds.
 
-    If the store ended with this process before, they would report that rank 0 has died. A process
-    that waits for data from this one has not noticed yet, so close the connections to it.
+    This process hosts the store. If it exited earlier, the other ranks would report that rank 0 has
+    died. A rank that still waits for data from this process has not noticed the loss, so we close
+    all connections to other ranks.
     """
     port = int(os.environ["MASTER_PORT"])  # of the store
     with suppress(psutil.Error):
@@ -107,17 +109,17 @@ def could_not_connect(error: RuntimeError) -> str | None:
 
 
 def _is_about_processes(error: RuntimeError) -> bool:
-    """Return True if a dead or late process caused the error, and not a bug."""
+    """Return True if the cause of the error is a dead or late process rather than a bug."""
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in SIGNS)
 
 
 def leave(line: str) -> None:
-    """End this process and its loader workers at once, with exit code 1.
+    """Print the line, kill the loader workers, and exit immediately with code 1.
 
-    An orderly shutdown of the broken process group would wait for the processes that have died.
+    A clean shutdown of the broken process group would wait for the processes that have died.
     """
     if line:
-        say(f"\nerror: {line}")  # on a new line: rank 0's progress bar may be on this one
+        say(f"\nerror: {line}")  # new line: rank 0's progress bar may be on this line
     sys.stdout.flush()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -126,16 +128,16 @@ def leave(line: str) -> None:
 
 
 def _missing(store, ranks: range, may_hang: bool) -> list[int]:
-    """Return the ranks that have died on this machine, or if there are none, the silent ranks.
+    """Return the ranks that have died on this machine. If there are none, return all silent ranks.
 
-    A rank that is silent need not be dead. While it waits for a living rank it does not notice that
-    a third rank has died; it does when the living rank exits.
+    A silent rank is not always dead. While it waits for a living rank, it does not notice that a
+    third rank has died. It only notices when the living rank exits.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
         silent = [rank for rank in ranks if not store.check([f"left/{rank}"])]
         dead = [rank for rank in silent if _has_died(store, rank)]
-        # A rank that noticed the loss may have exited meanwhile, but it wrote so before.
+        # Check again: a rank may have recorded the loss and exited in the meantime.
         dead = [rank for rank in dead if not store.check([f"left/{rank}"])]
         if dead and not may_hang:
             return dead

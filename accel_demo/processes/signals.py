@@ -1,4 +1,4 @@
-"""How a run stops after a step if a signal asks it to, and which command resumes it."""
+"""Stop a run after a complete step when a signal arrives, and build the command to resume it."""
 
 import os
 import platform
@@ -15,27 +15,27 @@ import torch.distributed as dist
 
 SIGNALS = [
     getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm before it takes the node
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm's warning
     if hasattr(signal, name)  # Windows has no SIGUSR1
 ]
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
-PATIENCE = 5  # seconds, for a launcher to pass a signal on
+PATIENCE = 5  # seconds in which a launcher may forward the same signal again
 
 
 class StopSignals:
-    """Turns a signal to one process into a step after which all processes stop.
+    """Signal handlers that stop all processes after the same step.
 
-    The process that gets the signal writes the number of the last step into the store. No process
-    may be past that step yet. With gloo all processes finish a step together, because they average
-    its gradients, so the last step is the next one. With NCCL a process only queues work on its
-    GPU, and may be ahead of the rest until the metrics are reduced, every `log_every` steps; so the
-    last step is the one after that. Reading the store is cheaper than a collective in every step,
-    and does not wait for the GPU.
+    The process that receives the signal writes the number of the last step to the store. No process
+    may have passed that step yet. With gloo, all processes finish a step together, because they
+    average its gradients. So the last step is the next step. With NCCL, a process only queues work
+    on its GPU, and may run ahead of the others until the metrics are reduced, every `log_every`
+    steps. So the last step is the first step after the next reduction. Reading the store is cheaper
+    than a collective in every step, and does not wait for the GPU.
     """
 
     def __init__(self, log_every: int):
         self.asked_at, self.log_every = None, log_every
-        myself = weakref.ref(self)  # Python keeps the handler longer than the run exists
+        myself = weakref.ref(self)  # Python keeps the handler after the run
 
         def ask(number, frame):
             stop = myself()
@@ -49,7 +49,7 @@ class StopSignals:
             store.set(f"process/{dist.get_rank()}", f"{platform.node() or '-'} {os.getpid()}")
 
     def after(self, step: int) -> bool:
-        """Return whether to stop after this optimizer step. Every process calls it each time."""
+        """Return True if the run stops after this step. Every process calls this in every step."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self.asked_at is not None
         store = dist.distributed_c10d._get_default_store()
@@ -62,20 +62,20 @@ class StopSignals:
         return False
 
     def is_asked_again(self) -> bool:
-        """Record a signal to stop. Return True if the first came over `PATIENCE` seconds ago."""
+        """Record a stop signal. Return True if the first arrived over `PATIENCE` seconds ago."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE
 
 
 def ignore_signals(worker: int) -> None:
-    """Ignore signals in a loader worker, which gets Ctrl-C too. It ends with its process."""
+    """Ignore stop signals in a loader worker, which exits with its training process."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def resume_command(run: Path) -> str:
-    """Return the command that resumes the run in this folder, from the command that started it."""
+    """Return the command that resumes the run, based on the command that started it."""
     words = [sys.executable, *sys.argv]
     for parent in psutil.Process().parents():
         with suppress(psutil.Error):
