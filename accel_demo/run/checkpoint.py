@@ -1,4 +1,4 @@
-"""Checkpoints: each is written completely or not at all, and a run resumes exactly from it."""
+"""Write checkpoints completely or not at all, and resume runs from them exactly."""
 
 import hashlib
 import os
@@ -51,18 +51,17 @@ class Checkpoints:
     """The checkpoints of one run, and the position from which the run starts."""
 
     def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
-        """Find the position that `--resume` asks for, and remove later results from the folder.
+        """Find the position that `--resume` selects, and delete later results from the folder.
 
-        Every process finds the same position. Raises `UserError` in every process, before anything
-        is written, if the folder or the checkpoint does not fit: see `claim_folder` and
-        `find_start`.
+        Every process finds the same position. If the folder or the checkpoint cannot be used, every
+        process raises `UserError` before anything is written: see `claim_folder` and `find_start`.
         """
         self.config, self.environment = config, environment
         self.is_main_process = is_main_process()
         self.folder = claim_folder(config, environment)
         self.start = find_start(self.folder, config, environment, batches_per_epoch)
         if dist.is_initialized():
-            dist.barrier()  # no process writes while another still reads
+            dist.barrier()  # no process writes while another one still reads
         with _agreement(self.folder / "checkpoints" / UNFINISHED):
             if self.is_main_process:
                 self._lock()
@@ -77,12 +76,13 @@ class Checkpoints:
         train_set: ImageSet,
         device: torch.device,
     ) -> None:
-        """If the run starts from a checkpoint, call `load_state` with its folder.
+        """Call `load_state` with the checkpoint folder, if the run starts from a checkpoint.
 
         A DDP model first runs a forward and a backward pass with images from `train_set`.
 
-        Raises `UserError` if the states do not fit. If `accelerator.load_state` cannot read the
-        random states, it continues silently, so we compare them with the digests in the manifest.
+        Raises `UserError` if the checkpoint cannot be loaded. `accelerator.load_state` silently
+        skips random states that it cannot read, so we compare digests of the loaded random states
+        with the manifest.
         """
         folder = self.start.folder
         if folder is None:
@@ -92,7 +92,7 @@ class Checkpoints:
             load_state(folder)
         except (*READ_ERRORS, SafetensorError) as error:
             raise UserError(
-                f"{folder} cannot be loaded ({_first_line(error)}): resume from another checkpoint"
+                f"{folder} cannot be loaded ({_first_line(error)}). Resume from another checkpoint."
             ) from None
         rank = dist.get_rank() if dist.is_initialized() else 0
         if self.start.other_world:
@@ -104,10 +104,11 @@ class Checkpoints:
             )
 
     def save(self, save_state: Callable[..., object], progress: Progress, log: TrainLog) -> None:
-        """Call `save_state` with a new folder in every process, and make the folder a checkpoint.
+        """Call `save_state` with a new folder, and turn the folder into a checkpoint.
 
-        Until everything is on the disk, the folder keeps a temporary name, so no run resumes from
-        it. Raises `UserError` in every process if one of them cannot write.
+        Every process must call this. The folder has a temporary name until all files are on disk,
+        so no run resumes from an incomplete checkpoint. Every process raises `UserError` if any of
+        them cannot write.
         """
         unfinished = self.folder / "checkpoints" / UNFINISHED
         with _agreement(unfinished):
@@ -137,7 +138,7 @@ class Checkpoints:
                 self._publish(unfinished, name)
 
     def _publish(self, unfinished: Path, name: str) -> None:
-        """Give the complete checkpoint its name, then delete old ones as `--keep-last` says."""
+        """Give the checkpoint its final name, and delete old checkpoints beyond `--keep-last`."""
         folder = unfinished.with_name(name)
         if folder.exists():
             discard(folder)
@@ -149,10 +150,10 @@ class Checkpoints:
             discard(path)
 
     def _lock(self) -> None:
-        """Lock the folder until this process ends. Raises `UserError` if another process has.
+        """Lock the folder until this process exits. Raises `UserError` if it is already locked.
 
-        We do not use `flock`, because loader workers inherit its locks, and may outlive a run that
-        is killed.
+        We do not use `flock`, because loader workers would inherit the lock, and they may outlive a
+        killed run.
         """
         if fcntl:
             lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
@@ -161,12 +162,12 @@ class Checkpoints:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(
-                    f"another process is training in {self.folder}. Wait until it has ended, or "
+                    f"another process is training in {self.folder}. Wait until it has exited, or "
                     "choose a different --run-dir."
                 ) from None
 
     def _rewind(self) -> None:
-        """Delete results that are later than the start, and print what is resumed."""
+        """Delete results that are newer than the start position, and print the start's remarks."""
         start, metrics = self.start, self.folder / "metrics.jsonl"
         for name in ("summary.json", "model.safetensors", "predictions.json"):
             (self.folder / name).unlink(missing_ok=True)
@@ -186,11 +187,12 @@ class Checkpoints:
 def _settle_buckets(
     model: torch.nn.Module, train_set: ImageSet, batch_size: int, device: torch.device
 ) -> None:
-    """Run a first step of a new DDP model, so that its gradient buckets have their final order.
+    """Run a first forward and backward pass, so that DDP puts its buckets into their final order.
 
-    DDP puts gradients into buckets: at first in the order of the parameters, from the second step
-    on in the order in which the first backward pass produced them. With three or more processes,
-    the position of a gradient in its bucket affects the order of its sum, and so its last bits.
+    In the first step, DDP assigns gradients to buckets by the order of the parameters. From the
+    second step on, it uses the order in which the first backward pass produced the gradients. With
+    three or more processes, the position of a gradient in its bucket affects the order in which the
+    ranks are summed, and so the last bits of the gradient.
     Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     if isinstance(model, DistributedDataParallel):
@@ -201,7 +203,7 @@ def _settle_buckets(
 
 
 def random_states_digest() -> str:
-    """Return a digest of all random states of this process: Python, numpy, torch and its GPUs."""
+    """Return a digest of this process's random states: Python, NumPy, torch and all GPUs."""
     name, keys, *rest = cast(tuple, numpy.random.get_state())
     states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
     if torch.cuda.is_available():
@@ -211,7 +213,7 @@ def random_states_digest() -> str:
 
 @contextmanager
 def _agreement(folder: Path) -> Iterator[None]:
-    """Raise a `UserError` in all processes if the block fails in one of them."""
+    """Raise `UserError` in all processes, and delete `folder`, if the block fails anywhere."""
     problem = None
     try:
         yield
@@ -228,7 +230,7 @@ def _agreement(folder: Path) -> Iterator[None]:
 
 
 def _why(error: Exception, folder: Path) -> str:
-    """Return why writing failed. torch and safetensors hide the reason, so write once more."""
+    """Return the reason for a failed write. torch and safetensors hide it, so we write again."""
     if not isinstance(error, OSError):
         try:
             (folder / "probe").write_bytes(bytes(2**16))

@@ -20,10 +20,11 @@ from accel_demo.wording import counted
 def claim_folder(config: TrainConfig, environment: dict) -> Path:
     """Return the folder of this run: `config.run_dir`, or a folder in runs/ named after the config.
 
-    Every process calls this before anything is written, and gets the same folder. A folder contains
-    one run: one config in one environment (see `describe_run`). The run can be resumed there, also
-    with a different number of processes, and can start again after it has ended. Raises `UserError`
-    if the folder contains a different or an unfinished run, or cannot be written to.
+    Every process calls this before anything is written, and obtains the same folder. A folder
+    contains one run: one config in one environment (see `describe_run`). A run can be resumed in
+    its folder, even with a different number of processes. A finished run can be repeated there.
+    Raises `UserError` if the folder contains a different run or (without `--resume`) an
+    unfinished run, or is not writable.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
@@ -80,7 +81,7 @@ def append_metrics(folder: Path, values: dict) -> None:
 
 
 def save_model(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-    """Write model.safetensors, completely or not at all."""
+    """Write model.safetensors atomically."""
     from safetensors.torch import save
 
     tensors = {name: tensor.contiguous() for name, tensor in state_dict.items()}
@@ -88,7 +89,7 @@ def save_model(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
 
 
 def load_model(folder: Path, model: torch.nn.Module) -> None:
-    """Load model.safetensors into `model`. Raises `UserError` if that is not possible."""
+    """Load model.safetensors into `model`. Raises `UserError` if the file cannot be loaded."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -103,7 +104,7 @@ def load_model(folder: Path, model: torch.nn.Module) -> None:
 
 
 def load_config(folder: Path) -> TrainConfig:
-    """Return the config of a run. Raises `UserError` if it cannot be read."""
+    """Return the config of a run. Raises `UserError` if config.json cannot be read."""
     path = folder / "config.json"
     choices = read_json(path)
     try:
@@ -115,12 +116,12 @@ def load_config(folder: Path) -> TrainConfig:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write `value` as indented JSON, completely or not at all."""
+    """Write `value` as indented JSON, atomically."""
     _write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> dict:
-    """Return the object in a JSON file of a run. Raises `UserError` if it cannot be read."""
+    """Return the object in a run's JSON file. Raises `UserError` if the file cannot be read."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -140,7 +141,7 @@ def _unusable(path: Path) -> UserError:
 
 
 def _folder_of(config: TrainConfig, environment: dict) -> Path:
-    """Return the run's folder. Its name contains a digest of the options that are not defaults."""
+    """Return the run's folder, named after the launch and (if not default) the config's digest."""
     if config.run_dir:
         return Path(config.run_dir)
     if config.resume not in ("", "auto"):
@@ -159,7 +160,7 @@ def _folder_of(config: TrainConfig, environment: dict) -> Path:
 
 
 def _choices(config: TrainConfig) -> dict:
-    """Return the config without its paths, so that the folder of a run can be moved."""
+    """Return the config without `run_dir` and `resume`, so that the run's folder can be moved."""
     choices = dataclasses.asdict(config)
     del choices["run_dir"], choices["resume"]
     return choices

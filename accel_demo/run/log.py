@@ -17,10 +17,10 @@ from accel_demo.wording import counted
 
 
 class TrainLog:
-    """The metrics of a run. All processes keep them, and the main process writes them.
+    """The metrics of a run. Every process computes them, but only the main process writes them.
 
-    Images per second cover training only, over all processes. If the run continues from a
-    checkpoint, `start_step` is its step, and `saved` is what `state()` returned for it.
+    Images per second are counted over all processes and during training only. If the run continues
+    from a checkpoint, `start_step` is the step of the checkpoint and `saved` its `state()`.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class TrainLog:
         self.bar: Any = None  # the progress bar of the current epoch
         self.writer = None
         self.start_step = start_step
-        self.images = saved.get("images", 0.0)  # trained on so far, which took `seconds`
+        self.images = saved.get("images", 0.0)  # used for training in `seconds`
         self.seconds = saved.get("seconds", 0.0)
         self.test_accuracy = saved.get("test_accuracy", 0.0)
         self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
         self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
 
     def state(self) -> dict:
-        """Return the part of the log that belongs into a checkpoint, as JSON values."""
+        """Return the values of the log that a checkpoint stores, as JSON types."""
         metrics = self.folder / "metrics.jsonl"
         return {
             "images": self.images,
@@ -66,7 +66,7 @@ class TrainLog:
         if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
             from torch.utils.tensorboard import SummaryWriter
 
-            # TensorBoard ignores what an earlier start logged from `purge_step` on.
+            # TensorBoard discards values that an earlier start logged from `purge_step` on.
             folder, step = self.folder / "tensorboard", self.start_step + 1
             self.writer = SummaryWriter(folder, purge_step=step)
         self.restart_clock()
@@ -76,11 +76,11 @@ class TrainLog:
         self.bar.update()
 
     def restart_clock(self) -> None:
-        """Leave the time since the last interval out of the next one."""
+        """Restart the clock, so that the next interval excludes the time before this call."""
         self.interval_started_at = time.perf_counter()
 
     def interval(self, step: int, learning_rate: float, totals: torch.Tensor) -> None:
-        """Log the training since the last interval, from `batch_totals` over all processes.
+        """Log the training metrics since the last call, from totals over all processes.
 
         This waits for the device, so the loop does not call it after every step.
         """
@@ -104,7 +104,7 @@ class TrainLog:
         self._write(metrics)
 
     def end_epoch(self, step: int, test_totals: torch.Tensor) -> None:
-        """Log an evaluation, from `batch_totals` over the whole test set."""
+        """Log the evaluation, from totals over the test set, and print the epoch's metrics."""
         self.bar.close()
         metrics = {"step": step, "epoch": self.epoch, **means(test_totals.cpu(), "test")}
         self.test_accuracy = metrics["test_accuracy"]
@@ -120,7 +120,7 @@ class TrainLog:
             )
 
     def finish(self, device: torch.device) -> None:
-        """Write summary.json, and print it in one line."""
+        """Write summary.json, and print the summary in one line."""
         summary = {
             "test_accuracy": self.test_accuracy,
             "best_test_accuracy": self.best_test_accuracy,

@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint, which shows whether the checkpoint is complete and unchanged.
+"""The manifest of a checkpoint, used to check that the checkpoint is complete and unchanged.
 
-`manifest.json` contains the position of the training, and the size and SHA-256 of every file of the
+`manifest.json` contains the position in the run, and the size and SHA-256 of every file in the
 checkpoint. `manifest.sha256` contains the checksum of the manifest, for `sha256sum --check`.
 """
 
@@ -14,16 +14,16 @@ from accel_demo.errors import UserError
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 DISCARDED = ".discarded"
-UNREADABLE = (float("inf"), 0.0)  # the position of a folder whose manifest cannot be trusted
+UNREADABLE = (float("inf"), 0.0)  # position of a folder whose manifest is missing or damaged
 KEYS = {"epoch", "batches", "step", "log", "random_states", "config", "environment", "files"}
 
 
 class Damaged(Exception):
-    """A checkpoint is incomplete or was changed. The message says how."""
+    """A checkpoint is incomplete or has been changed. The message describes the damage."""
 
 
 def seal(folder: Path, facts: dict) -> None:
-    """Flush all files of `folder` to the disk, then write a manifest with `facts` and the files."""
+    """Flush all files in `folder` to disk, then write a manifest of the files and `facts`."""
     files = {}
     for path in sorted(folder.iterdir()):
         files[path.name] = _size_and_sum(path)
@@ -36,9 +36,9 @@ def seal(folder: Path, facts: dict) -> None:
 
 
 def verify(folder: Path) -> dict:
-    """Return the manifest of a checkpoint. Raises `Damaged` if a byte was changed or is missing.
+    """Return the manifest of a checkpoint. Raises `Damaged` if any byte is changed or missing.
 
-    Raises `UserError` if the system cannot read a file.
+    Raises `UserError` if the operating system cannot read a file.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
@@ -49,7 +49,7 @@ def verify(folder: Path) -> dict:
             raise ValueError("different keys")
         names = {path.name for path in folder.iterdir()} - {MANIFEST, SEAL}
         for name in sorted(names ^ manifest["files"].keys()):
-            raise Damaged(f"{name} is {'not part of it' if name in names else 'missing'}")
+            raise Damaged(f"{name} is {'not in the manifest' if name in names else 'missing'}")
         for name, expected in manifest["files"].items():
             if not (folder / name).is_file():
                 raise Damaged(f"{name} is not a file")
@@ -73,7 +73,7 @@ def verify(folder: Path) -> dict:
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and a remark about each newer one that is damaged."""
+    """Return the newest complete checkpoint, and a remark about each newer, damaged checkpoint."""
     remarks = []
     for folder in checkpoints_of(run):
         try:
@@ -102,9 +102,9 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def position(folder: Path) -> tuple[float, float]:
-    """Return (epochs, batches) from the manifest of a checkpoint.
+    """Return (epoch, batches) from the manifest of a checkpoint.
 
-    A checkpoint with an unreadable manifest counts as the newest, so that it is not overlooked.
+    A checkpoint with an unreadable manifest is treated as the newest, so that it is reported.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
@@ -117,7 +117,7 @@ def position(folder: Path) -> tuple[float, float]:
 
 
 def discard(folder: Path) -> None:
-    """Rename a checkpoint, then delete it, so that no run finds a half-deleted one."""
+    """Delete a checkpoint. Rename it first, so that no run finds a half-deleted checkpoint."""
     discarded = folder.with_name(DISCARDED)
     shutil.rmtree(discarded, ignore_errors=True)
     rename(folder, discarded)
@@ -125,13 +125,13 @@ def discard(folder: Path) -> None:
 
 
 def rename(folder: Path, new: Path) -> None:
-    """Rename a folder, and return when the new name is on the disk."""
+    """Rename a folder, and wait until the new name is on disk."""
     os.rename(folder, new)
     flush(new.parent)
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk. (Only POSIX can open a folder.)"""
+    """Flush a file, or the file names in a folder, to disk. (Folders only on POSIX systems.)"""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,15 +1,15 @@
-"""The position of a run: epoch, micro-batch, optimizer step."""
+"""The position of a run: epoch, micro-batch and optimizer step."""
 
 from accel_demo.config import TrainConfig
 
 
 class Progress:
-    """Count epochs, micro-batches and optimizer steps, and find the accumulation windows.
+    """The current position: epoch, micro-batch, optimizer step and accumulation window.
 
-    `epoch` counts finished epochs, so it is also the number of the current one, from 0. `batches`
-    counts the micro-batches of the current epoch in this process, including the current one.
-    `step` counts optimizer steps. A window is the micro-batches of one optimizer step:
-    `config.accumulate` of them, fewer if the epoch ends first.
+    `epoch` is the index of the current epoch, from 0. `batches` counts the micro-batches of this
+    epoch on this process, including the current micro-batch. `step` counts finished optimizer
+    steps. A window is the group of micro-batches before one optimizer step. It has
+    `config.accumulate` micro-batches, or fewer at the end of an epoch.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Progress:
 
     @property
     def window_scale(self) -> float:
-        """`accumulate` divided by the length of this window: 1, or more in a short last one."""
+        """`accumulate` divided by the length of the current window: above 1 in a short window."""
         window_start = (self.batches - 1) // self.accumulate * self.accumulate
         return self.accumulate / min(self.accumulate, self.batches_per_epoch - window_start)
 

@@ -22,18 +22,18 @@ class Start:
     batches: int = 0
     step: int = 0
     log: dict = field(default_factory=dict)  # what `TrainLog.state` returned
-    random_states: tuple[str, ...] = ()  # a digest for each rank
+    random_states: tuple[str, ...] = ()  # one digest per rank
     other_world: bool = False  # saved by a different number of processes
     remarks: tuple[str, ...] = ()
 
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
-    """Return the position that `--resume` asks for. Every process finds the same position.
+    """Return the position that `--resume` selects. Every process finds the same position.
 
-    `auto` means the newest complete checkpoint in the folder `run`, or the beginning if there is
-    none. Raises `UserError` if the folder is not a complete checkpoint of this run, if continuing
-    would overwrite newer checkpoints or mix two runs, or if a different number of processes saved
-    the checkpoint in the middle of an epoch.
+    `auto` selects the newest complete checkpoint in the folder `run`, or the beginning if there is
+    no checkpoint. Raises `UserError` if the folder is not a complete checkpoint of this run, if
+    continuing would overwrite newer checkpoints or mix two runs, or if a different number of
+    processes saved the checkpoint in the middle of an epoch.
     """
     if not config.resume:
         return Start()
@@ -64,10 +64,10 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     if other_world and manifest["batches"]:
         raise UserError(
             f"{folder} was saved inside an epoch with {counted(saved['processes'], 'process')}. "
-            f"Resume with as many, or from a checkpoint at the end of an epoch."
+            f"Resume with the same number, or from a checkpoint at the end of an epoch."
         )
     if other_world:
-        # The step that this number of processes would have reached.
+        # The step that a run with the new number of processes would have reached.
         step = epoch * config.steps_per_epoch(batches_per_epoch)
         remarks.append(
             f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "
@@ -75,7 +75,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         )
     total_steps = config.total_steps(batches_per_epoch)
     if step >= total_steps:
-        epoch, step = config.epochs, total_steps  # only the end of the run is left
+        epoch, step = config.epochs, total_steps  # no steps are left to train
     for name in ("torch", "accelerate", "threads_per_process"):
         if saved[name] != environment[name]:
             remarks.append(
@@ -95,7 +95,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
 
 
 def _check_nothing_is_lost(folder: Path, run: Path) -> None:
-    """Raise `UserError` if continuing from `folder` in `run` would overwrite something."""
+    """Raise `UserError` if resuming from `folder` would overwrite other results in `run`."""
     known = checkpoints_of(run)
     if folder.resolve() not in [path.resolve() for path in known]:
         if known or (run / "metrics.jsonl").exists():

@@ -1,4 +1,4 @@
-"""One run from start to end: its position, metrics, checkpoints, and when it stops."""
+"""One run from start to end: its position, metrics and checkpoints, and when it stops."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,11 +16,11 @@ from accel_demo.workarounds import keep_freed_memory
 
 
 class Run:
-    """Everything a train file does besides training.
+    """Everything that a train file does besides training.
 
-    Each process creates one and calls the same methods in the same order. In `Run` the processes
-    communicate only to start, to write and load checkpoints, and to stop after the same step. The
-    train files reduce and gather the metrics themselves.
+    Every process creates a `Run` and calls the same methods in the same order. Inside `Run`, the
+    processes communicate only to start, to save and load checkpoints, and to stop after the same
+    step. The train files themselves reduce and gather the metrics.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Run:
     ):
         """Claim the run's folder and find the position from which the run starts.
 
-        From now on the process keeps the memory it frees: see `keep_freed_memory`.
+        From then on, the process keeps the memory it frees: see `keep_freed_memory`.
 
-        `version` is the name of the train file, without ".py". `batches_per_epoch` counts the
-        micro-batches of this process. Raises `UserError` in every process, before anything is
-        written, if `--run-dir` or `--resume` names a folder that does not fit.
+        `version` is the name of the train file, without ".py". `batches_per_epoch` is the number of
+        micro-batches per epoch on this process. If the folder named by `--run-dir` or `--resume`
+        cannot be used, every process raises `UserError` before anything is written.
         """
         keep_freed_memory()
         self.config, self.device, self.stop_signals = config, device, stop_signals
@@ -58,7 +58,7 @@ class Run:
         scheduler,
         train_set: ImageSet,
     ) -> None:
-        """If the run continues from a checkpoint, call `load_state` with its folder.
+        """Call `load_state` with the checkpoint folder, if the run continues from a checkpoint.
 
         `scheduler` may be wrapped by Accelerate. A DDP model first runs a forward and a backward
         pass on one batch of `train_set`, because DDP sums gradients in a different order after its
@@ -68,15 +68,15 @@ class Run:
         self.checkpoints.load(load_state, model, scheduler, train_set, self.device)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each remaining epoch. `end_epoch` moves on to the next one."""
+        """Yield the index of each remaining epoch. `end_epoch` advances to the next epoch."""
         while not self.progress.is_complete:
             yield self.progress.epoch
 
     @property
     def batches_done(self) -> int:
-        """The batches of this epoch that were done before an interruption: usually 0.
+        """The number of batches of this epoch that were done before an interruption: usually 0.
 
-        Read it before the first batch of the epoch.
+        Read this before the first batch, because each batch increases it.
         """
         return self.progress.batches
 
@@ -87,11 +87,11 @@ class Run:
 
     @property
     def window_scale(self) -> float:
-        """1, or more if the end of an epoch cuts the window short: see `Progress`."""
+        """The factor for the loss: 1, or more in a short window at the end of an epoch."""
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the remaining batches of the epoch from `loader`; end early if the run ends."""
+        """Yield the batches from `loader`. Stop early if the run is complete or is stopping."""
         progress = self.progress
         self.log.start_epoch(progress)
         for batch in loader:
@@ -106,14 +106,14 @@ class Run:
         self.log.count_batch()
 
     def finish_step(self, learning_rate: float | torch.Tensor) -> None:
-        """Count an optimizer step with this learning rate, and decide what follows it.
+        """Count an optimizer step, and decide whether to log, save or stop after it.
 
-        Sets `must_log`, `must_save` and `is_stopping`, to the same values in every process.
+        Sets `must_log`, `must_save` and `is_stopping` to the same values in every process.
         """
         progress, config = self.progress, self.config
         progress.step += 1
         self.learning_rate = float(learning_rate)
-        evaluation_follows = progress.ends_epoch or progress.is_complete  # which a save follows
+        evaluation_follows = progress.ends_epoch or progress.is_complete  # and then a save
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
         self.must_save = self.is_stopping or (is_due and not evaluation_follows)
@@ -121,27 +121,27 @@ class Run:
         self.must_log = is_log_step or evaluation_follows or self.must_save
 
     def log_interval(self, totals: Any) -> None:
-        """Log the metrics since the last call, from totals (float32 [3]) over all processes."""
+        """Log the metrics since the last call. `totals` is float32 [3], over all processes."""
         self.log.interval(self.progress.step, self.learning_rate, totals)
         self.totals = torch.zeros_like(self.totals)
 
     def end_epoch(self, test_totals: torch.Tensor) -> None:
-        """Log the evaluation, from totals over the whole test set, and count the epoch as done.
+        """Log the evaluation, from totals over the whole test set, and advance to the next epoch.
 
-        Call `save` next. If the run is killed before that, it continues from an earlier checkpoint.
+        Call `save` next. A run that is killed before `save` resumes from an earlier checkpoint.
         """
         self.log.end_epoch(self.progress.step, test_totals)
         self.progress.next_epoch()
 
     def save(self, save_state: Callable[..., object]) -> None:
-        """Write a checkpoint. `save_state` is called with its folder."""
+        """Write a checkpoint by calling `save_state` with a folder."""
         self.checkpoints.save(save_state, self.progress, self.log)
         self.log.restart_clock()
 
     def finish(self) -> None:
-        """Write and print the summary, or print the command that continues a run that was stopped.
+        """Write and print the summary. If the run was stopped, print the command to resume instead.
 
-        Call it after `save_results`: the summary marks the run as complete.
+        Call this after `save_results`, because summary.json marks the run as complete.
         """
         if self.is_stopping:
             self.log.stop(self.progress.step)

@@ -1,6 +1,6 @@
-"""`accelerator.save_state` and `accelerator.load_state` by hand, with the same files.
+"""Save and load the training state by hand, in the same files as `accelerator.save_state`.
 
-Loading a checkpoint cannot run code: we use safetensors, and torch.load with `weights_only`.
+Loading a checkpoint cannot run code: we use safetensors, and `torch.load` with `weights_only`.
 """
 
 import random
@@ -15,7 +15,7 @@ WEIGHTS = "model.safetensors"
 
 
 class TrainingState:
-    """Everything that one process needs to continue a run.
+    """The state that one process needs to resume a run.
 
     `model` is the module inside `nn.DataParallel` or DDP, so that the weights have the same names
     with any number of processes.
@@ -30,7 +30,7 @@ class TrainingState:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the random states of this process; rank 0 also writes what all processes share."""
+        """Write this process's random states. Rank 0 also writes the state that all ranks share."""
         if self.rank == 0:
             weights = {name: value.contiguous() for name, value in self.model.state_dict().items()}
             save_file(weights, folder / WEIGHTS)
@@ -47,7 +47,7 @@ class TrainingState:
         torch.save(states, folder / f"random_states_{self.rank}.pkl")
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote. A rank that did not exist then keeps its random states."""
+        """Load the files from `save`. A rank without saved random states keeps its current ones."""
         self.model.load_state_dict(load_file(folder / WEIGHTS))
         for name, other in self.others.items():
             other.load_state_dict(_load(folder / name))
