@@ -1,4 +1,4 @@
-"""How the processes share the samples of an epoch, and how an interrupted epoch continues."""
+"""Shard the samples of an epoch among the processes, and resume an interrupted epoch."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -10,15 +10,15 @@ from accel_demo.config import TrainConfig
 from accel_demo.processes.signals import SIGNALS, ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
-PRELOADED = ["accelerate", "torch.utils.data"]  # slow imports of a loader worker
+PRELOADED = ["accelerate", "torch.utils.data"]  # slow to import; every worker needs them
 
 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
-    """Return the options that all DataLoaders of a run share.
+    """Return the keyword arguments shared by all DataLoaders in a run.
 
-    A DataLoader draws a random number each time it starts an epoch. Here it uses a separate
-    generator. If it used the global one, a run that is resumed inside an epoch would have drawn one
-    number more than an uninterrupted run, and dropout would differ from then on.
+    A DataLoader draws a random number at the start of each epoch. We give it a separate generator,
+    because a run that is resumed in the middle of an epoch draws one extra number. With the global
+    generator, the extra draw would change all later dropout masks.
     """
     return {
         "collate_fn": _as_batch,
@@ -31,11 +31,11 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
 
 
 class BatchShardSampler(DistributedSampler):
-    """A `DistributedSampler` that distributes whole batches to the ranks, as Accelerate does.
+    """A `DistributedSampler` that assigns whole batches to ranks, as Accelerate does.
 
-    Batch k of the shuffled epoch goes to rank k mod world size, and an incomplete last round is
-    dropped. Torch's own `DistributedSampler` distributes single samples. It would form different
-    batches, so the weights could not be compared with Accelerate's bit for bit.
+    Batch k of the shuffled epoch is assigned to rank `k % world_size`, and an incomplete last round
+    is dropped. PyTorch's `DistributedSampler` assigns individual samples instead. Its batches would
+    differ from Accelerate's, so the trained weights would not match bit for bit.
     """
 
     def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):
@@ -50,12 +50,12 @@ class BatchShardSampler(DistributedSampler):
 
 
 def skip_first_batches(loader: DataLoader, done: int, options: dict) -> DataLoader:
-    """Return a loader for the rest of the epoch. It does not read the first `done` batches."""
+    """Return a loader for the rest of the epoch, without reading the first `done` batches."""
     return DataLoader(loader.dataset, batch_sampler=_Rest(loader.batch_sampler, done), **options)
 
 
 class _Rest:
-    """A batch sampler without its first `done` batches."""
+    """A batch sampler that skips the first `done` batches of another batch sampler."""
 
     def __init__(self, batch_sampler, done: int):
         self.batch_sampler, self.done = batch_sampler, done
@@ -68,5 +68,5 @@ class _Rest:
 
 
 def _as_batch(batch):
-    """Return the batch unchanged: `__getitems__` of the dataset has already put it together."""
+    """Return the batch unchanged, because `ImageSet.__getitems__` has already collated it."""
     return batch

@@ -1,4 +1,4 @@
-"""Run `accel-demo COMMAND`: import the command from accel_demo/lab/, and call its `main`."""
+"""Run `accel-demo COMMAND`: import the command's module from accel_demo/lab/, and call `main`."""
 
 import gc
 import importlib
@@ -10,24 +10,24 @@ from difflib import get_close_matches
 from accel_demo.errors import Parser, UserError, one_line_errors
 
 COMMANDS = {  # the question that each command answers
-    "doctor": "What does this machine have, and does my launch config start what it says?",
+    "doctor": "What hardware do I have, and does my launch config start what it promises?",
     "shards": "Which process reads which sample in each epoch?",
     "lr": "How do more processes change my learning rate and loss?",
-    "parity": "Do all four versions of the loop end with equal weights?",
-    "timeline": "Where does the time of a training step go, on every process?",
-    "scaling": "What do I gain with more processes, and why not more?",
-    "memory": "Where does the memory of a training go?",
-    "crash": "Does a training run end with the same weights if it is killed again and again?",
+    "parity": "Do all four versions of the training loop produce the same weights?",
+    "timeline": "Where does each process spend its time in a training step?",
+    "scaling": "How much speed do I gain with more processes, and what limits it?",
+    "memory": "What uses the memory during training?",
+    "crash": "Does a training run that is killed repeatedly end with the same weights?",
     "report": "How did my runs go, and how do they differ?",
     "predict": "What does my trained model predict for some test images?",
-    "bench": "How fast is what the course compares, on this machine?",
-    "check": "Is my answer to an exercise right?",
+    "bench": "How fast are the methods in the course on this machine?",
+    "check": "Is my answer to an exercise correct?",
 }
-SINGLE_MODULES = {"predict", "check"}  # the others have a command.py
+SINGLE_MODULES = {"predict", "check"}  # every other command is a folder with a command.py
 
 
 def main() -> None:
-    """Parse the name of the command, and exit with the code that its `main` returns."""
+    """Run the command named on the command line, and exit with the code its `main` returns."""
     with one_line_errors():
         width = max(map(len, COMMANDS)) + 2
         questions = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
@@ -35,7 +35,7 @@ def main() -> None:
             f"Distributed data-parallel training, taken apart.\n\ncommands:\n{questions}",
             prog="accel-demo",
             usage="accel-demo COMMAND [OPTIONS]",
-            epilog="accel-demo COMMAND --help shows its options, and two examples.",
+            epilog="Run accel-demo COMMAND --help for its options and two examples.",
         )
         parser.add_argument("command", nargs="?", metavar="COMMAND", help=SUPPRESS)
         command = parser.parse_args(sys.argv[1:2]).command
@@ -45,7 +45,7 @@ def main() -> None:
         if command not in COMMANDS:
             nearest = get_close_matches(command, COMMANDS, n=1, cutoff=0)[0]
             raise UserError(f"there is no command {command}; did you mean accel-demo {nearest}?")
-        gc.disable()  # importing torch takes a quarter longer with garbage collection
+        gc.disable()  # garbage collection makes importing torch a quarter slower
         try:
             name = command if command in SINGLE_MODULES else f"{command}.command"
             module = importlib.import_module(f"accel_demo.lab.{name}")

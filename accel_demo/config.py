@@ -1,7 +1,8 @@
-"""The options of a training run. Each field of `TrainConfig` is also a flag of the train files.
+"""The options of a training run. Each field of `TrainConfig` becomes a flag of the train files.
 
-For example, the field `batch_size` is the flag `--batch-size`. These options say what to train. How
-to launch it (processes, devices, precision) is in accelerate_configs/. No value is in both places.
+For example, the field `batch_size` becomes `--batch-size`. These options define what to train. The
+files in accelerate_configs/ define how to launch it: processes, devices and precision. No option
+appears in both places.
 """
 
 import argparse
@@ -20,9 +21,9 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 
 
 def option(default, help, choices=None, fixed=True):
-    """Return a field of TrainConfig with its default, its help text and its allowed values.
+    """Return a field of TrainConfig with a default, a help text and optional allowed values.
 
-    If the field is `fixed`, a run cannot be resumed with a different value.
+    If `fixed` is true, a run cannot be resumed with a different value of the field.
     """
     metadata = {"help": help, "choices": choices, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
@@ -30,42 +31,42 @@ def option(default, help, choices=None, fixed=True):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What to train. With the defaults, training takes less than a minute on two CPU cores."""
+    """The config of a training run. The default run takes under a minute on two CPU cores."""
 
-    dataset: str = option("fashion-mnist-small", "the images to train on", DATASETS)
+    dataset: str = option("fashion-mnist-small", "the dataset to train on", DATASETS)
     data_dir: str = option("data", "folder that contains the full datasets", fixed=False)
     train_samples: int = option(0, "use only the first N training images; 0 means all")
     test_samples: int = option(0, "use only the first N test images; 0 means all")
-    augment: bool = option(False, "shift training images by up to 2 pixels and mirror them")
+    augment: bool = option(False, "randomly shift training images by up to 2 pixels and flip them")
     model: str = option("small_cnn", "the network to train", MODELS)
-    dropout: float = option(0.0, "fraction of features dropped before the last layer")
+    dropout: float = option(0.0, "dropout probability before the last layer")
     epochs: int = option(10, "passes over the training images")
-    max_steps: int = option(0, "stop after N optimizer steps; 0 means after all epochs")
-    batch_size: int = option(128, "images per micro-batch, on each process")
-    eval_batch_size: int = option(500, "images per batch of the evaluation, on each process")
+    max_steps: int = option(0, "stop after N optimizer steps; 0 means run all epochs")
+    batch_size: int = option(128, "images per micro-batch on each process")
+    eval_batch_size: int = option(500, "images per evaluation batch on each process")
     accumulate: int = option(1, "micro-batches per optimizer step")
-    optimizer: str = option("adamw", "sgd uses Nesterov momentum 0.9", OPTIMIZERS)
+    optimizer: str = option("adamw", "the optimizer; sgd uses Nesterov momentum 0.9", OPTIMIZERS)
     learning_rate: float = option(0.01, "peak of the one-cycle schedule; use about 0.1 with sgd")
-    warmup: float = option(0.25, "fraction of the steps in which the learning rate rises")
-    weight_decay: float = option(0.1, "weight decay; use about 5e-4 with adam and sgd")
-    label_smoothing: float = option(0.1, "label smoothing of the training loss")
-    clip_norm: float = option(1.0, "scale gradients down to this norm if theirs is larger")
-    seed: int = option(0, "seed of the initial weights, shuffling, dropout and augmentation")
-    num_workers: int = option(0, "loader workers of each training process", fixed=False)
+    warmup: float = option(0.25, "fraction of the steps over which the learning rate rises")
+    weight_decay: float = option(0.1, "weight decay; use about 5e-4 with adam or sgd")
+    label_smoothing: float = option(0.1, "label smoothing in the training loss")
+    clip_norm: float = option(1.0, "maximum gradient norm; larger gradients are scaled down")
+    seed: int = option(0, "seed for initial weights, shuffling, dropout and augmentation")
+    num_workers: int = option(0, "DataLoader workers per training process", fixed=False)
     compile: bool = option(False, "compile the model with torch.compile")
-    log_every: int = option(10, "optimizer steps between two lines of metrics.jsonl")
-    track: str = option("no", "also write the metrics for this viewer", ("no", "tensorboard"))
+    log_every: int = option(10, "optimizer steps between lines in metrics.jsonl")
+    track: str = option("no", "also log the metrics with this tool", ("no", "tensorboard"))
     checkpoint_every: int = option(
-        0, "optimizer steps between checkpoints, besides one after each epoch", fixed=False
+        0, "save a checkpoint every N optimizer steps, in addition to every epoch", fixed=False
     )
-    keep_last: int = option(2, "how many checkpoints to keep", fixed=False)
+    keep_last: int = option(2, "number of checkpoints to keep", fixed=False)
     resume: str = option(
-        "", "continue from this checkpoint folder, or from the latest (auto)", fixed=False
+        "", "checkpoint folder to continue from; auto means the latest", fixed=False
     )
     collective_timeout: float = option(
         600.0, "seconds to wait for the other processes", fixed=False
     )
-    run_dir: str = option("", "folder of this run; empty means a new one in runs/", fixed=False)
+    run_dir: str = option("", "folder of this run; empty means one in runs/", fixed=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -92,19 +93,19 @@ class TrainConfig:
             raise UserError(
                 f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
             )
-        # Batch norm needs two values per channel, and a resnet ends with one pixel per image.
+        # Batch norm needs two values per channel, and a resnet reduces each image to one pixel.
         if self.model.startswith("resnet") and self.batch_size < 2:
             raise UserError(f"{self.model} takes batches of two images or more, got --batch-size 1")
         if self.seed >= 2**31:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
     def fixed_choices(self) -> dict:
-        """Return the options that identify a run. The remaining ones may change when it resumes."""
+        """Return the options that identify a run. The other options may change on resume."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
 
     def steps_per_epoch(self, batches_per_epoch: int) -> int:
-        """Return the number of optimizer steps in an epoch of this many batches per process."""
+        """Return the number of optimizer steps in an epoch. Batches are counted per process."""
         return math.ceil(batches_per_epoch / self.accumulate)
 
     def total_steps(self, batches_per_epoch: int) -> int:
@@ -120,16 +121,16 @@ class TrainConfig:
 
 
 class CommandLine(Parser):
-    """The command line of the train files: one flag for each field of TrainConfig.
+    """The command-line parser of the train files, with one flag for each field of TrainConfig.
 
-    With `precision` there is also `--mixed-precision`. It is part of how to launch, so train.py
-    does not have it: Accelerate reads it from its config file.
+    `precision` adds the flag `--mixed-precision`. train.py does not need the flag, because
+    Accelerate reads the precision from its launch config.
     """
 
     def __init__(self, description: str | None, precision: bool = False):
         super().__init__(description)
         if precision:
-            help = "number format in which the layers compute (default: no, which means fp32)"
+            help = "precision of the forward and backward pass (default: no, which means fp32)"
             choices = ("no", "bf16", "fp16")
             self.add_argument("--mixed-precision", default="no", choices=choices, help=help)
         for field in dataclasses.fields(TrainConfig):
@@ -151,7 +152,7 @@ class CommandLine(Parser):
                 )
 
     def read(self, arguments: list[str] | None = None) -> tuple[TrainConfig, argparse.Namespace]:
-        """Return the config, and all parsed options (for flags that the program has added).
+        """Return the config and all parsed options, including flags that the program has added.
 
         `arguments` defaults to `sys.argv[1:]`. Raises `UserError` if a value is not allowed.
         """
@@ -159,5 +160,5 @@ class CommandLine(Parser):
         names = [field.name for field in dataclasses.fields(TrainConfig)]
         config = TrainConfig(**{name: getattr(options, name) for name in names})
         if config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-            raise UserError("--track tensorboard needs TensorBoard: pip install tensorboard")
+            raise UserError("--track tensorboard needs TensorBoard. Run `pip install tensorboard`.")
         return config, options

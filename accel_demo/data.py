@@ -1,7 +1,7 @@
-"""The datasets. This is the only module that depends on where the images come from.
+"""The datasets. No other module depends on the source of the images.
 
-A batch is a tuple of images, float32 [B, C, H, W], normalised and channels last in memory, and
-labels, int64 [B].
+A batch is a tuple `(images, labels)`. `images` is a normalised float32 tensor [B, C, H, W] in the
+channels-last memory format, and `labels` is int64 [B].
 """
 
 import gzip
@@ -18,15 +18,15 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 
 ASSETS = Path(__file__).parent / "assets"
-MAX_SHIFT = 2  # pixels by which the augmentation moves an image
+MAX_SHIFT = 2  # largest shift of an image by the augmentation, in pixels
 FASHION_CLASSES = (
     "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle-boot".split()
 )
 DIGITS = list("0123456789")
 CIFAR_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 
-# For each dataset: class names, and the mean and standard deviation of each channel over the
-# training images, on a scale from 0 to 1. (A test recomputes the values of the packaged images.)
+# For each dataset: the class names, then the mean and the standard deviation of each channel over
+# the training images, with pixels from 0 to 1. (A test recomputes them for the packaged images.)
 STATISTICS = {
     "fashion-mnist-small": (FASHION_CLASSES, [0.2860], [0.3530]),
     "fashion-mnist": (FASHION_CLASSES, [0.2860], [0.3530]),
@@ -35,14 +35,14 @@ STATISTICS = {
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
 TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
-# SHA-256 of the packaged files after unpacking, as printed by accel_demo/assets/cut_subset.py.
+# SHA-256 of the packaged files when decompressed, as printed by accel_demo/assets/cut_subset.py.
 PACKAGED_SUMS = {
     "train-images-idx3-ubyte": "013e0146a12ffe20bb15231b271b3de75cdf6392179a566b259e9e554ae50969",
     "train-labels-idx1-ubyte": "36e79d5689bd22c4e40dcd2e719eb4e07124df9e3b22384e8578b09b31a63206",
     "t10k-images-idx3-ubyte": "3e9b507a3cb1d1344415e149e61fdf784953c643c8b19df8d88ae3e60dff3985",
     "t10k-labels-idx1-ubyte": "9821ef487dcd05ed9346314c9f074d1cda0f8273407030954d974c72596fbaf8",
 }
-# SHA-256 of the unpacked files of Fashion-MNIST. (The files of MNIST have the same names.)
+# SHA-256 of the decompressed Fashion-MNIST files. (The MNIST files have the same names.)
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -54,8 +54,8 @@ FASHION_MNIST_SUMS = {
 def download(config: TrainConfig) -> None:
     """Download a full dataset into `config.data_dir` if it is missing. Call it once per machine.
 
-    A failed download does not raise here. `load_datasets` raises later, so that every process fails
-    with the same error.
+    A failed download raises no error here. `load_datasets` raises the error later, in every
+    process.
     """
     if config.dataset in TORCHVISION_NAMES and not _is_there(config):
         with suppress(OSError, RuntimeError):
@@ -65,10 +65,10 @@ def download(config: TrainConfig) -> None:
 def load_datasets(
     config: TrainConfig, world_size: int | None = None
 ) -> tuple["ImageSet", "ImageSet"]:
-    """Return the train set and the test set. Their files must already be there: see `download`.
+    """Return the training set and the test set. Call `download` first if files may be missing.
 
-    Raises `UserError` if a file is missing, truncated or altered, if the config asks for more
-    samples than there are, or if there are too few training images for one batch on each of
+    Raises `UserError` if a file is missing, truncated or altered, if the config requests more
+    samples than the dataset has, or if there are too few training images for one batch on each of
     `world_size` processes.
     """
     train_set = _load_split(config, "train", config.train_samples, config.augment)
@@ -79,7 +79,7 @@ def load_datasets(
 
 
 def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -> None:
-    """Raise `UserError` if the train set is too small for one batch on each process."""
+    """Raise `UserError` if the training set is too small for one batch on each process."""
     needed = config.batch_size * world_size
     if len(train_set) < needed:
         raise UserError(
@@ -89,12 +89,12 @@ def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -
 
 
 class ImageSet(Dataset):
-    """The images and labels of one split, stored in one uint8 tensor and returned in batches.
+    """The images and labels of one split, held in memory as two tensors and read in batches.
 
-    `images` is uint8 [N, C, H, W], `labels` int64 [N]; `mean` and `std` have one number per
-    channel. With `augment`, each image is shifted by up to `MAX_SHIFT` pixels, and half of them are
-    mirrored. Shift and flip are drawn once per epoch for each image, from the seed and the epoch,
-    so they depend neither on the number of processes nor on the number of loader workers.
+    `images` is uint8 [N, C, H, W] and `labels` is int64 [N]. `mean` and `std` contain one number
+    per channel. If `augment` is true, each image is randomly shifted by up to `MAX_SHIFT` pixels
+    and flipped with probability 0.5. `set_epoch` draws the shifts and flips from the seed and the
+    epoch, so they do not depend on the number of processes or loader workers.
     """
 
     def __init__(self, images, labels, class_names, mean, std, augment=False, seed=0):
@@ -108,11 +108,11 @@ class ImageSet(Dataset):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the shift and the flip of each image for this epoch."""
+        """Draw a random shift and flip for each image in this epoch."""
         if not self.augment:
             return
         generator = torch.Generator().manual_seed(self.seed + epoch)
-        shape = (len(self), 2)  # top and left edge of the window into the padded image
+        shape = (len(self), 2)  # (top, left) of each image's window into the padded image
         self.corners = torch.randint(0, 2 * MAX_SHIFT + 1, shape, generator=generator)
         self.mirrored = torch.rand(len(self), generator=generator) < 0.5
 
@@ -124,7 +124,7 @@ class ImageSet(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a whole batch with one indexing operation. `DataLoader` prefers this method."""
+        """Return a batch with one indexing operation. DataLoader prefers this to `__getitem__`."""
         chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
         images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
         if self.augment:
@@ -142,31 +142,31 @@ class ImageSet(Dataset):
 
 
 def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> torch.Tensor:
-    """Return the uint8 tensor in the idx file `folder/name`, or `folder/name.gz`.
+    """Return the uint8 tensor from the idx file `folder/name` or `folder/name.gz`.
 
-    `sums` maps names to SHA-256 digests of the unpacked files. Raises `UserError` if the file is
-    missing, truncated or altered.
+    `sums` maps file names to SHA-256 digests of the decompressed files. Raises `UserError` if the
+    file is missing, truncated or altered.
     Format: http://yann.lecun.com/exdb/mnist/
     """
     path = folder / name
-    again = "install accel-demo again" if folder == ASSETS else "copy it again"
+    again = "Install accel-demo again." if folder == ASSETS else "Copy it again."
     if not path.exists():
         path = folder / f"{name}.gz"
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
     except FileNotFoundError:
-        advice = again if folder == ASSETS else "name its folder with --data-dir"
-        raise UserError(f"{path} is missing: {advice}") from None
+        advice = again if folder == ASSETS else "Name its folder with --data-dir."
+        raise UserError(f"{path} is missing. {advice}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({error}): {again}") from None
+        raise UserError(f"{path} cannot be read ({error}). {again}") from None
     if sums is not None and hashlib.sha256(content).hexdigest() != sums[name]:
-        raise UserError(f"{path} is not the original file: its checksum differs; {again}")
+        raise UserError(f"{path} is not the original file: its checksum differs. {again}")
     header_size = 4 + 4 * content[3] if len(content) > 3 else 0
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
     data = torch.frombuffer(bytearray(content[header_size:]) or bytearray(1), dtype=torch.uint8)
     if content[:3] != b"\0\0\x08" or data.numel() != torch.Size(sizes).numel():
-        raise UserError(f"{path} is truncated, or not a uint8 idx file: {again}")
+        raise UserError(f"{path} is truncated, or not a uint8 idx file. {again}")
     return data.view(sizes)
 
 
@@ -178,8 +178,8 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
         images, labels = _read_split(ASSETS, split, PACKAGED_SUMS)
     elif not _is_there(config):
         raise UserError(
-            f"{config.dataset} is not in {config.data_dir} and could not be downloaded: "
-            "check the network, or name its folder with --data-dir"
+            f"{config.dataset} is not in {config.data_dir} and could not be downloaded. "
+            "Check the network connection, or name its folder with --data-dir."
         )
     elif config.dataset == "cifar10":
         images, labels = _read_cifar10(config, split)
@@ -202,20 +202,22 @@ def _read_split(
     images = read_idx(folder, f"{prefix}-images-idx3-ubyte", sums)
     labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte", sums)
     if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1] or labels.max() > 9:
-        raise UserError(f"the {prefix}-* files in {folder} do not belong together: copy them again")
+        raise UserError(
+            f"the {prefix}-* files in {folder} do not belong together. Copy them again."
+        )
     return images.unsqueeze(1), labels
 
 
 def _read_cifar10(config: TrainConfig, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         full = _torchvision_set(config, split)
-    except (OSError, RuntimeError):  # torchvision compares its checksums
-        raise UserError(f"cifar10 in {config.data_dir} is damaged: delete it there") from None
+    except (OSError, RuntimeError):  # torchvision verifies the checksums
+        raise UserError(f"cifar10 in {config.data_dir} is damaged. Delete its files.") from None
     return torch.as_tensor(full.data).permute(0, 3, 1, 2), torch.as_tensor(full.targets)
 
 
 def _is_there(config: TrainConfig) -> bool:
-    """Return whether the full dataset is there. Damaged files count; reading them will fail."""
+    """Return True if the files of the dataset exist. Damage is only detected by reading them."""
     if config.dataset == "cifar10":
         return Path(config.data_dir, "cifar-10-batches-py").is_dir()
     folder = _idx_folder(config)
@@ -225,7 +227,7 @@ def _is_there(config: TrainConfig) -> bool:
 
 
 def _idx_folder(config: TrainConfig) -> Path:
-    """Return torchvision's folder of the idx files, or the data folder if it contains them."""
+    """Return the folder of the idx files: the data folder itself, or torchvision's folder in it."""
     folder = Path(config.data_dir)
     if config.dataset == "fashion-mnist" and any(folder.glob("*-ubyte*")):
         return folder
@@ -233,14 +235,14 @@ def _idx_folder(config: TrainConfig) -> Path:
 
 
 def _torchvision_set(config: TrainConfig, split: str, download: bool = False):
-    from torchvision import datasets  # here, because importing it is slow and rarely needed
+    from torchvision import datasets  # imported here: slow, and rarely needed
 
     kind = getattr(datasets, TORCHVISION_NAMES[config.dataset])
     return kind(config.data_dir, train=split == "train", download=download)
 
 
 def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images of noise with a bright patch. The position of the patch is the class."""
+    """Return noise images with a bright patch, and labels given by the position of the patch."""
     samples = samples or {"train": 2048, "test": 512}[split]
     if samples > 1_000_000:
         raise UserError(f"{split}_samples must be at most 1000000 for synthetic, got {samples}")

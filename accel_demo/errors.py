@@ -1,4 +1,4 @@
-"""Report a user's mistake in one line, from one process only, with exit code 2."""
+"""Report a user's mistake in one line, from a single process, with exit code 2."""
 
 import argparse
 import os
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-PATIENCE = 20  # seconds for which the other ranks let rank 0 report the error
+PATIENCE = 20  # seconds that the other ranks wait for rank 0 to report the error
 
 
 class UserError(Exception):
-    """A mistake of the user. The message says what to do instead."""
+    """An error caused by the user. The message should explain what to do instead."""
 
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that reports an error in one line, without the usage text.
 
-    Flags cannot be abbreviated, because a launcher would take some abbreviations as its own flags.
+    Flags cannot be abbreviated, because a launcher would read some abbreviations as its own flags.
     """
 
     def __init__(self, description: str | None, **options):
@@ -35,18 +35,17 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn a `UserError` into one line on stderr and exit code 2. Any other error is our bug.
+    """Print a `UserError` as one line on stderr, and exit with code 2. Other errors are our bugs.
 
-    Usually every process of a run raises the same error, and rank 0 prints it. The other processes
-    wait, because a launcher stops all of them as soon as the first one exits. If a process is still
-    running after `PATIENCE`, the error was its own (its disk is full, for example), so it prints
-    the error, too.
+    Usually every process raises the same error, and only rank 0 prints it. The other ranks wait:
+    when rank 0 exits, the launcher stops them. If a rank is still running after `PATIENCE` seconds,
+    the error occurred only on this rank (for example, its disk is full), so it prints the error.
     """
     try:
         yield
     except UserError as error:
         _give_up(str(error))
-    except KeyboardInterrupt:  # before the run handles signals, or after it has ended
+    except KeyboardInterrupt:  # before the run handles signals, or after the run
         say("stopped")
         sys.exit(130)
 
@@ -63,7 +62,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 def say(line: str) -> None:
-    """Print a line on stderr. Close the progress bar first, if there is one on the line."""
+    """Print a line to stderr. Close any progress bar first, because it may be on the same line."""
     tqdm = sys.modules.get("tqdm")
     for bar in list(getattr(tqdm and tqdm.tqdm, "_instances", ())):
         bar.close()

@@ -12,9 +12,9 @@ CLASSES = 10
 
 
 def make_model(config: TrainConfig) -> nn.Module:
-    """Return the network `config.model` for the images of `config.dataset`, channels last.
+    """Return the network `config.model` for `config.dataset`, in channels-last memory format.
 
-    With `config.compile`, torch compiles it in its first call.
+    If `config.compile` is set, the first forward pass compiles the network.
     """
     channels, size = (3, 32) if config.dataset == "cifar10" else (1, 28)
     if config.model == "small_cnn":
@@ -32,10 +32,10 @@ def make_model(config: TrainConfig) -> nn.Module:
 
 
 def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """Return the default network, accurate for its cost. Each layer halves the image's sides."""
+    """Return the default network. Each of its three stages halves the height and the width."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, kernel_size=3, padding=1, bias=False),
-        nn.MaxPool2d(2),  # before the norm, which then has only a quarter of the values
+        nn.MaxPool2d(2),  # before the norm, which then processes a quarter of the values
         nn.BatchNorm2d(24),
         nn.ReLU(),
         nn.Conv2d(24, 64, kernel_size=3, stride=2, padding=1, bias=False),
@@ -51,7 +51,7 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """Return a network without batch norm, so an image's output depends on that image alone."""
+    """Return a network without batch norm, so the images in a batch do not affect each other."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
         nn.ReLU(),
@@ -64,8 +64,8 @@ def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 
 def resnet(name: str, channels: int) -> nn.Module:
-    """Return torchvision's resnet18 or resnet101, for ten classes and images of `channels`."""
-    from torchvision import models  # here, because importing it is slow and rarely needed
+    """Return torchvision's resnet18 or resnet101 for ten classes and `channels` input channels."""
+    from torchvision import models  # imported here: slow, and rarely needed
 
     model = getattr(models, name)(num_classes=CLASSES)
     if channels != 3:
@@ -74,11 +74,11 @@ def resnet(name: str, channels: int) -> nn.Module:
 
 
 class VGG11(nn.Module):
-    """VGG configuration A for 32×32 images, in two parts. Smaller images are padded.
+    """VGG configuration A for 32×32 images, as `features` and `classifier`. Pads smaller images.
 
-    Source: Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556. Its classifier is made
-    for larger images. Here it is smaller, because five poolings reduce a 32×32 image to one pixel
-    with 512 channels.
+    Five pooling layers reduce a 32×32 image to one pixel with 512 channels, so the classifier is
+    smaller than in the paper.
+    Source: Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556
     """
 
     def __init__(self, channels: int, dropout: float):
@@ -94,7 +94,7 @@ class VGG11(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(512, 512), nn.ReLU(), nn.Dropout(dropout), nn.Linear(512, CLASSES)
         )
-        for layer in self.modules():  # 11 layers without norm do not learn otherwise
+        for layer in self.modules():  # otherwise 11 layers without batch norm do not learn
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType] (it has a bias)

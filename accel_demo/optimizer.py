@@ -1,4 +1,4 @@
-"""The optimizer, and the schedule of its learning rate."""
+"""The optimizer and its learning-rate schedule."""
 
 import math
 
@@ -12,15 +12,15 @@ from accel_demo.workarounds import skip_the_search_for_lomo, without_garbage_col
 def make_optimizer(
     config: TrainConfig, model: torch.nn.Module, precision: str
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that `config.optimizer` names, over all of the model's parameters.
+    """Return the optimizer `config.optimizer` for all parameters of `model`.
 
-    `precision` is "no", "bf16" or "fp16". The optimizer is fused: its step makes one pass over
-    each parameter instead of one pass per operator. Not under fp16: a fused optimizer skips a step
-    that overflowed inside its kernel, and Accelerate then reports that the step was not skipped.
+    `precision` is "no", "bf16" or "fp16". The optimizer is fused: a step makes one pass over each
+    parameter instead of one pass per operator. With fp16 the optimizer is not fused. A fused kernel
+    skips a step that overflowed, but Accelerate then reports that the step was not skipped.
     Source: https://github.com/huggingface/accelerate/issues/4242
     """
     skip_the_search_for_lomo()
-    fused = None if precision == "fp16" else True  # False would also turn off torch's foreach
+    fused = None if precision == "fp16" else True  # False would also disable foreach
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": fused}
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
@@ -32,7 +32,7 @@ def make_optimizer(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> LambdaLR:
-    """Return a one-cycle schedule: a linear rise, then half a cosine down to zero.
+    """Return a one-cycle schedule: linear warmup, then cosine decay to zero.
 
     The cycle takes `total_steps` optimizer steps.
     Source: Smith and Topin, 2017, https://arxiv.org/abs/1708.07120
@@ -49,6 +49,6 @@ def make_scheduler(
 
 
 def set_schedule(scheduler: LambdaLR, step: int) -> None:
-    """Move the schedule to the position after `step` optimizer steps, whatever was loaded."""
+    """Move the schedule to the position after `step` optimizer steps, ignoring its loaded state."""
     scheduler.last_epoch = step - 1
     scheduler.step()

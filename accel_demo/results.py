@@ -1,4 +1,4 @@
-"""The results of a finished run: its model, and the model's predictions on the test set."""
+"""The results of a finished run: the trained model and its predictions on the test set."""
 
 import base64
 import dataclasses
@@ -15,7 +15,7 @@ from accel_demo.models import make_model
 from accel_demo.processes.connect import autocast_for
 from accel_demo.run.folder import read_json, save_model, write_json
 
-MOST_MISTAKES = 24  # wrong predictions to store with their images
+MOST_MISTAKES = 24  # maximum number of wrong predictions stored with their images
 
 
 def save_results(
@@ -25,10 +25,10 @@ def save_results(
     test_set: ImageSet,
     device: torch.device,
 ) -> None:
-    """Write model.safetensors and predictions.json. Only one process calls this.
+    """Write model.safetensors and predictions.json. Call this in one process only.
 
-    Weights that are on the device are not copied, because the run's peak memory is read afterwards
-    and should be the peak of the training.
+    Weights on the device are used without a copy. A copy could raise the peak memory in the
+    summary, which should be the peak of the training itself.
     """
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
@@ -48,9 +48,9 @@ def logits_of(
     precision: str,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return the logits of all test images, in their order: float32 [N, classes] on the CPU.
+    """Return the logits for all test images, in order: float32 [N, classes] on the CPU.
 
-    `precision` is the training's: "no", "bf16" or "fp16".
+    `precision` is the precision of the training run: "no", "bf16" or "fp16".
     """
     model.eval()
     logits = []
@@ -64,9 +64,9 @@ def logits_of(
 def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
     """Return the confusion matrix, and the most confident mistakes with their images.
 
-    Row i of `confusion` counts the images of class i by their predicted class. `mistakes` are
-    sorted by probability, highest first; `png` is the image in base64. `logits` is float32
-    [N, classes].
+    `confusion[i][j]` is the number of images of class i that are predicted as class j. `mistakes`
+    is sorted by probability, highest first; `png` contains the image in base64. `logits` is
+    float32 [N, classes].
     """
     labels = test_set.labels
     probabilities, predicted = logits.softmax(dim=1).max(dim=1)
@@ -93,7 +93,7 @@ def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
 
 
 def _png(pixels: torch.Tensor) -> str:
-    """Return an image, uint8 [H, W, C] with 1 or 3 channels, as a PNG file in base64."""
+    """Return an image as a base64-encoded PNG. `pixels` is uint8 [H, W, C], with C = 1 or 3."""
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1).numpy()).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""Print a table, write a picture, and check first that a file can be written."""
+"""Format tables, save figures, and check that output files can be written."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from accel_demo.errors import UserError
 
-# Okabe and Ito's colours, which everyone can tell apart. https://jfly.uni-koeln.de/color/
+# Okabe and Ito's palette for colour-blind readers: https://jfly.uni-koeln.de/color/
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000"]
 
 
 def table(head: Sequence, rows: Sequence[Sequence]) -> str:
-    """Return a Markdown table with padded columns, so that it also reads well in a terminal.
+    """Return a Markdown table with padded columns, which is also readable in a terminal.
 
-    A column of numbers is aligned to the right. Floats are printed as `str` does.
+    Columns of numbers are right-aligned. Floats are formatted with `str`.
     """
     # A bare "|" would end the cell, even in code: https://github.github.com/gfm/#example-200
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
@@ -35,18 +35,18 @@ def table(head: Sequence, rows: Sequence[Sequence]) -> str:
 
 
 def _is_number(cell) -> bool:
-    return isinstance(cell, int | float) and not isinstance(cell, bool)  # True is an int
+    return isinstance(cell, int | float) and not isinstance(cell, bool)  # bool is a subclass of int
 
 
 def new_figure(width: float, height: float):
-    """Return an empty, white matplotlib figure of this size in inches."""
+    """Return an empty matplotlib figure with a white background. Sizes are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def save(figure, path: Path) -> None:
-    """Write the picture in the format of the file's suffix. Equal drawings become equal files."""
+    """Save the figure in the format of the file suffix. Equal figures produce equal files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):
@@ -55,7 +55,7 @@ def save(figure, path: Path) -> None:
 
 
 def check_outputs(options) -> None:
-    """Raise `UserError` if a file that `--json`, `--html` or `--plot` names cannot be written."""
+    """Raise `UserError` if the file for `--json`, `--html` or `--plot` cannot be written."""
     for name in ("json", "html", "plot"):
         flag, path = f"--{name}", getattr(options, name, None)
         if path is None:
@@ -69,6 +69,6 @@ def check_outputs(options) -> None:
             raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
     plot = getattr(options, "plot", None)
     if plot and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install matplotlib")
+        raise UserError("--plot needs matplotlib. Run `pip install matplotlib`.")
     if plot and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot takes a .png, .svg or .pdf file, got {plot}")

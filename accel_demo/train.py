@@ -5,7 +5,7 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_
 
 `accelerator.prepare` moves the model and each batch to the device of its process. If there are
 several processes, it wraps the model in DistributedDataParallel (DDP). The precision (autocast, and
-loss scaling for fp16) comes from the launch, not from `config`.
+loss scaling for fp16) is set by the launcher, not by `config`.
 """
 
 import torch
@@ -29,22 +29,22 @@ from accel_demo.run.run import Run
 
 
 def main(config: TrainConfig) -> None:
-    # Processes: connect them, and give each one its device
-    connect(config.collective_timeout)  # Accelerator() would do it, but fails after a restart
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
+    # Processes: connect them, and assign a device to each
+    connect(config.collective_timeout)  # Accelerator() also connects, but fails after a restart
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
-        step_scheduler_with_optimizer=False,  # otherwise step() advances it once per process
+        step_scheduler_with_optimizer=False,  # otherwise it advances once per process
         dataloader_config=DataLoaderConfiguration(
             use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
         ),
     )
     device, precision = accelerator.device, accelerator.mixed_precision
     check_processes(accelerator.num_processes, device, precision)
-    set_seed(config.seed, device_specific=True)  # so that dropout differs by process
+    set_seed(config.seed, device_specific=True)  # so that dropout differs between processes
 
-    # Data: each process reads its own share of every epoch
+    # Data: each process reads a different part of each epoch
     with accelerator.local_main_process_first():
         download(config)
     train_set, test_set = load_datasets(config, accelerator.num_processes)
@@ -53,13 +53,13 @@ def main(config: TrainConfig) -> None:
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
 
-    # Model: all processes start from the weights of rank 0, and average their gradients
+    # Model: all processes start with the weights of rank 0, and average their gradients
     model = make_model(config)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: if --resume names a checkpoint, continue from it as if nothing had happened
+    # Resume: with --resume, continue from a checkpoint as if nothing had happened
     run = Run("train", config, stop_signals, device, precision, len(train_loader))
     run.resume(accelerator.load_state, model, scheduler, train_set)
 
@@ -70,20 +70,20 @@ def main(config: TrainConfig) -> None:
         batches = accelerator.skip_first_batches(train_loader, done) if done else train_loader
         model.train()
         for images, labels in run.batches(batches):  # ends early if the run stops
-            # Accumulate: only the last micro-batch of a window averages the gradients
+            # Accumulate: average the gradients only on the last micro-batch of a window
             with accelerator.accumulate(model):
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-                loss = loss * run.window_scale  # above 1 in an epoch's short last window
-                accelerator.backward(loss)  # divides by accumulate
+                loss = loss * run.window_scale  # above 1 in a short window at the end of an epoch
+                accelerator.backward(loss)  # divides the loss by config.accumulate
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
-                optimizer.step()  # these two do nothing until the window ends
+                optimizer.step()  # step() and zero_grad() do nothing until the window ends
                 optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if accelerator.sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
-                if not accelerator.optimizer_step_was_skipped:  # fp16 skips a step that overflowed
+                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                if not accelerator.optimizer_step_was_skipped:  # fp16 skips steps that overflow
                     scheduler.step()
                 if run.must_log:
                     run.log_interval(accelerator.reduce(run.totals))
@@ -92,7 +92,7 @@ def main(config: TrainConfig) -> None:
         if run.is_stopping:
             break
 
-        # Evaluate: gather all predictions, without the samples repeated to fill the last batch
+        # Evaluate: gather all predictions, and drop the samples that pad the last batch
         model.eval()
         test_totals = torch.zeros(3, device=device)  # loss, correct, images
         with torch.no_grad():
@@ -105,7 +105,7 @@ def main(config: TrainConfig) -> None:
         run.save(accelerator.save_state)
 
     # Finish: the main process writes the results, and all processes exit together
-    state_dict = accelerator.get_state_dict(model)  # collective if the model is sharded
+    state_dict = accelerator.get_state_dict(model)  # a collective call if the model is sharded
     if accelerator.is_main_process and not run.is_stopping:
         save_results(run.folder, state_dict, config, test_set, device)
     run.finish()

@@ -1,4 +1,4 @@
-"""The same loop in raw torch.distributed: what train.py is without Accelerate, line for line.
+"""Train with raw torch.distributed: the loop from train.py without Accelerate, line for line.
 
 torchrun --standalone --nproc-per-node 2 accel_demo/train_ddp.py
 python accel_demo/train_ddp.py --nproc 2
@@ -32,19 +32,19 @@ from accel_demo.workarounds import fresh_rendezvous
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    # Processes: connect them, and give each one its device
+    # Processes: connect them, and assign a device to each
     device = own_device()
     gpu = None if device.type == "cpu" else device
     if gpu:
         torch.accelerator.set_device_index(gpu)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, device_id=gpu, **fresh_rendezvous(config.collective_timeout))
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check_processes(world_size, device, precision)
-    torch.manual_seed(config.seed + rank)  # so that dropout differs by process
+    torch.manual_seed(config.seed + rank)  # so that dropout differs between processes
 
-    # Data: each process reads its own share of every epoch
+    # Data: each process reads a different part of each epoch
     if int(os.environ["LOCAL_RANK"]) == 0:
         download(config)
     dist.barrier()
@@ -57,7 +57,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     test_sampler = DistributedSampler(test_set, world_size, rank, shuffle=False)
     test_loader = DataLoader(test_set, config.eval_batch_size, sampler=test_sampler, **options)
 
-    # Model: all processes start from the weights of rank 0, and average their gradients
+    # Model: all processes start with the weights of rank 0, and average their gradients
     model = make_model(config).to(device)
     model = DistributedDataParallel(model, device_ids=[gpu] if gpu else None)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
@@ -65,7 +65,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: if --resume names a checkpoint, continue from it as if nothing had happened
+    # Resume: with --resume, continue from a checkpoint as if nothing had happened
     run = Run("train_ddp", config, stop_signals, device, precision, len(train_loader))
     state = TrainingState(rank, model.module, optimizer, scheduler, scaler)
     run.resume(state.load, model, scheduler, train_set)
@@ -79,7 +79,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         for images, labels in run.batches(batches):  # ends early if the run stops
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: only the last micro-batch of a window averages the gradients
+            # Accumulate: average the gradients only on the last micro-batch of a window
             sync_gradients = run.ends_window
             with nullcontext() if sync_gradients else model.no_sync():
                 with autocast:
@@ -97,8 +97,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                     optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
-                if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
+                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
                 if run.must_log:
                     dist.all_reduce(run.totals)
@@ -108,13 +108,13 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         if run.is_stopping:
             break
 
-        # Evaluate: gather all predictions, without the samples repeated to fill the last batch
+        # Evaluate: gather all predictions, and drop the samples that pad the last batch
         model.eval()
         with torch.no_grad(), autocast:
             logits = torch.cat([model(images.to(device)).float() for images, _ in test_loader])
         gathered = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(gathered, logits)
-        logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]  # in the set's order
+        logits = torch.stack(gathered, dim=1).flatten(0, 1)[: len(test_set)]  # in dataset order
         test_totals = batch_totals(logits, test_set.labels.to(device))
 
         # Report: log the epoch, and save a checkpoint
@@ -132,7 +132,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 if __name__ == "__main__":
     with one_line_errors(), report_lost_processes():
         command_line = CommandLine(__doc__, precision=True)
-        help = "without torchrun: how many processes to spawn (default: 1)"
+        help = "number of processes to spawn if torchrun is not used (default: 1)"
         command_line.add_argument("--nproc", type=int, metavar="N", help=help)
         config, options = command_line.read()
         if not is_launched():
@@ -141,4 +141,4 @@ if __name__ == "__main__":
         elif options.nproc is None:  # started by torchrun
             main(config, options.mixed_precision)
         else:
-            raise UserError("--nproc is for starting without torchrun: leave it out")
+            raise UserError("--nproc cannot be used with torchrun. Leave it out.")

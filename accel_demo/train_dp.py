@@ -1,8 +1,8 @@
-"""The same loop under nn.DataParallel: one process, one thread per GPU, for contrast.
+"""Train with nn.DataParallel, for comparison: one process, with one thread per GPU.
 
 python accel_demo/train_dp.py
 
-With fewer than two GPUs `nn.DataParallel` only calls the module it wraps.
+With fewer than two GPUs, `nn.DataParallel` only calls the module it wraps.
 """
 
 import torch
@@ -24,14 +24,14 @@ from accel_demo.run.state import TrainingState
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    # Processes: connect them, and give each one its device
+    # Processes: connect them, and assign a device to each
     device = own_device()
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
     device_ids = replica_devices(config.compile, precision)
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)
 
-    # Data: each process reads its own share of every epoch
+    # Data: each process reads a different part of each epoch
     download(config)
     train_set, test_set = load_datasets(config, world_size=1)
     options = loader_options(config, device)
@@ -42,7 +42,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
 
-    # Model: all processes start from the weights of rank 0, and average their gradients
+    # Model: all processes start with the weights of rank 0, and average their gradients
     model = make_model(config).to(device)
     model = torch.nn.DataParallel(model, device_ids=device_ids)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
@@ -50,7 +50,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: if --resume names a checkpoint, continue from it as if nothing had happened
+    # Resume: with --resume, continue from a checkpoint as if nothing had happened
     run = Run("train_dp", config, stop_signals, device, precision, len(train_loader))
     state = TrainingState(0, model.module, optimizer, scheduler, scaler)
     run.resume(state.load, model, scheduler, train_set)
@@ -64,7 +64,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         for images, labels in run.batches(batches):  # ends early if the run stops
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: only the last micro-batch of a window averages the gradients
+            # Accumulate: average the gradients only on the last micro-batch of a window
             sync_gradients = run.ends_window
             with autocast:
                 logits = model(images)
@@ -81,8 +81,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                 optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
-                if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
+                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
                 if run.must_log:
                     run.log_interval(run.totals)
@@ -91,7 +91,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         if run.is_stopping:
             break
 
-        # Evaluate: gather all predictions, without the samples repeated to fill the last batch
+        # Evaluate: gather all predictions, and drop the samples that pad the last batch
         model.eval()
         test_totals = torch.zeros(3, device=device)  # loss, correct, images
         with torch.no_grad(), autocast:

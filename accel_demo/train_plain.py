@@ -1,4 +1,4 @@
-"""The same loop for one process, in plain PyTorch: what train.py is without Accelerate.
+"""Train in one process with plain PyTorch: the loop from train.py without Accelerate.
 
 python accel_demo/train_plain.py
 """
@@ -22,13 +22,13 @@ from accel_demo.run.state import TrainingState
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    # Processes: connect them, and give each one its device
+    # Processes: connect them, and assign a device to each
     device = own_device()
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C: all stop after the same step
+    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
     check_processes(1, device, precision)
     torch.manual_seed(config.seed)
 
-    # Data: each process reads its own share of every epoch
+    # Data: each process reads a different part of each epoch
     download(config)
     train_set, test_set = load_datasets(config, world_size=1)
     options = loader_options(config, device)
@@ -39,14 +39,14 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
 
-    # Model: all processes start from the weights of rank 0, and average their gradients
+    # Model: all processes start with the weights of rank 0, and average their gradients
     model = make_model(config).to(device)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: if --resume names a checkpoint, continue from it as if nothing had happened
+    # Resume: with --resume, continue from a checkpoint as if nothing had happened
     run = Run("train_plain", config, stop_signals, device, precision, len(train_loader))
     state = TrainingState(0, model, optimizer, scheduler, scaler)
     run.resume(state.load, model, scheduler, train_set)
@@ -60,7 +60,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         for images, labels in run.batches(batches):  # ends early if the run stops
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: only the last micro-batch of a window averages the gradients
+            # Accumulate: average the gradients only on the last micro-batch of a window
             sync_gradients = run.ends_window
             with autocast:
                 logits = model(images)
@@ -77,8 +77,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                 optimizer.zero_grad()
             run.add_totals(batch_totals(logits, labels))
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # decides: log, save, stop?
-                if scaler.get_scale() >= scale:  # fp16 skips a step that overflowed
+                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
                 if run.must_log:
                     run.log_interval(run.totals)
@@ -87,7 +87,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         if run.is_stopping:
             break
 
-        # Evaluate: gather all predictions, without the samples repeated to fill the last batch
+        # Evaluate: gather all predictions, and drop the samples that pad the last batch
         model.eval()
         test_totals = torch.zeros(3, device=device)  # loss, correct, images
         with torch.no_grad(), autocast:

@@ -1,4 +1,4 @@
-"""Workarounds for surprises in the libraries and the system, each with its reason and source."""
+"""Workarounds for problems in the libraries and the system, each with its reason and source."""
 
 import atexit
 import ctypes
@@ -16,9 +16,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-# Import this before a process group exists. Otherwise DDP imports it later, and the default
+# Import this module before a process group exists. Otherwise DDP imports it later, and the default
 # arguments of its functions (group=WORLD) keep the process group and its threads alive until Python
-# has ended. See `_end_group_threads_at_exit`.
+# has exited. See `_end_group_threads_at_exit`.
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
@@ -28,15 +28,15 @@ def keep_freed_memory() -> None:
     """Make this process keep the memory it frees instead of returning it to the system.
 
     Each training step frees the tensors of the step before and allocates the same sizes again. By
-    default, the C library returns large blocks to the system, which must then clear and map every
-    page again. For a small network on a CPU, this takes a large part of each step. The price is
-    that the process never shrinks. If the C library is not glibc, nothing changes.
+    default, the C library returns large blocks to the system, and the system must then clear and
+    map every page again. For a small network on a CPU, this work takes a large part of each step.
+    The drawback is that the process never shrinks. Without glibc, this function has no effect.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers from malloc.h
-    with suppress(AttributeError, TypeError):  # macOS has no mallopt, Windows no C library by name
+    with suppress(AttributeError, TypeError):  # no mallopt on macOS, no CDLL(None) on Windows
         mallopt = ctypes.CDLL(None).mallopt
-        # A glibc before 2.35 refuses more than 2**25.
+        # Versions of glibc before 2.35 reject values above 2**25.
         if mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25):
             mallopt(m_trim_threshold, 2**30)
 
@@ -44,9 +44,9 @@ def keep_freed_memory() -> None:
 def skip_the_search_for_lomo() -> None:
     """Stop Accelerate from searching the disk for an optimizer package in each training step.
 
-    Accelerate's `optimizer.step` asks twice whether the package `lomo_optim` is installed, and
-    Python searches every folder of `sys.path` each time. With an entry of None in `sys.modules`,
-    the search ends at once. We use no optimizer from that package.
+    Accelerate's `optimizer.step` checks twice whether the package `lomo_optim` is installed, and
+    each check searches every folder in `sys.path`. An entry of None in `sys.modules` skips the
+    search. We use no optimizer from that package.
     Source: `is_lomo_available` in accelerate/utils/imports.py
     """
     sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
@@ -54,10 +54,10 @@ def skip_the_search_for_lomo() -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Turn the garbage collector off during a large import, which makes it a quarter faster.
+    """Disable the garbage collector during a large import, which makes the import a quarter faster.
 
-    The collector would find nothing to free. Creating the first optimizer of a process is such an
-    import: it imports torch._dynamo, which takes about as long as importing torch.
+    The collector would find nothing to free. Creating the first optimizer in a process triggers
+    such an import: torch._dynamo, which takes about as long to import as torch itself.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -69,22 +69,22 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
-    """Return the options with which a DataLoader starts its workers so that none of them hangs.
+    """Return DataLoader options that prevent workers from hanging at their start.
 
-    Normally, workers are forked from this process. Before Python 3.11.10, this can fail if a thread
-    enters Python at the same moment, as a thread of gloo does shortly after a collective to release
-    its tensors. The worker then inherits a lock that is never released, and waits for it. So if the
-    processes are connected, the workers are forked from a server that has no such threads, which is
-    what Python 3.14 always does. The server imports the modules `preloaded` once. Like the workers,
-    it ignores `stop_signals`.
+    By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if a
+    different thread enters Python during the fork: the worker inherits a lock that is never
+    released. A gloo thread enters Python shortly after a collective, to release its tensors. So if
+    a process group exists, we fork the workers from a server without such threads, which is the
+    default in Python 3.14. The server imports the modules `preloaded` once, and blocks
+    `stop_signals`.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
         return {}
     multiprocessing.set_forkserver_preload(preloaded)
-    multiprocessing.resource_tracker.ensure_running()  # or else the next call unblocks SIGINT
-    # The server inherits the blocked signals. Otherwise SIGTERM would end it and its workers, which
-    # the training process still needs until the end of its step.
+    multiprocessing.resource_tracker.ensure_running()  # starting it later would unblock SIGINT
+    # The server inherits the blocked signals. Otherwise SIGTERM would kill the server and its
+    # workers, which the training process needs to finish its step.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     multiprocessing.forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -92,18 +92,18 @@ def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -
 
 
 def fresh_rendezvous(timeout: float) -> dict:
-    """Return the arguments of `init_process_group` for the processes of a launch.
+    """Return keyword arguments for `init_process_group` that still work after a restart.
 
-    They are the `store` (a key-value store that the launcher keeps), the `rank` of this process,
-    the `world_size`, and the `timeout` of every collective. The parameter `timeout` is in seconds.
+    They are the key-value `store` of the launch, the `rank` of this process, the `world_size`, and
+    the `timeout` of every collective. The parameter `timeout` is in seconds.
 
-    torchrun can restart all workers if one fails. Its store then still holds the addresses of the
-    dead processes, and a new process that reads one of them fails with "connectFullMesh …
-    Connection refused". So each time the workers start, their keys get a new prefix.
+    If one worker fails, torchrun can restart all workers. The store then still contains the
+    addresses of the dead processes, and a new process that reads such an address fails with
+    "connectFullMesh … Connection refused". So the keys get a new prefix at each start.
 
-    The garbage collector will run when Python exits: see `_end_group_threads_at_exit`.
+    This function also makes Python collect garbage at exit: see `_end_group_threads_at_exit`.
 
-    Raises `UserError` if not all processes arrive within `timeout` seconds.
+    Raises `UserError` if some processes are still missing after `timeout` seconds.
     """
     patience = timedelta(seconds=timeout)
     try:
@@ -111,7 +111,7 @@ def fresh_rendezvous(timeout: float) -> dict:
         prefix = _prefix_of_this_start(store, rank, world_size, time.monotonic() + timeout)
     except dist.DistError as error:
         raise UserError(
-            f"the {os.environ['WORLD_SIZE']} processes of this launch have not all met within "
+            f"the {os.environ['WORLD_SIZE']} processes of this launch did not all connect within "
             f"{timeout:g} s ({str(error).splitlines()[0]})"
         ) from None
     store = dist.PrefixStore(prefix, store)
@@ -120,30 +120,32 @@ def fresh_rendezvous(timeout: float) -> dict:
 
 
 def _end_group_threads_at_exit() -> None:
-    """End the threads of a destroyed process group before Python ends.
+    """End the threads of a destroyed process group before Python exits.
 
-    A thread of gloo releases the tensors of a collective shortly after the collective has returned,
-    and needs Python's lock (the GIL) to do so. If Python is already shutting down, the process
-    aborts with "terminate called without an active exception", once in hundreds of launches under
-    load. The threads end with the last reference to the group, and DDP has one. If its model is
-    part of a reference cycle, only the garbage collector drops it.
+    A gloo thread releases the tensors of a collective shortly after the collective has returned,
+    and needs Python's global lock (the GIL) to do so. If Python is already shutting down, the
+    process aborts with "terminate called without an active exception". This happens once in
+    hundreds of launches under load. The threads end when the last reference to the group is
+    dropped. DDP holds a reference, and if the DDP model is part of a reference cycle, only the
+    garbage collector drops it.
     Source: https://github.com/pytorch/pytorch/pull/179291
     """
     atexit.register(gc.collect)
 
 
 def _prefix_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
-    """Agree on a prefix that no earlier start of the workers has used.
+    """Agree with the other ranks on a key prefix that no earlier start has used.
 
-    Rank 0 draws the prefix. Every other rank writes a question with a random number, and waits for
-    the answer with this number. Rank 0 cannot distinguish questions of this start from questions of
-    an earlier one, so it answers all of them until every rank has confirmed that it received the
-    prefix. (On one machine a count of restarts would do, but each launcher has its own count.)
+    Rank 0 draws the prefix. Every other rank writes a question with a random ID, and waits for the
+    answer with the same ID. Rank 0 cannot distinguish current questions from questions of an
+    earlier start. So it answers every question until all ranks have confirmed the prefix. (On one
+    machine, the number of restarts would be enough. With several machines, each launcher counts
+    separately.)
     """
     if rank > 0:
         question = uuid.uuid4().hex
         store.set(f"question/{rank}", question)
-        prefix = store.get(f"answer/{question}").decode()  # waits until it is there
+        prefix = store.get(f"answer/{question}").decode()  # blocks until rank 0 has answered
         store.set(f"received/{prefix}/{rank}", "")
         return prefix
     prefix = uuid.uuid4().hex
@@ -156,6 +158,6 @@ def _prefix_of_this_start(store: dist.Store, rank: int, world_size: int, deadlin
                 question = store.get(f"question/{other}").decode()
                 store.set(f"answer/{question}", prefix)
         if waiting and time.monotonic() > deadline:
-            raise dist.DistStoreError(f"rank {', '.join(map(str, sorted(waiting)))} is missing")
+            raise dist.DistStoreError(f"missing ranks: {', '.join(map(str, sorted(waiting)))}")
         time.sleep(0.01)
     return prefix

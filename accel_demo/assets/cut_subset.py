@@ -1,10 +1,10 @@
-"""Cut the packaged subset out of the full Fashion-MNIST: the same number of images per class.
+"""Create the packaged subset of Fashion-MNIST, with equally many images in each class.
 
 python accel_demo/assets/cut_subset.py FOLDER_WITH_THE_FOUR_IDX_FILES
 
-Writes the four gzipped idx files beside this script, and prints their SHA-256 digests for
-PACKAGED_SUMS in accel_demo/data.py. The same seed gives the same
-images. (`pytest -m system` cuts it again from the full set and compares.)
+Writes the four gzipped idx files beside this script, and prints the SHA-256 digests of their
+decompressed contents for PACKAGED_SUMS in accel_demo/data.py. The same seed always selects the same
+images. (`pytest -m system` creates the subset again and compares it.)
 """
 
 import gzip
@@ -21,13 +21,13 @@ PER_CLASS = {"train": 1200, "t10k": 200}
 
 
 def idx_bytes(tensor: torch.Tensor) -> bytes:
-    """The idx format of MNIST: two zeros, 8 for uint8, the rank, each size as 4 bytes, the data."""
+    """Encode a uint8 tensor as idx: two zeros, 8 for uint8, the rank, 4-byte sizes, the data."""
     sizes = b"".join(size.to_bytes(4, "big") for size in tensor.shape)
     return bytes([0, 0, 8, tensor.dim()]) + sizes + tensor.numpy().tobytes()
 
 
 def cut(source: Path, target: Path) -> None:
-    """Write the subset of the idx files in `source` into `target`."""
+    """Write the subset of the idx files in `source` to the folder `target`."""
     generator = torch.Generator().manual_seed(SEED)
     for split, per_class in PER_CLASS.items():
         images = read_idx(source, f"{split}-images-idx3-ubyte")
