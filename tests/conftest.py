@@ -1,4 +1,4 @@
-"""Functions and fixtures that start processes for tests and reset the state before each test."""
+"""Fixtures and helpers that start processes, and that reset the state before each test."""
 
 import json
 import multiprocessing
@@ -23,31 +23,31 @@ from accel_demo.processes.environment import LOOPBACK, rank_environment
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.fork_server_main import adopt_orphans
 
-# One thread in this process and in each process that a test starts: they share two cores, and sums
-# are computed in the same order everywhere. This must be set before torch is imported.
+# Use one thread in every process. The processes share two cores, and with one thread, sums are
+# computed in the same order everywhere. This must be set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-# Hide the GPUs, so that tests do the same on every machine. GPU tests pass VISIBLE_GPUS.
+# Hide the GPUs so that tests behave the same on every machine. GPU tests pass VISIBLE_GPUS.
 GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
 os.environ["HF_HOME"] = os.devnull  # hides the user's default config from `accelerate launch`
 
-# If a shell starts the tests in the background, they ignore Ctrl-C, and so does every process that
-# they start. Restore the handler that they have in the foreground.
+# A shell that starts pytest in the background makes pytest and its child processes ignore Ctrl-C.
+# Restore the handler that Python installs in the foreground.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 8  # seconds; a process that has imported torch takes up to two to end, more under load
+GRACE = 8  # seconds; with torch imported, a process takes up to 2 s to exit, more under load
 REPOSITORY = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent  # has accelerate, torchrun and accel-demo
+BIN = Path(sys.executable).parent  # contains accelerate, torchrun and accel-demo
 
-adopt_orphans()  # so that orphans stay below this process and can be found (Linux only)
+adopt_orphans()  # orphans become children of this process, so the tests find them (Linux only)
 
 
 def pytest_addoption(parser):
@@ -62,14 +62,14 @@ def pytest_configure(config):
     always_real = config.getoption("--real")
 
 
-# The files that take longest. They start first, so that no worker runs one alone at the end.
+# The slowest files. They start first, so that pytest does not wait for one of them at the end.
 LONGEST = ("test_stop_and_kill.py", "test_resume.py", "test_tutorials.py", "test_fork_server.py")
 LONGEST += ("test_doctor.py",)
 
 
 def pytest_collection_modifyitems(config, items):
     """Put the longest files first. With `--shuffle`, put files and tests in a random order."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # the rest keeps its order
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # a stable sort
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
@@ -81,16 +81,17 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def reset_state():
-    """Start each test with the same random states, threads, environment and working directory.
+    """Set the random seeds and the number of threads before each test.
 
-    A test fails if it changes one of `settings_of_torch` and does not restore it.
+    After the test, restore the environment and the working directory. The test fails if it has
+    changed a setting in `settings_of_torch` without restoring it.
     """
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if can_fork():
-        os.environ["PYTHON_EXEC"] = fork_server().python  # workers are forked, too
+        os.environ["PYTHON_EXEC"] = fork_server().python  # launchers fork workers, too
         multiprocessing.set_executable(fork_server().python)
     environment, folder, settings = dict(os.environ), os.getcwd(), settings_of_torch()
     yield
@@ -111,10 +112,10 @@ def settings_of_torch() -> dict:
 
 @pytest.fixture
 def start():
-    """`start(command, timeout=…, **environment)` runs a command until it ends, with a time limit.
+    """`start(command, timeout=…, **environment)` runs a command with a time limit.
 
-    It returns the returncode, stdout and stderr. The test fails if the time runs out, or if a
-    process that the command started is still running after the command has ended.
+    It returns the command's `returncode`, `stdout` and `stderr`. The test fails on a timeout, or if
+    a process that the command started is still running after the command has exited.
     """
     return run_to_end
 
@@ -126,10 +127,10 @@ def run_to_end(command, timeout=120, cwd=REPOSITORY, real=False, **environment):
 def run_all(
     commands, timeout=120, cwd=REPOSITORY, real=False, environments=None
 ) -> list[SimpleNamespace]:
-    """Run commands at the same time until they end. If a command fails, kill the remaining ones.
+    """Run commands at the same time. If a command fails, kill the remaining commands.
 
-    Return the returncode, stdout and stderr of each command. The test fails in the same cases as
-    with `start`.
+    Return the returncode, stdout and stderr of each command. The test fails for the same reasons
+    as with `start`.
     """
     before = processes_below_this_one()
     with ExitStack() as stack:
@@ -157,9 +158,9 @@ def run_all(
 
 
 def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
-    """Run Python in connected processes until they end, as `torchrun --nproc-per-node N` would.
+    """Run a Python program in connected processes, as `torchrun --nproc-per-node N` does.
 
-    Return the returncode (of the first rank that failed), and stdout and stderr of all ranks.
+    Return the stdout and stderr of all ranks, and the returncode of the first rank that failed.
     """
     with rank_environments(processes) as environments:
         commands = [["python", *arguments]] * processes
@@ -176,7 +177,10 @@ def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
 
 @contextmanager
 def rank_environments(processes: int, rank_0_keeps_the_store: bool = False):
-    """Yield the variables of each rank. The store is in this process, as with torchrun."""
+    """Yield the environment variables of each rank.
+
+    This process hosts the store, as torchrun does, unless `rank_0_keeps_the_store` is set.
+    """
     if rank_0_keeps_the_store:  # as with srun and mpirun
         port = launch.free_port()
         yield [rank_environment(rank, processes, port) for rank in range(processes)]
@@ -190,7 +194,7 @@ def rank_environments(processes: int, rank_0_keeps_the_store: bool = False):
 
 
 def run_training(program, arguments, processes: int, timeout=120):
-    """Run a train file, or a program like it, in `processes` processes without a launcher."""
+    """Run a train file, or a similar program, in `processes` processes without a launcher."""
     if processes == 1 and "ddp" not in str(program):
         return run_to_end(["python", program, *arguments], timeout)
     return run_ranks([program, *arguments], processes, timeout)
@@ -199,9 +203,9 @@ def run_training(program, arguments, processes: int, timeout=120):
 def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environment):
     """Start a command. Return a `subprocess.Popen`, or a `ForkedProcess` with the same methods.
 
-    A Python program is forked from the server, which takes milliseconds instead of seconds. With
-    `real`, neither the command nor the processes that it starts are forked from the server: this is
-    for tests of the start itself.
+    A Python program is forked from the fork server, which takes milliseconds instead of seconds.
+    With `real`, the command and its child processes start without the fork server. Tests of the
+    start-up itself need this.
     """
     options = {name: environment.pop(name) for name in OPTIONS if name in environment}
     command = [sys.executable if word == "python" else str(word) for word in command[:1]] + [
@@ -238,9 +242,9 @@ def pytest_sessionfinish():
 
 
 def wait_for_all(processes: list, timeout: float) -> bool:
-    """Wait until all processes have ended, or one has failed. Return False if the time runs out.
+    """Wait until all processes have exited or one has failed. Return False on a timeout.
 
-    Then kill the processes that are still running, and the processes below them.
+    Then kill the processes that are still running, and their descendants.
     """
     deadline = time.monotonic() + timeout
     running = list(processes)
@@ -266,11 +270,11 @@ def processes_below_this_one() -> set[psutil.Process]:
 
 
 def left_behind(before: set[psutil.Process]) -> list[str]:
-    """Kill the processes below this one that did not exist `before`, and return what each was.
+    """Kill the descendants of this process that are not in `before`, and describe each of them.
 
-    They first get `GRACE` seconds to end by themselves. Every process that a test has started is
-    found, forked or not, because an orphan becomes a child of this process. Children of a process
-    that existed before do not count: a browser starts helpers at any time.
+    They first get `GRACE` seconds to exit. The search also finds processes whose parent has exited,
+    because orphans become children of this process. Descendants of a process in `before`, other
+    than the fork server, are ignored: an open browser starts helper processes at any time.
     """
     server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
     started = processes_below_this_one() - before
@@ -312,10 +316,10 @@ def kill(processes: list[psutil.Process]) -> None:
 
 @pytest.fixture
 def train(tmp_path):
-    """`train(file, *flags, processes=N)` trains in a new folder, and returns the folder.
+    """`train(file, *flags, processes=N)` trains in a new folder and returns the folder.
 
-    It asserts that N connected processes trained. They are forked, with the environment variables
-    that torchrun sets. With `--real`, a launcher starts them, as for a user.
+    It asserts that N connected processes trained. The processes are forked with the environment
+    variables that torchrun sets. With `--real`, a launcher starts them, as it does for a user.
     """
 
     def train(file: str, *flags, processes: int = 1, name: str | None = None):
@@ -340,8 +344,9 @@ def train(tmp_path):
 def together(tmp_path_factory):
     """`together(function, N, **arguments)` calls a function of a test module in N processes.
 
-    It returns the results by rank, and asserts that N processes were connected. `torch.save` must
-    be able to write the arguments and the results. If a process raises an error, the test fails.
+    It returns a list with the result of each rank, and asserts that N processes were connected.
+    `torch.save` must be able to write the arguments and the results. The test fails if a process
+    raises an error.
     """
 
     def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
@@ -360,7 +365,7 @@ def together(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
-    """Start the Chromium of the system with a new, empty profile."""
+    """Start the system's Chromium with a new, empty profile."""
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -377,10 +382,10 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture
 def open_page(chromium):
-    """`open_page(file, width=1280)` opens an HTML file, and returns Playwright's page.
+    """`open_page(file, width=1280)` opens an HTML file and returns the Playwright page.
 
-    At its end, the test fails if the page has requested anything besides the file, written to the
-    browser's console, or raised an error.
+    The test fails at its end if the page has requested any other file, written to the browser's
+    console, or raised an error.
     """
     pages, problems = [], []
 
@@ -409,7 +414,7 @@ def open_page(chromium):
 
 
 def launcher(file: str, processes: int) -> list[str]:
-    """Return the launcher with which a user starts a train file in this many processes."""
+    """Return the launcher command with which a user starts a train file on N processes."""
     if file == "train.py":
         config = {1: "cpu.yaml", 2: "cpu_two_processes.yaml"}[processes]
         return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]

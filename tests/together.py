@@ -1,4 +1,4 @@
-"""Call a function of a test module in connected processes. `together` of conftest.py starts it."""
+"""Call a function of a test module in connected processes, for `together` in conftest.py."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ from accel_demo.processes.group import run_in_group
 
 
 def call(device: torch.device, target: str, folder: Path) -> None:
-    """One of the processes. The function gets the device first where it has such a parameter."""
+    """Call the function in this process, and pass the device if it has a `device` parameter."""
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     arguments = torch.load(folder / "arguments.pt", weights_only=False)

@@ -1,4 +1,4 @@
-"""4 × 8 equals 32 only if losses are divided, and gradients shared and used at the right time."""
+"""Compare 4 accumulated batches of 8 with one batch of 32, in correct and incorrect methods."""
 
 import random
 
@@ -14,7 +14,7 @@ from accel_demo.anatomy import accumulation
 from accel_demo.anatomy.accumulation import EQUAL, FULL, ONE, SHORT, TOKENS, AccumulationRecord
 from accel_demo.processes.connect import use_cpu
 
-RIGHT = {  # (samples, method): all-reduces, optimizer steps
+RIGHT = {  # (samples, method): (all-reduces, optimizer steps)
     (ONE, "one batch"): (1, 1),
     (FULL, "DDP, `no_sync` before the last"): (1, 1),
     (FULL, "DDP, without `no_sync`"): (4, 1),
@@ -23,7 +23,7 @@ RIGHT = {  # (samples, method): all-reduces, optimizer steps
     (SHORT, "loss × 4 / true length"): (2, 2),
     (TOKENS, "sum / tokens of all processes"): (1, 1),
 }
-WRONG = {  # (samples, method): the gradients of its steps
+WRONG = {  # (samples, method): the expected gradient of each optimizer step
     (FULL, "DDP, loss not divided by 4"): ["×4"],
     (FULL, "`accumulate`, but `loss.backward()`"): ["×4"],
     (FULL, "`accumulate`, optimizer not prepared"): ["different on each rank"] * 3 + ["off"],
@@ -40,7 +40,10 @@ def observe_all() -> tuple[list[AccumulationRecord], list]:
 
 
 def random_windows() -> list:
-    """Accumulate windows of random lengths and batches by hand; return `compare` and the steps."""
+    """Accumulate by hand over windows of random length and batch size.
+
+    Returns the verdict of `compare` and the number of optimizer steps for each window.
+    """
     draw, results = random.Random(0), []
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for _ in range(8):
@@ -66,7 +69,7 @@ def random_windows() -> list:
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_each_method_shares_steps_and_errs_as_it_should(together, processes):
+def test_each_method_has_the_expected_all_reduces_steps_and_gradients(together, processes):
     results = together(observe_all, processes)
     records = results[0][0]
     assert all(others == records for others, _ in results)
@@ -90,7 +93,7 @@ def test_each_method_shares_steps_and_errs_as_it_should(together, processes):
 
 
 def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
-    """Gradients are shared after the last forward of a window and before the step that ends it."""
+    """Check that the all-reduce follows the last forward of a window and precedes its step."""
     window = [*["forward"] * 4, "all-reduce", "step"]
     expected = {
         ONE: ["forward", "all-reduce", "step"],
@@ -106,7 +109,7 @@ def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
 
 
 @given(st.integers(-40, 40), st.integers(0, 2**31))
-def test_a_multiple_of_the_right_gradient_is_described_by_its_factor(quarters, seed):
+def test_a_multiple_of_the_correct_gradient_is_described_by_its_factor(quarters, seed):
     right = torch.randn(50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     words = accumulation.compare(torch.stack([right * quarters / 4] * 2), right)
     assert words == (EQUAL if quarters == 4 else f"×{quarters / 4:g}")
@@ -120,7 +123,7 @@ def test_a_difference_between_ranks_is_reported_first():
     assert accumulation.compare(torch.stack([wrong] * 3), right) == "off by 224%"
 
 
-def test_equal_gradients_are_summarized_together():
+def test_repeated_gradients_are_summarized_with_a_count():
     def summary(*gradients):
         return accumulation.gradient_summary(AccumulationRecord("", "", [], 0, list(gradients)))
 
@@ -129,7 +132,7 @@ def test_equal_gradients_are_summarized_together():
     assert summary("a", "a", "a", "b") == "3 × a, then b"
 
 
-def test_the_right_gradient_counts_each_token_once():
+def test_the_correct_gradient_weights_every_token_equally():
     model, lengths = torch.nn.Linear(8, 1), [3, 1]
     inputs = torch.randn(2, 3, 8)
     targets = torch.randn(2, 3, 1)

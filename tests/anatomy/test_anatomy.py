@@ -1,4 +1,4 @@
-"""Claims about every module of the anatomy, and about the page that lists them."""
+"""Tests for all programs in accel_demo/anatomy and for the page that lists them."""
 
 import ast
 import importlib
@@ -29,7 +29,7 @@ ROWS = [
 ]
 
 
-def test_every_module_that_is_a_program_is_on_the_page_and_no_other():
+def test_the_page_lists_exactly_the_programs_in_the_anatomy_folder():
     programs = {
         path.stem
         for path in ANATOMY.glob("*.py")
@@ -38,7 +38,7 @@ def test_every_module_that_is_a_program_is_on_the_page_and_no_other():
     assert set(COMMANDS) == programs
 
 
-def test_what_the_articles_describe_is_all_there():
+def test_the_page_has_a_row_for_every_item_of_the_articles():
     numbers = [row[0].split()[0] for row in ROWS]
     wanted = {"S0": range(1, 13), "S1": range(2, 7), "S2": range(1, 10), "S3": range(1, 7)}
     expected = [f"{article}.{item}" for article, items in wanted.items() for item in items]
@@ -61,7 +61,7 @@ def test_each_row_names_functions_and_tests_that_exist(row):
         assert name in names and name.startswith("test_"), f"{file}::{name}"
 
 
-def test_every_program_prints_its_options_without_starting_anything():
+def test_every_program_prints_its_help_and_exits():
     code = "import sys, runpy\n"
     code += "for name in sys.argv[1:]:\n    sys.argv = [name, '--help']\n"
     code += "    try: runpy.run_module(f'accel_demo.anatomy.{name}', run_name='__main__')\n"
@@ -77,14 +77,14 @@ import torch, torch.distributed as dist
 from accel_demo.processes.group import run_in_group
 def say(device):
     line = f"{dist.get_world_size()} x {torch.get_num_threads()} threads\\n"
-    print(line, end="", flush=True)  # one write: two processes cannot take turns
+    print(line, end="", flush=True)  # one write, so that the lines of two processes cannot mix
 if __name__ == "__main__":
     run_in_group(say, 1)
     run_in_group(say, 2)
 """
 
 
-def test_several_processes_take_a_thread_each_also_after_a_launch_of_one(start, tmp_path):
+def test_two_processes_use_one_thread_each_even_after_a_launch_of_one(start, tmp_path):
     program = tmp_path / "two_launches.py"
     program.write_text(TWO_LAUNCHES)
     result = start(["python", program], OMP_NUM_THREADS=None)
@@ -94,7 +94,7 @@ def test_several_processes_take_a_thread_each_also_after_a_launch_of_one(start, 
     assert result.stdout.count("2 x 1 threads") == 2
 
 
-def test_a_table_is_padded_markdown_with_numbers_to_the_right():
+def test_a_table_is_padded_markdown_with_right_aligned_numbers():
     text = show.table(["way", "bytes"], [["a", 1], ["longer", 1000]])
     assert text.splitlines() == [
         "| way    | bytes |",
@@ -104,7 +104,7 @@ def test_a_table_is_padded_markdown_with_numbers_to_the_right():
     ]
 
 
-def test_the_same_drawing_gives_the_same_file(tmp_path):
+def test_drawing_the_same_figure_twice_writes_identical_files(tmp_path):
     for name in ("one.svg", "two.svg"):
         figure = show.new_figure(3, 2)
         figure.subplots().plot([1, 2], label="a line")
@@ -116,13 +116,13 @@ def test_the_same_drawing_gives_the_same_file(tmp_path):
     ("typed", "launched", "said"),
     [
         ("--processes 0", False, "--processes must be at least 1, got 0"),
-        ("--processes 2", True, "--processes is for starting without a launcher: leave it out"),
+        ("--processes 2", True, "--processes cannot be used with a launcher. Leave it out."),
         ("--processes two", False, "argument --processes: invalid int value: 'two'"),
         ("--plot x.gif", False, "--plot takes a .png, .svg or .pdf file, got x.gif"),
         ("--nonsense", False, "unrecognized arguments: --nonsense"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_a_sentence(typed, launched, said, monkeypatch):
+def test_a_mistake_on_the_command_line_raises_a_user_error(typed, launched, said, monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
         if launched:
@@ -132,7 +132,7 @@ def test_a_mistake_on_the_command_line_is_a_sentence(typed, launched, said, monk
         read(command_line("", processes=3), typed.split())
 
 
-def test_the_processes_are_those_of_the_launch_or_what_was_asked_for(monkeypatch):
+def test_the_number_of_processes_is_from_the_launcher_the_flag_or_the_default(monkeypatch):
     for name in rank_environment(0, 1, 0):
         monkeypatch.delenv(name, raising=False)
     assert read(command_line("", processes=3), []).processes == 3
@@ -144,7 +144,7 @@ def test_the_processes_are_those_of_the_launch_or_what_was_asked_for(monkeypatch
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(11, 2), (60, 2), (120, 4)])
-def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, ranks, monkeypatch):
+def test_texts_in_a_picture_do_not_overlap_even_if_it_shows_many_items(count, ranks, monkeypatch):
     figures = []
     for module in (shards, tables):
         monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
@@ -158,9 +158,9 @@ def test_no_text_of_a_picture_overlaps_another_however_much_it_shows(count, rank
 
 
 def overlapping(figure) -> list[tuple[str, str]]:
-    """The pairs of texts in a figure that are drawn over each other."""
+    """Return the pairs of texts in a figure that overlap."""
     figure.draw_without_rendering()
-    places = {}  # a tick's label is at the same place in each layer of it
+    places = {}
     for text in figure.findobj(Text):
         if text.get_visible() and text.get_text():
             places[text] = text.get_window_extent()

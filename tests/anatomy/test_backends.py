@@ -1,4 +1,4 @@
-"""Two processes meet by each init method, and the program reports what the build contains."""
+"""Every init method connects two processes, and the program lists the backends of this build."""
 
 import pytest
 import torch
@@ -20,7 +20,8 @@ def test_two_processes_meet_by_each_of_the_three_init_methods(start, tmp_path):
     methods = [row for row in rows if len(row) == 4][2:]
     assert [row[0].split(":")[0] for row in methods] == ["`env", "`file", "`tcp"]
     assert [row[1].startswith("the variables RANK") for row in methods] == [True, False, False]
-    assert [row[2:] for row in methods] == [["2, 2", "3, 3"]] * 3  # alone: 1 and its rank + 1
+    # On both processes the world size is 2, and the sum of rank + 1 is 3.
+    assert [row[2:] for row in methods] == [["2, 2", "3, 3"]] * 3
     built = {row[0]: row[1] for row in rows if len(row) == 3}
     assert torch.__version__ in built["backend"]
     for name in CARRIES:
@@ -31,8 +32,8 @@ def test_two_processes_meet_by_each_of_the_three_init_methods(start, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:For MPI backend, world_size")
 @pytest.mark.parametrize("name", CARRIES)
-def test_a_backend_is_not_built_in_if_torch_refuses_to_start_it_for_that_reason(name):
-    """Without a device, torch also refuses backends that are built in. So check why it refused."""
+def test_a_backend_is_built_in_unless_torch_says_that_it_is_not(name):
+    """torch also refuses a built-in backend if its device is missing, so check the reason."""
     refused = ""
     try:
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
@@ -43,12 +44,12 @@ def test_a_backend_is_not_built_in_if_torch_refuses_to_start_it_for_that_reason(
     assert is_built_in(name) == ("have" not in refused or "built in" not in refused), refused
 
 
-def test_every_backend_that_torch_has_is_explained():
+def test_every_backend_of_torch_is_explained():
     assert set(dist.Backend.backend_list) - {"undefined", "fake"} == set(CARRIES)
 
 
 @pytest.mark.parametrize("launcher", [{"RANK": "0"}, None])
-def test_under_a_launcher_it_says_in_one_line_that_it_starts_its_own(launcher, start):
+def test_under_a_launcher_the_program_prints_one_line_and_exits(launcher, start):
     environment = launcher or {
         **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},

@@ -1,6 +1,6 @@
-"""Every collective has the result of torch.distributed's, except for the max and min of NaN.
+"""Our collectives return the same results as torch.distributed, except for the max or min of NaN.
 
-A mistake on one rank raises an error on all ranks.
+A mistake on one rank raises the same error on all ranks.
 """
 
 import functools
@@ -21,7 +21,7 @@ DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.uint8, torch.bool),
 ]
-LIBRARY = {  # what torch.distributed calls each operation
+LIBRARY = {  # the name of each operation in torch.distributed
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.AVG,
     "product": dist.ReduceOp.PRODUCT,
@@ -41,7 +41,10 @@ cases = st.fixed_dictionaries(
 
 
 def compare_with_the_library(device, examples):
-    """Draw the same cases on all ranks; count cases, reductions, and inexact results."""
+    """Compare our collectives with torch.distributed in random cases, the same on all ranks.
+
+    Returns the number of cases, of reductions, and of reductions that are not bit-equal.
+    """
     counts = {"cases": 0, "reductions": 0, "not bit-equal": 0}
 
     @settings(
@@ -57,22 +60,22 @@ def compare_with_the_library(device, examples):
         wrong = [None] * dist.get_world_size()
         try:
             mistake = compare(case, device, counts)
-        except Exception as error:  # on one rank alone it would leave the others waiting
+        except Exception as error:  # if only one rank raised it, the others would hang
             mistake = repr(error)
         dist.all_gather_object(wrong, mistake)
-        assert not any(wrong), wrong  # so that all ranks look for the smallest such case together
+        assert not any(wrong), wrong  # on all ranks, so that they shrink the case together
 
     all_agree()
     return counts
 
 
 def compare(case, device, counts) -> str:
-    """Return the collective whose result differs from the library's in this case, or nothing."""
+    """Return the name of the first collective whose result differs from the library's, or ""."""
     wire = Wire()
     ranks, root = range(wire.world_size), case["root"] % wire.world_size
     counts["cases"] += 1
 
-    def make(rank, number=0):  # the tensors of any rank
+    def make(rank, number=0):  # a tensor of any rank
         seed = (case["seed"] * 31 + rank) * 31 + number
         generator = torch.Generator().manual_seed(seed)
         values = torch.randn(case["shape"], generator=generator) * 3
@@ -132,12 +135,12 @@ def compare(case, device, counts) -> str:
 
     operation, dtype = case["operation"], case["dtype"]
     if operation == "mean" and not dtype.is_floating_point:
-        return ""  # neither has it: see `make_mistakes`
+        return ""  # undefined for integers; `make_mistakes` checks the error
     counts["reductions"] += 1
 
     def close(ours, theirs, parts):
-        # The sum of two numbers rounds once, in any order. With three or more, gloo adds in its own
-        # order, and each addition rounds differently. Maxima and integers never round.
+        # The sum of two numbers is rounded once, in either order. gloo adds three or more numbers
+        # in a different order, so the rounding differs. Maxima and integers are never rounded.
         if torch.equal(ours, theirs):
             return True
         counts["not bit-equal"] += 1
@@ -180,19 +183,19 @@ def test_every_collective_gives_what_the_library_gives(results):
 
 
 def run_all(device):
-    """Return the counts of the comparison, the errors raised, whether all worked later, and NaN."""
+    """Return the results of `compare_with_the_library`, `make_mistakes` and `with_nan`."""
     counts = compare_with_the_library(device, 20)
     return counts, *make_mistakes(device), with_nan(device)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def results(request, together):
-    """Return the results of `run_all` by rank, at each world size."""
+    """Return the results of `run_all` by rank. Each world size is launched once."""
     return together(run_all, request.param)
 
 
 def with_nan(device) -> dict[str, list[float]]:
-    """Return the max and min of rows in which rank r has NaN at place r, and 1 elsewhere."""
+    """Return the max and min over ranks of a row in which rank r has NaN at index r, else 1."""
     rows = {}
     for operation in ("max", "min"):
         row = torch.ones(dist.get_world_size() + 1, device=device)
@@ -209,7 +212,7 @@ def test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(results):
 
 
 def make_mistakes(device):
-    """Return what each mistake raises on this rank, and whether everything still works after it."""
+    """Return this rank's error for each mistake, and True if collectives still work afterwards."""
     wire, raised = Wire(), {}
     rank, world_size = wire.rank, wire.world_size
     ones, is_last = torch.ones(3, device=device), wire.rank == world_size - 1
@@ -223,28 +226,28 @@ def make_mistakes(device):
     whole = ones.long()
     mistakes = {
         "source": lambda: by_hand.broadcast(ones, world_size, wire),
-        "source of one": lambda: by_hand.scatter(ones, parts(), 0 if not is_last else -1, wire),
+        "source, one rank": lambda: by_hand.scatter(ones, parts(), 0 if not is_last else -1, wire),
         "target": lambda: by_hand.gather(ones, parts(), "0", wire),
         "target of reduce": lambda: by_hand.reduce(ones, None, wire),
         "operation": lambda: by_hand.all_reduce(ones, wire, "median"),
-        "mean of whole": lambda: by_hand.all_reduce(whole, wire, "mean"),
-        "mean of whole, reduce": lambda: by_hand.reduce(whole, 0, wire, "mean"),
+        "mean of integers": lambda: by_hand.all_reduce(whole, wire, "mean"),
+        "mean of integers, reduce": lambda: by_hand.reduce(whole, 0, wire, "mean"),
         "mean of bool": lambda: by_hand.reduce_scatter(
             whole.bool(), parts(like=whole.bool()), wire, "mean"
         ),
         "max of complex": lambda: by_hand.all_reduce(ones + 0j, wire, "max"),
         "requires grad": lambda: by_hand.all_reduce(needs_grad, wire),
-        "requires grad on one": lambda: by_hand.broadcast(needs_grad if is_last else ones, 0, wire),
-        "no tensor": lambda: by_hand.all_reduce([1.0, 2.0], wire),
-        "no tensor on one": lambda: by_hand.broadcast(None if is_last else ones, 0, wire),
+        "requires grad, one": lambda: by_hand.broadcast(needs_grad if is_last else ones, 0, wire),
+        "not a tensor": lambda: by_hand.all_reduce([1.0, 2.0], wire),
+        "not a tensor, one": lambda: by_hand.broadcast(None if is_last else ones, 0, wire),
         "list too short": lambda: by_hand.all_gather(parts(world_size - 1), ones, wire),
-        "list too long on one": lambda: by_hand.all_to_all(
+        "list too long, one": lambda: by_hand.all_to_all(
             parts(), parts(world_size + is_last), wire
         ),
         "no list": lambda: by_hand.scatter(ones, None, 0, wire),
         "list of numbers": lambda: by_hand.reduce_scatter(ones, [1.0] * world_size, wire),
-        "source that is no int": lambda: by_hand.scatter(ones, parts(), 0.0, wire),
-        "operation that is no word": lambda: by_hand.all_reduce(ones, wire, numpy.ones(3)),
+        "source is not an int": lambda: by_hand.scatter(ones, parts(), 0.0, wire),
+        "operation is not a string": lambda: by_hand.all_reduce(ones, wire, numpy.ones(3)),
         "sum of float8": lambda: by_hand.all_reduce(ones.to(torch.float8_e4m3fn), wire),
     }
     if device.type != "cpu":
@@ -271,7 +274,7 @@ def make_mistakes(device):
         with pytest.raises(ValueError) as caught:
             mistake()
         raised[name] = str(caught.value)
-    assert wire.sent == [] and torch.equal(ones, torch.ones_like(ones))  # raised before any message
+    assert wire.sent == [] and torch.equal(ones, torch.ones_like(ones))  # nothing was sent
     with torch.no_grad():
         by_hand.all_reduce(needs_grad, wire)
     uneven = torch.zeros(rank, device=device)
@@ -291,24 +294,24 @@ def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
     assert all(errors == raised and is_right for _, errors, is_right, _ in results)
     last = processes - 1
     assert raised["source"].startswith(f"source must be a rank from 0 to {last}, got {processes}")
-    assert raised["source of one"].endswith(f"got -1 (on rank {last})")
+    assert raised["source, one rank"].endswith(f"got -1 (on rank {last})")
     assert raised["target"].startswith(f"target must be a rank from 0 to {last}, got '0'")
     assert raised["target of reduce"].startswith("target must be a rank")
     assert raised["operation"].startswith("operation must be one of sum, mean, product, max, min")
-    for name in ("mean of whole", "mean of whole, reduce"):
+    for name in ("mean of integers", "mean of integers, reduce"):
         assert raised[name] == "operation mean is not defined for torch.int64 (on rank 0)"
     assert raised["mean of bool"].startswith("operation mean is not defined for torch.bool")
     assert raised["max of complex"].startswith("operation max is not defined for torch.complex64")
     assert raised["requires grad"].startswith("tensor must not require grad")
-    assert raised["requires grad on one"].endswith(f"(on rank {last})")
-    assert raised["no tensor"] == "tensor must be a torch.Tensor, got list (on rank 0)"
-    assert raised["no tensor on one"].startswith("tensor must be a torch.Tensor, got NoneType")
+    assert raised["requires grad, one"].endswith(f"(on rank {last})")
+    assert raised["not a tensor"] == "tensor must be a torch.Tensor, got list (on rank 0)"
+    assert raised["not a tensor, one"].startswith("tensor must be a torch.Tensor, got NoneType")
     assert raised["list too short"].startswith(f"parts must be a list of {processes} tensors")
-    assert raised["list too long on one"].endswith(f"got {processes + 1} (on rank {last})")
+    assert raised["list too long, one"].endswith(f"got {processes + 1} (on rank {last})")
     assert raised["no list"].endswith("tensors, got NoneType (on rank 0)")
     assert raised["list of numbers"] == "parts must be a torch.Tensor, got float (on rank 0)"
-    assert raised["source that is no int"].endswith(f"from 0 to {last}, got 0.0 (on rank 0)")
-    assert raised["operation that is no word"].startswith("operation must be one of sum, mean")
+    assert raised["source is not an int"].endswith(f"from 0 to {last}, got 0.0 (on rank 0)")
+    assert raised["operation is not a string"].startswith("operation must be one of sum, mean")
     assert raised["sum of float8"].startswith("operation sum is not defined for torch.float8")
     if processes == 1:
         return
@@ -332,7 +335,7 @@ def numbers_in(table: str) -> dict[str, list[int]]:
     return {row[0].strip(): [int(cell) for cell in row[1:]] for row in rows[2:]}
 
 
-def test_the_messages_are_those_of_the_algorithms(start, tmp_path):
+def test_each_collective_sends_the_messages_and_bytes_of_its_algorithm(start, tmp_path):
     for n in (1, 4):
         picture = tmp_path / f"{n}.svg"
         command = ["python", "-m", "accel_demo.anatomy.collectives", "--processes", n]
@@ -340,7 +343,7 @@ def test_the_messages_are_those_of_the_algorithms(start, tmp_path):
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout.startswith(f"{n} connected process{'es' if n > 1 else ''} on cpu")
         _, counts = result.stdout.split("| collective     | messages", 1)
-        row = 8 * n  # bytes: n numbers of 8
+        row = 8 * n  # bytes in a row of n numbers, 8 bytes each
         others, rounds_of_the_tree = n - 1, (n - 1).bit_length()
         pairs = [n * others, others, n * others * 8, 2 * others * 8]
         assert numbers_in("| collective | messages" + counts) == {
@@ -363,16 +366,16 @@ def test_the_messages_are_those_of_the_algorithms(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_more_processes_than_fit_into_the_picture_are_one_line(start):
+def test_too_many_processes_for_the_picture_are_an_error_of_one_line(start):
     result = start(["python", "-m", "accel_demo.anatomy.collectives", "--processes", 7])
     assert result.returncode == 2
-    assert result.stderr == "error: the picture has room for 6 processes: ask for fewer\n"
+    assert result.stderr == "error: the picture has room for only 6 processes. Start fewer.\n"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_the_collectives_are_right_on_gpus(together):
-    """NCCL supports all the dtypes above, but not int16."""
+def test_the_collectives_are_correct_on_gpus(together):
+    """`DTYPES` contains only dtypes that NCCL supports (not int16, for example)."""
     ran = together(run_all, 2, environment=VISIBLE_GPUS)
     test_every_collective_gives_what_the_library_gives(ran)
     test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(ran)

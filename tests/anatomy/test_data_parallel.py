@@ -1,4 +1,4 @@
-"""DataParallel's phases return the whole batch's gradient, and do what torch's phases do."""
+"""Our DataParallel computes the gradient of the whole batch, with the same phases as torch's."""
 
 import os
 import re
@@ -30,7 +30,7 @@ PROGRAM = ["python", "-m", "accel_demo.anatomy.data_parallel"]
 
 
 class Structured(nn.Module):
-    """A module with nested inputs and outputs of all kinds, and a table of weights used twice."""
+    """A module with nested inputs and outputs, and an embedding table that two layers share."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_the_whole_batch_for_any_replicas_and_batch_size
     ("net", "shape"),
     [
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()), (7, 1, 5, 5)),
-        (nn.LSTM(5, 4, num_layers=2), (7, 3, 5)),  # keeps a list of its weights; batch second
+        (nn.LSTM(5, 4, num_layers=2), (7, 3, 5)),  # weights in a list; batch in dimension 1
         (nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), (7, 5)),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)).eval(), (7, 5)),
         (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (7, 3, 8)),
@@ -120,9 +120,9 @@ def test_gradients_are_summed_into_the_original_and_backward_goes_through_every_
     parts = scatter((inputs,), [CPU] * 4, record)
     outputs = parallel_apply(replicas, parts, [{}] * 4, [CPU] * 4, record)
     loss = gather(outputs, CPU, record).square().sum()
-    weights = [replica.weight for replica in replicas]  # not leaves: autograd knows the original
+    weights = [replica.weight for replica in replicas]  # not leaves of the graph
     shares = torch.autograd.grad(loss, weights, retain_graph=True)
-    net.weight.grad = torch.full_like(net.weight, 5.0)  # added to, as by any backward
+    net.weight.grad = torch.full_like(net.weight, 5.0)  # backward adds to it
     record.clear()
     loss.backward()
     torch.testing.assert_close(net.weight.grad, 5 + torch.stack(shares).sum(dim=0))
@@ -142,7 +142,7 @@ def test_every_phase_notes_its_shapes_threads_devices_and_bytes():
     assert rows == {
         "scatter": [("main", ((3, 4),), size) for size in (0, 48, 48)] + [("main", ((1, 4),), 16)],
         "replicate": [("main", parameters, size) for size in (0, 60, 60, 60)],
-        "parallel_apply": rows["parallel_apply"],  # in the order in which the threads end
+        "parallel_apply": rows["parallel_apply"],  # in any order, so compared below
         "gather": [("main", ((3, 3),), size) for size in (0, 36, 36)] + [("main", ((1, 3),), 12)],
     }
     shapes = [((3, 3),), ((3, 3),), ((3, 3),), ((1, 3),)]
@@ -151,7 +151,7 @@ def test_every_phase_notes_its_shapes_threads_devices_and_bytes():
 
 
 class Meeting(nn.Module):
-    """A module whose forward ends only if all replicas are in it at the same time."""
+    """A module whose forward returns only if all replicas run it at the same time."""
 
     def __init__(self, replicas):
         super().__init__()
@@ -179,13 +179,13 @@ class Scale(nn.Module):
         self.scale, self.barrier = nn.Parameter(torch.tensor(scale)), threading.Barrier(2, None, 30)
 
     def forward(self, inputs):
-        self.barrier.wait()  # both threads have put their weights in place
+        self.barrier.wait()  # wait until both threads have swapped in their weights
         outputs = inputs * self.scale
         self.barrier.wait()
         return outputs
 
 
-def test_threads_that_call_one_module_functionally_would_compute_with_each_others_weights():
+def test_threads_that_share_a_module_mix_up_weights_and_replicas_do_not():
     module, outputs_by_scale = Scale(), {}
 
     def call(scale):
@@ -217,23 +217,23 @@ class Counting(nn.Module):
     def forward(self, inputs):
         self.calls += 1
         self.rebound = self.rebound + 1
-        assert not list(self.parameters())  # a replica has tensors, and no parameters
+        assert not list(self.parameters())  # a replica has plain tensors instead of parameters
         return inputs * self.weight
 
 
-def test_the_module_is_copied_in_every_forward_and_what_forward_writes_on_itself_is_lost():
+def test_every_forward_copies_the_module_and_loses_the_attributes_that_forward_sets():
     module, record = Counting(), []
     wrapped = DataParallel(module, 2, record)
     for step in range(1, 4):
         outputs = wrapped(torch.ones(4, 2))
         assert torch.equal(outputs, torch.full((4, 2), float(step)))
         with torch.no_grad():
-            module.weight += 1  # what an optimizer does: only the original
+            module.weight += 1  # an optimizer also updates only the original
         assert sum(event.phase == "replicate" for event in record) == 2 * step
     assert module.calls == 0 and module.rebound == 0
 
 
-def test_replica_0_shares_its_memory_with_the_module_and_the_others_do_not():
+def test_only_replica_0_shares_memory_with_the_module():
     net = nn.BatchNorm1d(3)
     first, second = replicate(net, [CPU] * 2)
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
@@ -242,7 +242,7 @@ def test_replica_0_shares_its_memory_with_the_module_and_the_others_do_not():
         assert torch.equal(getattr(second, name), tensor)
 
 
-def test_only_what_replica_0_sees_changes_the_statistics_of_a_batch_norm():
+def test_only_the_samples_of_replica_0_update_batch_norm_statistics():
     torch.manual_seed(0)
     inputs = torch.randn(9, 3) + torch.arange(9).unsqueeze(1)
     net, alone, whole = nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)
@@ -257,7 +257,7 @@ def test_only_what_replica_0_sees_changes_the_statistics_of_a_batch_norm():
     assert not torch.allclose(net.running_mean, whole.running_mean, atol=0.1)
 
 
-def test_every_replica_draws_its_own_dropout():
+def test_every_replica_draws_a_different_dropout_mask():
     torch.manual_seed(0)
     outputs = data_parallel(nn.Dropout(0.5), torch.ones(4, 1000), 4)
     assert set(outputs.unique().tolist()) == {0.0, 2.0}
@@ -266,7 +266,7 @@ def test_every_replica_draws_its_own_dropout():
 
 
 class Modes(nn.Linear):
-    """A linear layer that records the modes in which it computes."""
+    """A linear layer that records the grad, inference and autocast modes of each forward."""
 
     def forward(self, inputs):
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
@@ -274,7 +274,7 @@ class Modes(nn.Linear):
         return super().forward(inputs)
 
 
-def test_threads_compute_in_the_mode_of_the_caller():
+def test_threads_use_the_grad_inference_and_autocast_mode_of_the_caller():
     net = Modes(3, 2)
     for enter, expected, dtype in (
         (torch.enable_grad(), (True, False, None), torch.float32),
@@ -290,7 +290,7 @@ def test_threads_compute_in_the_mode_of_the_caller():
         assert (outputs.dtype, outputs.requires_grad) == (dtype, expected[0])
 
 
-def test_a_device_without_autocast_is_a_device_too():
+def test_a_device_without_autocast_is_supported():
     outputs = data_parallel(nn.Linear(3, 2, device="meta"), torch.ones(5, 3, device="meta"), 2)
     assert (outputs.device.type, outputs.shape) == ("meta", (5, 2))
 
@@ -307,7 +307,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize("error", [KeyError("no five"), SystemExit(3), KeyboardInterrupt("stop")])
-def test_an_exception_of_a_thread_comes_back_with_the_number_of_its_replica(error):
+def test_an_exception_in_a_thread_is_raised_with_the_number_of_its_replica(error):
     message = re.escape(f"{type(error).__name__}: {error}")
     with pytest.raises(RuntimeError, match=f"^replica 2 on cpu: {message}$") as raised:
         data_parallel(Fails(error), torch.arange(8), 4)
@@ -334,7 +334,7 @@ LINEAR = nn.Linear(3, 2)
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
-def test_what_cannot_be_done_is_one_valueerror_that_names_the_argument(
+def test_invalid_input_raises_a_value_error_that_names_the_argument(
     module, inputs, replicas, message
 ):
     with pytest.raises(ValueError, match=message) as raised:
@@ -345,7 +345,7 @@ def test_what_cannot_be_done_is_one_valueerror_that_names_the_argument(
             DataParallel(module, replicas)
 
 
-def test_an_empty_batch_few_samples_and_a_module_without_parameters_are_right():
+def test_empty_batches_few_samples_and_modules_without_parameters_are_supported():
     for batch_size in (0, 1, 3):
         inputs, record = torch.randn(batch_size, 3), []
         outputs = data_parallel(LINEAR, inputs, 8, record=record)
@@ -363,7 +363,7 @@ def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
         losses = tables.LOSSES.items()
         errors = {name: tables.gradient_error(loss, replicas) for name, loss in losses}
         assert errors["after the gather"] < 1e-6 and errors[weighted] < 1e-6
-        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # 8, 8, 8, 6 and seven 4 and a 2
+        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # the last chunk is smaller
         assert errors[plain] > 1e-2 or errors[plain] < 1e-6
     weights = tables.sample_weights(8)
     assert weights == pytest.approx([1 / 32] * 28 + [1 / 16] * 2)
@@ -377,11 +377,11 @@ def test_every_replica_computes_a_loss_only_if_the_loss_is_in_forward():
     for loss, part in zip(losses, scatter(batch, [CPU] * 4), strict=True):
         assert loss.item() == pytest.approx(tables.LossInside(net)(part).item())
     gathered = [event.shapes for event in record if event.phase == "gather"]
-    assert gathered == [((),)] * 4  # a number from each, instead of all outputs
+    assert gathered == [((),)] * 4  # one number from each replica, instead of its outputs
 
 
 class Traced(nn.Module):
-    """A network with a computation on its weights, inside forward or outside."""
+    """A network with a computation on its weights, inside or outside of forward."""
 
     def __init__(self, inside):
         super().__init__()
@@ -401,7 +401,7 @@ def test_code_on_weights_is_never_split_and_inside_forward_every_replica_runs_it
     inputs, main = torch.randn(8, 4), threading.current_thread().name
     outside = DataParallel(Traced(inside=False), 4)
     (outside(inputs).sum() + outside.module.kernel_distance()).backward()
-    assert outside.module.threads == [main]  # once, where the step was called
+    assert outside.module.threads == [main]  # once, in the main thread
     with pytest.raises(AttributeError):
         outside.kernel_distance()
 
@@ -409,12 +409,12 @@ def test_code_on_weights_is_never_split_and_inside_forward_every_replica_runs_it
     inside.load_state_dict(outside.state_dict())
     outputs, distances = inside(inputs)
     assert sorted(inside.module.threads) == [f"replica {replica}" for replica in range(4)]
-    (outputs.sum() + distances.mean()).backward()  # four times the same work, not a fourth each
+    (outputs.sum() + distances.mean()).backward()  # each replica did all of the work, not a fourth
     assert len(set(distances.tolist())) == 1
     torch.testing.assert_close(inside.module.layer.weight.grad, outside.module.layer.weight.grad)
 
 
-def test_a_gradient_that_is_nan_is_not_passed_over():
+def test_a_nan_in_the_gradient_is_reported():
     def nan_in_the_last_bias(net, batch, replicas):
         loss = tables.loss_after_gather(net, batch, replicas)
         return loss + net[2].bias.sum() * float("nan")
@@ -436,9 +436,9 @@ def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradient
     assert [parts[name] for name in counts] == ["2", "2", str(2 * replicas), "below 1e-6"]
     assert parts["bytes replicated"] == whole["bytes replicated"]
     weights = sum(tensor.numel() for tensor in VGG11(channels=3, dropout=0.0).parameters())
-    assert int(whole["bytes replicated"]) == (replicas - 1) * weights * 4  # a float32 has 4
-    moved = 8 - 8 // replicas  # images that are not of replica 0
-    between = moved * 512 * 4  # their features, gathered and scattered again
+    assert int(whole["bytes replicated"]) == (replicas - 1) * weights * 4  # a float32 has 4 bytes
+    moved = 8 - 8 // replicas  # images of the other replicas
+    between = moved * 512 * 4  # bytes of their features, which are gathered and scattered again
     assert int(parts["scattered"]) - int(whole["scattered"]) == between
     assert int(parts["gathered"]) - int(whole["gathered"]) == between
 
@@ -461,23 +461,23 @@ def test_on_a_cpu_torchs_own_wrapper_only_calls_the_module_and_its_functions_rai
             function(*arguments)
 
 
-def test_torch_takes_a_list_as_output_device_for_the_current_device(monkeypatch):
+def test_torch_ignores_a_list_as_output_device_and_uses_the_current_device(monkeypatch):
     monkeypatch.setattr(torch._utils, "_get_current_device_index", lambda: 5)
-    asked = torch._utils._get_device_index  # by nn.DataParallel, and only with a device by default
+    asked = torch._utils._get_device_index  # nn.DataParallel calls this function
     assert asked([torch.device("cuda:1")], True) == asked(["anything"], True) == 5
     assert asked(torch.device("cuda:1"), True) == 1
 
 
 def test_a_variable_is_a_tensor_and_resize_fails_on_a_short_last_batch():
     assert type(torch.autograd.Variable(torch.ones(2))) is torch.Tensor
-    labels = torch.zeros(6, 1)  # of a last batch that should have had 8
+    labels = torch.zeros(6, 1)  # from a last batch that has 6 samples instead of 8
     with pytest.warns(UserWarning, match="resize is deprecated"), pytest.raises(RuntimeError):
         labels.resize(8)
     assert labels.reshape(-1).shape == (6,)
 
 
 def ddp_gradient(device):
-    """Return DDP's gradient of the weight for both reductions, from half of the batch."""
+    """Return DDP's weight gradient for each reduction. Each rank uses half of the batch."""
     gradients = {}
     rank = torch.distributed.get_rank()
     for reduction in ("mean", "sum"):
@@ -495,7 +495,7 @@ def small_problem(device=CPU):
     return net.to(device), inputs.to(device), labels.to(device)
 
 
-def test_data_parallel_sums_and_ddp_averages_so_they_differ_if_the_loss_is_a_sum(together):
+def test_data_parallel_and_ddp_have_equal_gradients_for_a_mean_loss_but_not_for_a_sum(together):
     for averaged in together(ddp_gradient, 2):
         for reduction, times in (("mean", 1), ("sum", 2)):
             net, inputs, labels = small_problem()
@@ -503,7 +503,7 @@ def test_data_parallel_sums_and_ddp_averages_so_they_differ_if_the_loss_is_a_sum
             torch.testing.assert_close(net.weight.grad, times * averaged[reduction])
 
 
-def test_the_program_prints_its_table_and_draws_it(start, tmp_path):
+def test_the_program_prints_and_draws_its_table(start, tmp_path):
     result = start([*PROGRAM, "--replicas", 3, "--plot", tmp_path / "step.svg"])
     assert (result.returncode, result.stderr) == (0, "")
     assert "| `parallel_apply` | 3 threads | 4×3 " in result.stdout
@@ -537,7 +537,7 @@ def test_the_other_tables_are_drawn_too(table, row, words, monkeypatch, tmp_path
     ("replicas", "title"),
     [(1, "over 1 replica"), (8, "over 8 replicas"), (16, "over 16 replicas, 15 used")],
 )
-def test_the_picture_of_the_bias_says_how_many_replicas_and_no_number_is_over_another(
+def test_the_bias_picture_names_the_number_of_replicas_and_its_texts_do_not_overlap(
     replicas, title
 ):
     errors = {name: [0.0, 0.047][replicas > 8 :] * replicas for name in tables.LOSSES}
@@ -548,7 +548,7 @@ def test_the_picture_of_the_bias_says_how_many_replicas_and_no_number_is_over_an
     left, right = figure.axes
     assert left.get_title() == f"30 samples {title}"
     boxes = [item.get_window_extent() for item in (*right.texts, right.get_legend())]
-    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # each error that is not below 1e-6
+    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # the legend and each large error
     for index, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:index])
 
@@ -557,7 +557,7 @@ def words_of(picture):
     return set(re.findall("<!-- (.*?) -->", picture.read_text()))
 
 
-def test_a_mistake_at_the_command_line_is_one_line(start, monkeypatch):
+def test_a_mistake_on_the_command_line_is_an_error_of_one_line(start, monkeypatch):
     result = start([*PROGRAM, "--replicas", 0])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: --replicas must be at least 1, got 0\n"
@@ -574,10 +574,10 @@ def test_a_mistake_at_the_command_line_is_one_line(start, monkeypatch):
 
 
 def compare_with_torch(gpus):
-    """Compare each phase with nn.parallel's phase. The test below runs this with the GPUs visible.
+    """Compare each phase with its counterpart in nn.parallel, on GPUs.
 
-    nn.parallel accepts each GPU only once, so two replicas on one GPU are compared with the whole
-    batch.
+    nn.parallel accepts each GPU only once, so two replicas on one GPU are compared with a forward
+    of the whole batch.
     """
     torch.manual_seed(0)
     devices = [torch.device("cuda", index) for index in range(gpus)]
@@ -620,8 +620,8 @@ def compare_with_torch(gpus):
         for count in (1, 2)
     ],
 )
-def test_on_gpus_each_phase_does_what_torchs_own_does(start, gpus):
-    code = (  # importing this module hides the GPUs: shown again before CUDA is first asked
+def test_each_phase_has_the_same_result_as_torchs_phase_on_gpus(start, gpus):
+    code = (  # importing this module hides the GPUs; unhide them before CUDA starts
         "import os; shown = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
         "from tests.anatomy.test_data_parallel import compare_with_torch\n"
         "del os.environ['CUDA_VISIBLE_DEVICES']\n"

@@ -1,4 +1,4 @@
-"""Our DDP computes exactly what the real one does, and raises errors that say what is wrong."""
+"""Our DDP has the same results as torch's DDP, bit for bit, and raises clear errors."""
 
 import json
 import re
@@ -39,14 +39,14 @@ def bucketing(draw):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(bucketing())
-def test_tensors_are_assigned_to_buckets_as_torch_does_it(case):
+def test_tensors_are_assigned_to_the_same_buckets_as_in_torch(case):
     tensors, limits, order, kinds = case
     theirs, _ = dist._compute_bucket_assignment_by_size(tensors, limits)
     assert assign_buckets(tensors, limits) == theirs
     ordered, dense = [tensors[index] for index in order], [False] * len(tensors)
     theirs, _ = dist._compute_bucket_assignment_by_size(ordered, limits, dense, list(order))
     ours = assign_buckets(tensors, limits, order)
-    if kinds > 1:  # torch does not define the order of the last buckets of the dtypes
+    if kinds > 1:  # torch defines no order for the last buckets of different dtypes
         ours, theirs = sorted(ours), sorted(theirs)
     assert ours == theirs
 
@@ -66,7 +66,7 @@ class Outputs:
 
 
 class Forked(nn.Module):
-    """A network with parts that are not used by every rank, in every step, or by the loss."""
+    """A network in which some layers are not used on every rank, in every step, or in the loss."""
 
     def __init__(self, use: str):
         super().__init__()
@@ -119,7 +119,7 @@ class TwoDtypes(nn.Module):
 def make_model(kind: str) -> nn.Module:
     torch.manual_seed(
         dist.get_rank()
-    )  # the ranks start with different weights: wrapping must fix that
+    )  # start with different weights on each rank: wrapping must make them equal
     if kind in FORKED:
         return Forked(kind)
     if kind in ("tied", "two dtypes", "not dense"):
@@ -141,7 +141,7 @@ FORKED = ["unused", "sometimes", "output", "dataclass"]  # only with find_unused
 
 
 def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
-    """Return all gradients of each step (None if there is none), then all weights and buffers."""
+    """Return the gradients of each step (None for missing ones), then all weights and buffers."""
     gradients, dtype = [], next(model.parameters()).dtype
     for step in range(3):
         for micro in range(accumulate):
@@ -159,7 +159,7 @@ def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
                 gradients.append(None if parameter.grad is None else parameter.grad.clone())
         model.zero_grad(set_to_none)
         model.eval()
-        with torch.no_grad():  # this changes when buffers are sent
+        with torch.no_grad():  # a forward in eval mode affects when DDP sends the buffers
             model(torch.ones(2, 13, device=device, dtype=dtype))
         model.train()
     return [*gradients, *(tensor.clone() for tensor in model.state_dict().values())]
@@ -170,9 +170,9 @@ def same(a, b) -> bool:
 
 
 def compare_with_ddp(device):
-    """Return the cases in which our DDP differs, the largest number of buckets, and all cases."""
+    """Return the cases in which our DDP differs, the most buckets in a case, and the case count."""
     warnings.simplefilter("ignore")
-    torch.backends.cudnn.deterministic = True  # for the GPUs
+    torch.backends.cudnn.deterministic = True  # only matters on GPUs
     different, most_buckets, cases = [], 0, 0
     for kind in [*KINDS, *FORKED]:
         for bucket_mib in (None, 0.002):
@@ -191,7 +191,7 @@ def compare_with_ddp(device):
 
 
 def check_all(device):
-    """Run everything that needs two processes, in one launch."""
+    """Run all checks that need two processes in one launch."""
     checks = (
         *(compare_with_ddp, record_events, bytes_sent, message_sizes, buckets_of_three_steps),
         *(errors_of_wrong_modules, rows_of_ddp_that_never_repeats_itself),
@@ -204,7 +204,7 @@ BY_RANK = []
 
 @pytest.fixture
 def results(together):
-    """Return the results of two processes, by rank. They are started once for all tests."""
+    """Return the results of `check_all` by rank. The two processes are started only once."""
     if not BY_RANK:
         BY_RANK.extend(together(check_all, 2))
     return BY_RANK
@@ -218,7 +218,7 @@ def test_ours_is_ddp_to_the_last_bit(together, processes):
         check_parity(*result)
 
 
-def test_ours_is_ddp_to_the_last_bit_on_two_processes(results):
+def test_our_ddp_is_bitwise_equal_to_torchs_on_two_processes(results):
     for result in results:
         check_parity(*result["compare_with_ddp"])
 
@@ -230,14 +230,14 @@ def check_parity(different, most_buckets, cases):
 
 @dataclass
 class Recording:
-    """What `HandmadeDDP` does in no_sync, in its first two backwards, and with unused layers."""
+    """Record of `HandmadeDDP` in no_sync, in its first two backwards, and with unused layers."""
 
-    sent_in_no_sync: list  # collectives, excluding buffers
+    sent_in_no_sync: list  # collectives, excluding broadcasts of buffers
     gradient_in_no_sync: torch.Tensor
     first_events: list[tuple[str, int]]  # (kind, index)
     second_events: list[tuple[str, int]]
     gradient_after: torch.Tensor
-    unused_with_gradient: list[float]  # the values of its gradient
+    unused_with_gradient: list[float]  # the distinct values in its gradient
     unused_without_gradient: torch.Tensor | None
 
 
@@ -290,7 +290,7 @@ ONE_RANK_ALONE = {
 
 
 def errors_of_wrong_modules(device):
-    """Return this rank's errors for modules that cannot be trained together."""
+    """Return this rank's errors for invalid modules and options."""
     rank, errors = dist.get_rank(), {}
     frozen, moved, wider = make_model("plain"), make_model("plain"), make_model("plain")
     frozen.requires_grad_(rank != 1)
@@ -301,7 +301,7 @@ def errors_of_wrong_modules(device):
     half = make_model("bf16") if rank else make_model("plain")
     modules = {"frozen": frozen, "moved": moved, "wider": wider, "fewer": fewer, "half": half}
     cases = [(name, module, {}) for name, module in modules.items()]
-    for name, bucket_mib in (("zero", 0), ("negative", -1), ("no number", float("nan"))):
+    for name, bucket_mib in (("zero", 0), ("negative", -1), ("not a number", float("nan"))):
         cases.append((name, make_model("plain"), {"bucket_mib": bucket_mib}))
     for name, option in ONE_RANK_ALONE.items():
         cases.append((name, make_model("plain"), option if rank == 1 else {}))
@@ -318,16 +318,16 @@ def errors_of_wrong_modules(device):
     return errors
 
 
-def test_every_rank_raises_the_same_error_for_a_module_that_cannot_be_trained(results):
+def test_every_rank_raises_the_same_error_for_an_invalid_module_or_option(results):
     errors, other = (result["errors_of_wrong_modules"] for result in results)
     assert errors == other
     assert errors["frozen"] == "module has no parameter that requires a gradient on rank 1"
-    assert errors["moved"] == "module must be on one device, it is on cpu and meta on rank 0"
+    assert errors["moved"] == "module must be on one device, but it is on cpu and meta on rank 0"
     assert "rank 0 has 4.weight float32[3, 41]" in errors["wider"]
     assert "and rank 1 has 4.weight float32[4, 41]" in errors["wider"]
     assert errors["fewer"].endswith("rank 0 has 4.weight and rank 1 has none")
     assert "0.weight float32[67, 13]" in errors["half"] and "bfloat16[67, 13]" in errors["half"]
-    for name, value in (("zero", "0"), ("negative", "-1"), ("no number", "nan")):
+    for name, value in (("zero", "0"), ("negative", "-1"), ("not a number", "nan")):
         assert errors[name] == f"bucket_mib must be above 0, got {value}"
     for name, option in ONE_RANK_ALONE.items():
         ((argument, value),) = option.items()
@@ -339,13 +339,13 @@ def test_every_rank_raises_the_same_error_for_a_module_that_cannot_be_trained(re
 
 
 def used_on_one_rank(device):
-    module = Forked("sometimes")  # rank 2 alone uses its spare layer in the first step
+    module = Forked("sometimes")  # only rank 2 uses the spare layer in the first step
     module.extra.requires_grad_(False)
     HandmadeDDP(module)(torch.randn(6, 13)).sum().backward()
 
 
 @pytest.mark.slow
-def test_a_parameter_that_only_one_rank_uses_ends_all_processes(start, tmp_path):
+def test_all_processes_exit_if_only_one_rank_uses_a_parameter(start, tmp_path):
     torch.save({}, tmp_path / "arguments.pt")
     target = f"{__name__}:used_on_one_rank"
     result = start(["python", "-m", "tests.together", target, 3, tmp_path], timeout=100)
@@ -354,7 +354,7 @@ def test_a_parameter_that_only_one_rank_uses_ends_all_processes(start, tmp_path)
 
 
 def bytes_sent(device):
-    """Return the bytes sent while wrapping, and in the parts of two steps."""
+    """Return the bytes sent by wrapping, and by each forward, backward and optimizer step."""
     sizes, inputs = {}, torch.randn(6, 13, device=device)
     for name, wrap in (("ddp", DistributedDataParallel), ("ours", HandmadeDDP)):
         model, moments = make_model("batch norm").to(device), []
@@ -393,13 +393,13 @@ def check_messages(sizes):
         assert [moment["broadcast"] for moment in moments[:3]] == [sizes["buffers"], 0, 0]
         gradients = [sizes["parameters"], 0]
         assert [moment["all_reduce"] for moment in moments] == [0, *gradients] * 2
-        # The second forward also sends the order for the rebuilt buckets.
+        # The second forward also broadcasts the parameter order of the rebuilt buckets.
         assert moments[3]["broadcast"] > sizes["buffers"]
         assert [moment["broadcast"] for moment in moments[4:]] == [0, 0]
 
 
 def message_sizes(device):
-    """Return the bytes of a broadcast of each dtype: as recorded, and as computed."""
+    """Return the recorded and the expected number of bytes in a broadcast, for each dtype."""
     sizes, whole = {}, (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
     for dtype in (*whole, torch.float16, *DTYPES, torch.complex64, torch.complex128):
         message = torch.ones(3, dtype=dtype, device=device)
@@ -409,7 +409,7 @@ def message_sizes(device):
     return sizes
 
 
-def test_a_message_of_any_dtype_has_its_size_in_bytes(results):
+def test_the_recorder_counts_bytes_correctly_for_every_dtype(results):
     for result in results:
         assert len(result["message_sizes"]) == 11
         for dtype, (seen, expected) in result["message_sizes"].items():
@@ -417,7 +417,7 @@ def test_a_message_of_any_dtype_has_its_size_in_bytes(results):
 
 
 def rows_of_ddp_that_never_repeats_itself(device):
-    """Return the comparison of a DDP that never ends twice with the same weights."""
+    """Return the comparison of a method whose weights differ in every run."""
     runs, methods = count(), comparison.METHODS
     comparison.METHODS = dict.fromkeys(
         (comparison.REFERENCE, comparison.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))
@@ -430,13 +430,13 @@ def rows_of_ddp_that_never_repeats_itself(device):
         comparison.METHODS = methods
 
 
-def test_the_comparison_would_show_a_ddp_that_does_not_repeat_itself(results):
+def test_the_comparison_detects_a_ddp_that_is_not_deterministic(results):
     (is_equal,) = results[0]["rows_of_ddp_that_never_repeats_itself"]
     assert list(is_equal.values()) == [False, False]
 
 
 def buckets_of_three_steps(device):
-    """Return the parameters in each bucket of three steps: DDP's, from a hook, and ours."""
+    """Return the parameter names in each bucket of three steps, for DDP and for our DDP."""
     seen, model = [], make_model("batch norm").to(device)
     names = {parameter: name for name, parameter in model.named_parameters()}
 
@@ -454,7 +454,7 @@ def buckets_of_three_steps(device):
     return seen, buckets
 
 
-def test_ddp_uses_our_buckets_and_rebuilds_them_once(results):
+def test_ddp_has_the_same_buckets_as_ours_and_rebuilds_them_once(results):
     seen, buckets = results[0]["buckets_of_three_steps"]
     assert seen == buckets
     first, rest = seen[0], seen[1:]
@@ -462,7 +462,7 @@ def test_ddp_uses_our_buckets_and_rebuilds_them_once(results):
     assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
 
 
-@pytest.mark.slow  # the page runs the same command, and its table is tested with the page
+@pytest.mark.slow  # the test of page 06 checks the same table
 def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start, tmp_path):
     picture = tmp_path / "timeline.svg"
     result = start(["python", "-m", "accel_demo.anatomy.ddp", "--plot", picture])
@@ -481,7 +481,7 @@ def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start
 
 
 @pytest.mark.parametrize("arguments", [["--plot", "x.jpg"], ["more"]])
-def test_a_mistake_on_the_command_line_is_one_line(start, arguments):
+def test_a_mistake_on_the_command_line_is_an_error_of_one_line(start, arguments):
     result = start(["python", "-m", "accel_demo.anatomy.ddp", *arguments])
     assert result.returncode == 2 and re.fullmatch("error: .*\n", result.stderr)
 
@@ -497,7 +497,7 @@ def test_two_nodes_on_one_machine_are_one_group():
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout.startswith("4 connected processes on cpu (gloo)")
     assert "Collectives within `optimizer.step()`: 0" in first.stdout
-    assert second.stdout == ""  # rank 0 is on the first node
+    assert second.stdout == ""  # only rank 0 prints, and it is on the first node
 
 
 ON_GPUS = [
@@ -508,13 +508,13 @@ ON_GPUS = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gpus", ON_GPUS)
-def test_ours_is_ddp_to_the_last_bit_on_gpus(together, gpus):
+def test_our_ddp_is_bitwise_equal_to_torchs_on_gpus(together, gpus):
     for different, _, cases in together(compare_with_ddp, gpus, environment=VISIBLE_GPUS):
         assert different == [] and cases > 20
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gpus", ON_GPUS[:2])
-def test_the_recorder_sees_what_nccl_sends(together, gpus):
+def test_the_recorder_counts_the_bytes_sent_by_nccl(together, gpus):
     for sizes in together(bytes_sent, gpus, environment=VISIBLE_GPUS):
         check_messages(sizes)

@@ -1,4 +1,4 @@
-"""`cuda:N` is the GPU that CUDA_VISIBLE_DEVICES selects; the report of the machine is complete."""
+"""Tests for CUDA_VISIBLE_DEVICES, the report about the machine, and asynchronous calls."""
 
 import doctest
 import itertools
@@ -21,10 +21,10 @@ from accel_demo.errors import UserError
 from accel_demo.processes.launch import free_port
 from tests.conftest import GPUS, VISIBLE_GPUS
 
-STARTS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95 80aa 9b07".split()  # two begin with 1a
+STARTS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95 80aa 9b07".split()  # two start with 1a
 UUIDS = [f"GPU-{start}0000-4000-8000-000000000000" for start in STARTS]
 numbers = st.integers(0, 7)
-written_numbers = st.builds(  # as torch reads them: with blanks, signs, and text after the number
+written_numbers = st.builds(  # spellings that torch accepts: with blanks, a sign, or trailing text
     "{}{}{}{}{}".format,
     st.sampled_from(["", " "]),
     st.sampled_from(["", "", "+", "-"]),
@@ -41,13 +41,13 @@ def values(*ids):
 
 
 def numbers_of(devices: dict) -> list:
-    """Return the physical GPUs of `cuda:0`, `cuda:1` …, which must be numbered without gaps."""
+    """Return the physical GPUs of `cuda:0`, `cuda:1` …, and check that no index is missing."""
     assert list(devices) == [f"cuda:{index}" for index in range(len(devices))]
     return list(devices.values())
 
 
 def read_by_torch(value: str | None, uuids: list[str]) -> list:
-    """Return the GPUs that torch counts before CUDA is initialised, with NVML's UUIDs."""
+    """Return the GPUs that torch selects for this value on a machine with these UUIDs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if value is not None:
@@ -61,7 +61,7 @@ def read_by_torch(value: str | None, uuids: list[str]) -> list:
     return ids[: valid.index(False)] if False in valid else ids
 
 
-def test_the_examples_in_the_docstrings_are_true():
+def test_the_examples_in_the_docstrings_are_correct():
     assert doctest.testmod(devices).attempted >= 1
     assert doctest.testmod(devices).failed == 0
 
@@ -75,7 +75,7 @@ def test_valid_ids_are_numbered_from_0_in_the_order_written(ids):
 
 @settings(deadline=None)
 @given(values(written_numbers, beginnings, words), st.integers(0, 9))
-def test_whatever_is_written_nothing_is_numbered_twice_or_with_a_gap(value, count):
+def test_any_value_selects_each_gpu_at_most_once_and_numbers_them_without_gaps(value, count):
     for physical in (count, UUIDS):
         gpus = numbers_of(visible_devices(value, physical))
         assert len(gpus) == len(set(gpus)) <= value.count(",") + 1
@@ -83,14 +83,14 @@ def test_whatever_is_written_nothing_is_numbered_twice_or_with_a_gap(value, coun
 
 @settings(deadline=None)
 @given(st.integers(0, 9))
-def test_not_set_means_all_and_empty_means_none(count):
+def test_an_unset_variable_selects_all_gpus_and_an_empty_one_none(count):
     assert numbers_of(visible_devices(None, count)) == list(range(count))
     assert visible_devices("", count) == visible_devices(" ", count) == {}
 
 
 @settings(deadline=None)
 @given(st.lists(numbers, min_size=1, unique=True), st.sampled_from(["-1", "8", "99", "", "x"]))
-def test_an_invalid_id_hides_what_follows_it(ids, invalid):
+def test_an_invalid_id_hides_all_ids_after_it(ids, invalid):
     before, uuids = list(map(str, ids)), [UUIDS[gpu] for gpu in ids]
     for after in ([], ["7"], ["7", "7"], before):
         assert numbers_of(visible_devices(",".join([*before, invalid, *after]), 8)) == ids
@@ -103,7 +103,7 @@ def test_an_invalid_id_hides_what_follows_it(ids, invalid):
 
 @settings(deadline=None)
 @given(st.lists(numbers, min_size=1, unique=True), st.data())
-def test_an_id_that_comes_twice_leaves_no_gpu(ids, data):
+def test_a_repeated_id_hides_all_gpus(ids, data):
     again = data.draw(st.sampled_from(ids))
     assert visible_devices(",".join(map(str, [*ids, again])), 8) == {}
     uuids = [UUIDS[gpu][:8] for gpu in ids]
@@ -112,7 +112,7 @@ def test_an_id_that_comes_twice_leaves_no_gpu(ids, data):
 
 @settings(deadline=None)
 @given(st.sampled_from(range(10)), st.integers(0, 40))
-def test_a_uuid_may_be_cut_as_long_as_one_gpu_alone_begins_so(gpu, length):
+def test_a_uuid_may_be_abbreviated_if_only_one_gpu_matches(gpu, length):
     beginning = UUIDS[gpu][:length]
     is_enough = length >= len("GPU-1" if gpu > 1 else "GPU-1a2")
     assert numbers_of(visible_devices(beginning, UUIDS)) == ([gpu] if is_enough else [])
@@ -125,7 +125,7 @@ def test_the_first_id_decides_between_numbers_and_uuids():
     assert visible_devices(f" {UUIDS[0]}", UUIDS) == {}
 
 
-def test_what_cannot_be_looked_up_is_passed_through():
+def test_uuids_that_cannot_be_looked_up_are_returned_as_written():
     assert visible_devices("GPU-1a,GPU-3d,5", 8) == {"cuda:0": "GPU-1a", "cuda:1": "GPU-3d"}
     for value in ("MIG-GPU-1a2b/1/2", "MIG-1a2b"):
         assert visible_devices(value, 8) == visible_devices(value, UUIDS) == {"cuda:0": value}
@@ -133,15 +133,15 @@ def test_what_cannot_be_looked_up_is_passed_through():
 
 
 @pytest.mark.parametrize("physical", [-1, ["GPU-1", "GPU-1"], ["GPU-1", ""]])
-def test_a_machine_that_cannot_be_is_a_mistake(physical):
+def test_an_impossible_machine_is_a_value_error(physical):
     with pytest.raises(ValueError, match="physical must be"):
         visible_devices("0", physical)
 
 
 @settings(deadline=None)
 @given(st.one_of(st.none(), values(written_numbers, words), values(beginnings, words)))
-def test_torch_reads_the_same(value):
-    """Except that torch notices a repeated id even behind an invalid one."""
+def test_torch_selects_the_same_gpus(value):
+    """There is one exception: torch also rejects a repeated id after an invalid one."""
     ids = [] if value is None else value.split(",")
     assume(len(ids) == 1 or not (ids and ids[0].startswith("MIG-")))
     ours, torchs = numbers_of(visible_devices(value, UUIDS)), read_by_torch(value, UUIDS)
@@ -154,16 +154,16 @@ def repeats_an_id_behind_an_invalid_one(ids: list[str]) -> bool:
     return False in valid and len(set(gpus)) < len(gpus)
 
 
-def test_torch_differs_if_an_id_is_repeated_behind_an_invalid_one():
+def test_torch_selects_no_gpu_if_an_id_is_repeated_after_an_invalid_one():
     for value in ("0,99,0", "0,99,99", "GPU-1a2,GPU-zz,GPU-1a2"):
         assert numbers_of(visible_devices(value, UUIDS)) == [0]
         assert read_by_torch(value, UUIDS) == []
 
 
-def test_the_order_of_the_bus_is_that_of_its_numbers_and_not_of_its_letters():
+def test_gpus_are_ordered_by_the_value_of_the_bus_id_not_alphabetically():
     buses = ["00000000:41:00.0", "00000000:0A:00.0", "0000:3:00.0"]
     assert cuda_order(buses, [1, 1, 1], "PCI_BUS_ID") == [2, 1, 0]
-    assert cuda_order(buses, [1, 1, 1]) == [2, 1, 0]  # equal speeds: our choice
+    assert cuda_order(buses, [1, 1, 1]) == [2, 1, 0]  # for equal speeds, the order is our choice
     assert cuda_order(buses, [1, 3, 2]) == [1, 2, 0]
     with pytest.raises(ValueError, match="order must be"):
         cuda_order(buses, [1, 1, 1], "SLOWEST_FIRST")
@@ -171,7 +171,7 @@ def test_the_order_of_the_bus_is_that_of_its_numbers_and_not_of_its_letters():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(1, 9)), unique_by=lambda gpu: gpu[0]))
-def test_each_gpu_has_one_number_in_either_order(gpus):
+def test_both_orders_number_each_gpu_once(gpus):
     buses, speeds = [f"00000000:{bus:02X}:00.0" for bus, _ in gpus], [speed for _, speed in gpus]
     by_bus, by_speed = (
         cuda_order(buses, speeds, order) for order in ("PCI_BUS_ID", "FASTEST_FIRST")
@@ -182,10 +182,10 @@ def test_each_gpu_has_one_number_in_either_order(gpus):
 
 
 class FakeNvml:
-    """A substitute for pynvml with two GPUs, of which the second refuses most questions.
+    """A fake pynvml with two GPUs. Most queries fail on the second GPU.
 
-    The real module works only with a driver, and a test on a GPU uses it. Names and fields are
-    those of nvidia-ml-py.
+    The real module needs a driver, so only a GPU test uses it. Names and fields are the same as in
+    nvidia-ml-py.
     """
 
     class NVMLError(Exception):
@@ -254,7 +254,7 @@ def test_each_gpu_is_listed_with_its_processes_and_its_name_in_pytorch():
         ("nvmlDeviceGetUUID", ("", "unknown UUID: its number here is unknown")),
     ],
 )
-def test_a_lost_gpu_hides_no_other(monkeypatch, question, row):
+def test_a_failing_query_on_one_gpu_does_not_hide_other_rows(monkeypatch, question, row):
     answer = getattr(FakeNvml, question)
 
     def only_for_the_first(self, gpu):
@@ -268,13 +268,13 @@ def test_a_lost_gpu_hides_no_other(monkeypatch, question, row):
     assert [other for other in rows[5:] if other not in everything] == [row]
 
 
-def test_a_gpu_without_processes_is_reported(monkeypatch):
+def test_a_gpu_without_processes_is_listed_with_no_process(monkeypatch):
     monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", lambda self, gpu: [])
     assert devices.nvml_rows(FakeNvml(1), {})[-1] == ("", "no process")
 
 
 @pytest.mark.parametrize("library", ["missing", "without a driver"])
-def test_without_the_library_or_a_driver_the_report_says_so(monkeypatch, library):
+def test_the_report_names_a_missing_library_or_driver(monkeypatch, library):
     nvml = FakeNvml()
 
     def refuse():
@@ -287,12 +287,12 @@ def test_without_the_library_or_a_driver_the_report_says_so(monkeypatch, library
     assert ("no NVIDIA driver answers" in row) == (library != "missing")
 
 
-def test_the_report_says_what_is_here_and_what_the_variables_are(monkeypatch):
+def test_the_report_lists_cores_and_cuda_variables(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "")
     rows = dict(devices.machine_rows())
     assert 1 <= int(rows["cores usable"]) <= psutil.cpu_count()
-    assert rows["CUDA_VISIBLE_DEVICES"] == "-1"  # conftest.py
+    assert rows["CUDA_VISIBLE_DEVICES"] == "-1"  # set in conftest.py
     assert (rows["CUDA_DEVICE_ORDER"], rows["CUDA_LAUNCH_BLOCKING"]) == ("PCI_BUS_ID", "empty")
     assert not any(name.startswith("cuda:") for name in rows)
 
@@ -347,7 +347,7 @@ def test_one_process_is_an_error(start):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("--plot map.svg", "--plot draws --visible: give some ids, like --visible 0,4"),
+        ("--plot map.svg", "--plot needs --visible. Add some ids, for example --visible 0,4."),
         ("--visible 0 --physical 0", "--physical must be from 1 to 16, got 0"),
         ("--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'"),
         ("--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'"),
@@ -357,14 +357,14 @@ def test_one_process_is_an_error(start):
         (f"--visible {','.join(map(str, range(17)))} --plot map.svg", "--plot draws up to 16 ids"),
     ],
 )
-def test_a_map_that_cannot_be_drawn_is_one_line(typed, said, tmp_path, monkeypatch):
+def test_a_map_that_cannot_be_drawn_is_a_user_error(typed, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         devices.main(shlex.split(typed))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_map_is_printed_and_drawn(tmp_path, capsys):
+def test_the_map_of_devices_is_printed_and_drawn(tmp_path, capsys):
     drawn = tmp_path / "map.svg"
     devices.main(["--visible", "0,4", "--visible", "3,9", "--plot", str(drawn)])
     printed = capsys.readouterr().out.splitlines()[2:]
@@ -373,7 +373,7 @@ def test_the_map_is_printed_and_drawn(tmp_path, capsys):
     assert "no GPU for 9" in drawn.read_text()
 
 
-def test_an_empty_value_is_drawn_as_one_that_leaves_nothing_visible(tmp_path):
+def test_an_empty_value_is_drawn_as_none_visible(tmp_path):
     for value in ("", " "):
         drawn = tmp_path / "map.svg"
         devices.main(["--visible", value, "--plot", str(drawn)])
@@ -391,7 +391,7 @@ def test_an_empty_value_is_drawn_as_one_that_leaves_nothing_visible(tmp_path):
         (["", "0", "1"], 1),
     ],
 )
-def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeypatch):
+def test_texts_and_lines_in_the_map_do_not_overlap(values, physical, monkeypatch):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figures = []
@@ -413,13 +413,13 @@ def test_in_the_map_nothing_covers_or_crosses_anything(values, physical, monkeyp
             assert len(crossed) == 3, crossed
 
 
-def test_only_a_gpu_has_calls_to_time():
+def test_enqueued_calls_can_be_timed_only_on_a_gpu():
     with pytest.raises(ValueError, match="device must be a CUDA GPU, got cpu"):
         asynchronous.time_enqueued(torch.device("cpu"))
 
 
-def test_importing_torch_is_not_too_late_to_choose():
-    """Only the first use of the driver is; without a GPU we can only ask torch."""
+def test_the_variable_can_still_be_set_after_importing_torch():
+    """Only initialising CUDA fixes the choice. Without a GPU, check only what torch parses."""
     code = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '0,4'\n"
     code += "print(torch.cuda._parse_visible_devices(), torch.cuda.is_initialized())"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -436,7 +436,7 @@ print(torch.cuda.device_count())"""
 
 @pytest.mark.gpu
 @needs_gpu
-def test_the_variable_set_after_cuda_is_initialised_does_nothing(start):
+def test_setting_the_variable_after_cuda_is_initialised_has_no_effect(start):
     hide = "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"
     late = start(["python", "-c", SET_WHEN.format(before="", after=hide)], **VISIBLE_GPUS)
     assert late.stdout.strip() == str(GPUS)
@@ -451,7 +451,7 @@ print(*time_enqueued(torch.device("cuda")))"""
 
 @pytest.mark.gpu
 @needs_gpu
-def test_calls_return_long_before_the_gpu_is_done_unless_they_block(start):
+def test_calls_return_long_before_the_gpu_finishes_unless_launches_block(start):
     enqueued, done = map(float, start(["python", "-c", TIMES], **VISIBLE_GPUS).stdout.split())
     assert enqueued < done / 2
     blocking = {**VISIBLE_GPUS, "CUDA_LAUNCH_BLOCKING": "1"}
@@ -478,7 +478,7 @@ print(*(": ".join(row) for row in machine_rows()), sep="\\n")"""
 
 @pytest.mark.gpu
 @needs_gpu
-def test_the_real_nvml_knows_the_gpu_that_torch_calls_cuda_0(start):
+def test_the_real_nvml_lists_the_gpu_that_torch_calls_cuda_0(start):
     pytest.importorskip("pynvml")
     result = start(["python", "-c", REPORT], **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr

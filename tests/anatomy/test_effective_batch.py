@@ -1,4 +1,4 @@
-"""Training depends on the global batch, and not on how many processes share it."""
+"""Training depends on the global batch size, not on the number of processes."""
 
 import math
 
@@ -21,7 +21,7 @@ def train_by_every_plan(device) -> tuple:
 
 def test_the_global_batch_decides_and_not_the_processes(together):
     by_rank = together(train_by_every_plan, 4)
-    weights_by_plan = {}  # the weights of each rank that took part
+    weights_by_plan = {}  # the weights of each participating rank
     for plans, results in by_rank:
         for plan, result in zip(plans, results, strict=True):
             weights_by_plan.setdefault(plan, []).append(result.weights)
@@ -59,7 +59,7 @@ def test_the_global_batch_decides_and_not_the_processes(together):
 
 
 def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
-    """Train in the same way without any process group, sampler or loader."""
+    """Train on the same batches without a process group, sampler or loader; return the weights."""
     config = TrainConfig(model="tiny_cnn", train_samples=IMAGES)
     torch.manual_seed(config.seed)
     train_set, _ = load_datasets(config)
@@ -75,7 +75,7 @@ def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-def test_the_plan_has_the_same_batch_then_more_of_it_then_the_two_rules():
+def test_the_plans_keep_the_global_batch_or_grow_it_with_three_learning_rates():
     for processes in (2, 3, 4, 8, 100):
         plans = effective_batch.make_plans(processes)
         counts = sorted({plan.processes for plan in plans})

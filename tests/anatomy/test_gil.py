@@ -1,4 +1,4 @@
-"""Threads share the interpreter, processes do not."""
+"""Threads share one interpreter lock; processes do not."""
 
 import sys
 import threading
@@ -38,15 +38,15 @@ def test_a_speedup_is_the_median_over_the_repeats():
 @pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
 @pytest.mark.parametrize("kind", WORK)
 def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
-    """The interpreter never switches threads by itself here, so only a release of the lock does."""
+    """The switch interval is 10 minutes, so threads switch only if code releases the GIL."""
     function, _ = WORK[kind]
     in_torch = kind == "matrix products in torch"
     function(1)  # warm up
     both_are_there, started = threading.Barrier(2), []
 
     def work() -> bool:
-        """Work until the other thread has started or time is up; return whether it has started."""
-        both_are_there.wait(timeout=60)  # the last to arrive goes on, the other waits for the lock
+        """Work until the other thread starts or time is up; return True if both have started."""
+        both_are_there.wait(timeout=60)  # the last to arrive continues; the other waits for the GIL
         started.append(1)
         ends_at = time.perf_counter() + (60 if in_torch else 0.5)  # seconds
         while function(1) and len(started) < 2 and time.perf_counter() < ends_at:
@@ -70,14 +70,14 @@ def test_two_threads_never_keep_more_than_one_core_busy_with_python():
     torch.set_num_threads(3)
     try:
         times = measure(repeats=1)
-        assert torch.get_num_threads() == 3  # `measure` restores the number
+        assert torch.get_num_threads() == 3  # `measure` restores the number of threads
     finally:
         torch.set_num_threads(threads)
     assert set(times) == set(WORK) and all(set(kind) == set(WORKERS) for kind in times.values())
     assert cores_busy(times["preprocessing in Python"]["two threads"]) < 1.15
 
 
-def test_a_plot_that_cannot_be_written_is_one_line(capsys):
+def test_a_plot_that_cannot_be_written_is_an_error_of_one_line(capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         main(["--plot", "nowhere/picture.png"])
     message = "error: cannot write --plot nowhere/picture.png: No such file or directory\n"

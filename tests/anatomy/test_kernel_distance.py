@@ -1,4 +1,4 @@
-"""Tests that all methods return the same number and gradient, and refuse invalid arguments."""
+"""All methods return the same number and gradient, and reject invalid arguments."""
 
 import inspect
 import random
@@ -35,7 +35,7 @@ def in_small_parts(weight, p=1, signed=False):
 
 
 def examples(seed: int, count: int):
-    """Yield weights of many shapes. In some of them values or whole kernels are equal."""
+    """Yield weights of many shapes, some with equal values or equal kernels."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     for number in range(count):
         shape = [draw.randint(1, 7) for _ in range(draw.choice([2, 3, 4, 5]))]
@@ -76,7 +76,7 @@ def test_every_method_agrees_with_the_double_loop_and_the_formula(p):
             assert is_close(result[0], number) and is_close(result[1], gradient), (method, weight)
 
 
-def test_the_gradient_between_equal_kernels_is_zero_as_it_is_in_the_loop():
+def test_the_gradient_between_equal_kernels_is_zero_in_every_method():
     equal_kernels = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 5.0]])
     for method in (*IN_ONE_PROCESS, on_two):
         gradient = number_and_gradient(method, equal_kernels, 1)[1]
@@ -96,7 +96,7 @@ def test_the_sum_counts_every_pair_twice_and_cdist_does_too():
     for weight in examples(9, 12):
         for p in (1, 2):
             kernels = weight.flatten(1)
-            # a matrix product would round, so that a kernel is not at 0 from itself
+            # With a matrix product, rounding makes the distance of a kernel to itself nonzero.
             exact = {"p": p, "compute_mode": "donot_use_mm_for_euclid_dist"}
             by_library = number_and_gradient(
                 lambda leaf, p, exact=exact: torch.cdist(leaf, leaf, **exact).sum(), kernels, p
@@ -106,7 +106,7 @@ def test_the_sum_counts_every_pair_twice_and_cdist_does_too():
 
 
 @pytest.mark.parametrize("offset", [10, 100, 1000])
-def test_the_closed_form_keeps_its_digits_if_all_kernels_are_far_from_zero(offset):
+def test_the_closed_form_stays_accurate_if_all_kernels_are_far_from_zero(offset):
     noise = torch.randn(64, 4, 3, 3, generator=torch.Generator().manual_seed(0))
     weight = offset + 0.01 * noise
     value, gradient = reference(weight, 1)
@@ -115,7 +115,7 @@ def test_the_closed_form_keeps_its_digits_if_all_kernels_are_far_from_zero(offse
     assert torch.equal(result.double(), gradient)
 
 
-def test_signed_differences_cancel_and_are_refused():
+def test_signed_differences_cancel_and_are_rejected():
     weight = torch.randint(-9, 9, (6, 2, 3, 3)).double().requires_grad_()
     kernels = weight.flatten(1)
     total = (kernels[:, None] - kernels).sum()
@@ -126,7 +126,7 @@ def test_signed_differences_cancel_and_are_refused():
             method(weight, signed=True)
 
 
-BAD = [  # (keyword arguments, the beginning of the message)
+BAD = [  # (keyword arguments, start of the error message)
     ({"weight": torch.nn.Conv2d(1, 2, 3)}, "weight must be a tensor, got Conv2d"),
     ({"weight": torch.ones(3, 2, dtype=torch.int64)}, "weight must be of a floating-point dtype"),
     ({"weight": torch.ones(3, 2, dtype=torch.complex64)}, "weight must be of a floating-point"),
@@ -146,7 +146,7 @@ BAD_PARTS = [
 ]
 
 
-def test_a_wrong_argument_is_a_value_error_that_names_it():
+def test_an_invalid_argument_raises_a_value_error_that_names_it():
     for method in IN_ONE_PROCESS:
         for arguments, message in BAD + (BAD_PARTS if method in (chunked, over_devices) else []):
             with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
@@ -157,7 +157,7 @@ def test_a_wrong_argument_is_a_value_error_that_names_it():
         over_ranks(torch.ones(3, 2))
 
 
-def test_a_weight_may_need_no_gradient_or_be_of_half_precision():
+def test_frozen_and_half_precision_weights_are_supported():
     weight = torch.randn(5, 2, 3, 3)
     for method in (*IN_ONE_PROCESS, on_two, in_small_parts):
         assert not method(weight).requires_grad and is_close(
@@ -185,7 +185,7 @@ def test_a_layer_of_512_kernels_takes_the_closed_form_little_time_and_memory():
     assert is_close(number, by_euler, 1e-5)
 
 
-def test_the_graph_keeps_as_many_bytes_as_predicted():
+def test_the_graph_stores_as_many_bytes_as_predicted():
     for shape in ((6, 4, 3, 3), (12, 4, 3, 3), (9, 1, 5, 5)):
         weight = torch.randn(shape, requires_grad=True)
         for name, method in METHODS.items():
@@ -201,7 +201,7 @@ def test_the_graph_keeps_as_many_bytes_as_predicted():
 
 
 def in_ranks():
-    """Check everything that needs a group, in one launch. Returns what was wrong."""
+    """Run all checks that need a process group; return a list of the failures."""
     rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
 
     def check(name, method, weight, p):
@@ -222,7 +222,7 @@ def in_ranks():
         wrong.append(("kept", kept))
     wrong += [] if not over_ranks(weight).requires_grad else ["needs no gradient"]
 
-    # Under DDP: the mean of equal gradients, beside the gradient of the data
+    # DDP averages the gradients. This one is equal on all ranks, the data's gradient is not.
     for method in (over_ranks, vectorised):
         layer = torch.nn.Conv2d(2, 7, 3, bias=False).double()
         layer.weight.data.copy_(weight)
@@ -232,14 +232,14 @@ def in_ranks():
         mean = (ranks + 1) / 2
         gradient = number_and_gradient(double_loop, weight, 1)[1] + mean
         wrong += [] if is_close(layer.weight.grad, gradient) else [f"DDP, {method.__name__}"]
-        kept = graph_bytes(method, layer.weight)  # DDP does not split it; over_ranks does
+        kept = graph_bytes(method, layer.weight)  # only over_ranks splits the graph
         expected = rows if method is over_ranks else 7
         wrong += [] if kept // layer.weight.nbytes == expected else [f"DDP keeps {kept}"]
     return wrong
 
 
 def gradients_of_other_sums():
-    """Compare the gradients after a plain and an autograd-aware all-reduce of the ranks' shares."""
+    """Compare the gradients of a plain and an autograd-aware all-reduce over the ranks' shares."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
 
@@ -263,20 +263,20 @@ def gradients_of_other_sums():
     whole = number_and_gradient(vectorised, weight, 1)
     return {
         "plain number": is_close(by_plain[0], whole[0]),
-        "plain has its share alone": is_close(by_plain[1], own),
+        "plain gradient is the rank's share": is_close(by_plain[1], own),
         "warned": any("silently incorrect" in str(warning.message) for warning in caught),
         "aware number": is_close(aware[0], whole[0]),
-        "aware has N times its share": is_close(aware[1], ranks * own),
-        "aware, mean": is_close(mean / ranks, whole[1]),
-        "a share is not the whole": not is_close(own, whole[1], 0.1),
+        "aware gradient is N times the share": is_close(aware[1], ranks * own),
+        "the mean of the aware gradients is the whole": is_close(mean / ranks, whole[1]),
+        "the share is not the whole gradient": not is_close(own, whole[1], 0.1),
     }
 
 
 def messages_of_mistakes():
-    """Return this rank's messages if one rank makes a mistake, and if all make it, in turns."""
+    """Return two error messages for each mistake: made by rank 1 only, and by all ranks."""
     rank, messages = dist.get_rank(), []
     fine = {"weight": torch.ones(3, 2)}
-    on_one = [  # a different shape, dtype, p or requires_grad
+    on_one = [  # a different shape, dtype, p or requires_grad than on other ranks
         {"weight": torch.ones(4, 2)},
         {"weight": torch.ones(3, 2).double()},
         {"weight": torch.ones(3, 2), "p": 2},
@@ -306,7 +306,7 @@ def test_over_ranks_every_rank_has_the_whole_gradient_and_no_mistake_hangs(toget
         assert wrong == []
         assert all(sums.values()), sums
         on_one, on_all = messages[::2], messages[1::2]
-        alike = "weight and p must be alike on every rank; "
+        alike = "weight and p must match on all ranks; "
         assert all(alike in message for message in on_one[:4])
         assert on_all[:4] == [""] * 4
         beginnings = [message for _, message in BAD + BAD_PARTS] + ["signed must be False"]
@@ -340,7 +340,7 @@ def test_the_program_measures_every_method(start, tmp_path):
         (["--processes", "0"], "--processes must be at least 1"),
     ],
 )
-def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, message):
+def test_a_mistake_on_the_command_line_is_one_line(monkeypatch, capsys, arguments, message):
     monkeypatch.setattr("sys.argv", ["kernel_distance", *arguments])
     with pytest.raises(SystemExit) as ended:
         costs.main("")
@@ -350,7 +350,7 @@ def test_a_mistake_in_the_command_is_one_line(monkeypatch, capsys, arguments, me
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_two_gpus_share_the_rows(start):
+def test_the_rows_are_split_among_two_gpus(start):
     program = (
         "import torch\n"
         "from accel_demo.anatomy.kernel_distance.methods import double_loop, over_devices\n"

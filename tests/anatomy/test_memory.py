@@ -1,4 +1,4 @@
-"""Tests that each strategy needs the bytes per device that follow from what it shards."""
+"""Each strategy uses as many bytes per device as expected from the tensors that it shards."""
 
 import re
 
@@ -21,17 +21,17 @@ STRATEGIES = [
     "the same, ZeRO optimizer",
     "FSDP2",
 ]
-STATES = {"adamw": 2, "sgd": 1}  # tensors for each parameter: two moments, or the momentum
+STATES = {"adamw": 2, "sgd": 1}  # state tensors per parameter: two moments, or the momentum
 
 
 def count(device, cases):
-    """Return what is counted for each model and optimizer, and the addresses of DDP's buckets."""
+    """Return the memory for each model and optimizer, and the addresses of DDP's buckets."""
     results = {case: memory.count_all(device, *case) for case in cases}
     return results, [bucket_addresses(device, views) for views in (False, True)]
 
 
 def bucket_addresses(device, views: bool) -> list[set[int]]:
-    """Return where DDP's buckets are in four steps. All are kept, so that none is freed."""
+    """Return the addresses of DDP's buckets in four steps. `steps` keeps all buckets alive."""
     network = memory.make_network("tiny_cnn", device)
     wrapped, steps = DistributedDataParallel(network, gradient_as_bucket_view=views), []
 
@@ -41,7 +41,7 @@ def bucket_addresses(device, views: bool) -> list[set[int]]:
 
     wrapped.register_comm_hook(None, see_bucket)
     optimizer = torch.optim.SGD(network.parameters())
-    for _ in range(2):  # two steps each, and each step begins with zero_grad
+    for _ in range(2):  # each call runs two steps, which start with zero_grad
         batch = memory.batch(device)
         memory.train(wrapped, optimizer, *batch, before_step=lambda: steps.append([]))
     return [{buffer.untyped_storage().data_ptr() for buffer in step} for step in steps]
@@ -56,9 +56,9 @@ def bucket_addresses(device, views: bool) -> list[set[int]]:
 )
 def test_each_strategy_holds_what_it_says_it_shares(processes, cases, together):
     for results, addresses in together(count, processes, cases=cases):
-        for first, *later in addresses:  # DDP keeps the buckets it makes after the first step
+        for first, *later in addresses:  # DDP rebuilds its buckets once, after the first step
             assert len(later) == 3 and later[0] == later[1] == later[2] and later[0]
-            assert first.isdisjoint(later[0])  # the addresses do differ if DDP makes new buckets
+            assert first.isdisjoint(later[0])  # new buckets do have new addresses
         assert list(results) == cases
         for (model, optimizer), memories in results.items():
             network = make_model(TrainConfig(model=model))
@@ -75,7 +75,7 @@ def holds(parameters, gradients, state, buckets=0, gathered=0, stays=0) -> Devic
 
 
 def check_data_parallel(memories: dict, all_bytes: int, states: int, processes: int) -> None:
-    """Only the first device keeps gradients and optimizer state, and gathers the outputs."""
+    """Check that only the first device keeps gradients and optimizer state and gathers outputs."""
     state = states * all_bytes
     kept = (all_bytes, all_bytes, state)
     stays = all_bytes + state
@@ -87,9 +87,9 @@ def check_data_parallel(memories: dict, all_bytes: int, states: int, processes: 
 
 
 def check_ddp(memories: dict, all_bytes: int, states: int, processes: int) -> None:
-    """Every rank has everything, except that ZeRO divides the optimizer state."""
+    """Check that every rank holds all tensors, and that ZeRO shards the optimizer state."""
     state = states * all_bytes
-    stays = 2 * all_bytes + state  # the buckets stay too
+    stays = 2 * all_bytes + state  # parameters, buckets and optimizer state
     plain = holds(all_bytes, all_bytes, state, all_bytes, stays=stays)
     assert memories["DDP"] == [plain] * processes
     views = memories["DDP, gradients as bucket views"]
@@ -102,10 +102,10 @@ def check_ddp(memories: dict, all_bytes: int, states: int, processes: int) -> No
 
 
 def check_fsdp(memories: list[DeviceMemory], network, states: int, processes: int) -> None:
-    """Each rank holds a shard of every parameter, gradient and optimizer state."""
+    """Check that each rank holds a shard of every parameter, gradient and optimizer state."""
 
     def padded(parameter) -> int:
-        """Return the bytes with all shards as long as the first, as FSDP2 allocates them."""
+        """Return the bytes of all shards. FSDP2 pads each shard to the size of the first."""
         rows = -(-len(parameter) // processes) * processes
         return rows * parameter[0].numel() * parameter.element_size()
 
@@ -119,7 +119,7 @@ def check_fsdp(memories: list[DeviceMemory], network, states: int, processes: in
     assert processes * share == all_bytes or processes == 3
 
 
-def test_memory_that_two_tensors_share_is_counted_once():
+def test_memory_shared_by_several_tensors_is_counted_once():
     tensor = torch.zeros(6, 4)
     assert memory.bytes_of([tensor]) == 96
     assert memory.bytes_of([tensor, tensor[2:], tensor.t(), torch.zeros(3)]) == 108
@@ -148,7 +148,7 @@ def test_the_program_prints_and_draws(start, tmp_path):
         assert flag in refused.stderr and wrong in refused.stderr
 
 
-def test_one_process_takes_the_gpus_of_its_own_machine_alone(monkeypatch):
+def test_one_process_uses_at_most_the_gpus_of_this_machine(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
     for processes, expected in ((1, gpus[:1]), (2, gpus), (8, gpus)):
@@ -159,7 +159,7 @@ def test_one_process_takes_the_gpus_of_its_own_machine_alone(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_what_cuda_measures_is_at_least_what_was_counted(start):
+def test_the_peak_that_cuda_measures_is_at_least_the_counted_memory(start):
     command = ["python", "-m", "accel_demo.anatomy.memory", "--model", "vgg11"]
     result = start(command, **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr

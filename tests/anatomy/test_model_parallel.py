@@ -1,4 +1,4 @@
-"""However a model is split, one step has the result of the unsplit model."""
+"""A training step has the same result for the unsplit model and for every split of it."""
 
 import inspect
 import math
@@ -21,7 +21,10 @@ KINDS = ["forward", "backward"]
 
 
 def train_with_all_methods(device):
-    """Train with several numbers of micro-batches. Returns the results, the errors and traffic."""
+    """Train with all methods and several numbers of micro-batches.
+
+    Returns the comparisons, the errors for invalid numbers, and the collectives of each method.
+    """
     rows = splits.ROWS_PER_RANK * dist.get_world_size()
     comparisons = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
     errors = []
@@ -33,7 +36,7 @@ def train_with_all_methods(device):
 
 
 class Traffic(TorchDispatchMode):
-    """Count the collectives that torch.distributed's operators start."""
+    """Counter of the collectives that torch.distributed starts, by name."""
 
     def __init__(self):
         super().__init__()
@@ -63,12 +66,12 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
     for comparisons, errors, counts in results:
         for pieces, comparison in comparisons.items():
             for summary in comparison.methods:
-                exact = processes == 2 or summary.method == "`.to()`"  # a third is rounded
+                exact = processes == 2 or summary.method == "`.to()`"  # dividing by three rounds
                 assert summary.difference == 0 if exact else summary.difference < 1e-9, summary
                 total = elements * processes if summary.method == "DDP" else elements
                 held = summary.elements_held
                 assert sum(held) == total and len(held) == processes
-            moments = comparison.fsdp_elements  # from now on of FSDP2
+            moments = comparison.fsdp_elements  # `held` is from FSDP2, the last method
             assert moments["before forward"] == moments["after forward"] == held
             layer = elements // 4
             assert moments["inside forward, at the most"] == [count + layer for count in held]
@@ -83,15 +86,15 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
 
 
 def check_traffic(counts: dict) -> None:
-    """DDP sends gradients, tensor parallelism activations, FSDP2 parameters and gradients."""
+    """Check the number of collectives in one step of DDP, tensor parallelism and FSDP2."""
 
     def count(method, *words):
         names = counts[method].items()
         return sum(number for name, number in names if any(word in name for word in words))
 
     reduces, gathers = ("all_reduce", "allreduce"), ("all_gather", "allgather_base", "allgather_in")
-    assert count("data_parallel", *reduces) == 1  # all gradients fit into one bucket
-    assert count("tensor_parallel", *reduces) == 3  # two pairs forward, one has to go back
+    assert count("data_parallel", *reduces) == 1  # all gradients fit in one bucket
+    assert count("tensor_parallel", *reduces) == 3  # one per pair in forward, one in backward
     assert count("fully_sharded", *gathers) == 8  # four layers, forward and backward
     assert count("fully_sharded", "reduce_scatter") == 4
     assert count("data_parallel", "reduce_scatter") == count("tensor_parallel", *gathers) == 0
@@ -102,7 +105,7 @@ def formula(stages: int, pieces: int) -> Fraction:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_a_model_over_devices_trains_as_a_plain_loop_does(parts):
+def test_a_model_split_over_devices_trains_like_an_unsplit_model(parts):
     inputs, targets = splits.whole_numbers((8, 8), 5), splits.whole_numbers((8, 8), 6)
     model = splits.make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=splits.LEARNING_RATE)
@@ -118,7 +121,7 @@ def test_a_model_over_devices_trains_as_a_plain_loop_does(parts):
         assert not torch.equal(before[name], weight)
 
 
-def test_a_result_that_differs_is_seen():
+def test_a_different_result_is_detected():
     inputs, targets = splits.whole_numbers((8, 8), 5), splits.whole_numbers((8, 8), 6)
     right, wrong = (
         splits.over_devices(splits.make_model(), inputs, targets, ["cpu"]) for _ in range(2)
@@ -130,19 +133,19 @@ def test_a_result_that_differs_is_seen():
         assert splits.difference(wrong, right) == 0.5
         assert verdict(splits.difference(wrong, right)) == "differs by 5e-01"
         tensor.data.copy_(kept)
-    for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last, after numbers
+    for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last ones
         tensor.data.fill_(math.nan)
     assert verdict(splits.difference(wrong, right)) == "differs by nan"
-    assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # of several ranks
+    assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # the differences of several ranks
 
 
-def test_a_bug_of_ours_is_not_reported_as_the_users_mistake(monkeypatch):
+def test_a_bug_in_our_code_is_not_reported_as_a_mistake_of_the_user(monkeypatch):
     monkeypatch.setattr(splits, "train_all", Mock(side_effect=ValueError("ours")))
     with pytest.raises(ValueError, match="ours"):
         show(torch.device("cpu"), Namespace(microbatches=4))
 
 
-def test_the_bubble_is_the_formulas_and_one_forward_one_backward_does_not_shrink_it():
+def test_gpipe_and_1f1b_both_have_the_bubble_of_the_formula():
     for stages in range(1, 7):
         for pieces in range(1, 9):
             gpipe = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * stages
@@ -152,7 +155,10 @@ def test_the_bubble_is_the_formulas_and_one_forward_one_backward_does_not_shrink
 
 
 def one_forward_one_backward(stages_left: int, pieces: int) -> list:
-    """1F1B: a stage is never ahead by more pieces than there are stages from it to the end."""
+    """Return the 1F1B log of a stage.
+
+    At most `stages_left` micro-batches have run forward but not backward at any time.
+    """
     log, backward = [], 0
     for piece in range(pieces):
         if piece - backward == stages_left:
@@ -162,14 +168,14 @@ def one_forward_one_backward(stages_left: int, pieces: int) -> list:
     return log + [("backward", piece) for piece in range(backward, pieces)]
 
 
-def test_logs_in_which_all_ranks_wait_are_refused():
+def test_logs_that_would_deadlock_are_rejected():
     first, second = [("backward", 0), ("forward", 0)], [("forward", 0), ("backward", 0)]
     with pytest.raises(ValueError, match="logs must fit together"):
         splits.timetable([first, second])
 
 
 @pytest.mark.parametrize("processes", [0, 5])
-def test_more_processes_than_layers_are_refused(processes):
+def test_an_invalid_number_of_processes_is_rejected(processes):
     with pytest.raises(ValueError, match=f"processes must be from 1 to 4.* got {processes}"):
         splits.check(processes, 4)
 

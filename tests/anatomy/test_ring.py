@@ -1,4 +1,4 @@
-"""Three all-reduces built from messages: right sums, bytes by the formulas, and never a hang."""
+"""Three all-reduce algorithms have correct sums, send the expected bytes, and never hang."""
 
 import random
 import re
@@ -25,7 +25,7 @@ STEPS = {
 
 
 LAYOUTS = ["contiguous", "transposed", "every second"]
-# (dtype, whether it is a mean, layout in memory)
+# (dtype, True for a mean, memory layout)
 KINDS = [(dtype, mean, layout) for dtype in FLOATS for mean in (False, True) for layout in LAYOUTS]
 KINDS += [(dtype, False, layout) for dtype in INTEGERS for layout in LAYOUTS]
 SHAPES = st.lists(st.integers(0, 9), max_size=3)
@@ -33,9 +33,9 @@ SEEDS = st.integers(0, 2**31)
 
 
 def drawn(kinds=KINDS * 2) -> list:
-    """Return dtype, shape, layout, mean, and a seed for the values, for each kind.
+    """Return a case for each kind: dtype, shape, layout, mean, and the seed of its values.
 
-    They are the same in every run, and drawn here so that all ranks get the same.
+    The cases are drawn here, in one process, so that all ranks use the same cases.
     """
     drawn = []
 
@@ -56,9 +56,9 @@ def make(case, rank: int, device) -> torch.Tensor:
     elements = 1
     for size in shape:
         elements *= size
-    if dtype.is_floating_point:  # of many magnitudes, so that the order of a sum matters
+    if dtype.is_floating_point:  # many magnitudes, so that the order of summation matters
         values = [numbers.gauss(0, 1) * 10 ** numbers.randint(-3, 3) for _ in range(elements)]
-    else:  # some sums overflow, as they do in the library
+    else:  # some sums overflow, in the library as well
         low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         values = [numbers.randint(low, high) for _ in range(elements)]
     tensor = torch.tensor(values, dtype=dtype, device=device).view(shape)
@@ -71,7 +71,7 @@ def make(case, rank: int, device) -> torch.Tensor:
 
 @dataclass
 class RingResult:
-    """One all-reduce of one case on one rank."""
+    """Result of one all-reduce for one case on one rank."""
 
     name: str
     case: tuple
@@ -102,10 +102,10 @@ def every_case(device, cases):
 
 
 def errors(device) -> list[str]:
-    """Return the error of each all-reduce for invalid input, if possible on one rank only."""
+    """Return the errors of each all-reduce for invalid input on the last rank or on all ranks."""
     last, messages = dist.get_rank() == dist.get_world_size() - 1, []
     ones = torch.ones(3, device=device)
-    wrong = [  # (the tensor and mean of all ranks but the last, those of the last)
+    wrong = [  # ((tensor, mean) on all ranks but the last, (tensor, mean) on the last rank)
         ((ones, False), (ones.clone().requires_grad_(), False)),
         ((ones.long(), True), (ones.long(), True)),
         ((ones, False), (ones.bool(), False)),
@@ -134,7 +134,7 @@ def message(all_reduce, tensor, mean) -> str:
 
 
 def rounded_sums(device) -> dict[str, float]:
-    """Return the sums of 1e8, 1 and −1e8, which are 0 or 1 in float32, depending on the order."""
+    """Return the sum of 1e8, 1 and −1e8. In float32 it is 0 or 1, depending on the order."""
     value, sums = [1e8, 1.0, -1e8, 0.0][dist.get_rank()], {}
     for name, all_reduce in ring.ALGORITHMS.items():
         total = torch.full((1,), value, device=device)
@@ -143,7 +143,7 @@ def rounded_sums(device) -> dict[str, float]:
     return sums
 
 
-LAUNCHED = {}  # one launch for each number of ranks; the tests below look at different things
+LAUNCHED = {}  # the results of each number of ranks, so that all tests share one launch
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -155,7 +155,7 @@ def ran(request, together):
 
 
 def by_case(ran) -> list[tuple[RingResult, ...]]:
-    """Return, for each all-reduce and case, the results by rank."""
+    """Return the results of all ranks for each all-reduce and case."""
     cases = list(zip(*(results for results, _, _ in ran), strict=True))
     assert len(cases) == 3 * len(KINDS * 2)
     return cases
@@ -166,18 +166,19 @@ def messages_of(ranks: tuple[RingResult, ...]) -> list[Message]:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether all numbers are equal, with −0 different from 0."""
+    """Return True if the tensors are equal and their zeros have equal signs."""
     zeros = a == 0
     signs = torch.equal(torch.signbit(a[zeros]), torch.signbit(b[zeros]))
     return a.dtype == b.dtype and torch.equal(a, b) and signs
 
 
 def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return how much two sums of the same N numbers, in any two orders, can differ.
+    """Return an upper bound for the difference of two sums of the same N numbers.
 
-    Each of the N − 1 additions rounds by at most half an epsilon of its result, which is never much
-    more than the sum of the sizes. That is (N−1)·epsilon/2 for either sum, plus terms in epsilon²,
-    for which there is a factor of 1.1 (here N·epsilon < 0.04). A mean rounds once more.
+    The sums may add the numbers in different orders. Each of the N − 1 additions has a rounding
+    error of at most epsilon/2 times its result, and no result is much larger than the sum of the
+    absolute values. So the error of each sum is at most (N−1)·epsilon/2 times the latter. A factor
+    of 1.1 covers the terms in epsilon² (N·epsilon < 0.04 here). A mean is rounded once more.
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 4.2.
     """
     dtype, _, _, mean, _ = case
@@ -191,7 +192,10 @@ def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_the_sum_is_that_of_the_library(ran):
-    """With the same bits up to two ranks, as a + b is b + a; within the rounding error beyond."""
+    """Up to two ranks, and for integers, the results are bitwise equal, because a + b is b + a.
+
+    Otherwise they are equal within the rounding error.
+    """
     for ranks in by_case(ran):
         name, case = ranks[0].name, ranks[0].case
         tensors = [rank.tensor for rank in ranks]
@@ -203,14 +207,14 @@ def test_the_sum_is_that_of_the_library(ran):
                 assert bool((distance <= bound(case, tensors)).all()), (name, case)
 
 
-def test_all_ranks_end_with_the_same_bits_but_in_the_naive_ring(ran):
+def test_results_are_bitwise_equal_on_all_ranks_except_in_the_naive_ring(ran):
     for ranks in by_case(ran):
         name, case = ranks[0].name, ranks[0].case
         if name != "naive ring" or not case[0].is_floating_point:
             assert all(same_bits(ranks[0].total, rank.total) for rank in ranks), (name, case)
 
 
-def test_in_the_naive_ring_ranks_differ_because_each_adds_in_a_different_order(ran):
+def test_in_the_naive_ring_each_rank_adds_in_a_different_order(ran):
     by_rank = [sums for _, _, sums in ran]
     naive = {sums["naive ring"] for sums in by_rank}
     assert naive == ({0.0, 1.0} if len(ran) > 2 else {1e8})
@@ -218,7 +222,7 @@ def test_in_the_naive_ring_ranks_differ_because_each_adds_in_a_different_order(r
         assert len({sums[name] for sums in by_rank}) == 1
 
 
-def test_the_result_is_written_in_place_whatever_the_layout(ran):
+def test_the_result_is_written_in_place_for_every_memory_layout(ran):
     for ranks in by_case(ran):
         assert all(rank.is_in_place for rank in ranks)
     assert {rank.case[2] for ranks in by_case(ran) for rank in ranks} > {"transposed"}
@@ -234,16 +238,16 @@ def test_the_bytes_of_each_rank_are_those_of_the_formula(ran):
             assert counted == expected, (name, case)
 
 
-def test_the_steps_are_those_expected_and_a_ring_sends_to_the_right_alone(ran):
+def test_each_algorithm_has_the_expected_steps_and_rings_send_only_to_the_right(ran):
     count = len(ran)
     for ranks in by_case(ran):
         name, log = ranks[0].name, messages_of(ranks)
         assert {message.step for message in log} == set(range(1, STEPS[name](count) + 1))
         if name != "gather + broadcast":
             assert all(message.target == (message.source + 1) % count for message in log)
-            assert len(log) == STEPS[name](count) * count  # all send in each step
+            assert len(log) == STEPS[name](count) * count  # every rank sends in each step
         else:
-            assert len(log) == STEPS[name](count)  # one message at a time, all with rank 0
+            assert len(log) == STEPS[name](count)  # one message per step, to or from rank 0
             assert all(0 in (message.source, message.target) for message in log)
 
 
@@ -262,7 +266,7 @@ def test_wrong_input_is_one_value_error_on_all_ranks_before_any_message(ran):
     assert all(messages == by_rank[0] for messages in by_rank)
     named = ["tensor must not require grad", "mean must be False"]
     named += [*["tensor must hold real numbers"] * 2, *["tensor must be a torch.Tensor"] * 2]
-    alone = ["", "", ""]  # one rank always agrees with itself
+    alone = ["", "", ""]  # with one rank, these inputs are valid
     unlike = ["tensor must match tensor", "tensor must match tensor", "rank 0 calls"]
     expected = [*named, *(alone if len(ran) == 1 else unlike)] * 3
     expected.append("" if len(ran) == 1 else "rank 0 calls all_reduce_chunked_ring")
@@ -273,7 +277,7 @@ def test_wrong_input_is_one_value_error_on_all_ranks_before_any_message(ran):
 
 @settings(derandomize=True, database=None)
 @given(st.integers(1, 70), st.integers(0, 1000), st.sampled_from([1, 2, 4, 8]))
-def test_the_chunked_ring_sends_as_much_in_all_as_gather_and_broadcast(ranks, length, element_size):
+def test_chunked_ring_and_gather_broadcast_send_equal_bytes_in_total(ranks, length, element_size):
     sizes = traffic.chunk_sizes(length, element_size, ranks)
     cut = ring.split(torch.empty(length), ranks)
     assert sizes == [len(chunk) * element_size for chunk in cut]
@@ -286,18 +290,18 @@ def test_the_chunked_ring_sends_as_much_in_all_as_gather_and_broadcast(ranks, le
         sent, received = traffic.chunked_ring_bytes(rank, sizes)
         if length % ranks == 0:
             assert sent == received == 2 * (ranks - 1) * size // ranks
-        # Otherwise at most two chunks differ from the mean size, by less than an element.
+        # A rank skips one chunk per phase, each within one element of the mean size.
         assert abs(sent * ranks - 2 * (ranks - 1) * size) < 2 * element_size * ranks
 
 
-def test_a_rank_of_the_chunked_ring_sends_less_than_two_tensors_however_many_there_are():
+def test_a_rank_of_the_chunked_ring_sends_less_than_two_tensors_for_any_number_of_ranks():
     for ranks in range(1, 2000):
         sizes = [3] * ranks
         assert traffic.chunked_ring_bytes(0, sizes)[0] < 2 * sum(sizes)
         assert traffic.naive_ring_bytes(0, sizes)[0] == (ranks - 1) * sum(sizes)
 
 
-def test_the_program_shows_steps_and_bytes_and_draws_them(start, tmp_path):
+def test_the_program_prints_and_draws_steps_and_bytes(start, tmp_path):
     picture = tmp_path / "ring.svg"
     command = ["python", "-m", "accel_demo.anatomy.ring", "--processes", "3", "--plot", picture]
     result = start(command)
@@ -316,7 +320,7 @@ def test_the_program_shows_steps_and_bytes_and_draws_them(start, tmp_path):
     assert {"step 4", "at the end", "chunked ring, each rank"} <= words(picture)
 
 
-def test_one_rank_alone_is_drawn_too(tmp_path):
+def test_the_picture_can_be_drawn_for_one_rank(tmp_path):
     traffic.draw({name: [] for name in traffic.FORMULAS}, [12], tmp_path / "alone.svg")
     assert "step 1" not in words(tmp_path / "alone.svg")
     assert {"at the end", "chunked ring, each rank"} <= words(tmp_path / "alone.svg")
@@ -326,7 +330,7 @@ def words(picture) -> set[str]:
     return set(re.findall("<!-- (.*?) -->", picture.read_text()))
 
 
-def test_a_wrong_number_of_processes_is_one_line(start):
+def test_an_invalid_number_of_processes_is_an_error_of_one_line(start):
     result = start(["python", "-m", "accel_demo.anatomy.ring", "--processes", "0"])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: --processes must be at least 1, got 0\n"
@@ -334,7 +338,7 @@ def test_a_wrong_number_of_processes_is_one_line(start):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_the_sums_and_bytes_are_right_on_gpus(together):
+def test_the_sums_and_bytes_are_correct_on_gpus(together):
     ran = together(every_case, 2, environment=VISIBLE_GPUS, cases=drawn())
     test_the_sum_is_that_of_the_library(ran)
     test_the_bytes_of_each_rank_are_those_of_the_formula(ran)

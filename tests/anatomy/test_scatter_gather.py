@@ -1,4 +1,4 @@
-"""Batches are split as torch.chunk splits, in every structure, and joined again in order."""
+"""Scatter splits batches of any structure like torch.chunk, and gather joins them in order."""
 
 from collections import OrderedDict, namedtuple
 
@@ -19,7 +19,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 Pair = namedtuple("Pair", "image label")
 
 
-def test_chunks_are_those_of_torch_and_may_be_fewer_than_replicas():
+def test_chunks_are_the_same_as_torchs_and_may_be_fewer_than_replicas():
     assert chunk_sizes(30, 8) == [4, 4, 4, 4, 4, 4, 4, 2]
     assert chunk_sizes(30, 7) == [5] * 6 and chunk_sizes(9, 8) == [2, 2, 2, 2, 1]
     assert chunk_sizes(3, 8) == [1, 1, 1] and chunk_sizes(0, 8) == [0]
@@ -27,7 +27,7 @@ def test_chunks_are_those_of_torch_and_may_be_fewer_than_replicas():
     assert all(map(torch.equal, parts, torch.arange(30).chunk(8)))
 
 
-def test_a_gather_of_a_scatter_is_the_batch_and_gradients_flow_through_both():
+def test_gather_reverses_scatter_and_gradients_flow_through_both():
     for samples, replicas in ((12, 4), (10, 4), (3, 8), (1, 2), (5, 1)):
         images = torch.randn(samples, 2, requires_grad=True)
         labels = torch.arange(samples)
@@ -42,7 +42,7 @@ def test_a_gather_of_a_scatter_is_the_batch_and_gradients_flow_through_both():
         assert torch.equal(gradient, torch.ones_like(images))
 
 
-def test_every_tensor_of_a_part_and_of_an_output_is_on_the_device_asked_for():
+def test_scatter_and_gather_move_every_tensor_to_the_requested_device():
     batch = {"both": (torch.ones(4, 2), [torch.ones(4)])}
     for part, device in zip(scatter(batch, [CPU, META]), [CPU, META], strict=True):
         assert part["both"][0].device == part["both"][1][0].device == device
@@ -59,7 +59,7 @@ def test_every_tensor_of_a_part_and_of_an_output_is_on_the_device_asked_for():
         ((1, "text", None), "inputs must hold tensors with the samples along"),
     ],
 )
-def test_inputs_that_cannot_be_split_are_named(inputs, message):
+def test_inputs_that_cannot_be_split_are_rejected(inputs, message):
     with pytest.raises(ValueError, match=message):
         scatter(inputs, [CPU] * 2)
 
@@ -76,12 +76,12 @@ def test_inputs_that_cannot_be_split_are_named(inputs, message):
         ),
     ],
 )
-def test_outputs_that_cannot_be_joined_are_named(outputs, message):
+def test_outputs_that_cannot_be_joined_are_rejected(outputs, message):
     with pytest.raises(ValueError, match=message):
         gather(outputs, CPU)
 
 
-def test_means_of_chunks_and_their_sizes_give_the_mean_over_all_samples():
+def test_the_mean_over_all_samples_follows_from_the_means_and_sizes_of_chunks():
     values = torch.randn(30, dtype=torch.float64)
     for replicas in range(1, 9):
         means = torch.stack([chunk.mean() for chunk in values.chunk(replicas)])
@@ -92,7 +92,7 @@ def test_means_of_chunks_and_their_sizes_give_the_mean_over_all_samples():
 
 @st.composite
 def batches(draw):
-    """Draw nested tensors of one batch size, of several dtypes and shapes."""
+    """Draw nested tensors with the same batch size and various dtypes and shapes."""
     batch_size = draw(st.integers(1, 20))
     shapes = st.lists(st.integers(0, 3), max_size=2)
     dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64])
@@ -116,7 +116,7 @@ def batches(draw):
 
 @settings(deadline=None)
 @given(batches(), st.integers(1, 9))
-def test_a_batch_is_unchanged_after_scatter_and_gather(batch, replicas):
+def test_any_batch_is_unchanged_after_scatter_and_gather(batch, replicas):
     batch_size, inputs = batch
     parts = scatter(inputs, [CPU] * replicas)
     assert len(parts) == len(chunk_sizes(batch_size, replicas)) <= replicas

@@ -1,4 +1,4 @@
-"""The sampler or Accelerate decides which rank reads which samples."""
+"""Tests for the methods that split the samples of an epoch among ranks."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SIZES = [(samples, batch_size) for samples in (6, 7, 11, 12, 16, 29) for batch_s
 
 
 def deal():
-    """Return what this rank reads in two epochs, under each method, for each of the sizes."""
+    """Return the batches that this rank reads in two epochs, for each method and size."""
     batches = {
         (method, samples, batch_size, epoch): who_reads_what(method, samples, batch_size, epoch)
         for method in METHODS
@@ -46,7 +46,7 @@ def test_the_ranks_read_disjoint_parts_that_cover_the_epoch_but_for_the_padding(
     for world_size, key in keys(dealt, method):
         _, samples, batch_size, _ = key
         ranks = of_ranks(dealt, world_size, key)
-        assert len({len(batches) for batches in ranks}) == 1  # otherwise some would wait
+        assert len({len(batches) for batches in ranks}) == 1  # otherwise a rank would hang
         read = [sample for batches in ranks for batch in batches for sample in batch]
         unit = world_size * (1 if method == "DistributedSampler" else batch_size)
         if pads:
@@ -56,14 +56,14 @@ def test_the_ranks_read_disjoint_parts_that_cover_the_epoch_but_for_the_padding(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_epoch_has_its_own_order(dealt, method):
+def test_each_epoch_has_a_different_order(dealt, method):
     for world_size, (_, samples, batch_size, epoch) in keys(dealt, method):
         if samples > 7:
             this = of_ranks(dealt, world_size, (method, samples, batch_size, epoch))
             assert this != of_ranks(dealt, world_size, (method, samples, batch_size, 1 - epoch))
 
 
-def test_the_raw_file_deals_as_accelerate_and_torchs_sampler_does_not(dealt):
+def test_train_ddp_reads_the_same_samples_as_accelerate_unlike_torchs_sampler(dealt):
     for world_size, (_, *size) in keys(dealt, "train_ddp.py"):
         ours = of_ranks(dealt, world_size, ("train_ddp.py", *size))
         assert ours == of_ranks(dealt, world_size, ("Accelerate, drop_last", *size))
@@ -85,13 +85,13 @@ def test_the_summary_counts_repeated_and_missing_samples():
         ("--processes -1", "--processes must be at least 1, got -1"),
     ],
 )
-def test_a_wrong_size_is_one_line(capsys, flags, said):
+def test_an_invalid_size_is_an_error_of_one_line(capsys, flags, said):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         shards.main(flags.split())
     assert (stopped.value.code, *capsys.readouterr()) == (2, "", f"error: {said}\n")
 
 
-def test_in_a_launch_its_own_processes_count(start, capsys, monkeypatch):
+def test_under_a_launcher_its_number_of_processes_is_used(start, capsys, monkeypatch):
     module = ["-m", "accel_demo.anatomy.shards", "--samples", "3"]
     shown = start(["torchrun", "--standalone", "--nproc-per-node", 1, *module])
     assert shown.returncode == 0, shown.stderr

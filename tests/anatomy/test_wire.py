@@ -1,4 +1,4 @@
-"""What one rank sends another receives, and every message is logged once, by its sender."""
+"""Every message arrives unchanged, and is logged once, by its sender."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool,
 
 
 def pass_on(device):
-    """Pass every kind of tensor around the ring; return what arrived wrong, and the messages."""
+    """Send tensors of every dtype around the ring; return failures, messages, and bytes sent."""
     wire, wrong = Wire(), []
     right, left = (wire.rank + 1) % wire.world_size, (wire.rank - 1) % wire.world_size
     for step, dtype in enumerate(DTYPES):
@@ -34,14 +34,14 @@ def pass_on(device):
     return wrong, wire.messages(), wire.bytes_sent()
 
 
-def test_what_is_sent_arrives_and_is_logged_once(together):
+def test_every_message_arrives_and_is_logged_once(together):
     for processes in (1, 3):
         check(together(pass_on, processes))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-def test_what_is_sent_between_gpus_arrives_and_is_logged_once(together):
+def test_every_message_between_gpus_arrives_and_is_logged_once(together):
     check(together(pass_on, 2, environment=VISIBLE_GPUS))
 
 

@@ -1,8 +1,8 @@
-"""Interrupt saves at many points, and print as JSON what each save left behind.
+"""Interrupt checkpoint saves at many points, and print what each save left behind as JSON.
 
 python tests/core/faulty_save.py by_hand|accelerate FOLDER kill/1 ENOSPC/2 EACCES/2 size/2 strace/1
 
-/1 tests every point, /2 every second point. Each save runs in a separate child process, on a copy
+/1 tests every point, and /2 tests every second point. Each save runs in a child process, on a copy
 of a run that has two checkpoints. This process has only one thread, so that it can fork safely.
 """
 
@@ -54,7 +54,7 @@ ERRORS = ("error=ENOSPC", "error=EACCES", "signal=SIGKILL")
 
 
 class Training:
-    """A training to save. Weights, optimizer, scheduler and random states contain the step."""
+    """A training state whose weights, optimizer, scheduler and random states encode the step."""
 
     def __init__(self, method: str, folder: Path):
         self.config = TrainConfig(model="tiny_cnn", dataset="synthetic", run_dir=str(folder))
@@ -87,7 +87,7 @@ class Training:
         return checkpoints
 
     def steps(self) -> list[float]:
-        """Return the step that each part of the training contains."""
+        """Return the step that each part of the training state encodes."""
         decay = self.optimizer.param_groups[0]["weight_decay"]
         weights = next(self.model.parameters()).unique().tolist()
         return [*weights, decay, self.scheduler.last_epoch, torch.initial_seed()]
@@ -143,7 +143,7 @@ def save_or_refuse(training: Training, checkpoints: Checkpoints) -> dict:
 
 
 def in_a_child(save, interruption: dict) -> dict:
-    """Interrupt `save` in a child. Return its result, and whether it reached the point."""
+    """Interrupt `save` in a child process. Return its result and whether it reached the point."""
     parent_end, child_end = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -165,7 +165,7 @@ def in_a_child(save, interruption: dict) -> dict:
 
 
 def run_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None:
-    """Save, and exit at once, so that nothing of the parent is flushed or closed here."""
+    """Save, then exit with `os._exit`, which does not flush or close the parent's files."""
     seen = 0
 
     def send(values: dict) -> None:
@@ -214,7 +214,7 @@ def name_of(function) -> str:
 
 
 def what_is_left(training: Training) -> dict:
-    """Return the steps of the complete checkpoints, what resuming loads, and what is left."""
+    """Return the checkpoints that are left, the step that resumes, and the result of a new save."""
     folder = Path(training.config.run_dir)
     complete, damaged = [], []
     for path in checkpoints_of(folder):
@@ -239,6 +239,6 @@ def what_is_left(training: Training) -> dict:
 
 
 if __name__ == "__main__":
-    with redirect_stdout(sys.stderr):  # the output of the runs
+    with redirect_stdout(sys.stderr):  # stdout is only for the report
         report = main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     print(json.dumps(report))

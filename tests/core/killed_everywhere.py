@@ -1,10 +1,10 @@
-"""Train, stop in the middle, resume and compare: many cases in one launch, one line per case.
+"""Stop and resume many training runs in one launch, and compare each with an uninterrupted run.
 
 accelerate launch --config_file FILE tests/core/killed_everywhere.py VERSION FOLDER SEED POINTS
 
-In each case, an exception ends trainings after POINTS random micro-batches, inside an accumulation
-window or at its end. Each training then resumes from the files that are on the disk. Each line is
-JSON: the case, the processes and the precision that were used, and which results were equal.
+Each case is repeated POINTS times. An exception ends the training run after a random micro-batch,
+inside an accumulation window or at its end. The run then resumes from the files on disk. Rank 0
+prints one JSON line per repeat: the case, the number of processes, and which results were equal.
 """
 
 import gc
@@ -36,7 +36,7 @@ VERSIONS = {
     "train_dp": train_dp,
     "train_plain": train_plain,
 }
-# Seven micro-batches per process and epoch: with windows of three, the last window has only one.
+# Each process has seven micro-batches per epoch. With windows of three, the last window has one.
 CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epochs": 2}
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
@@ -45,7 +45,7 @@ KEPT = ("images", "test_accuracy", "best_test_accuracy")
 
 
 class Killed(BaseException):
-    """An exception in place of a signal that no process survives."""
+    """A simulated SIGKILL, which no `except Exception` catches."""
 
 
 def main(version: str, folder: Path, seed: int, points: int) -> None:
@@ -81,14 +81,14 @@ def main(version: str, folder: Path, seed: int, points: int) -> None:
 
 
 def run(version: str, choices: dict, precision: str, run_dir: Path) -> Start:
-    """Train in this process as if it had just been started, and return where the run started."""
+    """Train in this process as if it had just been started. Return the run's start position."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
-    torch.manual_seed(random.randrange(2**31))  # leftover random states must not matter
+    torch.manual_seed(random.randrange(2**31))  # earlier random states must not matter
     options = () if version == "train" else (precision,)
     starts, resume = [], Run.resume
 

@@ -1,8 +1,9 @@
-"""Train as train.py does, and record the training images that this process reads.
+"""Run train.py, and record which training images this process reads.
 
 accelerate launch --config_file FILE tests/core/recorded_samples.py FLAGS…
 
-Only the training set is augmented. RUN/samples-RANK.json lists the images of each epoch.
+FLAGS must contain --augment, because only the training set is augmented. RUN/samples-RANK.json
+lists the indices of the images in each epoch.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Test that a user's mistake prints one helpful line, exits with code 2 and writes no run."""
+"""Test that invalid input prints one helpful line, exits with code 2 and writes no run folder."""
 
 import gzip
 import shutil
@@ -23,7 +23,7 @@ def one_line(stderr: str) -> str:
 
 @pytest.fixture
 def mistake(tmp_path, capsys):
-    """`mistake(*flags)` trains, asserts exit code 2 and no run folder, and returns the error."""
+    """`mistake(*flags)` trains, asserts exit code 2 and no run folder, and returns the message."""
 
     def mistake(*flags, run_dir=tmp_path / "run", precision="no") -> str:
         with pytest.raises(SystemExit) as stopped, one_line_errors():
@@ -66,7 +66,7 @@ def test_a_resnet_refuses_batches_of_one_image(mistake):
     assert message == "resnet18 takes batches of two images or more, got --batch-size 1\n"
 
 
-def test_images_with_the_labels_of_a_different_set_are_refused(mistake, tmp_path, monkeypatch):
+def test_images_and_labels_of_different_sets_are_refused(mistake, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "FASHION_MNIST_SUMS", None)
     for path in data.ASSETS.glob("*.gz"):
         other = path.name.replace("train-labels", "t10k-labels")
@@ -149,7 +149,7 @@ def test_an_occupied_port_is_refused(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_of_two_processes_prints_the_error_and_both_end(start, tmp_path):
+def test_one_of_two_processes_prints_the_error_and_both_exit(start, tmp_path):
     flags = ["--dataset", "mnist", "--data-dir", tmp_path / "none", "--run-dir", tmp_path / "run"]
     result = start(["python", "accel_demo/train_ddp.py", "--nproc", "2", *flags])
     assert result.returncode == 2
@@ -170,7 +170,7 @@ def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_train_py_without_a_launcher_ends_with_exit_code_2(start, tmp_path):
+def test_train_py_without_a_launcher_exits_with_code_2(start, tmp_path):
     result = start(
         ["python", "accel_demo/train.py", "--epochs", "0", "--run-dir", tmp_path / "run"]
     )

@@ -1,4 +1,4 @@
-"""Test which checkpoints `--resume` continues from, and which it refuses or keeps."""
+"""Test which checkpoints `--resume` loads or refuses, and which checkpoints a run keeps."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def run(finished, tmp_path):
 
 
 def interrupt_after(run: Path, newest: str) -> Path:
-    """Remove what came after the checkpoint `newest`, as if the run had been interrupted there."""
+    """Delete everything newer than the checkpoint `newest`, as if the run had stopped there."""
     for path in checkpoints_of(run):
         if path.name > newest:
             shutil.rmtree(path)
@@ -112,7 +112,7 @@ def test_if_no_checkpoint_is_complete_nothing_is_deleted_or_trained(run):
     assert names(run) == before
 
 
-def test_folders_and_links_of_the_user_are_not_deleted(run, tmp_path):
+def test_folders_and_links_that_a_user_created_are_not_deleted(run, tmp_path):
     interrupt_after(run, "epoch-0002-batch-000000")
     (run / "checkpoints" / "notes").mkdir()
     (run / "checkpoints" / "notes" / "mine.txt").write_text("mine")
@@ -175,7 +175,7 @@ def test_resume_auto_prints_a_line_if_there_is_no_checkpoint(tmp_path, capsys):
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(start, tmp_path):
-    """A lock belongs to a process, so the second training runs in a separate process."""
+    """A process never conflicts with its own lock, so the training runs in a second process."""
     import fcntl
 
     run = tmp_path / "run"
@@ -189,7 +189,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(start, tmp_path):
 
 
 def test_all_files_are_on_the_disk_before_a_checkpoint_gets_its_name(run, monkeypatch):
-    """First the files, then the folder that lists them, the new name, and the parent folder."""
+    """The files are synced first, then their folder. Then it is renamed, and its parent synced."""
     done, fsync, rename = [], os.fsync, os.rename
 
     def recorded_fsync(descriptor):
@@ -211,7 +211,7 @@ def test_all_files_are_on_the_disk_before_a_checkpoint_gets_its_name(run, monkey
     assert len(files) >= 6 and files <= set(before[before.index("metrics.jsonl") :])
 
 
-def test_tensorboard_shows_the_steps_that_are_trained_again_only_once(tmp_path):
+def test_tensorboard_shows_a_repeated_step_only_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     train(tmp_path / "run", track="tensorboard")
@@ -226,7 +226,7 @@ def test_tensorboard_shows_the_steps_that_are_trained_again_only_once(tmp_path):
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py", "train_plain.py"])
 def test_a_run_on_a_gpu_can_be_resumed(file, precision, start, tmp_path):
-    """It continues at the same step. Last bits may differ: some GPU operations add in any order."""
+    """The accuracy may differ a little: some GPU kernels add in a nondeterministic order."""
     command = [*launcher(file, 1), f"accel_demo/{file}"]
     if file == "train.py":
         config = ["--config_file", "accelerate_configs/single_gpu.yaml"]

@@ -1,4 +1,4 @@
-"""Test that every option is a flag, and that an invalid value is refused in one sentence."""
+"""Test that every option is a flag, and that an invalid value is a one-sentence error."""
 
 import dataclasses
 
@@ -48,12 +48,12 @@ def test_every_field_is_a_flag():
         (["--run"], "unrecognized arguments: --run"),
     ],
 )
-def test_a_wrong_value_is_refused_in_one_sentence(arguments, message):
+def test_an_invalid_value_is_refused_in_one_sentence(arguments, message):
     with pytest.raises(UserError, match=message):
         read(*arguments)
 
 
-def test_a_config_that_is_created_in_code_is_checked_too():
+def test_a_config_that_is_created_in_code_is_validated_too():
     with pytest.raises(UserError, match="model must be one of small_cnn"):
         TrainConfig(model="alexnet")
 
@@ -64,7 +64,7 @@ def test_tracking_without_tensorboard_names_the_package_to_install(monkeypatch):
         read("--track", "tensorboard")
 
 
-def test_no_flag_is_an_abbreviation_of_a_flag_of_its_launcher():
+def test_no_flag_abbreviates_a_flag_of_the_launcher():
     """Both launchers accept abbreviations: torchrun would read `--run` as its `--run-path`."""
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser

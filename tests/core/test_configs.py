@@ -1,4 +1,4 @@
-"""Test that each launch config is complete, repeats no default, and starts what it promises."""
+"""Test that the launch configs repeat no default and start the processes they describe."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 FOLDER = REPOSITORY / "accelerate_configs"
 FILES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
 TINY = "--max-steps 4 --train-samples 512 --test-samples 200".split()
-EXPECTED = {  # GPUs needed, device, processes, mixed_precision
+EXPECTED = {  # GPUs on the machine, device, processes, mixed_precision
     "cpu.yaml": (1, "cpu", 1, "no"),
     "cpu_two_processes.yaml": (2, "cpu", 2, "no"),
     "single_gpu.yaml": (1, "cuda", 1, "no"),
@@ -52,7 +52,7 @@ def test_the_second_comment_is_the_command_that_uses_the_config(name):
     assert second == f"# {command}"
 
 
-def test_the_table_has_a_row_for_each_config():
+def test_the_table_in_the_readme_has_a_row_for_each_config():
     readme = (FOLDER / "README.md").read_text()
     assert all(readme.count(f"| `{name}` |") == 1 for name in EXPECTED)
 
@@ -95,19 +95,19 @@ def test_accelerates_own_test_passes_with_every_process_connected(start, name):
     result = start(command, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Test is a success!" in result.stdout
-    processes = CPU_PROCESSES[name]  # each process prints their number
+    processes = CPU_PROCESSES[name]  # each process prints the world size
     assert result.stdout.count("Num processes: ") == processes
     assert result.stdout.count(f"Num processes: {processes}\n") == processes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CPU_PROCESSES)
-def test_accelerates_own_test_of_gradient_sharing_passes(start, name):
+def test_accelerates_own_test_of_gradient_synchronization_passes(start, name):
     command = ["accelerate", "launch", "--config_file", FILES[name]]
     command += ["-m", "accelerate.test_utils.scripts.test_sync"]
     result = start(command, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stdout + result.stderr
-    # It does not print the number of processes. A single process tests a different case.
+    # The script does not print the world size, but a single process runs a different test.
     is_connected = CPU_PROCESSES[name] > 1
     assert ("**Test Distributed `no_sync` context manager**" in result.stdout) == is_connected
     assert ("**Test NOOP `no_sync` context manager**" in result.stdout) != is_connected

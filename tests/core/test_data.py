@@ -37,7 +37,7 @@ def test_packaged_images_are_class_balanced(packaged):
     assert test_set.labels.bincount().tolist() == [200] * 10
 
 
-def test_packaged_images_have_the_statistics_that_normalise_them(packaged):
+def test_the_normalisation_statistics_are_those_of_the_packaged_images(packaged):
     pixels = packaged[0].pixels / 255
     _, (mean,), (std,) = data.STATISTICS["fashion-mnist-small"]
     assert pixels.mean().item() == pytest.approx(mean, abs=2e-3)
@@ -94,7 +94,7 @@ def test_loader_workers_return_the_same_batches(packaged):
 
 
 class Parents(Dataset):
-    """A dataset with one sample: the id of the process that started the loader worker."""
+    """A dataset whose only sample is the id of the process that started the loader worker."""
 
     def __len__(self) -> int:
         return 1
@@ -116,7 +116,7 @@ def test_no_worker_is_forked_from_a_process_with_gloo_threads():
         dist.destroy_process_group()
 
 
-def test_shards_equal_accelerates_shards():
+def test_our_shards_equal_accelerates_shards():
     from accelerate.data_loader import prepare_data_loader
 
     images = ImageSet(torch.zeros(107, 1, 2, 2), torch.arange(107), [], [0.0], [1.0])
@@ -162,7 +162,7 @@ def test_batches_load_fifty_times_faster_than_with_torchvision(packaged, tmp_pat
     assert sorted(ratios)[2] >= 50, ratios
 
 
-def test_any_number_of_synthetic_images_can_be_made():
+def test_any_number_of_synthetic_images_can_be_generated():
     train_set, test_set = load_datasets(TrainConfig(dataset="synthetic", train_samples=5000))
     assert (len(train_set), len(test_set)) == (5000, 512)
     assert train_set[0][0].shape == (1, 28, 28)
@@ -202,7 +202,7 @@ def test_a_broken_uncompressed_file_is_named(content, tmp_path):
 
 
 def test_an_altered_file_of_the_full_set_is_refused(tmp_path):
-    for path in data.ASSETS.glob("*.gz"):  # the subset is not the full set
+    for path in data.ASSETS.glob("*.gz"):  # the packaged subset instead of the full set
         shutil.copy(path, tmp_path)
     with pytest.raises(UserError, match="not the original file"):
         load_datasets(TrainConfig(dataset="fashion-mnist", data_dir=str(tmp_path)))
@@ -219,8 +219,8 @@ def test_a_failed_download_is_reported_in_one_sentence(name, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist", "cifar10"])
-def test_full_datasets_are_read_from_the_folders_of_torchvision(name, tmp_path, monkeypatch):
-    """Write a few images in torchvision's layout, and replace its checksums to match them."""
+def test_full_datasets_are_read_from_torchvisions_folders(name, tmp_path, monkeypatch):
+    """Write a few images in torchvision's layout, and replace torchvision's checksums to match."""
     config = TrainConfig(dataset=name, data_dir=str(tmp_path))
     if name == "cifar10":
         write_cifar10(tmp_path, monkeypatch)
@@ -261,8 +261,8 @@ def write_cifar10(folder: Path, monkeypatch) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.skipif(not DEBIAN.exists(), reason="needs Debian's package dataset-fashion-mnist")
-def test_cutting_the_subset_from_the_full_set_again_gives_the_same_files(tmp_path):
+@pytest.mark.skipif(not DEBIAN.exists(), reason="needs the Debian package dataset-fashion-mnist")
+def test_cutting_the_subset_again_reproduces_the_packaged_files(tmp_path):
     train_set, _ = load_datasets(TrainConfig(dataset="fashion-mnist", data_dir=str(DEBIAN)))
     assert len(train_set) == 60_000
     from accel_demo.assets.cut_subset import cut

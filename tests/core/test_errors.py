@@ -1,4 +1,4 @@
-"""Test that one process prints the error, and that the exit code is 2."""
+"""Test that one process prints an error, and that errors stop a launch early with exit code 2."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from accel_demo.processes.launch import spawn
 
 
 @pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [20])])
-def test_rank_0_prints_the_error_at_once_and_the_other_ranks_wait_first(
+def test_rank_0_prints_the_error_immediately_and_the_other_ranks_wait_first(
     rank, waited, monkeypatch, capsys
 ):
     slept = []
@@ -34,7 +34,7 @@ def test_rank_0_prints_the_error_at_once_and_the_other_ranks_wait_first(
         ({"MASTER_PORT": "-1"}, "MASTER_PORT must be from 0 to 65535, got -1"),
     ],
 )
-def test_wrong_launch_variables_are_refused_in_one_sentence(variables, message, monkeypatch):
+def test_invalid_launch_variables_are_refused_in_one_sentence(variables, message, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):

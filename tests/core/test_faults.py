@@ -1,4 +1,4 @@
-"""Test that a checkpoint is complete or absent, wherever its save is killed or fails."""
+"""Test that a save leaves a complete checkpoint or none, wherever it is killed or fails."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".spli
 
 
 def interrupt_saves(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
-    """Return the reports of tests/core/faulty_save.py, by method of saving and by fault."""
+    """Return the reports of tests/core/faulty_save.py, keyed by save method and by fault."""
 
     commands = []
     for method in METHODS:
@@ -66,7 +66,7 @@ def check_refused(point: dict, *reasons: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_save_leaves_the_last_checkpoint_or_the_new_one(method, reports):
     points = reports[method]["kill"]
-    assert len(points) > {"by_hand": 30, "accelerate": 15}[method]  # depends on the version
+    assert len(points) > {"by_hand": 30, "accelerate": 15}[method]  # depends on library versions
     for point in points:
         assert (point["ended"], point["signal"]) == ("killed", signal.SIGKILL)
         check_complete(point)
@@ -81,12 +81,12 @@ def test_a_failed_save_prints_the_reason_and_leaves_the_last_checkpoint(method, 
     assert len(refused) > {"by_hand": 7, "accelerate": 3}[method]
     for point in points:
         check_complete(point)
-        if point in refused:  # makedirs tries again if its stat failed
+        if point in refused:  # after a failed stat, makedirs finds that the folder exists
             stat_failed = point["at"] == "posix.stat"
             check_refused(
                 point, os.strerror(getattr(errno, fault)), "File exists" if stat_failed else "-"
             )
-        else:  # the save does not need this call, so the checkpoint exists
+        else:  # the save succeeds without this call
             assert (point["ended"], point["resumed"]) == ("saved", 3), point
 
 
@@ -117,11 +117,11 @@ def test_an_interruption_at_any_point_of_a_save_leaves_no_damaged_checkpoint(tmp
 
 
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit from util-linux")
-@pytest.mark.parametrize("limit", [100, 700])  # bytes: stops environment.json, then the metrics
-def test_a_failed_write_outside_the_checkpoints_is_one_line_too(limit, tmp_path):
+@pytest.mark.parametrize("limit", [100, 700])  # bytes: fails in environment.json or metrics.jsonl
+def test_a_failed_write_outside_the_checkpoints_prints_one_line_too(limit, tmp_path):
     command = ["prlimit", f"--fsize={limit}", sys.executable, "accel_demo/train_plain.py", *SHORT]
     command += ["--log-every", "1", "--run-dir", tmp_path / "run"]
-    result = subprocess.run(  # through pipes: the limit would also apply to an output file
+    result = subprocess.run(  # with pipes: the limit would also apply to an output file
         command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY
     )
     assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
@@ -130,10 +130,10 @@ def test_a_failed_write_outside_the_checkpoints_is_one_line_too(limit, tmp_path)
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a disk of 1 MiB."""
+    """A folder on a file system of 1 MiB."""
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path]
     if os.name != "posix" or os.geteuid() != 0:
-        pytest.skip("only root may mount a disk")
+        pytest.skip("only root can mount a file system")
     subprocess.run(command, check=True)
     yield tmp_path
     subprocess.run(["umount", tmp_path], check=True)
@@ -148,7 +148,7 @@ COMMANDS = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("file", COMMANDS)
-def test_a_full_disk_is_one_line_and_the_run_resumes_when_there_is_space(file, small_disk, start):
+def test_a_full_disk_prints_one_line_and_the_run_resumes_with_more_space(file, small_disk, start):
     run = small_disk / "run"
     flags = [*SHORT, "--checkpoint-every", 1, "--keep-last", 50, "--run-dir", run]
     result = start([*COMMANDS[file], *flags])

@@ -1,4 +1,4 @@
-"""Test the order of imports, also inside functions, and which modules start processes."""
+"""Test which modules may import each other, and which modules may start processes."""
 
 import ast
 from pathlib import Path
@@ -22,16 +22,16 @@ LAYERS = [
     {"optimizer"},
     {"workarounds"},
     {"metrics", "models"},
-    {"assets"},  # a script that makes the packaged images
+    {"assets"},  # a script that creates the packaged images
     {"data"},
     {"config"},
     {"errors", "wording"},
 ]
-SHARED = "shared by the commands"  # the modules of lab/ that are not in the folder of a command
+SHARED = "shared by the commands"  # modules of lab/ outside every command's folder
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Return the modules of the package below `root`: {dotted name: file}."""
+    """Return the files of the package below `root`, keyed by module name."""
     names = {}
     for path in (root / "accel_demo").rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
@@ -40,7 +40,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imports_of(root: Path) -> dict[str, set[str]]:
-    """Return the modules of the package that each module imports, also inside functions."""
+    """Return the modules of the package that each module imports, at any place in its code."""
     modules = modules_of(root)
     imports = {}
     for name, path in modules.items():
@@ -54,7 +54,7 @@ def imports_of(root: Path) -> dict[str, set[str]]:
                 imported |= {
                     full_name if full_name in modules else node.module for full_name in full_names
                 }
-        for module in [*imported, name]:  # an import also runs every package above the module
+        for module in [*imported, name]:  # an import also runs the parent packages
             imported |= packages_above(module)
         imports[name] = {module for module in imported if module in modules and module != name}
     return imports
@@ -66,7 +66,7 @@ def packages_above(module: str) -> set[str]:
 
 
 def layer_of(module: str) -> int:
-    """Return the index of the line of `LAYERS` that contains a module; 0 is the top."""
+    """Return the index of the module's line in `LAYERS`. The top line has index 0."""
     _, _, rest = module.partition(".")
     layers = [index for index, names in enumerate(LAYERS) if rest.split(".")[0] in names]
     assert len(layers) == 1, f"{module} is in {len(layers)} lines of LAYERS instead of one"
@@ -84,7 +84,7 @@ def folder_of(module: str) -> str:
 
 
 def violations(root: Path) -> list[str]:
-    """Return a line for each import that goes up, or from one command to another."""
+    """Return a message for each import of a higher layer or of a different command's module."""
     lines = []
     for module, imported in imports_of(root).items():
         for other in imported - {"accel_demo"}:
@@ -118,7 +118,7 @@ def import_cycle(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_imports_go_down_and_have_no_cycles():
+def test_imports_point_to_lower_layers_and_have_no_cycles():
     assert violations(REPOSITORY) == []
     assert import_cycle(imports_of(REPOSITORY)) == []
 
@@ -172,7 +172,7 @@ def copy_and_append(folder: Path, file: str, lines: str) -> None:
 
 STARTING = {"Popen", "check_output", "check_call", "fork", "execv", "system", "start_processes"}
 STARTING |= {"ProcessPoolExecutor", "subprocess.run", "subprocess.call"}
-# Modules that start processes without `spawn`, `run_to_end` or `start` of launch.py, and why.
+# Modules that start processes without `spawn`, `run_to_end` or `start` from launch.py, and why.
 STARTS_ITSELF = {
     "processes.fork_server": "launch.start uses this server",
     "processes.fork_server_main": "it is the server",

@@ -78,7 +78,7 @@ def flipped(content: bytes, index: int) -> bytes:
 
 
 def damages(name: str, content: bytes):
-    """Yield damaged versions of the content of a file. None means that the file is deleted."""
+    """Yield damaged versions of a file's content. None means that the file is deleted."""
     yield from (content[:-1], b"", content + b"\0", None)
     every = {SEAL: len(content), MANIFEST: POSITION_BYTES}.get(name, 0)
     for index in sorted({*range(every), 0, len(content) // 2, len(content) - 1}):
@@ -109,12 +109,12 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(run):
 def test_an_extra_file_is_detected(run):
     newest, previous = checkpoints_of(run)
     (newest / "extra").touch()
-    with pytest.raises(Damaged, match="extra is not part of it"):
+    with pytest.raises(Damaged, match="extra is not in the manifest"):
         verify(newest)
     assert newest_complete(run)[0] == previous
 
 
-def test_a_renamed_checkpoint_keeps_its_position(run):
+def test_a_renamed_checkpoint_keeps_its_place_in_the_order(run):
     newest, previous = checkpoints_of(run)
     renamed = newest.rename(newest.with_name("epoch-0000-batch-000000"))
     older = previous.rename(previous.with_name("epoch-0099-batch-000000"))
@@ -150,7 +150,7 @@ def test_an_unreadable_file_is_reported_in_one_sentence(kind, run):
     assert newest_complete(run) == (newest, [])
 
 
-@pytest.mark.skipif(os.name != "posix", reason="links and POSIX names")
+@pytest.mark.skipif(os.name != "posix", reason="needs symbolic links")
 def test_files_and_links_are_not_checkpoints(run):
     newest = checkpoints_of(run)[0]
     (run / "checkpoints" / "epoch-0098-batch-000000").write_text("")
@@ -177,7 +177,7 @@ def plant(path: pathlib.Path, marker: pathlib.Path) -> None:
 
 
 def seal_again(folder: pathlib.Path) -> None:
-    """Correct the checksums, as anyone who can write to the folder could."""
+    """Recompute the checksums, as anyone with write access to the folder could."""
     facts = json.loads((folder / MANIFEST).read_bytes())
     del facts["files"]
     for name in (MANIFEST, SEAL):
@@ -191,7 +191,7 @@ def test_planted_code_does_not_run(name, run, resume, tmp_path):
     newest, marker = checkpoints_of(run)[0], tmp_path / "marker"
     assert (newest / name).exists()
     plant(newest / name, marker)
-    assert name in resume(newest), "the checksum is wrong"
+    assert name in resume(newest), "the checksum does not match"
     seal_again(newest)
     message = resume(newest)
     assert message.startswith(str(newest)) and not marker.exists()
@@ -207,7 +207,7 @@ def test_planted_code_in_an_extra_file_does_not_run(trained, run, resume, tmp_pa
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_a_sealed_file_with_wrong_content_is_reported_in_one_line(name, run, resume):
+def test_a_sealed_file_with_invalid_content_is_reported_in_one_line(name, run, resume):
     newest = checkpoints_of(run)[0]
     original = (newest / name).read_bytes()
     for content in (b"", b"\0", original[:100], original[:-100], bytes(5000)):

@@ -1,4 +1,4 @@
-"""Test the shapes and the weights of the networks, and that they learn."""
+"""Test the shapes and the weights of the networks, and that the networks learn."""
 
 import math
 

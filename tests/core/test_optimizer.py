@@ -1,4 +1,4 @@
-"""Test the optimizers, their fused steps, and the one-cycle schedule for any length of run."""
+"""Test the optimizers, their fused steps, and the one-cycle schedule for runs of any length."""
 
 import copy
 import importlib.machinery
@@ -44,7 +44,7 @@ def test_the_learning_rate_peaks_after_the_warmup_and_ends_near_zero():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_moves_the_weights(name):
+def test_every_optimizer_changes_the_weights(name):
     config = TrainConfig(model="tiny_cnn", optimizer=name)
     model = make_model(config)
     optimizer = make_optimizer(config, model, "no")
@@ -72,7 +72,7 @@ def test_accelerate_does_not_search_the_disk_for_lomo_in_every_step(monkeypatch)
 def test_a_fused_step_changes_the_weights_like_an_unfused_step(network, name):
     """The gradients come from a real backward pass, because their memory layout matters.
 
-    The fused CPU kernel goes through memory in order, and does not compare strides.
+    The fused CPU kernel processes memory in order and ignores strides.
     """
     config = TrainConfig(model=network, optimizer=name)
     fused, unfused = (three_steps(config, precision) for precision in ("no", "fp16"))
@@ -96,7 +96,7 @@ def three_steps(config: TrainConfig, precision: str) -> list[torch.Tensor]:
 
 
 def parameters_of(config: TrainConfig) -> list[torch.Tensor]:
-    """Return the weights at the beginning of the training."""
+    """Return the initial weights."""
     torch.manual_seed(config.seed)
     return [parameter.detach() for parameter in make_model(config).parameters()]
 
@@ -138,7 +138,7 @@ def by_accelerate(model, optimizer, scheduler):
 
 
 def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
-    """Return the weights and the learning rates, at first and after each of three steps.
+    """Return the initial weights and learning rate, and their values after each of three steps.
 
     The gradient of the second step is infinite.
     """
@@ -149,7 +149,7 @@ def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
     scheduler = make_scheduler(config, optimizer, 100)
     step = make_step(model, optimizer, scheduler)
     weights, rates = [model.weight.tolist()], [optimizer.param_groups[0]["lr"]]
-    for gradient in (1e5, math.inf, 1e5):  # includes the loss scale, 65536 at first
+    for gradient in (1e5, math.inf, 1e5):  # multiplied by the loss scale, initially 65536
         step(gradient)
         weights.append(model.weight.tolist())
         rates.append(optimizer.param_groups[0]["lr"])
@@ -168,7 +168,7 @@ def test_under_fp16_a_step_that_overflows_is_skipped_in_all_versions(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(name):
-    """This is why fp16 uses no fused optimizer. If this test fails one day, fp16 can use one."""
+    """This is why fp16 uses unfused optimizers. If this test fails, fp16 can use fused ones."""
     for make_step, is_noticed in ((by_hand, True), (by_accelerate, False)):
         weights, rates = with_an_overflow(make_step, name, "no")
         assert weights[0] != weights[1] == weights[2] != weights[3]
@@ -176,8 +176,8 @@ def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(na
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_resuming_from_an_unfused_optimizer_gives_the_same_weights(name, tmp_path):
-    """Checkpoints of earlier versions have unfused optimizers, and continue with unfused ones."""
+def test_resuming_from_an_unfused_optimizer_produces_the_same_weights(name, tmp_path):
+    """Checkpoints of earlier versions contain an unfused optimizer, which stays unfused."""
     config = TrainConfig(optimizer=name)
     model = torch.nn.Linear(3, 2)
     unfused = make_optimizer(config, model, "fp16")

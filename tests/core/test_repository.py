@@ -20,15 +20,15 @@ def test_train_py_has_at_most_150_lines():
 
 
 def test_the_readme_is_short_and_has_two_install_commands():
-    """Lines that cog writes do not count, so that a longer training loop does not break this."""
+    """Lines that cog generates are not counted, so a longer training loop cannot fail this test."""
     text = (REPOSITORY / "README.md").read_text()
     lines = re.sub(r"(?<!end)\]\]\] -->\n.*?<!-- \[\[\[end", "", text, flags=re.DOTALL).splitlines()
     assert len(lines) <= 80
     assert len([line for line in lines if line.startswith("python -m pip install")]) == 2
 
 
-def test_no_module_hides_a_known_package():
-    """A train file that is started by its path has its own folder first on sys.path."""
+def test_no_module_shadows_a_known_package():
+    """If a train file is started by its path, its folder comes first on sys.path."""
     names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     command = "import sys, importlib.util as u; print(*filter(u.find_spec, sys.argv[1:]))"
     result = subprocess.run(

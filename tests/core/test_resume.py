@@ -1,4 +1,4 @@
-"""Test that a run that was killed and resumed ends like an uninterrupted run."""
+"""Test that a killed and resumed run produces the same results as an uninterrupted run."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from accel_demo.wording import counted
 from tests.conftest import run_training
 
-# Per epoch 16 micro-batches for one process, or 8 for each of two: no image is left over.
+# An epoch has 16 micro-batches on one process, or 8 on each of two. No image is left over.
 FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 3"
 FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
 
@@ -44,7 +44,7 @@ def checkpoint(run: Path, name: str) -> Path:
 def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
     version, processes, points, tmp_path
 ):
-    """Dropout, augmentation, clipping; fp32 and bf16; 0 and 2 workers; windows of 1 and 3."""
+    """The cases are fp32 and bf16, 0 and 2 loader workers, and windows of 1 and 3 micro-batches."""
     seed = int.from_bytes(os.urandom(2), "big")
     program = "tests/core/killed_everywhere.py"
     arguments = [version, tmp_path, seed, points]
@@ -109,4 +109,6 @@ def test_inside_an_epoch_a_different_world_size_is_refused_in_one_line(start, fi
     result = start([*command, "--run-dir", run.parent / "new"])
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ")
-    assert "was saved inside an epoch with 2 processes. Resume with as many" in result.stderr
+    assert (
+        "was saved inside an epoch with 2 processes. Resume with the same number" in result.stderr
+    )

@@ -12,7 +12,7 @@ from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.run.run import Run
 
-# Two epochs of five micro-batches, which make three optimizer steps: the last has one micro-batch.
+# Two epochs of five micro-batches. An epoch has three optimizer steps, the last of one micro-batch.
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 40, "test_samples": 20}
 CHOICES |= {"batch_size": 8, "epochs": 2, "accumulate": 2, "dropout": 0.3, "log_every": 4}
 STEPS = 6
@@ -31,7 +31,7 @@ class StopAfter:
 
 
 class Killed(BaseException):
-    """An exception in place of a signal that no process survives."""
+    """A simulated SIGKILL, which no `except Exception` catches."""
 
 
 def train(run: Path, **choices) -> None:
@@ -63,7 +63,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", range(1, STEPS))
-def test_a_run_stopped_after_any_step_ends_the_same(
+def test_a_run_stopped_after_any_step_resumes_to_the_same_result(
     step, uninterrupted, tmp_path, monkeypatch, capsys
 ):
     """Steps 3 and 6 are the last steps of an epoch."""
@@ -86,7 +86,7 @@ def test_a_signal_in_the_last_step_has_no_effect(uninterrupted, tmp_path, monkey
 
 @pytest.mark.parametrize("checkpoint_every", [0, 1])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_a_run_killed_between_an_evaluation_and_its_save_ends_the_same(
+def test_a_run_killed_between_an_evaluation_and_its_save_has_the_same_result(
     epoch, checkpoint_every, uninterrupted, tmp_path, monkeypatch
 ):
     save = Run.save
@@ -107,7 +107,7 @@ def test_a_run_killed_between_an_evaluation_and_its_save_ends_the_same(
 
 @pytest.mark.parametrize("max_steps", [4, 6])
 def test_a_complete_run_that_is_resumed_does_not_train_further(max_steps, tmp_path, monkeypatch):
-    """Four steps end inside the second epoch."""
+    """The fourth step is in the middle of the second epoch."""
     train(tmp_path / "run", max_steps=max_steps)
     shutil.copytree(tmp_path / "run", tmp_path / "before")
     monkeypatch.setattr(Run, "batches", None)  # no batch may be read

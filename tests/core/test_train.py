@@ -115,7 +115,7 @@ def test_accelerate_and_raw_ddp_train_to_the_same_weights_in_two_processes(train
 
 
 def test_each_option_of_the_parity_runs_changes_the_weights(train_here):
-    """Otherwise the weights could be equal because an option has no effect."""
+    """The parity tests prove nothing about an option that has no effect."""
     choices = {"batch_size": 32, "train_samples": 320, "max_steps": 4, "test_samples": 100}
     switched_on = {"accumulate": 2, "clip_norm": 0.5, "dropout": 0.2, "augment": True}
     on = weights(train_here("train_plain.py", **choices, **switched_on))
@@ -140,10 +140,10 @@ def test_every_network_trains_to_the_same_weights_in_all_versions(model, precisi
 
 
 def test_two_processes_equal_one_process_with_twice_the_batch_size(train, train_here):
-    """The weights agree within 1e-5 if the gradient of an image does not depend on its batch.
+    """The weights agree within 1e-5 if no image's gradient depends on the rest of its batch.
 
-    With batch norm they differ, because each process computes its own batch statistics. We use SGD,
-    which adds gradients up. AdamW divides them by their size, which amplifies rounding errors.
+    With batch norm they differ, because each process computes its own batch statistics. We use SGD:
+    AdamW divides gradients by their magnitude, which amplifies rounding errors.
     """
     choices = {"max_steps": 20, "train_samples": 1024, "test_samples": 100, "dropout": 0.0}
     choices |= {"optimizer": "sgd", "learning_rate": 0.1}
@@ -166,7 +166,7 @@ def test_two_processes_equal_one_process_with_twice_the_batch_size(train, train_
 
 
 def test_a_short_last_window_averages_over_its_own_images(train_here):
-    """With 5 micro-batches, accumulated 4 at a time, the second step has only one."""
+    """With 5 micro-batches and accumulate=4, the second step has only one micro-batch."""
     choices = {"model": "tiny_cnn", "dropout": 0.0, "label_smoothing": 0.0, "warmup": 0.0}
     choices |= {"dataset": "synthetic", "train_samples": 40, "batch_size": 8, "accumulate": 4}
     choices |= {"epochs": 1, "clip_norm": math.inf, "optimizer": "sgd", "weight_decay": 0.0}
@@ -188,8 +188,8 @@ def test_a_short_last_window_averages_over_its_own_images(train_here):
     assert largest_difference(weights(run_dir), model.state_dict()) < 1e-6
 
 
-def test_padding_does_not_count_in_the_accuracy(train):
-    """257 test images in batches of 100 on two processes: the last batches are padded."""
+def test_padding_does_not_affect_the_accuracy(train):
+    """With 257 test images in batches of 100 on two processes, the last batches are padded."""
     run_dir = train("train.py", *STEPS, "--eval-batch-size", "100", processes=2)
     config = load_config(run_dir)
     model = make_model(config).eval()
@@ -245,7 +245,7 @@ def test_loader_workers_do_not_change_the_weights(train):
     assert same_bits(weights(alone), weights(helped))
 
 
-def test_a_folder_refuses_a_different_version_or_precision(train_here):
+def test_a_run_folder_refuses_a_different_version_or_precision(train_here):
     """A different version, precision or number of processes is a different run."""
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
     run_dir = train_here("train_plain.py", **choices)
@@ -272,7 +272,7 @@ def test_different_runs_get_different_folders_in_runs(tmp_path, monkeypatch):
     assert len(folders) == 6
 
 
-def test_data_parallel_uses_every_gpu_or_refuses_what_it_cannot_do(monkeypatch):
+def test_data_parallel_uses_every_gpu_and_refuses_unsupported_options(monkeypatch):
     for gpus in range(4):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda gpus=gpus: gpus)
         assert replica_devices(compiled=False, precision="no") == [*range(gpus)]
@@ -320,7 +320,7 @@ def test_every_version_learns_on_gpus(file, precision, gpus, start, tmp_path):
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_to_nearly_the_same_weights(start, tmp_path):
-    """Not forked: the shutdown of a real Python ends the processes that compile for torch."""
+    """This starts a real Python, because only its full shutdown ends torch's compile processes."""
     flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
     for name, more in (("plain", []), ("compiled", ["--compile"])):
         command = ["python", "accel_demo/train.py", *flags, *more, "--run-dir", tmp_path / name]

@@ -1,4 +1,4 @@
-"""The worker pool, the timing of the parts of a step, and the benchmarks of steps."""
+"""Test the worker pool, the timing of the parts of a step, and the step benchmarks."""
 
 import json
 import statistics
@@ -29,7 +29,7 @@ def test_two_connected_workers_time_every_step_of_each_version():
         for version in ("raw DDP", "Accelerate", "raw DDP"):
             result = pair.run(version, TINY, warm_up=2)
             assert (result["processes"], result["device"], result["threads"]) == (2, "cpu", 1)
-            assert len(result["stamps"]) == 4  # of five steps, the second to the last
+            assert len(result["stamps"]) == 4  # one for each of steps 2 to 5
             assert result["stamps"] == sorted(result["stamps"])
             seconds = result["stamps"][-1] - result["stamps"][0]
             assert result["seconds_per_step"] == pytest.approx(seconds / 3)
@@ -44,7 +44,8 @@ def test_the_profile_shows_what_accelerate_calls():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         profile = alone.run("Accelerate", TINY, watched="profile")
     assert profile["processes"] == 1
-    steps, evaluations = TINY["max_steps"], 1  # one batch each; every batch has its totals
+    # A training step calls cross_entropy for its loss and its totals, an evaluation for its totals.
+    steps, evaluations = TINY["max_steps"], 1
     assert profile["counts"]["functional.cross_entropy"] == 2 * steps + evaluations
     assert profile["counts"]["accelerate/accelerator.clip_grad_norm_"] == steps
     calls, seconds = profile["inside"]["accelerate/accelerator.backward: _tensor.backward"]
@@ -61,7 +62,7 @@ def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
             assert seconds == pytest.approx(result["stamps"][-1] - result["stamps"][0], rel=0.05)
 
 
-def test_a_delay_is_found_in_its_part_of_the_step():
+def test_a_delay_is_measured_in_its_part_of_the_step():
     def delay(*_):
         time.sleep(0.02)
 
@@ -106,14 +107,14 @@ def test_a_delay_is_found_in_its_part_of_the_step():
         assert {part for part, seconds in medians.items() if seconds > 0.02} == {slow_part}
 
 
-def test_a_pool_with_a_wrong_number_of_threads_is_an_error():
+def test_a_worker_with_an_unexpected_number_of_threads_is_an_error():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         alone.threads = 2
         with pytest.raises(RuntimeError, match="'threads': 2,.* but trained with .*'threads': 1,"):
             alone.run("Accelerate", TINY)
 
 
-def test_a_worker_that_dies_is_an_error_with_its_stderr():
+def test_the_error_for_a_worker_that_dies_contains_its_stderr():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         with pytest.raises(RuntimeError, match="batch_size must be at least 1, got 0"):
             alone.run("Accelerate", {**TINY, "batch_size": 0})
@@ -125,11 +126,12 @@ def test_a_worker_that_takes_too_long_is_stopped():
             alone.run("Accelerate", TINY, time_limit=0.1)
 
 
-def test_operations_are_counted_as_by_hand():
-    """tiny_cnn: two convolutions and a linear layer; the first one needs no gradient of its input.
+def test_the_flops_of_a_step_equal_a_count_by_hand():
+    """tiny_cnn has two convolutions and a linear layer.
 
-    A product of [m, k] and [k, n] is 2·m·k·n operations, and a layer has one forward and two
-    backward: for its weights and for its input.
+    A product of [m, k] and [k, n] takes 2·m·k·n operations. A layer computes one product in forward
+    and two in backward, for the gradients of its weights and of its input. The first convolution
+    needs no gradient of its input.
     """
     first, second = 14 * 14 * 8 * 9 * 1, 7 * 7 * 16 * 9 * 8
     linear = 16 * 7 * 7 * 10
@@ -137,7 +139,7 @@ def test_operations_are_counted_as_by_hand():
     assert limit.flops_of_step(TrainConfig(model="tiny_cnn")) == by_hand
 
 
-def test_the_matrix_rate_is_close_to_a_product_measured_here():
+def test_the_matrix_rate_is_within_a_factor_of_three_of_a_timed_product():
     rate = limit.matrix_rate(torch.float32, torch.device("cpu"))
     a, b = torch.rand(2, 1024, 1024)
     seconds = []
@@ -158,15 +160,15 @@ def test_the_matrix_rate_is_close_to_a_product_measured_here():
         "dataparallel --global-batch 33",
     ],
 )
-def test_wrong_arguments_get_one_line_before_anything_starts(arguments, capsys):
+def test_invalid_arguments_print_one_line_before_anything_starts(arguments, capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         bench.main(arguments.split())
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is Linux's")
-def test_a_process_that_keeps_freed_memory_takes_no_new_pages():
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the malloc of glibc")
+def test_keeping_freed_memory_avoids_page_faults():
     def page_faults(first_line: str) -> int:
         program = f"""
 import ctypes, resource, torch
@@ -212,7 +214,7 @@ def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp
     assert plot.stat().st_size > 1000
 
 
-def test_every_benchmark_has_a_recorded_result_of_its_own_command():
+def test_every_benchmark_has_a_recorded_result():
     for name in BENCHMARKS:
         record = REPOSITORY / "tutorials" / "transcripts" / "bench" / f"{name}.txt"
         command, *output = record.read_text().splitlines()

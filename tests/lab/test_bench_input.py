@@ -1,4 +1,4 @@
-"""Tables and arguments of benchmarks, and two of them: reading images, the article's training."""
+"""Test the tables and arguments of benchmarks, `bench input` and `bench article`."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from accel_demo.models import make_model
 
 
 @pytest.mark.slow
-def test_our_images_come_far_faster_than_torchvisions(start, tmp_path):
+def test_we_read_images_far_faster_than_torchvision(start, tmp_path):
     written, plot = tmp_path / "input.json", tmp_path / "input.svg"
     command = ["accel-demo", "bench", "input", "--quick", "--json", written, "--plot", plot]
     result = start(command)
@@ -49,7 +49,7 @@ def test_our_images_come_far_faster_than_torchvisions(start, tmp_path):
     assert "<svg" in plot.read_text()
 
 
-def test_the_article_trains_our_resnet101():
+def test_the_articles_network_has_the_shapes_of_our_resnet101():
     theirs = article_loop.make_model().state_dict()
     ours = make_model(TrainConfig(model="resnet101")).state_dict()
     assert {name: value.shape for name, value in theirs.items()} == {
@@ -62,7 +62,7 @@ def test_the_warm_up_leaves_steps_to_measure(steps, warm_up):
     assert article_loop.warm_up_steps(steps) == warm_up
 
 
-def test_without_bf16_instructions_the_article_finding_says_so():
+def test_the_findings_report_a_cpu_without_bf16_instructions():
     sentences = article.findings({"ours, fp32": 1.5}, {"ours, fp32": 2.0}, steps=4)
     assert sentences[0] == "Our loop in fp32: 1.5 x the images/s of the article's loop."
     assert "no bf16 instructions" in sentences[1]
@@ -71,7 +71,7 @@ def test_without_bf16_instructions_the_article_finding_says_so():
     assert best == "Our loop in bf16: 8.0 x the images/s of the article's loop."
 
 
-def test_a_child_that_fails_shows_its_stderr():
+def test_the_error_for_a_child_that_fails_contains_its_stderr():
     with pytest.raises(RuntimeError, match="the disk is full"):
         article.output_of([sys.executable, "-c", "raise SystemExit('the disk is full')"])
 
@@ -89,7 +89,7 @@ def test_both_loops_train_the_articles_network(start, tmp_path):
     assert "Mean training loss of steps 3 to 3: the article's loop " in result.stdout
 
 
-def test_the_interval_is_of_order_statistics():
+def test_the_interval_consists_of_order_statistics():
     values = [float(value) for value in range(1, 16)]
     random.Random(0).shuffle(values)
     assert median_interval(values) == [4, 12]
@@ -97,9 +97,9 @@ def test_the_interval_is_of_order_statistics():
     assert median_interval(values[:4]) == median_interval([1.0]) == []
 
 
-def test_nine_intervals_of_ten_hold_the_median_and_no_narrower_pair_would():
+def test_90_percent_of_the_intervals_contain_the_median_and_narrower_ones_would_not():
     def coverage(k: int) -> float:
-        """That the median of 15 values lies between the k-th lowest and the k-th highest."""
+        """Return the probability that the k-th lowest and k-th highest of 15 enclose the median."""
         return sum(comb(15, below) for below in range(k, 15 - k + 1)) / 2**15
 
     assert coverage(4) >= 0.9 > coverage(5)
@@ -107,17 +107,17 @@ def test_nine_intervals_of_ten_hold_the_median_and_no_narrower_pair_would():
     held = 0
     for _ in range(runs):
         low, high = median_interval([generator.expovariate(1) for _ in range(15)])
-        held += low <= log(2) <= high  # the median of this distribution
+        held += low <= log(2) <= high  # log(2) is the distribution's median
     assert held / runs == pytest.approx(coverage(4), abs=0.01)
 
 
-def test_a_ratio_is_taken_within_its_repeat():
-    """The machine is ten times slower in the second repeat, and the ratio is the same."""
+def test_a_ratio_is_computed_within_each_repeat():
+    """The machine is ten times slower in the second repeat, but the ratio stays the same."""
     table = Table("", "images/s", {"ours": [200.0, 20.0], "theirs": [100.0, 10.0]}, "theirs")
     assert table.rows["ours"].ratios == [2, 2]
 
 
-def test_a_table_is_markdown_with_its_unit_in_the_head():
+def test_a_table_is_markdown_with_its_unit_in_the_header():
     rows = {"ours": [2000.0, 3300.0, 2100.0, 2200.0, 2300.0], "theirs": [1000.0] * 5}
     assert Table("Reading", "images/s", rows, "theirs", digits=0).text().splitlines() == [
         "Reading (5 repeats)",
@@ -136,7 +136,7 @@ def test_a_table_is_markdown_with_its_unit_in_the_head():
     ]
 
 
-def test_the_written_report_has_values_medians_and_ratios(tmp_path):
+def test_the_json_report_contains_values_medians_and_ratios(tmp_path):
     rows = {"ours": [2.0, 6.0, 2.0, 2.0, 2.0], "theirs": [1.0, 2.0, 1.0, 1.0, 1.0]}
     report = Report([Table("Reading", "images/s", rows, "theirs"), Table("Waiting", "%", rows)], [])
     write_json(tmp_path / "report.json", "bench input", report)
@@ -159,10 +159,10 @@ def test_the_written_report_has_values_medians_and_ratios(tmp_path):
         (["article", "--steps", "2"], "--steps must be at least 3, got 2"),
     ],
 )
-def test_wrong_arguments_get_one_line_before_any_measurement(
+def test_invalid_arguments_print_one_line_before_any_measurement(
     arguments, message, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(input, "measure", None)  # calling it would be a TypeError
+    monkeypatch.setattr(input, "measure", None)  # calling it would raise a TypeError
     monkeypatch.setattr(article, "output_of", None)
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         bench.main([argument.format(folder=tmp_path) for argument in arguments])

@@ -1,4 +1,4 @@
-"""The four settings train the same network on the same images; compiling is timed separately."""
+"""Test the settings of `bench precision`, its memory measurement and its compile time."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def report(tmp_path_factory):
     return {"picture": files["plot"].read_text(), **json.loads(files["json"].read_text())}
 
 
-def test_each_setting_takes_the_same_steps_and_times_them(report):
+def test_each_setting_performs_the_same_number_of_steps_and_times_them(report):
     runs = report["runs"]["tiny_cnn"]
     assert list(runs) == ["fp32", "bf16"]
     for name, run in runs.items():
@@ -39,7 +39,7 @@ def test_each_setting_takes_the_same_steps_and_times_them(report):
         assert report["tables"][0]["rows"][name]["values"] == pytest.approx(speed)
 
 
-def test_bf16_learns_the_same_with_less_memory_and_coarser_logits(report):
+def test_bf16_has_similar_losses_with_less_memory_and_coarser_logits(report):
     exact, low = report["runs"]["tiny_cnn"].values()
     assert low["losses"] == pytest.approx(exact["losses"], rel=0.02)
     assert low["megabytes"] < exact["megabytes"]
@@ -54,15 +54,15 @@ def test_every_table_is_in_the_file_and_the_picture_shows_every_setting(report):
         assert words in report["picture"]
 
 
-def test_memory_of_a_step_is_what_its_tensors_take(monkeypatch):
-    """A network of one parameter, whose step makes one tensor of 4 MB that is large."""
+def test_the_memory_of_a_step_is_the_size_of_its_tensors(monkeypatch):
+    """The step is replaced by one that allocates a single large tensor of 4 MB."""
     training = precision_training.SteppedTraining("tiny_cnn", "no", False, 4)
     training.step = lambda: torch.ones(10**6).sum()
     monkeypatch.setattr(precision_training, "_training", training, raising=False)
     assert 4e6 <= precision_training.bytes_of_a_step() < 4.1e6
 
 
-def test_compiling_pays_off_when_the_steps_have_saved_its_seconds():
+def test_compiling_pays_off_when_faster_steps_have_saved_the_compile_time():
     text = precision.price([0.3, 0.3, 0.3], [0.2, 0.2, 0.2], first_step=50.2)
     assert text == "compiling took 50.0 s and saves 100.0 ms per step: it pays off after 500 steps"
     text = precision.price([0.2, 0.2, 0.2], [0.3, 0.3, 0.3], first_step=50.3)
@@ -71,10 +71,10 @@ def test_compiling_pays_off_when_the_steps_have_saved_its_seconds():
     assert text == "compiling took 50.0 s, and the steps are not reliably faster"
 
 
-def test_a_cpu_without_a_compiler_is_a_mistake_found_before_anything_starts(monkeypatch):
+def test_a_missing_compiler_is_an_error_on_a_cpu_only(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(UserError, match="needs a C\\+\\+ compiler .* or add --no-compiled"):
+    with pytest.raises(UserError, match="needs a C\\+\\+ compiler .* or add --no-compiled."):
         precision.check_compiler(torch.device("cpu"))
     precision.check_compiler(torch.device("cuda"))
 
@@ -91,15 +91,15 @@ def test_a_large_network_is_compiled_only_on_request():
         assert settings == list(precision.SETTINGS)[:count]
 
 
-def test_a_busy_worker_ends_with_all_processes_it_has_started():
+def test_a_busy_worker_ends_with_all_processes_that_it_started():
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(KeyboardInterrupt), precision.worker() as executor:
         process = psutil.Process(executor.submit(os.getpid).result())
-        executor.submit(subprocess.call, sleeper)  # as a compiler
+        executor.submit(subprocess.call, sleeper)  # in place of a compiler
         while not process.children():
             time.sleep(0.01)
         started = [process, *process.children()]
-        process.send_signal(signal.SIGINT)  # as a terminal does
+        process.send_signal(signal.SIGINT)  # as for Ctrl-C in a terminal
         raise KeyboardInterrupt
     _, left = psutil.wait_procs(started, timeout=30)
     kill(left)
@@ -118,7 +118,7 @@ def test_sigterm_works_like_ctrl_c(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopping_while_it_compiles_leaves_neither_processes_nor_files(tmp_path, number):
+def test_stopping_a_compilation_leaves_neither_processes_nor_files(tmp_path, number):
     before, arguments = processes_below_this_one(), "bench precision --models tiny_cnn"
     process = psutil.Popen(
         [BIN / "accel-demo", *arguments.split()],
@@ -148,7 +148,7 @@ def test_stopping_while_it_compiles_leaves_neither_processes_nor_files(tmp_path,
         "--no-compiled --compile-large",
     ],
 )
-def test_wrong_arguments_get_one_line_before_anything_starts(arguments, capsys):
+def test_invalid_arguments_print_one_line_before_anything_starts(arguments, capsys):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         bench.main(["precision", *arguments.split()])
     assert stopped.value.code == 2
@@ -157,8 +157,8 @@ def test_wrong_arguments_get_one_line_before_anything_starts(arguments, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_compiled_and_eager_results_agree_to_rounding(tmp_path):
-    """This runs the real C++ compiler, which is slow."""
+def test_compiled_and_eager_results_agree_within_rounding_errors(tmp_path):
+    """This test runs the real C++ compiler, which is slow."""
     file = tmp_path / "report.json"
     bench.main(f"precision --repeats 1 --models tiny_cnn --steps 2 --json {file}".split())
     report = json.loads(file.read_text())

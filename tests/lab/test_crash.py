@@ -1,4 +1,4 @@
-"""A run that is killed repeatedly ends with the same weights as an uninterrupted run."""
+"""Test `accel-demo crash`, which compares a repeatedly killed run with an uninterrupted run."""
 
 import json
 import os
@@ -63,11 +63,11 @@ def test_twenty_kills_do_not_change_a_bit(processes, start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_raw_ddp_loses_nothing_either(start, tmp_path):
+def test_three_kills_do_not_change_a_bit_with_raw_ddp_either(start, tmp_path):
     crash_and_check(start, tmp_path, 3, 2, "--script", "train_ddp")
 
 
-def test_the_kills_are_spread_over_the_training_and_all_phases():
+def test_the_kills_are_spread_over_the_run_and_all_phases():
     kills = crash.plan(20, 2, seed=5, total_steps=120)
     assert kills == crash.plan(20, 2, seed=5, total_steps=120)
     assert kills != crash.plan(20, 2, seed=6, total_steps=120)
@@ -96,7 +96,7 @@ LAUNCH = LaunchResult(
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two finished runs that are equal to the last bit."""
+    """Two finished runs with bitwise equal weights and metrics."""
     for name in ("uninterrupted", "killed"):
         (tmp_path / name).mkdir()
         weights = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
@@ -122,7 +122,7 @@ def test_two_equal_runs_pass(runs):
 def test_one_flipped_bit_does_not_pass(runs):
     path = runs[1] / "model.safetensors"
     content = bytearray(path.read_bytes())
-    content[-1] ^= 128  # the sign of the last tensor's last number
+    content[-1] ^= 128  # flips the sign of the last number
     path.write_bytes(content)
     result = result_of(runs)
     assert len(result.comparison.different_tensors) == 1
@@ -159,7 +159,7 @@ def test_a_launch_is_described_in_one_sentence():
     assert report.sentence(2, LAUNCH) == expected
 
 
-def test_the_exit_code_says_whether_the_runs_are_equal(monkeypatch):
+def test_the_exit_code_is_0_only_if_the_runs_are_equal(monkeypatch):
     monkeypatch.setattr(report, "summary", lambda result: "")
     for passed in (True, False):
         result = SimpleNamespace(passed=passed)
@@ -180,14 +180,14 @@ def test_the_exit_code_says_whether_the_runs_are_equal(monkeypatch):
         ("--json /proc/nowhere/crash.json", "cannot write --json /proc/nowhere/crash.json: No suc"),
     ],
 )
-def test_impossible_options_are_an_error_before_anything_starts(flags, message, monkeypatch):
+def test_invalid_options_are_an_error_before_anything_starts(flags, message, monkeypatch):
     monkeypatch.setattr(crash, "crash", None)  # calling it would fail
     with pytest.raises(UserError) as mistake:
         crash.main(flags.split())
     assert message in str(mistake.value) and "\n" not in str(mistake.value)
 
 
-def test_without_matplotlib_or_a_clone_it_says_what_is_missing(monkeypatch, tmp_path):
+def test_missing_matplotlib_and_missing_configs_are_reported(monkeypatch, tmp_path):
     with monkeypatch.context() as without, pytest.raises(UserError, match="pip install matplotlib"):
         without.setattr("importlib.util.find_spec", lambda name: None)
         crash.main(["--plot", "steps.png"])
@@ -197,13 +197,13 @@ def test_without_matplotlib_or_a_clone_it_says_what_is_missing(monkeypatch, tmp_
             crash.main(["--script", script])
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(start):
+def test_an_invalid_option_prints_one_line_and_exits_with_code_2(start):
     result = start(["accel-demo", "crash", "--processes", "3"])
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send SIGINT to one process")
 def test_ctrl_c_stops_every_process_and_leaves_no_folder(tmp_path):
     before = processes_below_this_one()
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -216,7 +216,7 @@ def test_ctrl_c_stops_every_process_and_leaves_no_folder(tmp_path):
             time.sleep(0.1)
         tool.send_signal(signal.SIGINT)
         _, stderr = tool.communicate(timeout=30)
-        assert stderr == b"\nstopped, with every process it had started\n"
+        assert stderr == b"\ninterrupted: all processes were stopped\n"
         assert tool.returncode == 130
     finally:
         tool.kill()

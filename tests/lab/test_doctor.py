@@ -1,4 +1,4 @@
-"""`accel-demo doctor` reports what a launch config really starts, and how to fix it."""
+"""Test that `accel-demo doctor` reports what a launch config really starts and how to fix it."""
 
 import signal
 import socket
@@ -33,14 +33,14 @@ def config(tmp_path):
 
 
 def row(stdout: str, name: str) -> list[str]:
-    """Return the cells of the table row with this name: promised, obtained."""
+    """Return the `promised` and `obtained` cells of the table row with this name."""
     lines = [line for line in stdout.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     (cells,) = (cells for first, *cells in rows if first == name)
     return cells
 
 
-def test_one_cpu_process_is_as_promised(start):
+def test_one_cpu_process_starts_as_promised(start):
     result = start([*CLI, "--config", "accelerate_configs/cpu.yaml"])
     assert result.returncode == 0, result.stdout + result.stderr
     assert row(result.stdout, "processes") == ["1", "1"]
@@ -58,18 +58,18 @@ def test_two_cpu_processes_are_connected_as_promised(start):
     assert row(result.stdout, "device") == ["cpu", "cpu"]
 
 
-def test_the_precision_is_that_of_a_layer(start, config):
+def test_the_reported_dtype_is_the_one_a_layer_computes_in(start, config):
     result = start([*CLI, "--config", config(NO + "use_cpu: true\nmixed_precision: bf16\n")])
     assert result.returncode == 0, result.stdout + result.stderr
     assert row(result.stdout, "dtype") == ["bfloat16", "bfloat16"]
 
 
-def test_without_two_gpus_the_config_for_them_is_not_as_promised(start):
+def test_without_two_gpus_a_multi_gpu_config_does_not_start_as_promised(start):
     result = start([*CLI, "--config", "accelerate_configs/multi_gpu.yaml"])
     assert result.returncode == 1, result.stdout + result.stderr
     assert row(result.stdout, "connected") == ["yes", "yes"]
     assert row(result.stdout, "backend") == ["nccl", "gloo"]
-    assert "So it runs as 2 cpu processes." in result.stdout
+    assert "So the launch started 2 cpu processes." in result.stdout
     assert "Fix: use accelerate_configs/cpu_two_processes.yaml" in result.stdout
 
 
@@ -82,7 +82,7 @@ def test_multi_cpu_is_reported_as_one_process(start, config):
     assert 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1"' in result.stdout
 
 
-def test_a_failed_launch_gets_one_line_without_the_launchers_report(start, config):
+def test_a_failed_launch_prints_one_line_without_the_launchers_report(start, config):
     path = config(TWO + 'gpu_ids: "-1,-1"\nmain_process_port: 0\n')
     result = start([*CLI, "--config", path], ACCELERATE_USE_CPU="perhaps")
     assert result.returncode == 1
@@ -98,7 +98,7 @@ def test_a_launch_that_takes_too_long_is_stopped_with_all_its_processes(config):
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_stopping_a_launcher_stops_workers_in_a_session_of_their_own():
+def test_stopping_a_launcher_stops_workers_in_a_different_session():
     start_worker = (
         "import subprocess, time; worker = ['sleep', '60']; "
         "print(subprocess.Popen(worker, start_new_session=True).pid, flush=True); time.sleep(60)"
@@ -144,25 +144,25 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_mistake_in_the_file_is_found_before_anything_starts(config, text):
+def test_an_invalid_config_is_an_error_before_anything_starts(config, text):
     with pytest.raises(UserError, match=BAD[text]) as error:
         doctor.main(["--config", str(config(text))])
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_a_mistake(tmp_path):
+def test_a_missing_config_is_an_error(tmp_path):
     with pytest.raises(UserError, match="cannot read launch config .*nowhere.yaml: No such file"):
         doctor.main(["--config", str(tmp_path / "nowhere.yaml")])
 
 
-def test_a_port_in_use_is_a_mistake(config):
+def test_a_port_in_use_is_an_error(config):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} is in use: write main_process_port: 0"):
             doctor.main(["--config", str(config(TWO + f"main_process_port: {port}\n"))])
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(start, config):
+def test_an_invalid_config_prints_one_line_and_exits_with_code_2(start, config):
     result = start([*CLI, "--config", config("distributed_type: NO\n")])
     assert result.returncode == 2
     assert result.stdout == ""
@@ -170,7 +170,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(start, config):
     assert line.startswith("error: ") and 'distributed_type: "NO"' in line
 
 
-def test_old_keys_that_accelerate_still_accepts_are_not_a_mistake(config):
+def test_old_keys_that_accelerate_still_accepts_are_allowed(config):
     path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
     assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32")
 
@@ -183,26 +183,26 @@ def on_gpus() -> list[ProbeAnswer]:
     return [replace(answer(rank, 2, 3.0, [100, 101]), device=f"cuda:{rank}") for rank in (0, 1)]
 
 
-def test_clones_are_counted_as_unconnected():
+def test_clones_are_reported_as_unconnected():
     clones = [answer(0, 1, 1.0, [100]), replace(answer(0, 1, 1.0, [101]), pid=101)]
     assert doctor.obtained_cells(clones)[doctor.ROWS.index("processes")] == "2"
-    assert doctor.connection_of(clones) == "no: 2 of 2 are clones, each alone"
+    assert doctor.connection_of(clones) == "no: 2 of 2 are clones that run alone"
 
 
-def test_processes_are_connected_only_with_the_right_sum_and_everyones_pid():
+def test_processes_are_connected_only_if_their_sum_and_all_process_ids_match():
     right = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
     assert doctor.connection_of(right) == "yes"
     assert doctor.connection_of([right[0], replace(right[1], sum_of_ranks=2.0)]) != "yes"
     assert doctor.connection_of([right[0], replace(right[1], gathered_pids=[101, 101])]) != "yes"
 
 
-def test_gpus_that_two_processes_share_are_not_one_each():
+def test_a_gpu_that_two_processes_share_is_reported_as_shared():
     gpus, device = on_gpus(), doctor.ROWS.index("device")
     assert doctor.obtained_cells(gpus)[device] == "cuda, one each"
     assert doctor.obtained_cells([gpus[0], gpus[0]])[device] == "cuda, shared"
 
 
-def test_the_fix_for_a_cpu_config_that_uses_gpus_is_to_hide_them(config):
+def test_the_fix_for_a_cpu_config_that_uses_gpus_is_to_hide_the_gpus(config):
     launch = read_config(config(TWO + "use_cpu: true\n"))
     promise = promise_of(launch)
     assert promise == Promise(2, "gloo", "cpu", "float32")
@@ -211,7 +211,7 @@ def test_the_fix_for_a_cpu_config_that_uses_gpus_is_to_hide_them(config):
     assert 'Fix: add gpu_ids: "-1,-1"' in "\n".join(lines)
 
 
-def test_the_cause_of_a_failure_is_not_the_launchers_report_about_it():
+def test_the_cause_of_a_failure_is_the_error_and_not_the_launchers_report():
     stderr = (
         '[rank1]:   File "x.py", line 1\n[rank1]: ValueError: bad luck\n'
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\nx.py FAILED\n"
@@ -221,7 +221,7 @@ def test_the_cause_of_a_failure_is_not_the_launchers_report_about_it():
     assert cause_in("") == ""
 
 
-def test_the_machine_report_names_every_config_and_variable_and_fits_the_page(start):
+def test_the_machine_report_names_every_config_and_fits_in_100_columns(start):
     result = start(CLI, WORLD_SIZE="3")
     assert result.returncode == 0, result.stdout + result.stderr
     assert row(result.stdout, "WORLD_SIZE") == ["3"]
@@ -231,13 +231,13 @@ def test_the_machine_report_names_every_config_and_variable_and_fits_the_page(st
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_without_the_folder_of_configs_the_report_says_so(monkeypatch, tmp_path, capsys):
+def test_a_missing_folder_of_configs_is_reported(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(doctor, "CONFIGS", tmp_path)
     assert doctor.main([]) == 0
     assert "there is no folder accelerate_configs/" in capsys.readouterr().out
 
 
-def test_the_stored_configs_fit_a_machine_with_enough_gpus_only():
+def test_a_config_fits_only_a_machine_with_enough_gpus():
     file = doctor.CONFIGS / "multi_gpu.yaml"
     assert doctor.fit_of(file, 2)[1] == "yes"
     assert doctor.fit_of(file, 1)[1] == "no: it needs 2 GPUs, here: 1 GPU"

@@ -1,4 +1,4 @@
-"""The flags that the measuring commands share, and their JSON."""
+"""Test the flags and the JSON output that the measuring commands share."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from accel_demo.lab.flags import SCHEMA, process_counts, write_json
 
 @dataclass
 class Example:
-    """A result with numbers that JSON cannot write."""
+    """A result with numbers that JSON cannot represent."""
 
     rows: list
     same: bool = True
@@ -33,10 +33,10 @@ def test_the_json_has_the_fields_of_the_result_and_null_instead_of_nan(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "100000"])
-def test_a_wrong_number_of_processes_is_one_line(text):
+def test_an_invalid_number_of_processes_is_an_error(text):
     with pytest.raises(UserError, match="processes"):
         process_counts(text)
 
 
-def test_numbers_of_processes_are_sorted_and_unique():
+def test_process_counts_are_sorted_and_unique():
     assert process_counts("4,1,2,1") == [1, 2, 4]

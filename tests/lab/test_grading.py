@@ -1,4 +1,4 @@
-"""The graders of the exercises survive any answer, and name its first mistake."""
+"""Test that the graders of the exercises survive any answer and name its first mistake."""
 
 import pytest
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def graded(start, tmp_path):
-    """`graded(answer, sizes)` returns the exit code of a grader and what it prints."""
+    """`graded(answer, sizes)` runs a grader and returns its exit code and its output."""
 
     def graded(answer: str, sizes: tuple = (), time_limit=100, **environment):
         grader, file = tmp_path / "a grader.py", tmp_path / "an answer.py"
@@ -39,7 +39,7 @@ def graded(start, tmp_path):
     return graded
 
 
-def test_the_right_answer_passes(graded):
+def test_a_correct_answer_passes(graded):
     assert graded("def double(n):\n    return 2 * n\n") == (0, "right: all numbers are doubled\n")
 
 
@@ -55,11 +55,11 @@ def test_the_right_answer_passes(graded):
         ("def double(\n", "the file cannot be used: SyntaxError"),
         ("raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0 (line 1"),
         ("import os\nos._exit(0)\n", "it ended early, with exit code 0"),
-        # The first call is judged, although the second one fails.
+        # The first call is graded although the second call fails.
         ("def double(n):\n    return 3 if n == 1 else n / 0\n", "double(1) returns 3"),
     ],
 )
-def test_the_mistake_of_a_wrong_answer_is_named(graded, answer, said):
+def test_the_mistake_in_an_incorrect_answer_is_named(graded, answer, said):
     exit_code, printed = graded(answer)
     assert exit_code == 1 and printed.startswith(f"wrong: {said}")
 
@@ -83,7 +83,7 @@ def double(n):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        # Rank 0 fails, too: it waits for rank 1, which has failed first.
+        # Rank 0 fails, too, because it waits for rank 1, which has failed first.
         (
             "dist.barrier() if dist.get_rank() == 0 else 1 / 0",
             "on 2 processes rank 1 cannot use the file: ZeroDivisionError: division by zero (line "

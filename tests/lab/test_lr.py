@@ -1,4 +1,4 @@
-"""`accel-demo lr` measures what happens on two processes to the schedule of one process."""
+"""Test how `accel-demo lr` measures the rules that adapt a schedule to several processes."""
 
 import dataclasses
 import json
@@ -56,13 +56,13 @@ def one(runs):
     return runs["every rule", 1]
 
 
-def test_one_and_two_processes_were_connected_and_on_one_all_rules_are_the_same(quick, runs):
+def test_the_results_contain_one_run_on_one_process_and_each_rule_on_two(quick, runs):
     assert quick["stdout"].startswith("1 and 2 connected processes; every run sees the same 1024")
     assert list(runs) == [("every rule", 1), *((rule.name, 2) for rule in RULES)]
 
 
 @pytest.mark.parametrize("rule", ["right", "right, by split_batches"])
-def test_the_right_rules_have_the_same_learning_rates_and_weights_on_two(runs, one, rule):
+def test_the_correct_rules_have_the_same_rates_and_weights_on_two_processes(runs, one, rule):
     two = runs[rule, 2]
     assert two["learning_rates"] == one["learning_rates"]
     assert two["largest_weight_difference"] < lr.TOLERANCE
@@ -70,7 +70,7 @@ def test_the_right_rules_have_the_same_learning_rates_and_weights_on_two(runs, o
     assert all(abs(two["losses"][seen] - loss) < 1e-4 for seen, loss in one["losses"].items())
 
 
-def test_stepped_by_every_process_the_schedule_is_over_at_half_of_the_images(runs, one):
+def test_a_scheduler_stepped_by_every_process_finishes_at_half_of_the_images(runs, one):
     stepped = runs["scheduler stepped ×N", 2]
     assert one["schedule_ends_at"] == SAMPLES
     assert stepped["schedule_ends_at"] == SAMPLES // 2
@@ -79,14 +79,14 @@ def test_stepped_by_every_process_the_schedule_is_over_at_half_of_the_images(run
         assert rate == one["learning_rates"][min(2 * seen, SAMPLES)]
 
 
-def test_a_schedule_that_is_over_has_ended_the_training(runs, one):
+def test_the_loss_no_longer_changes_after_the_schedule_has_finished(runs, one):
     losses = runs["scheduler stepped ×N", 2]["losses"]
     late = {loss for seen, loss in losses.items() if seen >= SAMPLES // 2}
     assert len(late) == 1 and late != {losses[SAMPLES // 4]}
     assert late.pop() > one["losses"][SAMPLES] + 0.2
 
 
-def test_accelerate_by_default_keeps_the_schedule_and_not_the_batch(runs, one):
+def test_accelerate_keeps_the_schedule_but_not_the_global_batch_by_default(runs, one):
     default = runs["global batch ×N, by default", 2]
     assert default["global_batch"] == 2 * BATCH
     for seen, rate in default["learning_rates"].items():
@@ -103,20 +103,20 @@ def test_the_learning_rate_is_scaled_only_on_request(runs, one):
         assert list(scaled.values()) == pytest.approx([factor * rate for rate in larger.values()])
 
 
-def test_a_larger_global_batch_falls_behind_and_a_scaled_rate_makes_up_for_it(runs):
+def test_a_scaled_learning_rate_compensates_for_a_larger_global_batch(runs):
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
     none, root, linear = (runs[f"global batch ×N{end}", 2]["mean_loss_difference"] for end in ends)
     assert linear < 0.8 * root and root < 0.95 * none
 
 
-def test_losses_are_measured_at_equal_images_seen(runs):
+def test_losses_are_measured_at_equal_numbers_of_images_seen(runs):
     marks = [SAMPLES * mark // LOSSES for mark in range(LOSSES + 1)]
     assert all(list(run["losses"]) == marks for run in runs.values())
-    assert len({run["losses"][0] for run in runs.values()}) == 1  # the same weights to begin with
+    assert len({run["losses"][0] for run in runs.values()}) == 1  # the same initial weights
 
 
 def test_the_run_on_one_process_is_plain_training(one):
-    """Repeat it without Accelerate and without a loader."""
+    """Repeat the run without Accelerate and without a loader."""
     choices = {"optimizer": "sgd", "weight_decay": 5e-4, "learning_rate": lr.LEARNING_RATE}
     choices |= {"train_samples": SAMPLES, "test_samples": TEST_IMAGES}
     config = TrainConfig(model="tiny_cnn", **choices)
@@ -140,7 +140,7 @@ def test_the_run_on_one_process_is_plain_training(one):
         )
 
 
-def test_the_table_and_the_picture_say_what_was_measured(quick, runs):
+def test_the_table_and_the_picture_show_the_measured_values(quick, runs):
     lines = [line for line in quick["stdout"].splitlines() if line.startswith("| ")][1:]
     cells = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[1:]]
     for row, run in zip(cells, runs.values(), strict=True):
@@ -171,7 +171,7 @@ def test_the_table_and_the_picture_say_what_was_measured(quick, runs):
         (["--shuffle"], "unrecognized arguments: --shuffle"),
     ],
 )
-def test_wrong_options_are_an_error_in_one_line_before_anything_starts(
+def test_invalid_options_are_a_one_line_error_before_anything_starts(
     monkeypatch, tmp_path, flags, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -182,8 +182,8 @@ def test_wrong_options_are_an_error_in_one_line_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_that_are_not_connected_or_end_with_different_weights_are_an_error(monkeypatch):
-    """The launch is faked, because a real one connects them."""
+def test_unconnected_processes_and_different_final_weights_are_errors(monkeypatch):
+    """The launch is faked, because a real launch connects the processes."""
     run = RuleTraining("right", 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
     alone = dataclasses.replace(run, processes=1)
     other = dataclasses.replace(run, weights=torch.ones(2))
@@ -194,8 +194,8 @@ def test_processes_that_are_not_connected_or_end_with_different_weights_are_an_e
             lr.measure(2, SAMPLES, 0.01)
 
 
-def test_a_training_that_diverges_is_an_error_in_one_line(monkeypatch):
-    """The launch is faked. Weights that are NaN are not equal, not even to themselves."""
+def test_a_training_run_that_diverges_is_a_one_line_error(monkeypatch):
+    """The launch is faked. NaN weights are not even equal to themselves."""
     rates, losses = {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}
     run = RuleTraining("right", 2, rates, losses, torch.full((2,), math.nan))
     monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
@@ -204,7 +204,7 @@ def test_a_training_that_diverges_is_an_error_in_one_line(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_schedule_of_four_processes_is_over_at_a_quarter(tmp_path):
+def test_on_four_processes_the_schedule_finishes_at_a_quarter_of_the_images(tmp_path):
     result = measured(tmp_path, "--processes", "2,4", "--samples", "1024")
     runs = result["runs"]
     one, stepped = runs["every rule", 1], runs["scheduler stepped ×N", 4]
@@ -216,7 +216,7 @@ def test_a_schedule_of_four_processes_is_over_at_a_quarter(tmp_path):
 
 
 def losses_at_two_rates(device, names: list[str]) -> list[dict]:
-    """Return the losses with each rule, at the default learning rate and at five times that."""
+    """Return each rule's losses at the default learning rate and at five times that rate."""
     rules = [rule for rule in RULES if rule.name in names]
     rates = (lr.LEARNING_RATE, 5 * lr.LEARNING_RATE)
     runs = [train_with_rules(device, lr.SAMPLES, rate, rules) for rate in rates]
@@ -224,7 +224,7 @@ def losses_at_two_rates(device, names: list[str]) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_the_linear_rule_depends_on_small_steps(together):
+def test_the_linear_scaling_rule_works_best_with_a_small_learning_rate(together):
     names = ["global batch ×N", "global batch ×N, learning rate ×N"]
     (one,) = together(losses_at_two_rates, 1, names=["right"])
     two, _ = together(losses_at_two_rates, 2, names=names)

@@ -1,4 +1,4 @@
-"""`accel-demo memory`: the formulas agree with live tensors and with the process's memory."""
+"""Test that the formulas of `accel-demo memory` agree with live tensors and process memory."""
 
 import json
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def parameter_bytes(model: str) -> int:
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet101")) for name in MODELS],
 )
 def test_the_formula_predicts_the_activations_of_every_model(model):
-    """Compare with the tensors that autograd saves in a real forward."""
+    """Compare with the tensors that autograd saves in a real forward pass."""
     network = make_network(model, torch.device("cpu"))
     images, labels = batch(torch.device("cpu"))
     counted: set = set()
@@ -74,7 +74,7 @@ def test_a_layer_without_a_formula_is_refused():
         formula.activations(network, 2)
 
 
-def test_ddp_has_everything_on_every_rank_and_the_gradients_twice():
+def test_ddp_keeps_everything_on_every_rank_and_the_gradients_twice():
     size = parameter_bytes("tiny_cnn")
     for optimizer, states in (("adamw", 2), ("sgd", 1)):
         first, *others = predict("DDP", "tiny_cnn", optimizer, 3, batch_size=4)
@@ -84,15 +84,15 @@ def test_ddp_has_everything_on_every_rank_and_the_gradients_twice():
         assert first == EMPTY | kinds
 
 
-def test_the_shares_of_fsdp_make_up_the_whole():
+def test_the_shards_of_fsdp_add_up_to_the_whole_network():
     size, network = parameter_bytes("vgg11"), formula.on_meta("vgg11")
     for processes in (1, 2, 3, 4, 7):
         ranks = [formula.fsdp(network, 2, rank, processes) for rank in range(processes)]
         assert sum(rank["optimizer state"] for rank in ranks) == 2 * size
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
-        assert size <= together <= 1.02 * size  # shares of the last layer are padded
-        assert (together == size) == (processes in (1, 2))  # ten classes
+        assert size <= together <= 1.02 * size  # shards of the last layer are padded
+        assert (together == size) == (processes in (1, 2))  # 1 and 2 divide the ten classes
 
 
 def test_only_the_first_device_of_data_parallel_keeps_more_than_a_copy():
@@ -118,27 +118,27 @@ def test_live_tensors_equal_the_formulas_to_the_byte(quick):
     for row in rows:
         kinds = set(KINDS)
         if row["strategy"] == "nn.DataParallel":
-            kinds.remove("activations")  # autograd's hooks see only their own thread
+            kinds.remove("activations")  # autograd's hooks cover only one thread
         assert set(row["counted"]) == kinds
         for kind in kinds:
             assert row["counted"][kind] == row["predicted"][kind], (row, kind)
 
 
 def check_measured(result: dict, megabytes: float, kinds_within: float, sum_within: float) -> None:
-    """Check the sum of all kinds, and each kind that is at least this large."""
+    """Check the sum of all kinds, and each kind with a prediction of at least `megabytes`."""
     for row in result["rows"]:
         sums = [sum(row[column].values()) for column in ("predicted", "measured")]
         assert sums[1] == pytest.approx(sums[0], rel=sum_within), row
         for kind in KINDS:
             predicted = row["predicted"][kind]
             if predicted >= megabytes * 1e6:
-                # A library or a thread's stack may add up to a megabyte in the meantime.
+                # A library or a thread's stack may allocate up to a megabyte in the meantime.
                 near = pytest.approx(predicted, rel=kinds_within, abs=2**20)
                 assert row["measured"][kind] == near, kind
 
 
 def test_the_process_grows_by_what_the_formulas_predict(quick):
-    """vgg11 with AdamW takes 190 MB. Predictions of 5 MB or more hold within 5 % or 1 MiB."""
+    """vgg11 with AdamW takes 190 MB. Predictions from 5 MB on are within 5 % or 1 MiB."""
     assert sum(quick.json["rows"][1]["predicted"].values()) > 190e6
     check_measured(quick.json, megabytes=5, kinds_within=0.05, sum_within=0.03)
 
@@ -151,7 +151,7 @@ def test_a_network_of_170_megabytes_is_measured_within_three_percent(tmp_path):
     check_measured(ran.json, megabytes=50, kinds_within=0.03, sum_within=0.03)
 
 
-def test_the_output_has_each_formula_its_error_and_what_is_left_out(quick):
+def test_the_output_shows_each_formula_its_error_and_the_omissions(quick):
     lines = [line for line in quick.stdout.splitlines() if line.startswith("|")][2:]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     rows = {tuple(row[:3]): row[3:] for row in cells}
@@ -166,7 +166,7 @@ def test_the_output_has_each_formula_its_error_and_what_is_left_out(quick):
     assert len(LEFT_OUT.splitlines()) == 7 and LEFT_OUT in quick.stdout
 
 
-def test_the_picture_has_a_bar_by_formula_beside_each_measured_one(quick):
+def test_the_picture_has_a_predicted_bar_next_to_each_measured_bar(quick):
     assert quick.picture.count("<!-- by formula -->") == len(quick.json["rows"])
     assert quick.picture.count("<!-- measured -->") == len(quick.json["rows"])
     assert all(f"<!-- {kind} -->" in quick.picture for kind in KINDS)
@@ -184,7 +184,7 @@ def test_the_picture_has_a_bar_by_formula_beside_each_measured_one(quick):
         ("--prosesses 2", "unrecognized arguments"),
     ],
 )
-def test_options_that_cannot_be_measured_are_refused_before_anything_starts(options, message):
+def test_invalid_options_are_an_error_before_anything_starts(options, message):
     with pytest.raises(UserError, match=message):
         memory.read(options.split())
 

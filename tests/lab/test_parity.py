@@ -1,4 +1,4 @@
-"""Which versions of the training loop have the same weights, and which promise to."""
+"""Test which training runs `accel-demo parity` expects to have equal weights, and which do."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def quick(tmp_path_factory):
     return run_parity(tmp_path_factory.mktemp("parity"), "--quick")
 
 
-def test_every_version_with_the_same_number_of_processes_has_the_same_bits(quick):
+def test_all_versions_on_the_same_number_of_processes_have_bitwise_equal_weights(quick):
     assert quick.ended.returncode == 0, quick.ended.stdout + quick.ended.stderr
     rows = [row for row in quick.rows if row.kind == "versions"]
     assert [(row.pair, row.connected_processes) for row in rows] == [
@@ -54,8 +54,8 @@ def test_every_version_with_the_same_number_of_processes_has_the_same_bits(quick
         assert row.difference.weights == row.difference.statistics == 0
 
 
-def test_two_processes_and_one_that_accumulates_have_the_same_weights(quick):
-    """But not the same file: the running statistics come from different batches."""
+def test_two_processes_and_one_process_that_accumulates_agree_within_the_bound(quick):
+    """The files differ, because the running statistics come from different batches."""
     (row,) = [row for row in quick.rows if row.kind == "accumulated"]
     assert row.connected_processes == [2, 1]
     assert row.promised == WITHIN_BOUND and row.difference.weights <= BOUND
@@ -87,8 +87,8 @@ def test_the_picture_names_every_pair(quick):
     assert "<!-- bits -->" in quick.picture and "<!-- nothing promised -->" in quick.picture
 
 
-def test_a_version_that_does_something_else_breaks_its_promise(start, tmp_path):
-    """In a copy of the package whose train_ddp.py does not smooth labels."""
+def test_a_version_that_trains_differently_breaks_its_promise(start, tmp_path):
+    """Run a copy of the package in which train_ddp.py does not smooth labels."""
     copy = tmp_path / "accel_demo"
     shutil.copytree(
         REPOSITORY / "accel_demo", copy, ignore=shutil.ignore_patterns("__pycache__", "bench/*.md")
@@ -109,7 +109,7 @@ def test_a_version_that_does_something_else_breaks_its_promise(start, tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    """`saved(change)` returns the row for two files, the second of which `change` has altered."""
+    """`saved(change)` saves a model before and after `change`, and returns the row of the pair."""
 
     def saved(change, kind="versions", processes=1, model="small_cnn", optimizer="sgd"):
         config = TrainConfig(model=model, optimizer=optimizer, max_steps=8)
@@ -155,13 +155,13 @@ def test_one_changed_bit_in_a_saved_file_breaks_the_promise(change, saved):
     assert (row.difference.weights > 0) == (change is not count_a_batch_more)
 
 
-def test_two_runs_that_lose_the_same_number_are_the_same():
+def test_two_runs_with_nan_at_the_same_position_are_equal():
     lost = {"weight": torch.tensor([1.0, float("nan")])}
     difference = pairs.compare(lost, {"weight": lost["weight"].clone()}, {"weight"})
     assert difference.same_file and difference.weights == 0
 
 
-def test_a_bound_is_kept_or_broken_by_the_weights(saved):
+def test_a_difference_above_the_bound_breaks_the_promise(saved):
     choices = {"kind": "accumulated", "processes": 3, "model": "tiny_cnn"}
     kept = saved(flip_last_bit, **choices)
     assert kept.promised == WITHIN_BOUND and kept.keeps_promise and not kept.difference.same_file
@@ -186,7 +186,7 @@ def test_nothing_is_promised_if_rounding_errors_grow(choices, why, saved):
     ("options", "message"),
     [
         ("--processes 0", "--processes must be at least 1"),
-        ("--processes two", "--processes takes 2, or 1,2,4"),
+        ("--processes two", "--processes must be like 2 or 1,2,4"),
         ("--steps 0", "--steps must be at least 1, got 0"),
         ("--batch-size 0", "batch_size must be at least 1, got 0"),
         ("--steps 100000", "Use fewer --steps or a smaller --batch-size"),
@@ -196,7 +196,7 @@ def test_nothing_is_promised_if_rounding_errors_grow(choices, why, saved):
         ("--prosesses 2", "unrecognized arguments"),
     ],
 )
-def test_impossible_options_are_an_error_before_anything_starts(options, message, tmp_path):
+def test_invalid_options_are_an_error_before_anything_starts(options, message, tmp_path):
     with pytest.raises(UserError, match=message):
         parity.read(options.replace("parity.txt", str(tmp_path / "parity.txt")).split())
     assert list(tmp_path.iterdir()) == []
@@ -204,7 +204,7 @@ def test_impossible_options_are_an_error_before_anything_starts(options, message
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_three_processes_have_the_same_bits_too_and_accumulate_within_the_bound(tmp_path):
+def test_the_promises_also_hold_for_three_processes(tmp_path):
     ran = run_parity(tmp_path, *"--processes 2,3 --model tiny_cnn --steps 20".split())
     assert ran.ended.returncode == 0, ran.ended.stdout + ran.ended.stderr
     rows = {(row.kind, row.connected_processes[0]): row for row in ran.rows}

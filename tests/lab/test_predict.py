@@ -1,4 +1,4 @@
-"""A saved model predicts the classes of test images."""
+"""Test that `accel-demo predict` shows the classes that a saved model predicts."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_true_and_predicted_classes_are_shown(run_dir, capsys):
     rows = [cells_of(row) for row in rows]
     assert [int(index) for index, *_ in rows] == list(range(10))
     right = sum(true == predicted for _, true, predicted, *_ in rows)
-    assert right >= 5, "30 steps learn more than chance"
+    assert right >= 5, "30 steps are enough to beat chance"
     assert all({true, predicted} <= set(FASHION_CLASSES) for _, true, predicted, *_ in rows)
     assert sum(row[-1] == "wrong" for row in rows) == 10 - right
     assert last == f"picture: {picture}" and picture.read_bytes().startswith(b"\x89PNG")
@@ -36,7 +36,7 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_json_file_holds_the_predictions(run_dir, tmp_path):
+def test_the_json_file_contains_the_predictions(run_dir, tmp_path):
     file, picture = tmp_path / "predict.json", tmp_path / "p.png"
     arguments = ["--index", "3,5", "--plot", str(picture), "--json", str(file)]
     assert predict.main([str(run_dir), *arguments]) == 0
@@ -46,7 +46,7 @@ def test_the_json_file_holds_the_predictions(run_dir, tmp_path):
     assert content["predictions"][0]["true_class"] in FASHION_CLASSES
 
 
-def test_only_the_table_is_shown_without_matplotlib(run_dir, capsys, monkeypatch):
+def test_without_matplotlib_only_the_table_is_shown(run_dir, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert predict.main([str(run_dir), "--index", "3,5"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
@@ -59,14 +59,14 @@ def test_only_the_table_is_shown_without_matplotlib(run_dir, capsys, monkeypatch
     [
         (["--index", "200"], "--index 200 is too large: choose 0 to 199"),
         (["--index", "0-99999999999"], "--index 99999999999 is too large"),
-        (["--index", "9-0"], "names 0 images: name 1 to 200"),
-        (["--index", "5-"], "--index takes 7, or 0-9, or 3,5,7; got 5-"),
-        (["--index", "first"], "--index takes 7, or 0-9, or 3,5,7; got first"),
-        (["--index", "-1"], "expected one argument|--index takes"),
+        (["--index", "9-0"], "selects 0 images: select 1 to 200"),
+        (["--index", "5-"], "--index must be like 7, 0-9 or 3,5,7, got 5-"),
+        (["--index", "first"], "--index must be like 7, 0-9 or 3,5,7, got first"),
+        (["--index", "-1"], "expected one argument|--index must be like"),
         (["--plot", "/proc/x.png"], "cannot write --plot /proc/x.png"),
     ],
 )
-def test_wrong_options_are_an_error_of_one_sentence(arguments, message, run_dir):
+def test_invalid_options_are_a_one_sentence_error(arguments, message, run_dir):
     with pytest.raises(UserError, match=message):
         predict.main([str(run_dir), *arguments])
 

@@ -1,4 +1,4 @@
-"""The report shows what is in a run's folder, and names what is missing or damaged."""
+"""Test that the report shows a run folder's contents and names missing or damaged files."""
 
 import base64
 import io
@@ -44,11 +44,11 @@ def test_line(step: int) -> dict:
     return {"step": step, "epoch": 1, "test_loss": 0.625, "test_accuracy": 0.8125}
 
 
-test_line.__test__ = False  # a line of an evaluation, not a test
+test_line.__test__ = False  # returns a line of metrics.jsonl; pytest must not run it
 
 
 def make_run(folder: Path, **changes) -> Path:
-    """Write the folder of a finished run. `changes` map a file to bytes, an object or None."""
+    """Write the folder of a finished run. `changes` maps names to bytes, objects or None."""
     mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     files = {
         "config": {"model": "small_cnn", "batch_size": 16, "accumulate": 2, "seed": 0},
@@ -86,7 +86,7 @@ def real_run(tmp_path_factory):
     return folder
 
 
-def test_a_real_run_is_shown_whole(real_run, tmp_path, capsys):
+def test_a_real_run_is_shown_completely(real_run, tmp_path, capsys):
     page, file = tmp_path / "page.html", tmp_path / "report.json"
     assert report.main([str(real_run), "--html", str(page), "--json", str(file)]) == 0
     content = json.loads(file.read_text())
@@ -111,7 +111,7 @@ def test_a_real_run_is_shown_whole(real_run, tmp_path, capsys):
     assert images == len(run["predictions"]["mistakes"]) == min(24, 300 - right)
 
 
-def test_a_run_that_was_stopped_is_shown_without_what_it_lacks(real_run, tmp_path):
+def test_a_stopped_run_is_shown_without_the_missing_files(real_run, tmp_path):
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     for name in ("config.json", "environment.json", "metrics.jsonl"):
@@ -125,7 +125,7 @@ def test_a_run_that_was_stopped_is_shown_without_what_it_lacks(real_run, tmp_pat
     assert "(median of the lines)" in text
 
 
-def test_it_needs_no_torch_and_is_the_same_each_time(real_run, tmp_path, start):
+def test_the_report_needs_no_torch_and_is_reproducible(real_run, tmp_path, start):
     code = "import sys; from accel_demo import cli; sys.argv = ['accel-demo', *sys.argv[1:]]\n"
     code += "try: cli.main()\nexcept SystemExit as end: print(end.code)\n"
     code += "print({'torch', 'numpy', 'accelerate', 'matplotlib'} & set(sys.modules))"
@@ -154,7 +154,7 @@ DAMAGED_LINES = [
 
 
 @pytest.mark.parametrize("line", DAMAGED_LINES, ids=range(len(DAMAGED_LINES)))
-def test_a_damaged_line_is_named_and_the_rest_is_drawn(line, tmp_path):
+def test_a_damaged_line_is_reported_and_the_rest_is_drawn(line, tmp_path):
     good = [json.dumps(training_line(step)).encode() for step in (10, 20, 30)]
     content = b"\n".join([good[0], line, *good[1:], b""])
     run = read_run(make_run(tmp_path / "run", metrics=content), "run")
@@ -168,7 +168,7 @@ def test_a_damaged_line_is_named_and_the_rest_is_drawn(line, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
-def test_a_loss_that_diverged_is_named_and_the_rest_of_its_line_is_drawn(value, tmp_path):
+def test_a_loss_that_diverged_is_reported_and_the_rest_of_its_line_is_drawn(value, tmp_path):
     line = json.dumps(training_line(20)).replace("0.5", value, 1)
     lines = [json.dumps(training_line(10)), line, json.dumps(training_line(30)), ""]
     run = read_run(make_run(tmp_path / "run", metrics="\n".join(lines).encode()), "run")
@@ -180,17 +180,17 @@ def test_a_loss_that_diverged_is_named_and_the_rest_of_its_line_is_drawn(value, 
 
 
 @pytest.mark.parametrize("end", [1, 40, 100])
-def test_a_half_written_last_line_is_cut_off(end, tmp_path):
+def test_a_half_written_last_line_is_reported_and_skipped(end, tmp_path):
     content = b"".join(json.dumps(training_line(step)).encode() + b"\n" for step in (10, 20))
     first = content.index(b"\n") + 1
     run = read_run(make_run(tmp_path / "run", metrics=content[: first + end]), "run")
     assert problems_of(run) == "metrics.jsonl cut off and skipped: line 2"
     assert run.metrics.curves["train_loss"] == [(10, 0.5)]
     whole = read_run(make_run(tmp_path / "whole", metrics=content[:-1]), "whole")
-    assert whole.metrics.lines_drawn == 2 and whole.problems == [], "only the line feed is missing"
+    assert whole.metrics.lines_drawn == 2 and whole.problems == [], "only the newline is missing"
 
 
-def test_if_the_steps_go_back_the_curves_begin_again(tmp_path):
+def test_a_curve_starts_again_if_the_steps_go_back(tmp_path):
     lines = [training_line(step) for step in (10, 20, 30, 20, 30)]
     run = read_run(make_run(tmp_path / "run", metrics=lines), "run")
     assert problems_of(run) == "metrics.jsonl the steps go back from 30 to 20 at line 4"
@@ -199,7 +199,7 @@ def test_if_the_steps_go_back_the_curves_begin_again(tmp_path):
     assert [piece.count("L") for piece in path.split("M")[1:]] == [2, 1]
 
 
-def test_many_damaged_lines_are_one_problem(tmp_path):
+def test_many_damaged_lines_are_reported_as_one_problem(tmp_path):
     good = json.dumps(training_line(10)).encode() + b"\n"
     run = read_run(make_run(tmp_path / "run", metrics=b"x\nx\n" + good + b"\nx\n"), "run")
     assert problems_of(run) == ("metrics.jsonl damaged and skipped: 4 lines, from line 1 to line 5")
@@ -218,7 +218,7 @@ lines = st.one_of(
 
 @settings(deadline=None)
 @given(parts=st.lists(lines, max_size=12), is_ended=st.booleans())
-def test_every_line_is_drawn_or_named(parts, is_ended):
+def test_every_line_is_drawn_or_reported(parts, is_ended):
     content = b"\n".join(parts) + b"\n" * is_ended
     with tempfile.TemporaryDirectory() as folder:
         run = read_run(make_run(Path(folder, "run"), metrics=content), "run")
@@ -252,7 +252,7 @@ def test_a_file_that_is_cut_off_or_overwritten_does_not_break_the_report(file, s
 
 
 class Page(HTMLParser):
-    """What a browser would see in a page."""
+    """The tags, handlers, images and texts that a browser finds in a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -272,7 +272,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A run with markup wherever text can be."""
+    """A run folder with HTML markup in every text."""
     mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     predictions = {
         "classes": [PLANTED, PLANTED],
@@ -296,7 +296,7 @@ def test_markup_in_a_run_stays_text(planted, tmp_path):
     arguments = [str(planted), str(other), "--html", str(page), "--json", str(file)]
     assert report.main(arguments) == 0
     seen = Page(page.read_text(encoding="utf-8"))
-    assert seen.tags["script"] == 2 and seen.handlers == []  # the data, and page.js
+    assert seen.tags["script"] == 2 and seen.handlers == []  # the data and page.js
     assert [image["src"][:22] for image in seen.images] == ["data:image/png;base64,"] * 2
     assert sum(PLANTED in text for text in seen.text) >= 5
     (run, _) = json.loads(file.read_text())["runs"]
@@ -335,7 +335,7 @@ def test_differences_between_runs_are_marked_and_the_rest_is_shown_once(tmp_path
         (b"\xff\xfe{\0}\0", "is damaged|cut off and skipped: line 1"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_and_the_rest_shown(file, damage, reason):
+def test_a_file_that_cannot_be_read_is_reported_and_the_rest_is_shown(file, damage, reason):
     with readable_by_nobody() as folder:
         path = make_run(folder / "run") / file
         if isinstance(damage, bytes):
@@ -358,7 +358,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_shown(file, damage, re
 
 @contextmanager
 def readable_by_nobody():
-    """A folder that other users may enter; pytest's own is closed to them."""
+    """A temporary folder that other users may enter, unlike pytest's `tmp_path`."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -366,7 +366,7 @@ def readable_by_nobody():
 
 @contextmanager
 def as_nobody():
-    """Give up root's right to read everything, if the tests run as root."""
+    """Drop root's permission to read every file, if the tests run as root."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)
@@ -387,7 +387,7 @@ def as_nobody():
         ("predictions", {"confusion": [[7, 3], [1, 9], [0, 2]]}),
     ],
 )
-def test_a_file_with_impossible_values_counts_as_damaged(file, change, tmp_path):
+def test_a_file_with_impossible_values_is_reported_as_damaged(file, change, tmp_path):
     content = json.loads((make_run(tmp_path / "right") / f"{file}.json").read_text())
     run = read_run(make_run(tmp_path / "wrong", **{file: content | change}), "run")
     assert problems_of(run).startswith(f"{file}.json is damaged")
@@ -395,13 +395,13 @@ def test_a_file_with_impossible_values_counts_as_damaged(file, change, tmp_path)
     assert as_text([run])
 
 
-def test_a_step_that_is_infinite_is_skipped(tmp_path):
+def test_a_line_with_an_infinite_step_is_reported_and_skipped(tmp_path):
     lines = [training_line(10, 1.5), {**training_line(20, 1.25), "step": float("inf")}]
     run = read_run(make_run(tmp_path / "run", metrics=lines), "run")
     assert problems_of(run) == "metrics.jsonl damaged and skipped: line 2"
 
 
-def test_a_link_with_the_name_of_the_page_is_replaced_and_not_followed(tmp_path):
+def test_a_link_at_the_path_of_the_page_is_replaced_and_not_followed(tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("precious")
     run = make_run(tmp_path / "run")
@@ -411,7 +411,7 @@ def test_a_link_with_the_name_of_the_page_is_replaced_and_not_followed(tmp_path)
     assert (run / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_run_cannot_control_the_terminal(tmp_path, capsys):
+def test_control_characters_in_a_run_are_escaped(tmp_path, capsys):
     config = {"model": "\x1b[31mred\u202e", "batch_size": 16, "accumulate": 2, "seed": 0}
     assert report.main([str(make_run(tmp_path / "run", config=config)), "--quick"]) == 0
     printed = capsys.readouterr().out
@@ -419,7 +419,7 @@ def test_a_run_cannot_control_the_terminal(tmp_path, capsys):
     assert "\x1b" not in printed and "\u202e" not in printed
 
 
-def test_the_confusion_matrix_has_its_true_classes_in_rows(tmp_path):
+def test_the_confusion_matrix_has_a_row_for_each_true_class(tmp_path):
     run = read_run(make_run(tmp_path / "run"), "run")
     text = as_text([run])
     assert "24 of 30 test images right" in text
@@ -434,7 +434,7 @@ def test_the_confusion_matrix_has_its_true_classes_in_rows(tmp_path):
     assert 'alt="test image 7: shoe, taken for bag"' in page
 
 
-def test_images_seen_are_steps_times_the_images_of_all_processes(tmp_path):
+def test_images_seen_are_steps_times_the_global_batch_size(tmp_path):
     run = read_run(make_run(tmp_path / "run"), "run")  # 16 images, 2 micro-batches, 3 processes
     text = as_text([run])
     assert re.search(r"images per step +\| 96 ", text)
@@ -458,7 +458,7 @@ def test_images_seen_are_steps_times_the_images_of_all_processes(tmp_path):
         ([], "the following arguments are required: RUN"),
     ],
 )
-def test_a_wrong_question_gets_one_sentence_and_writes_nothing(arguments, reason, tmp_path):
+def test_invalid_arguments_are_a_one_sentence_error_and_write_nothing(arguments, reason, tmp_path):
     folder = make_run(tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     config = (folder / "config.json").read_bytes()
@@ -469,7 +469,7 @@ def test_a_wrong_question_gets_one_sentence_and_writes_nothing(arguments, reason
     assert (folder / "config.json").read_bytes() == config
 
 
-def test_a_folder_without_a_run_ends_with_one_line(tmp_path, start):
+def test_a_folder_without_a_run_prints_one_line(tmp_path, start):
     empty = tmp_path / "empty"
     empty.mkdir()
     done = start(["accel-demo", "report", empty])
@@ -477,19 +477,19 @@ def test_a_folder_without_a_run_ends_with_one_line(tmp_path, start):
     assert len(done.stderr.splitlines()) == 1 and "empty does not contain a run" in done.stderr
 
 
-def test_the_page_comes_into_the_first_run_and_quick_writes_none(tmp_path, capsys):
+def test_the_page_is_written_into_the_first_run_folder_and_quick_writes_none(tmp_path, capsys):
     runs = [make_run(tmp_path / "a" / "same"), make_run(tmp_path / "b" / "same")]
     assert report.main(["--quick", *map(str, runs)]) == 0
     assert not list(tmp_path.rglob("*.html"))
     shown = capsys.readouterr().out
-    assert "a/same " in shown and "b/same " in shown, "the last part of the path is the same"
+    assert "a/same " in shown and "b/same " in shown, "both folders have the same name"
     assert report.main(list(map(str, runs))) == 0
     assert list(tmp_path.rglob("*.html")) == [runs[0] / "report.html"]
     assert f"report: {runs[0] / 'report.html'}" in capsys.readouterr().out
     assert sorted(os.listdir(runs[0])) == sorted([*FILES, "report.html"])
 
 
-def test_a_reader_who_goes_away_ends_it_quietly(tmp_path, start):
+def test_a_closed_output_pipe_causes_no_traceback(tmp_path, start):
     code = "import os, sys; from accel_demo import cli; read, write = os.pipe()\n"
     code += "os.close(read); os.dup2(write, 1); sys.argv[0] = 'accel-demo'; cli.main()"
     done = start(["python", "-c", code, "report", make_run(tmp_path / "run")])
@@ -504,7 +504,7 @@ def test_a_long_value_does_not_widen_every_row_on_the_terminal(tmp_path, capsys)
     assert rows and max(map(len, rows)) < 200
 
 
-def test_a_terminal_without_blocks_gets_question_marks(tmp_path, start):
+def test_an_ascii_terminal_shows_question_marks_instead_of_blocks(tmp_path, start):
     command = ["accel-demo", "report", make_run(tmp_path / "run"), "--quick"]
     done = start(command, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
@@ -537,7 +537,7 @@ def test_every_curve_stays_in_its_picture(points):
     assert len(line) == SPARKLINE_WIDTH and line.strip()
 
 
-def test_a_long_curve_keeps_its_outline():
+def test_a_thinned_curve_keeps_its_ends_and_its_extremes():
     points = [(step, float(step * 7919 % 10007)) for step in range(100_000)]
     kept = thinned(points)
     assert len(kept) <= MOST_POINTS and [kept[0], kept[-1]] == [points[0], points[-1]]
@@ -548,7 +548,7 @@ def test_a_long_curve_keeps_its_outline():
 
 
 def hover(page, svg, step: int) -> str:
-    """Point at a step of a chart, and return the text that appears."""
+    """Move the pointer to a step of a chart, and return the tooltip's text."""
     svg.scroll_into_view_if_needed()
     frame = svg.bounding_box()
     right = float(svg.get_attribute("data-right"))
@@ -559,7 +559,7 @@ def hover(page, svg, step: int) -> str:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_pointing_at_a_curve_shows_the_number_of_the_json(width, real_run, tmp_path, open_page):
+def test_pointing_at_a_curve_shows_the_value_from_the_json(width, real_run, tmp_path, open_page):
     file, numbers = tmp_path / "page.html", tmp_path / "report.json"
     report.main([str(real_run), "--html", str(file), "--json", str(numbers)])
     (run,) = json.loads(numbers.read_text())["runs"]
@@ -576,7 +576,7 @@ def test_pointing_at_a_curve_shows_the_number_of_the_json(width, real_run, tmp_p
 
 
 @pytest.mark.browser
-def test_several_runs_stand_side_by_side_and_below_one_another_on_a_phone(
+def test_runs_are_side_by_side_on_a_desktop_and_stacked_on_a_phone(
     real_run, planted, tmp_path, open_page
 ):
     other, file = make_run(tmp_path / "other"), tmp_path / "page.html"
@@ -595,15 +595,15 @@ def test_several_runs_stand_side_by_side_and_below_one_another_on_a_phone(
 
 
 @pytest.mark.browser
-def test_the_axis_can_be_chosen_and_the_keys_walk_along_a_curve(tmp_path, open_page):
+def test_the_axis_can_be_chosen_and_the_arrow_keys_move_along_a_curve(tmp_path, open_page):
     runs = [make_run(tmp_path / "small")]
     config = {"model": "small_cnn", "batch_size": 32, "accumulate": 2}
     runs.append(make_run(tmp_path / "large", config=config))
     report.main([*map(str, runs), "--html", str(tmp_path / "page.html")])
     page = open_page(tmp_path / "page.html")
     svg = page.locator("svg.chart:visible[data-curve=train_loss]")
-    assert svg.get_attribute("data-axis") == "images seen", "their steps are not equally large"
-    svg.focus()  # at the end of the longer curve: 20 steps of 192 images
+    assert svg.get_attribute("data-axis") == "images seen", "the global batch sizes differ"
+    svg.focus()  # selects the end of the longer curve: 20 steps of 192 images
     shown = page.locator(".tip:visible").inner_text().splitlines()
     assert shown == ["images seen 3,840", "large: 0.75 (step 20)"]
     page.keyboard.press("ArrowLeft")

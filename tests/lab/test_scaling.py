@@ -1,4 +1,4 @@
-"""The serial share is fitted by two laws, and `accel-demo scaling` prints what it measured."""
+"""Test how two laws are fitted to speedups, and the output of `accel-demo scaling`."""
 
 import dataclasses
 import json
@@ -26,13 +26,13 @@ COUNTS = st.lists(st.integers(2, 64), min_size=1, max_size=6, unique=True)
 
 
 @given(SCALINGS, SHARES, COUNTS)
-def test_an_exact_curve_gives_back_its_serial_share(scaling, share, counts):
+def test_a_fit_to_an_exact_curve_recovers_its_serial_share(scaling, share, counts):
     speedups = {count: LAWS[scaling](share, count) for count in [1, *counts]}
     assert serial_share_of(LAWS[scaling], speedups) == pytest.approx(share, abs=1e-9)
 
 
 @given(SCALINGS, COUNTS, st.data())
-def test_no_other_share_is_nearer_to_the_measured_points(scaling, counts, data):
+def test_the_fitted_share_minimizes_the_squared_error(scaling, counts, data):
     law = LAWS[scaling]
     speedups = {count: data.draw(st.floats(0.2, 2 * count)) for count in counts}
     share = serial_share_of(law, speedups)
@@ -49,7 +49,7 @@ def test_no_other_share_is_nearer_to_the_measured_points(scaling, counts, data):
 @given(
     st.floats(0.05, 0.9), st.lists(st.floats(-0.1, 0.1), min_size=5, max_size=25), st.floats(1, 4)
 )
-def test_more_noise_widens_the_error_as_much(share, noise, factor):
+def test_the_width_of_the_interval_is_proportional_to_the_noise(share, noise, factor):
     def width(size):
         times = [share + (1 - share) / 2 + size * error for error in noise]
         speedups = {1: [1.0] * len(noise), 2: [1 / time for time in times]}
@@ -61,7 +61,7 @@ def test_more_noise_widens_the_error_as_much(share, noise, factor):
 
 
 @given(SCALINGS, SHARES, st.lists(st.floats(-0.02, 0.02), min_size=5, max_size=15))
-def test_the_interval_contains_the_share_and_lies_within_the_repeats(scaling, share, noise):
+def test_the_interval_contains_the_share_and_is_within_the_repeats(scaling, share, noise):
     exact = {count: LAWS[scaling](share, count) for count in (1, 2, 4)}
     speedups = {count: [exact[count] * (1 + error) for error in noise] for count in exact}
     result = fit(scaling, "raw DDP", speedups)
@@ -69,7 +69,7 @@ def test_the_interval_contains_the_share_and_lies_within_the_repeats(scaling, sh
     assert min(result.shares) <= low <= result.serial_share <= high <= max(result.shares)
 
 
-def test_one_count_fits_any_speedup_and_two_counts_show_if_the_law_does_not_hold():
+def test_a_misfit_is_only_reported_for_two_or_more_process_counts():
     def misfit(speedups):
         return fit("strong", "raw DDP", {n: [speedup] for n, speedup in speedups.items()}).misfit
 
@@ -84,7 +84,7 @@ def test_one_count_fits_any_speedup_and_two_counts_show_if_the_law_does_not_hold
     ("arguments", "message"),
     [
         (["--processes", "1,3"], "--batch-size 128 cannot be divided among 3 processes"),
-        (["--processes", "two"], "--processes takes 2, or 1,2,4; got two"),
+        (["--processes", "two"], "--processes must be like 2 or 1,2,4, got two"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--threads", "100000"], "100000 threads are too many"),
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
@@ -95,26 +95,26 @@ def test_one_count_fits_any_speedup_and_two_counts_show_if_the_law_does_not_hold
         (["--lanes"], "unrecognized arguments: --lanes"),
     ],
 )
-def test_wrong_options_are_an_error_before_anything_starts(monkeypatch, arguments, message):
+def test_invalid_options_are_an_error_before_anything_starts(monkeypatch, arguments, message):
     monkeypatch.setattr(scaling, "WorkerPool", None)
     with pytest.raises(UserError, match=message):
         scaling.main(arguments)
 
 
-def test_the_first_gpus_are_those_that_this_process_sees(monkeypatch):
+def test_the_first_gpus_are_the_first_ones_visible_to_this_process(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
     assert [scaling.first_gpus(count) for count in (1, 2, 3)] == ["3", "3,1", "3,1,2"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert scaling.first_gpus(2) == "0,1"
 
 
-def test_the_most_images_of_one_run_are_those_of_the_synthetic_dataset():
+def test_the_largest_run_uses_all_images_of_the_synthetic_dataset():
     too_many = TrainConfig(dataset="synthetic", train_samples=scaling.MOST_IMAGES + 1)
     with pytest.raises(UserError, match=f"must be at most {scaling.MOST_IMAGES} for synthetic"):
         load_datasets(too_many)
 
 
-def test_one_process_is_measured_once_for_both_scalings():
+def test_one_process_is_measured_once_for_strong_and_weak_scaling():
     cases = scaling.scaling_cases([1, 2], 128)
     assert [dataclasses.astuple(case) for case in cases] == [
         ("plain PyTorch", 1, 128),
@@ -124,7 +124,7 @@ def test_one_process_is_measured_once_for_both_scalings():
 
 
 def made_up(share: float, counts: list[int], cores: int, threads: int = 1) -> ScalingResult:
-    """Return the result if DDP follows both laws, and Accelerate is 10 % slower."""
+    """Return a made-up result. DDP follows both laws exactly, and Accelerate is 10 % slower."""
     rates = {}
     for case in scaling.scaling_cases(counts, 120):
         law = gustafson if case.batch_size == 120 else amdahl
@@ -141,7 +141,7 @@ def made_up(share: float, counts: list[int], cores: int, threads: int = 1) -> Sc
     return ScalingResult(counts, threads, "cpu", cores, **chosen, **measured)
 
 
-def test_fits_compare_a_version_with_itself_and_speedups_with_plain_pytorch():
+def test_fits_are_relative_to_the_version_and_speedups_to_plain_pytorch():
     result = made_up(0.25, [1, 2, 4], cores=4)
     for fitted in result.fits:
         assert fitted.serial_share == pytest.approx(0.25)
@@ -175,7 +175,7 @@ def test_the_picture_names_every_version_and_law_and_the_shared_cores(tmp_path):
         assert f"<!-- {word} -->" in drawn
 
 
-def test_a_reason_is_shown_with_both_figures_and_the_interval_of_their_ratio():
+def test_a_reason_is_shown_with_both_times_and_the_interval_of_their_ratio():
     names = "DDP|small batch|large batch|share every micro-batch|no_sync|one bucket|small buckets|"
     names += "bf16 hook|gradient_as_bucket_view|find_unused_parameters|no buffers|straggler|"
     names += "all threads|Python in the loop|one process, large batch|one process, small batch"
@@ -187,7 +187,7 @@ def test_a_reason_is_shown_with_both_figures_and_the_interval_of_their_ratio():
     measured = {"megabytes": 7.5, "ms_per_step": ms, "straggler_ms_by_rank": [30.0, 31.0]}
     result = reasons.ReasonsResult(**place, **start, **measured)
     rows = {row[0]: row[3] for row in reasons.reason_rows(result)}
-    assert len(rows) == 12  # without the one that only Linux can measure
+    assert len(rows) == 12  # all but the reason that only Linux can measure
     assert rows["more to send than to compute"].endswith("batch 8 0.80 ×, batch 512 2.00 ×")
     expected = "8 × 8 images: 10.0 → 5.0 ms (× 0.40 – 0.60)"
     assert rows["all-reduce in every micro-batch"] == expected
@@ -199,7 +199,7 @@ def test_a_reason_is_shown_with_both_figures_and_the_interval_of_their_ratio():
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Run the command once with --quick: its output, its JSON and its picture."""
+    """The output, the JSON and the picture of one run with --quick."""
     folder = tmp_path_factory.mktemp("scaling")
     files = ["--json", folder / "result.json", "--plot", folder / "drawn.svg"]
     command = ["accel-demo", "scaling", "--quick", "--model", "tiny_cnn", *files]
@@ -210,7 +210,7 @@ def measured(tmp_path_factory):
     return SimpleNamespace(stdout=run.stdout, stderr=run.stderr, result=result, drawn=drawn)
 
 
-def test_every_case_ran_in_as_many_connected_processes_as_the_result_says(measured):
+def test_every_case_ran_on_the_reported_number_of_connected_processes(measured):
     result = measured.result
     assert result["command"] == "scaling"
     assert (result["processes"], result["threads"], result["device"]) == ([1, 2], 1, "cpu")
@@ -225,7 +225,7 @@ def test_every_case_ran_in_as_many_connected_processes_as_the_result_says(measur
     assert "scaling: 100%" in measured.stderr
 
 
-def test_speedups_and_shares_follow_from_the_images_per_second(measured):
+def test_speedups_and_shares_are_computed_from_the_images_per_second(measured):
     rows = {(r["scaling"], r["version"], r["processes"]): r for r in measured.result["rows"]}
     plain = rows["strong", "plain PyTorch", 1]["images_per_second"]
     for row in rows.values():
@@ -244,7 +244,7 @@ def test_speedups_and_shares_follow_from_the_images_per_second(measured):
     assert len(measured.result["fits"]) == 4
 
 
-def test_the_lock_is_part_of_the_output_and_of_the_picture(measured):
+def test_the_output_and_the_picture_contain_the_gil_measurement(measured):
     rows = {(row["work"], row["workers"]): row for row in measured.result["gil_rows"]}
     works = ("preprocessing in Python", "matrix products in torch")
     assert list(rows) == [(work, workers) for work in works for workers in WORKERS]

@@ -1,4 +1,4 @@
-"""`accel-demo shards` shows which sample each rank reads, and what a metric counts."""
+"""Test that `accel-demo shards` shows which samples each rank reads and a metric counts."""
 
 import json
 from dataclasses import asdict, replace
@@ -47,13 +47,13 @@ LOADERS = [
     LoaderSettings(samples=samples, batch_size=batch_size, epochs=2, **options)
     for options in OPTIONS
     for samples, batch_size in SIZES
-    if not options.get("drop_last") or samples >= 3 * batch_size  # a batch per process
+    if not options.get("drop_last") or samples >= 3 * batch_size  # one batch per process
 ]
 
 
 def read_here(device, loaders):
     result, loader = read_all(device, loaders), make_loader(LoaderSettings(ACCELERATE, 22, 5, 2))
-    first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # leaves each epoch at once
+    first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # leaves each epoch early
     return result, first_batches
 
 
@@ -64,7 +64,7 @@ def loaders(together):
     result, _ = ranks[0]
     for other, (first, second) in ranks:
         assert other == result
-        assert first == second  # as page 08 says: an epoch that was left early is not counted
+        assert first == second  # an epoch that was left early is not counted (page 08)
     assert result.processes == len(ranks) == 3
     assert [loader.settings for loader in result.loaders] == LOADERS
     return result.loaders
@@ -72,7 +72,7 @@ def loaders(together):
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory):
-    """The printed text, the JSON and the picture of one command."""
+    """The output, the JSON and the picture of one command."""
     folder = tmp_path_factory.mktemp("quick")
     command = "accel-demo shards --quick --samples 10 --no-set-epoch".split()
     files = ["--json", folder / "shards.json", "--plot", folder / "shards.svg"]
@@ -83,7 +83,7 @@ def quick_run(tmp_path_factory):
 
 
 def ids_of(epoch):
-    """Return all sample ids that were read, in the order of the ranks."""
+    """Return all sample ids that were read, ordered by rank."""
     return list(chain.from_iterable(chain.from_iterable(epoch.batches)))
 
 
@@ -109,21 +109,21 @@ def test_padding_reads_every_sample_and_drop_last_reads_none_twice(loaders):
         assert not (again if no_padding else every - set(ids))
 
 
-def test_all_ranks_have_equally_many_batches_unless_even_batches_is_off(loaders):
+def test_all_ranks_read_the_same_batch_sizes_unless_even_batches_is_off(loaders):
     for loader in loaders:
         settings = loader.settings
         for epoch in loader.epochs:
             sizes = [[len(batch) for batch in batches] for batches in epoch.batches]
             are_even = sizes[0] == sizes[1] == sizes[2]
             assert (loader.gather is not None) == are_even
-            # Rank 0 pads with the samples it has read first: one is not enough for three ranks.
+            # Rank 0 pads with the first samples that it has read. Three ranks need more than one.
             is_short = settings.dispatch_batches and settings.samples == 1
             if settings.even_batches:
                 assert are_even == (not is_short)
     assert sum(loader.gather is None for loader in loaders) > 10
 
 
-def test_accelerate_pads_to_whole_batches_and_torch_only_to_equal_parts(loaders):
+def test_accelerate_pads_to_full_batches_and_torch_only_to_equal_shards(loaders):
     for settings, epoch in epochs_with(loaders, drop_last=False, even_batches=True):
         padding = len(ids_of(epoch)) - settings.samples
         if settings.method == TORCH or settings.dispatch_batches:
@@ -146,7 +146,7 @@ def test_without_set_epoch_torch_repeats_its_order_and_accelerate_does_not(loade
         assert epoch in epochs_by_settings[replace(settings, set_epoch=True)]
 
 
-def test_the_order_that_is_repeated_is_a_shuffled_one(loaders):
+def test_the_repeated_order_is_shuffled(loaders):
     for _, epoch in epochs_with(loaders, method=TORCH, set_epoch=False, samples=30):
         by_rank = [list(chain.from_iterable(batches)) for batches in epoch.batches]
         order = torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()
@@ -154,7 +154,7 @@ def test_the_order_that_is_repeated_is_a_shuffled_one(loaders):
         assert order != sorted(order)
 
 
-def test_gather_counts_every_read_and_gather_for_metrics_each_sample_once(loaders):
+def test_only_gather_for_metrics_with_accelerates_loader_drops_the_padding(loaders):
     for loader in loaders:
         if loader.gather is None:
             continue
@@ -194,9 +194,9 @@ def test_the_map_and_the_picture_show_who_read_each_sample(loaders):
 
 
 def framed_samples(figure):
-    """Return the samples in frames, by epoch, of a picture with one panel."""
+    """Return the framed samples of each epoch in a picture with one panel."""
     samples = []
-    for frames in figure.axes[0].collections[1::3]:  # an epoch has cells, frames and crosses
+    for frames in figure.axes[0].collections[1::3]:  # cells, frames and crosses per epoch
         assert isinstance(frames, PolyCollection)
         ends = [(p.vertices.min(axis=0), p.vertices.max(axis=0)) for p in frames.get_paths()]
         samples.append([round((low[0] + high[0]) / 2) for low, high in ends])
@@ -204,14 +204,14 @@ def framed_samples(figure):
 
 
 def reads_by_hand(samples, ranks):
-    """Return two epochs in which all ranks read sample 0, and the other samples in turns."""
+    """Return two epochs. Every rank reads sample 0, and the ranks take turns on the others."""
     batches = [[[0, *range(1 + rank, samples, ranks)]] for rank in range(ranks)]
     epochs = [epoch_reads(number, batches, batches, samples) for number in (1, 2)]
     return LoaderReads(LoaderSettings("by hand", samples, samples, epochs=2), epochs)
 
 
 @pytest.mark.parametrize(("samples", "ranks"), [(4, 2), (22, 3), (22, 9), (400, 6)])
-def test_no_text_of_the_picture_is_small_or_leaves_it(samples, ranks):
+def test_every_text_in_the_picture_is_large_enough_and_inside_it(samples, ranks):
     figure = draw(2 * [reads_by_hand(samples, ranks)])
     figure.draw_without_rendering()
     paper = figure.bbox
@@ -238,7 +238,7 @@ def test_the_command_prints_the_numbers_of_its_json(quick_run):
     assert [row.split("|")[-2].strip() for row in rows[:4]] == ["–", "yes", "–", "no"]
 
 
-def test_of_ten_samples_gather_counts_sixteen(quick_run):
+def test_gather_counts_sixteen_samples_instead_of_ten(quick_run):
     shown, result, _ = quick_run
     accelerate = result["loaders"][1]
     assert (len(accelerate["gather"]), len(accelerate["gather_for_metrics"])) == (16, 10)
@@ -259,7 +259,7 @@ def test_the_output_is_the_same_each_time(start, flags):
     assert [run.returncode for run in runs] == [0, 0]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.startswith("3 connected processes on cpu (gloo): 22 ")
-    ends = "NCCL waits for ever" in runs[0].stdout  # 4, 4 and 2 samples in the last batch
+    ends = "NCCL waits for ever" in runs[0].stdout  # the last batches have 4, 4 and 2 samples
     assert ends == (flags == "--no-even-batches")
 
 
@@ -291,7 +291,7 @@ def test_uneven_batches_are_explained():
         (
             "--dispatch-batches --no-even-batches",
             "--dispatch-batches always makes even batches: Accelerate ignores even_batches=False "
-            "there. Remove one of the two flags",
+            "there. Remove one of the two flags.",
         ),
         (
             "--drop-last --samples 7",
@@ -306,7 +306,7 @@ def test_uneven_batches_are_explained():
         ("--dispatch", "unrecognized arguments: --dispatch"),
     ],
 )
-def test_bad_options_get_one_line(capsys, tmp_path, flags, message):
+def test_invalid_options_print_one_line(capsys, tmp_path, flags, message):
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         shards.main(flags.format(tmp_path).split())
     expected = f"error: {message.format(tmp_path)}\n"

@@ -1,3 +1,5 @@
+"""Test the phases, the overlap and the slow rank that `accel-demo timeline` measures."""
+
 import json
 import random
 import time
@@ -27,7 +29,7 @@ SMALL = TrainConfig(model="small_cnn", batch_size=16)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Output, JSON, merged trace and folder of one call of the command."""
+    """The output, the JSON, the merged trace and the folder of one command."""
     folder = tmp_path_factory.mktemp("timeline")
     result = run_to_end(
         "accel-demo timeline --quick --steps 6 --model small_cnn --batch-size 16".split()
@@ -44,9 +46,9 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def others(together, tmp_path_factory):
-    """Profiles, traces and numbers of three more runs in one launch.
+    """The profiles, traces and numbers of three more runs in one launch.
 
-    A plain run, one that accumulates gradients, and one in which rank 1's clock is 40 ms ahead.
+    The second run accumulates gradients. In the third run, rank 1's clock is 40 ms ahead.
     """
     folder = tmp_path_factory.mktemp("others")
     run = ProfileSettings(SMALL, steps=8, bucket_mb=25.0)
@@ -66,7 +68,7 @@ def profiled(device, runs, folder):
 
 
 def profiled_with_clock(device, runs, folder):
-    """Profile the last of the runs with a clock that is 40 ms ahead on rank 1."""
+    """Profile the runs. In the last run, rank 1's clock is 40 ms ahead."""
     profiles = profiled(device, runs[:-1], folder)
     Path(folder, "ahead").mkdir(exist_ok=True)
     ahead_ns, real_time_ns = 40_000_000 * dist.get_rank(), time.time_ns
@@ -79,7 +81,7 @@ def profiled_with_clock(device, runs, folder):
 
 
 def numbers_of(profiles, traces):
-    """The ranks and the straggler as the JSON has them."""
+    """Return the ranks and the straggler as the JSON contains them."""
     ranks, slow_rank = rank_timelines(profiles, traces)
     return {"ranks": [asdict(rank) for rank in ranks], "straggler": slow_rank}
 
@@ -97,9 +99,9 @@ def test_two_connected_processes_were_profiled(finished):
 
 
 def test_the_phases_of_a_step_sum_to_its_wall_time(finished, others):
-    """The wall time is measured around the step with a different clock than the trace's.
+    """The wall time is measured around the step, with a different clock than the trace.
 
-    The system may preempt the process between the two, so a single wall time can be longer.
+    A single wall time can be longer than the phases, because the process may be preempted.
     """
     for numbers in (finished[1], *(numbers for _, _, numbers in others)):
         for rank in numbers["ranks"]:
@@ -112,8 +114,8 @@ def test_the_phases_of_a_step_sum_to_its_wall_time(finished, others):
             assert sum(sums) == pytest.approx(sum(walls), rel=0.05)
 
 
-def test_a_pause_in_forward_counts_as_forward(finished):
-    """`time.sleep` measures the pause with a different clock than the trace's."""
+def test_a_pause_in_forward_is_measured_as_forward(finished):
+    """`time.sleep` uses a different clock than the trace, so the pause may appear shorter."""
     for rank, step in steps_of(finished[1]):
         if rank["rank"] == 1:
             assert step["phases_ms"]["forward"] > 19.9
@@ -130,7 +132,7 @@ def test_every_moment_of_a_step_is_in_exactly_one_phase(finished):
             assert drawn == pytest.approx(milliseconds)
 
 
-def test_each_step_sends_ddps_buckets_and_they_hold_every_gradient(finished, others):
+def test_each_step_sends_every_ddp_bucket_once_and_every_gradient_is_in_a_bucket(finished, others):
     numbers = finished[1]
     gradients = sum(p.numel() for p in make_model(TrainConfig(model="small_cnn")).parameters())
     assert sum(numbers["bucket_bytes"]) == 4 * gradients
@@ -145,7 +147,7 @@ def test_each_step_sends_ddps_buckets_and_they_hold_every_gradient(finished, oth
             assert sorted(sent) == sorted(sizes)
 
 
-def test_a_step_that_accumulates_reads_two_batches_and_shares_its_gradients_once(others):
+def test_a_step_that_accumulates_two_micro_batches_waits_for_data_twice(others):
     (_, _, plain), (_, _, accumulating), _ = others
     for numbers, batches in ((plain, 1), (accumulating, 2)):
         for rank, step in steps_of(numbers):
@@ -154,15 +156,15 @@ def test_a_step_that_accumulates_reads_two_batches_and_shares_its_gradients_once
             assert phases.count("data wait") == batches
 
 
-def test_small_buckets_are_more_all_reduces(finished):
+def test_smaller_buckets_need_more_all_reduces(finished):
     large, small = finished[1]["sweep"]
     assert (large["bucket_mb"], small["bucket_mb"]) == (25, 0.05)
     assert large["buckets"] == 1 < small["buckets"] == len(finished[1]["bucket_bytes"])
     assert "| bucket MiB |" in finished[0]
-    assert "the buffers of BatchNorm" in finished[0], "small_cnn has some"
+    assert "the buffers of BatchNorm" in finished[0], "small_cnn has such buffers"
 
 
-def test_no_more_is_hidden_than_is_sent(finished):
+def test_hidden_plus_exposed_time_is_at_most_the_all_reduce_time(finished):
     for rank, step in steps_of(finished[1]):
         assert step["hidden_ms"] >= 0
         assert step["hidden_ms"] + step["exposed_ms"] <= step["all_reduce_ms"] + 1e-6
@@ -182,7 +184,7 @@ def test_only_a_delayed_rank_is_named(finished, others):
 
 
 def barriers_of(trace):
-    """The (start, end) of each barrier by rank, in ms."""
+    """Return the (start, end) of each barrier on each rank, in ms."""
     by_pid = {}
     for event in trace["traceEvents"]:
         if event["name"] == "barrier" and event["ph"] == "X":
@@ -193,20 +195,22 @@ def barriers_of(trace):
 
 
 def line_up(trace):
-    """Whether no rank leaves a barrier 1 ms before another one enters it, and all ranks leave the
-    undisturbed barriers within 1 ms."""
+    """Return True if the ranks' barriers overlap in the trace, with a tolerance of 1 ms.
+
+    In the least disturbed quarter of the barriers, all ranks must also leave within 1 ms.
+    """
     barriers = barriers_of(trace)
     left_early = [max(s for s, _ in barrier) - min(e for _, e in barrier) for barrier in barriers]
     apart = [max(e for _, e in barrier) - min(e for _, e in barrier) for barrier in barriers]
     return max(left_early) < 1 and sorted(apart)[len(apart) // 4] < 1
 
 
-def test_a_barrier_lines_up_in_the_merged_trace(finished, others):
+def test_barriers_line_up_in_the_merged_trace(finished, others):
     assert line_up(finished[2])
     assert line_up(merge.merged(others[0][1]))
 
 
-def test_barriers_line_up_although_one_clock_is_ahead(others):
+def test_barriers_line_up_even_if_one_clock_is_ahead(others):
     (rank_0, rank_1), traces, _ = others[2]
     assert rank_0.clock_ahead_ns == 0
     assert rank_1.clock_ahead_ns / 1e6 == pytest.approx(40, abs=1)
@@ -227,7 +231,7 @@ def test_the_merged_trace_shows_each_rank_as_a_process_with_its_name(finished):
     assert len(arrows) == len(set(arrows)) > 0
 
 
-def test_every_file_is_written_and_named(finished):
+def test_every_file_is_written_and_its_path_is_printed(finished):
     stdout, _, _, folder = finished
     for path in ("out/trace.json", "out/timeline.html", "x.json", "x.svg"):
         assert (folder / path).stat().st_size > 1000
@@ -235,7 +239,7 @@ def test_every_file_is_written_and_named(finished):
 
 
 def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
-    """The page cannot be written. Then the trace, which comes first, is not written either."""
+    """If the page cannot be written, no trace and no JSON are written either."""
 
     def fail(result, path):
         raise OSError("no space left")
@@ -255,7 +259,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
         ("--processes 0", "--processes must be at least 1, got 0"),
         ("--steps 1", "--steps must be from 2 to 100, got 1"),
         ("--batch-size 0", "batch_size must be at least 1, got 0"),
-        ("--batch-size 5000", "choose a smaller --batch-size"),
+        ("--batch-size 5000", "Choose a smaller --batch-size."),
         ("--batch-size 1 --model resnet18", "resnet18 takes batches of two images or more"),
         ("--accumulate 0", "accumulate must be at least 1, got 0"),
         ("--model vgg12", "invalid choice: 'vgg12'"),
@@ -272,7 +276,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
         ("--stepz 3", "unrecognized arguments: --stepz 3"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_starts(arguments, message, monkeypatch):
+def test_invalid_options_are_an_error_before_anything_starts(arguments, message, monkeypatch):
     monkeypatch.setattr(command, "measure", None)
     with pytest.raises(UserError) as error:
         command.main([*arguments.split()])
@@ -285,7 +289,7 @@ def test_checking_that_the_folder_is_writable_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_existing_files_stay_and_a_folder_in_place_of_a_file_is_refused(tmp_path):
+def test_existing_files_are_kept_and_a_folder_in_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     command.read(["--output", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -296,16 +300,16 @@ def test_existing_files_stay_and_a_folder_in_place_of_a_file_is_refused(tmp_path
         command.read(["--output", str(tmp_path)])
 
 
-# Synthetic traces, whose correct result is known to the millisecond
+# Synthetic traces, whose expected result is known to the millisecond
 
 STEP_MS = 100
 
 
 def synthetic(rank, steps=8, delays=None, jitter=0.0):
-    """A trace of steps in which a rank with delays comes later, and the others wait for it.
+    """Return a trace in which a delayed rank starts to compute late, and the other ranks wait.
 
-    `delays[rank][step]` is how many ms later a rank starts to compute. A random quarter of the
-    steps takes up to `jitter` ms longer.
+    `delays[rank][step]` is the delay in ms. A random quarter of the steps takes up to `jitter` ms
+    longer.
     """
     delays = delays or [[0.0] * steps]
     noise = random.Random(rank)
@@ -344,7 +348,7 @@ def numbers_in(traces, steps=8):
 
 
 def named(delays, jitter=0.0):
-    """The rank that is named if each rank is delayed by so many ms in each step."""
+    """Return the rank that is named as slow with the given `delays` in ms, by rank and step."""
     steps = len(delays[0])
     traces = [synthetic(rank, steps, delays, jitter) for rank in range(len(delays))]
     return numbers_in(traces, steps)["straggler"]
@@ -371,7 +375,7 @@ def test_a_synthetic_step_is_classified_to_the_millisecond():
     assert {bar["bytes_sent"] for bar in rank["lanes"]["communication"]} == {8000}
 
 
-def test_waiting_for_buffers_does_not_count_as_exposed_all_reduce():
+def test_waiting_for_buffers_is_not_part_of_the_exposed_all_reduce():
     trace = synthetic(0, steps=2)
     for step in range(2):
         event = {"ph": "X", "cat": "user_annotation", "name": "gloo:broadcast", "pid": 7, "tid": 2}
@@ -385,7 +389,7 @@ def test_waiting_for_buffers_does_not_count_as_exposed_all_reduce():
         assert (step["all_reduce_ms"], step["exposed_ms"]) == pytest.approx((30, 10))
 
 
-def test_the_other_rank_waits_for_the_late_one():
+def test_the_other_rank_waits_for_the_late_rank():
     numbers = numbers_in([synthetic(rank, 8, [[0] * 8, [20] * 8]) for rank in range(2)])
     waiting, late = numbers["ranks"]
     assert waiting["phases_ms"]["all-reduce"] - late["phases_ms"]["all-reduce"] == pytest.approx(20)
@@ -401,14 +405,14 @@ def test_the_other_rank_waits_for_the_late_one():
         ([[0] * 16, [0] * 16], None),
         ([[0] * 16, [4] * 16], None),  # less than LEAST_MS
         ([[0] * 16, [6] * 16], 1),
-        ([[0] * 16, [0] * 15 + [500]], None),  # one slow step is an accident
-        ([[0] * 16, [0] + [20] * 15], None),  # a slow rank is slow in every step
+        ([[0] * 16, [0] * 15 + [500]], None),  # a single slow step is not enough
+        ([[0] * 16, [0] + [20] * 15], None),  # not slow in the first step
         ([[0] * 16, [0, 200] * 8], None),
         ([[0, 300] * 8, [20] * 16], None),  # too noisy to decide
-        ([[0] * 14 + [900] * 2, [20] * 16], 1),  # rank 0 is slower on average
+        ([[0] * 14 + [900] * 2, [20] * 16], 1),  # although rank 0 is slower on average
         ([[10] * 16, [30, 300] * 8], 1),
         ([[0] * 16, [20] * 16, [0] * 16], 1),
-        ([[0] * 16, [20] * 16, [40] * 16], 2),  # of two slow ranks, the slower one
+        ([[0] * 16, [20] * 16, [40] * 16], 2),  # the slower of two slow ranks
         ([[20] * 16, [20] * 16, [60] * 16], 2),
     ],
 )
@@ -418,19 +422,19 @@ def test_the_rank_that_is_slow_in_every_step_is_named(delays, rank):
 
 
 @pytest.mark.parametrize("jitter", [5.0, 50.0, 500.0])
-def test_jitter_alone_names_nobody(jitter):
+def test_no_rank_is_named_because_of_jitter_alone(jitter):
     assert named([[0] * 16] * 2, jitter) is None
     assert named([[0] * 16] * 3, jitter) is None
 
 
-def test_a_slow_rank_is_also_slow_in_proportion_to_the_step():
+def test_a_delay_must_also_be_large_relative_to_the_step():
     short = [{("op", 0): [100.0] * 8}, {("op", 0): [110.0] * 8}]
     long = [{("op", 0): [1000.0] * 8}, {("op", 0): [1010.0] * 8}]
     assert straggler.slow_rank(short) == (1, [0.0, 10.0])
     assert straggler.slow_rank(long) == (None, [0.0, 10.0])
 
 
-def test_the_operators_gaps_and_waits_of_a_step_add_up_to_it():
+def test_the_operators_gaps_and_waits_of_a_step_add_up_to_its_length():
     traces = [synthetic(rank, 8, [[0] * 8, [20] * 8]) for rank in range(2)]
     operator_times = straggler.operator_times(RankTrace(traces[1]))
     for number, step in enumerate(numbers_in(traces)["ranks"][1]["steps"]):
@@ -455,7 +459,7 @@ any_spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=
 
 
 @given(any_spans, any_spans)
-def test_spans_are_sets_of_moments(first, second):
+def test_operations_on_spans_behave_like_operations_on_sets(first, second):
     def moments(spans):
         return {moment for start, end in spans for moment in range(start, end)}
 
@@ -467,7 +471,7 @@ def test_spans_are_sets_of_moments(first, second):
 
 
 def test_on_a_gpu_a_kernel_belongs_to_the_phase_in_which_it_was_launched():
-    """The host is ahead: it launches backward while the GPU computes forward, and so on."""
+    """The host runs ahead. For example, it launches backward while the GPU computes forward."""
     trace = synthetic(0, steps=2)
     events = trace["traceEvents"]
     events[:] = [e for e in events if e["cat"] == "user_annotation" and e["tid"] == 1]
@@ -488,7 +492,7 @@ def test_on_a_gpu_a_kernel_belongs_to_the_phase_in_which_it_was_launched():
     for step in numbers_in([trace], steps=2)["ranks"][0]["steps"]:
         assert step["phases_ms"] == pytest.approx(
             {
-                "data wait": 8,  # 3 ms until the next mark, and its copy
+                "data wait": 8,  # 0–5 ms on the host, united with the copy at 2–8 ms
                 "forward": 40,
                 "backward": 30,
                 "all-reduce": 4,
@@ -510,17 +514,17 @@ def test_one_process_has_no_all_reduce_and_the_same_phases(start, tmp_path):
     assert "all-reduce takes" not in result.stdout
     assert "a single process waits for no other" in result.stdout
     steps = [step for _, step in steps_of(numbers)]
-    assert median(step["all_reduce_ms"] for step in steps) < 0.5  # DDP sends to itself
+    assert median(step["all_reduce_ms"] for step in steps) < 0.5  # DDP's all-reduce with itself
     assert median(sum(s["phases_ms"].values()) / s["wall_ms"] for s in steps) > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("processes", [2, 3])
-def test_a_slow_rank_is_named_in_20_of_20_runs_and_no_rank_in_20_without(
+def test_a_slow_rank_is_named_in_20_of_20_runs_and_none_in_20_runs_without_one(
     together, tmp_path, processes
 ):
-    """Each run is a complete training with a profile. They alternate, in one launch."""
+    """In one launch, complete training runs with and without a slow rank are profiled in turn."""
     run = ProfileSettings(SMALL, straggler.STEPS_NEEDED, bucket_mb=25.0)
     runs = [run, replace(run, straggler=(1, 20.0))] * 20
     by_rank = together(profiled, processes, timeout=1500, runs=runs, folder=str(tmp_path))
@@ -542,7 +546,7 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_no_rank_in_20_without(
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_overlap_vanishes_when_one_bucket_holds_all_gradients(start, tmp_path):
-    """One bucket is sent after backward has ended; most of many buckets are sent during it."""
+    """A single bucket is sent after backward. Most of many buckets are sent during backward."""
     command = "accel-demo timeline --bucket-mb 1,1000".split()
     result = start([*command, "--output", tmp_path, "--json", tmp_path / "x.json"], timeout=300)
     assert result.returncode == 0, result.stderr
@@ -552,7 +556,7 @@ def test_overlap_vanishes_when_one_bucket_holds_all_gradients(start, tmp_path):
 
 
 @pytest.mark.parametrize(("bucket_mb", "first_mb"), [(25.0, 1.0), (5.0, 5.0), (100.0, 100.0)])
-def test_the_default_bucket_size_keeps_the_small_first_bucket_of_ddp(bucket_mb, first_mb):
+def test_the_default_bucket_size_keeps_ddps_small_first_bucket(bucket_mb, first_mb):
     run = ProfileSettings(TrainConfig(), steps=1, bucket_mb=bucket_mb)
     marks = SimpleNamespace(run=run, begin_forward=print)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""The lanes of a timeline show what was measured, in the picture and on the page."""
+"""Test that the lanes of a timeline show the measured values, in the picture and on the page."""
 
 import json
 import re
@@ -29,7 +29,7 @@ PLANTED = "</script><script>document.title = 'planted'</script><img src=x onerro
 
 
 def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", model="small_cnn"):
-    """A made-up result of the command, in which the last rank begins each forward late."""
+    """Return a made-up result in which the last rank begins each forward late."""
     return results.TimelineResult(
         processes=ranks,
         backend="gloo",
@@ -76,7 +76,7 @@ def a_rank(rank, is_last, step_count, late_ms, name):
 
 
 def bars_of(result):
-    """The rank and each of its bars, in the order of the page: by lane, then by start."""
+    """Return (rank, bar) for every bar in the order of the page: by lane, then by start."""
     return [
         (rank.rank, bar)
         for rank in result.ranks
@@ -86,7 +86,7 @@ def bars_of(result):
 
 
 def words_of(picture):
-    """matplotlib draws letters as shapes, and writes each text into a comment."""
+    """Return the texts of a picture. matplotlib draws them as shapes, and adds comments."""
     return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
@@ -103,7 +103,7 @@ def test_the_picture_names_ranks_steps_and_phases_and_the_slow_rank(tmp_path):
     assert not any("slow)" in word for word in words_of(file))
 
 
-def test_every_bar_of_the_picture_is_where_it_was_measured_in_the_colour_of_its_phase():
+def test_every_bar_in_the_picture_has_its_measured_times_and_its_phases_colour():
     result = a_timeline(ranks=3, late_ms=4.0)
     drawn, heights = [], []
     for row in figure_of(result).axes[0].collections:
@@ -125,7 +125,7 @@ def test_every_bar_of_the_picture_is_where_it_was_measured_in_the_colour_of_its_
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=30))
-def test_bars_at_the_same_time_are_in_different_rows_and_no_row_is_wasted(spans):
+def test_overlapping_bars_are_in_different_rows_and_no_row_is_wasted(spans):
     bars = [
         Bar("all-reduce", "allreduce", 3, float(start), float(start + length))
         for start, length in spans
@@ -141,7 +141,7 @@ def test_bars_at_the_same_time_are_in_different_rows_and_no_row_is_wasted(spans)
             assert bar.end_ms <= next_bar.start_ms
 
 
-def test_the_sweep_is_drawn_over_the_size_of_the_buckets():
+def test_the_sweep_is_plotted_over_the_bucket_size():
     result = a_timeline(sweep=True)
     trials = sorted(result.sweep, key=lambda trial: trial.bucket_mb)
     shares, lengths = figure_of(result).axes[2:]
@@ -189,7 +189,7 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
     )
 
 
-def test_the_page_holds_every_bar_and_its_share_of_its_step():
+def test_the_page_contains_every_bar_and_its_share_of_the_step():
     result = a_timeline(late_ms=20.0)
     data, expected = data_of(result), bars_of(result)
     assert len(data["bars"]) == len(expected) == 2 * 3 * 8
@@ -202,14 +202,14 @@ def test_the_page_holds_every_bar_and_its_share_of_its_step():
     assert [lane["is_slow"] for lane in data["lanes"]] == [False, False, True, True]
 
 
-def test_the_description_has_the_real_bucket_sizes():
+def test_the_description_contains_the_actual_bucket_sizes():
     text = run_description(replace(a_timeline(), accumulate=4))
     assert text.endswith("process, 4 per step, bucket_cap_mb 1 (0.77 + 0.38 + 1.18 MiB)")
     many = run_description(replace(a_timeline(), bucket_bytes=[2**20] * 12))
     assert many.endswith("per process, bucket_cap_mb 1 (12 buckets)")
 
 
-def test_a_run_on_one_process_has_an_empty_lane_of_communication(tmp_path):
+def test_a_run_on_one_process_has_an_empty_communication_lane(tmp_path):
     result = a_timeline(ranks=1)
     (rank,) = result.ranks
     rank = replace(rank, lanes={**rank.lanes, "communication": []})
@@ -234,7 +234,7 @@ def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
     assert all("src=" not in tag for tag in tags)
 
 
-# In a browser
+# Tests in a browser
 
 
 @pytest.fixture
@@ -252,23 +252,23 @@ def opened(open_page, tmp_path):
 
 
 def visible(page):
-    """Start, end and length of the visible time in ms, from `#range`."""
+    """Return the start, end and length of the visible time in ms, as `#range` shows them."""
     return [float(number) for number in re.findall(r"\d+\.\d+", page.inner_text("#range"))]
 
 
 def settle(page):
-    """Wait until the browser has drawn."""
+    """Wait until the browser has drawn the page."""
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def shown_description(page):
-    """The description of the chosen bar on the page."""
+    """Return the page's description of the chosen bar."""
     parts = page.locator("#detail b").all()
     return {part.get_attribute("id").removeprefix("bar-"): part.inner_text() for part in parts}
 
 
 def description(rank_and_bar, result):
-    """The correct description of a bar."""
+    """Return the expected description of a bar."""
     rank, bar = rank_and_bar
     steps = result.ranks[rank].steps
     wall_ms = next(step.wall_ms for step in steps if step.number == bar.step)
@@ -281,7 +281,7 @@ def description(rank_and_bar, result):
 
 
 def near(values, expected):
-    return values == pytest.approx(expected, abs=0.002)  # three numbers, rounded to 0.001 each
+    return values == pytest.approx(expected, abs=0.002)  # the page rounds to 0.001
 
 
 @pytest.mark.browser
@@ -345,7 +345,7 @@ def test_a_step_chosen_from_the_list_fills_the_view_and_the_list_shows_the_visib
 
 
 @pytest.mark.browser
-def test_everything_also_works_with_keys(opened):
+def test_everything_also_works_with_the_keyboard(opened):
     result = a_timeline()
     page, bars = opened(result), bars_of(result)
     start, end = results.whole_span(result.ranks)
@@ -376,7 +376,7 @@ def test_everything_also_works_with_keys(opened):
     page.keyboard.press("+")
     _, bar = bars[int(page.evaluate("document.activeElement.dataset.bar"))]
     middle = (bar.start_ms + bar.end_ms) / 2
-    assert visible(page)[0] < middle < visible(page)[1], "a chosen bar stays where it is"
+    assert visible(page)[0] < middle < visible(page)[1], "the chosen bar stays visible"
     for _ in range(10):
         page.keyboard.press("ArrowLeft")
     _, bar = bars[int(page.evaluate("document.activeElement.dataset.bar"))]
@@ -388,7 +388,7 @@ def test_everything_also_works_with_keys(opened):
 
 
 @pytest.mark.browser
-def test_the_wheel_zooms_where_it_points_and_a_drag_moves(opened):
+def test_the_wheel_zooms_at_the_pointer_and_dragging_moves_the_view(opened):
     page = opened(a_timeline())
     bar = page.locator('[data-bar="7"]')
     bar.hover()
@@ -399,7 +399,7 @@ def test_the_wheel_zooms_where_it_points_and_a_drag_moves(opened):
     settle(page)
     box = bar.bounding_box()
     assert visible(page)[2] < before
-    assert abs(box["x"] + box["width"] / 2 - x) < 1, "what the pointer is on stays there"
+    assert abs(box["x"] + box["width"] / 2 - x) < 1, "the bar stays below the pointer"
     first, _, length = visible(page)
     scale = length / page.evaluate("place.right - place.left")
     y = box["y"] + 5
@@ -417,7 +417,7 @@ def test_the_wheel_zooms_where_it_points_and_a_drag_moves(opened):
 
 
 @pytest.mark.browser
-def test_on_a_phone_nothing_is_wider_than_the_screen_and_fingers_zoom(opened, chromium):
+def test_on_a_phone_nothing_is_wider_than_the_screen_and_two_fingers_zoom(opened, chromium):
     result = a_timeline(late_ms=20.0, sweep=True, name="a" * 300, model="m" * 300)
     page = opened(result, width=390)
     width = "document.documentElement.scrollWidth"
@@ -454,7 +454,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_fingers_zoom(opened, ch
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_ticks_stay_apart_and_in_the_picture_at_every_zoom(opened, width):
+def test_ticks_neither_overlap_nor_leave_the_page_at_any_zoom_level(opened, width):
     page = opened(a_timeline(), width)
     for _ in range(14):
         settle(page)
@@ -467,7 +467,7 @@ def test_ticks_stay_apart_and_in_the_picture_at_every_zoom(opened, width):
 
 
 @pytest.mark.browser
-def test_the_description_of_a_bar_never_moves_the_lanes_below_the_pointer(opened):
+def test_the_description_of_a_bar_never_moves_the_lanes(opened):
     page = opened(a_timeline(name="a" * 500), width=390)
     page.locator("#lanes").scroll_into_view_if_needed()
     before = page.locator("#lanes").bounding_box()
@@ -481,7 +481,7 @@ def test_the_description_of_a_bar_never_moves_the_lanes_below_the_pointer(opened
 
 
 @pytest.mark.browser
-def test_html_in_a_name_stays_text(opened):
+def test_html_in_a_name_is_shown_as_text(opened):
     result = a_timeline(model=PLANTED, name=PLANTED)
     page = opened(result)
     number = next(i for i, (_, bar) in enumerate(bars_of(result)) if bar.bytes_sent)
@@ -493,7 +493,7 @@ def test_html_in_a_name_stays_text(opened):
 
 
 @pytest.mark.browser
-def test_of_many_thousand_bars_only_visible_ones_are_drawn(opened):
+def test_only_the_visible_bars_of_a_long_run_are_drawn(opened):
     result = a_timeline(steps=2000)
     page = opened(result)
     total, pixels = len(bars_of(result)), page.evaluate("place.right - place.left")

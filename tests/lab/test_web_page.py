@@ -1,4 +1,4 @@
-"""A page needs no other file and runs no script but its own."""
+"""Test that a page needs no other file and runs only its own script."""
 
 import json
 
@@ -13,7 +13,7 @@ document.getElementById("here").textContent = data.text;
 """
 
 
-def test_what_is_planted_in_title_or_data_stays_text(tmp_path):
+def test_markup_in_the_title_or_the_data_is_escaped(tmp_path):
     file = tmp_path / "page.html"
     write_page(file, PLANTED, f"<p>{escape(PLANTED)}</p>", script=SCRIPT, data={"text": PLANTED})
     written = file.read_text()
@@ -22,14 +22,14 @@ def test_what_is_planted_in_title_or_data_stays_text(tmp_path):
     assert json.loads(inert) == {"text": PLANTED}
 
 
-def test_a_number_no_browser_can_read_makes_no_page(tmp_path):
+def test_nan_in_the_data_is_an_error_and_no_page_is_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_page(tmp_path / "page.html", "Title", "", data={"loss": float("nan")})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.browser
-def test_a_page_runs_its_script_alone_and_asks_for_nothing(open_page, tmp_path):
+def test_a_page_runs_only_its_own_script_and_requests_nothing(open_page, tmp_path):
     file = tmp_path / "page.html"
     body = f'<p id="here"></p><p>{escape(PLANTED)}</p>'
     write_page(file, "Title", body, script=SCRIPT, data={"text": PLANTED})
@@ -39,7 +39,7 @@ def test_a_page_runs_its_script_alone_and_asks_for_nothing(open_page, tmp_path):
 
 
 @pytest.mark.browser
-def test_a_script_that_was_not_escaped_does_not_run(chromium, tmp_path):
+def test_an_unescaped_script_does_not_run(chromium, tmp_path):
     file = tmp_path / "page.html"
     write_page(file, "Title", f'<p id="here"></p>{PLANTED}', script=SCRIPT, data={"text": ""})
     page = chromium.new_page()

@@ -1,4 +1,4 @@
-"""What the tests of the pages share: the rows of a page's tables, and the check of an exercise."""
+"""Helpers for tests of the tutorial pages: read a page's tables, and grade exercises."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ EXERCISES = TUTORIALS / "exercises"
 
 
 def table_rows(page: str, cells: int | None = None) -> list[list[str]]:
-    """The cells of the page's tables, without their headings; only rows with so many `cells`."""
+    """Return the rows of the page's tables without headings, or only rows with `cells` cells."""
     lines = (TUTORIALS / page).read_text().splitlines()
     rows = [line[1:-1].split("|") for line in lines if line.startswith("|")]
     body = [index + 1 for index, row in enumerate(rows) if set("".join(row)) <= set("-: ")]
@@ -24,12 +24,12 @@ def table_rows(page: str, cells: int | None = None) -> list[list[str]]:
 
 
 def check(start, number: str, file=None, **options):
-    """`accel-demo check NUMBER`, of this file or of the one to fill in."""
+    """Run `accel-demo check NUMBER` on `file`, or on the exercise file if None."""
     return start(["accel-demo", "check", number, *(["--file", file] if file else [])], **options)
 
 
 def load_grader(number: str):
-    """Return the grader of an exercise as a module."""
+    """Import the grader of an exercise as a module."""
     spec = importlib.util.spec_from_file_location("grader", EXERCISES / "graders" / f"{number}.py")
     grader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(grader)
@@ -37,5 +37,5 @@ def load_grader(number: str):
 
 
 def mistake_in(grader, answer, *device) -> str:
-    """Return the mistake that a grader finds in the answer, or "", without starting a process."""
+    """Return the mistake that the grader finds, or "", without starting a process."""
     return grading.fill_in({}, grader.observe, Path(answer), *device)["mistake"]

@@ -1,4 +1,4 @@
-"""What page 00 says about launchers: what each sets, what it passes, and what it leaves to you."""
+"""Page 00: the variables that each launcher sets, and the arguments that it passes."""
 
 import tempfile
 
@@ -43,7 +43,7 @@ def test_the_page_shows_what_each_launcher_sets_and_passes():
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_one_script_runs_as_one_process_or_as_many(start, processes):
+def test_the_same_script_runs_in_one_or_several_processes(start, processes):
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", processes]
     result = start([*torchrun, "tutorials/00_where_am_i.py"])
     assert result.returncode == 0, result.stderr
@@ -55,7 +55,7 @@ def test_one_script_runs_as_one_process_or_as_many(start, processes):
         assert f"process {rank} of {processes}" in line
 
 
-def test_mp_spawn_puts_the_rank_first_sets_nothing_and_takes_no_lambda(start, tmp_path):
+def test_mp_spawn_passes_the_rank_first_sets_no_variables_and_rejects_lambdas(start, tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(SPAWN_MISTAKES)
     result = start(["python", script], RANK=None, WORLD_SIZE=None)
@@ -67,9 +67,9 @@ def test_mp_spawn_puts_the_rank_first_sets_nothing_and_takes_no_lambda(start, tm
     assert "pickle" in of_lambda
 
 
-def test_a_check_takes_a_folder_for_temporary_files_with_a_blank(monkeypatch):
+def test_the_check_works_if_the_temporary_folder_has_a_blank_in_its_name(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         [answer] = (EXERCISES / "answers").glob("00_*.py")
         grader = load_grader("00")
-        grader.judge_launch(answer, grader.LAUNCHES[0])  # Python alone
+        grader.judge_launch(answer, grader.LAUNCHES[0])  # plain `python`, without a launcher

@@ -1,4 +1,4 @@
-"""Page 01 says which GPU `cuda:1` is, and its exercise tells right from wrong."""
+"""Page 01: the GPU that `cuda:1` selects, and the exercise on CUDA_VISIBLE_DEVICES."""
 
 import runpy
 
@@ -11,7 +11,7 @@ ANSWER = TUTORIALS / "exercises" / "answers" / "01_visible_devices.py"
 PAGE = "01_choosing_devices.md"
 
 
-def test_the_table_says_what_cuda_reads():
+def test_the_table_of_visible_devices_is_correct():
     seen = {row[0].strip("`"): row[1:4] for row in table_rows(PAGE, cells=5)}
     assert seen["0,4"] == ["2", "0", "4"]
     assert seen["0,9,4"] == seen["0,-1,4"] == ["1", "0", "none"]
@@ -27,44 +27,44 @@ def test_the_table_says_what_cuda_reads():
         assert second == str(devices.get("cuda:1", "none"))
 
 
-def test_the_launcher_gives_every_process_the_ids_and_a_device_of_its_own():
+def test_every_process_has_the_same_variable_and_a_different_device():
     for rank, gpu in enumerate([0, 4]):
         line = f"CUDA_VISIBLE_DEVICES=0,4: my device cuda:{rank} is physical GPU {gpu}"
         assert line in (TUTORIALS / PAGE).read_text().splitlines()
 
 
-def test_a_call_returned_before_the_others_had_joined():
+def test_the_page_shows_a_call_that_returns_before_other_ranks_have_joined():
     states = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
     assert states["the call has returned"] == ["have not called it", "False"]
     assert states["`wait()` has returned"] == ["have joined", "True"]
 
 
 @pytest.mark.parametrize("folder", ["plain", "with a blank"])
-def test_the_model_answer_is_right(start, tmp_path, folder):
+def test_the_model_answer_passes(start, tmp_path, folder):
     (tmp_path / folder).mkdir()
     result = check(start, "01", ANSWER, TMPDIR=str(tmp_path / folder))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
 
 
-def test_the_unsolved_exercise_is_wrong(start):
+def test_the_unsolved_exercise_fails(start):
     result = check(start, "01")
     assert result.returncode == 1
     assert "wrong: an empty value hides all GPUs" in result.stdout
 
 
-MISTAKES = {  # what is said: (what of the model answer, what instead)
-    "-1 is no GPU, and hides what follows it": ("            break", "            continue"),
+MISTAKES = {  # grader's message: (text in the model answer, replacement)
+    "-1 matches no GPU, and hides all ids after it": ("            break", "            continue"),
     "a number that appears twice hides all GPUs": ("            return {}", "            continue"),
-    "a prefix that two UUIDs share is no id": ("if len(matching) == 1", "if matching"),
-    "a UUID may be cut": ("uuid.startswith(written)", "uuid == written"),
+    "a prefix of two UUIDs matches no GPU": ("if len(matching) == 1", "if matching"),
+    "a UUID may be shortened": ("uuid.startswith(written)", "uuid == written"),
     "cuda:N counts the visible GPUs from 0": ("cuda:{index}", "cuda:{gpu}"),
     "a value that starts with MIG- is passed on": ('startswith("MIG-")', 'startswith("MIGS-")'),
 }
 
 
 @pytest.mark.parametrize("said", MISTAKES)
-def test_a_rule_that_is_broken_is_named(start, tmp_path, said):
+def test_the_check_names_the_rule_that_an_answer_breaks(start, tmp_path, said):
     right, wrong = MISTAKES[said]
     text = ANSWER.read_text()
     assert right in text

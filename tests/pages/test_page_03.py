@@ -1,4 +1,4 @@
-"""Page 03 says what DataParallel does, and its exercise tells right from wrong."""
+"""Page 03: the phases of DataParallel, and the exercise on scatter and gather."""
 
 import importlib.util
 from collections import namedtuple
@@ -15,7 +15,7 @@ Pair = namedtuple("Pair", "one other")
 
 
 def tables():
-    """The page's tables: each a list of rows with its heading first."""
+    """Return the page's tables by first heading. Each is a list of rows, including the heading."""
     found, last = [], ""
     for line in (TUTORIALS / "03_data_parallel.md").read_text().splitlines():
         if line.startswith("| "):
@@ -29,7 +29,7 @@ def tables():
     }
 
 
-def test_the_step_of_the_page_has_uneven_parts_four_threads_and_a_sum_of_gradients():
+def test_the_page_shows_uneven_chunks_four_threads_and_the_bytes_of_each_phase():
     phases = {row[0]: row[1:] for row in tables()["phase"][1:]}
     assert list(phases) == ["`scatter`", "`replicate`", "`parallel_apply`", "`gather`", "backward"]
     assert phases["`scatter`"][1:5] == ["3×6", "3×6", "3×6", "1×6"]
@@ -48,7 +48,7 @@ def test_the_device_of_replica_0_holds_most():
         assert held[what][0] > 0 and held[what][1:] == [0, 0, 0]
 
 
-def test_a_copy_is_made_in_every_forward_and_code_outside_it_runs_once_in_the_main_thread():
+def test_every_forward_copies_the_module_and_code_outside_runs_in_the_main_thread():
     calls = [row[1:] for row in tables()["two steps with"][1:]]
     replicas = "replica 0, replica 1, replica 2, replica 3"
     assert calls == [
@@ -63,14 +63,14 @@ def test_a_copy_is_made_in_every_forward_and_code_outside_it_runs_once_in_the_ma
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
-def test_the_program_of_the_page_prints_the_same_where_there_are_gpus(start):
+def test_the_program_of_the_page_prints_the_same_output_on_a_gpu_machine(start):
     program = ["python", "tutorials/03_data_parallel.py"]
     result = start(program, **VISIBLE_GPUS)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == start(program).stdout
 
 
-def test_only_a_plain_mean_of_uneven_chunks_is_off():
+def test_only_the_plain_mean_of_uneven_chunks_is_biased():
     rows = tables()["replicas"][1:]
     assert [row[0] for row in rows] == list("12345678")
     for replicas, chunks, after, plain, weighted in rows:
@@ -87,12 +87,12 @@ def test_two_calls_for_vgg_replicate_and_gather_twice():
     assert whole[-1] == parts[-1] == FINE
 
 
-def test_sum_and_average_agree_for_a_mean_and_not_for_a_sum():
+def test_summed_and_averaged_gradients_agree_only_if_the_loss_is_a_mean():
     mean, total = tables()["the loss is"][1:]
     assert mean[1:] == ["1.00 times", "1.00 times"] and total[1:] == ["1.00 times", "0.25 times"]
 
 
-def test_the_model_answer_is_right_and_the_unsolved_file_is_not(start):
+def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
     result = check(start, "03", ANSWER)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
@@ -120,7 +120,7 @@ ZIPPED_LISTS = """    if isinstance(batch, list | tuple):
         parts = zip(*(scatter(value, devices) for value in batch))
         return [type(batch)(values) for values in parts]
 """
-MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
+MISTAKES = [  # (text in the model answer, replacement, part of the grader's message)
     (
         CHUNKS,
         "batch[: (n := len(batch) // len(devices) or 1) * len(devices)].split(n)",
@@ -138,7 +138,7 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
     (
         FIRST,
         f"    if isinstance(batch, dict):\n        return [batch]\n{FIRST}",
-        "returns 1 parts, an",
+        "returns 1 parts, but a tensor makes",
     ),
     (IN_DICT, IN_DICT.replace("{key: ", "[").replace("}", "]"), "should return a dict for each"),
     (
@@ -163,7 +163,11 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
         ZIPPED.replace("STRICT", "True") + FIRST,
         "scatter of dicts, lists and tuples stops with ValueError",
     ),
-    (FIRST, ZIPPED.replace("STRICT", "False") + ZIPPED_LISTS + FIRST, "returns 0 parts, and of a"),
+    (
+        FIRST,
+        ZIPPED.replace("STRICT", "False") + ZIPPED_LISTS + FIRST,
+        "returns 0 parts, but a tensor makes",
+    ),
     (
         "like(batch, [part",
         "list([part",
@@ -172,7 +176,7 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
     (
         "    return batch\n",
         "    return None\n",
-        "what contains no tensor to every replica unchanged",
+        "values without tensors to every replica unchanged",
     ),
     (
         "dim=0)",
@@ -191,7 +195,7 @@ MISTAKES = [  # (what of the model answer, what instead, how the grader says it)
 
 
 @pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES, ids=[said for *_, said in MISTAKES])
-def test_a_typical_mistake_is_named(grader, tmp_path, right, wrong, said):
+def test_the_grader_names_a_typical_mistake(grader, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
@@ -211,7 +215,7 @@ def test_the_model_answer_keeps_empty_containers_and_named_tuples():
     assert (found["pair"].other, found["empty"]) == ([], {})
 
 
-def test_an_answer_that_ends_the_program_is_wrong_too(start, tmp_path):
+def test_an_answer_that_exits_fails_the_check(start, tmp_path):
     (tmp_path / "ends.py").write_text("import os\n\nos._exit(3)\n")
     result = check(start, "03", tmp_path / "ends.py")
     assert (result.returncode, result.stderr) == (1, "")

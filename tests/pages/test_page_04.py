@@ -1,4 +1,4 @@
-"""What page 04 says of eight collectives, and what the check of exercise 04 tells apart."""
+"""Page 04: the results and messages of eight collectives, and the exercise on all-reduce."""
 
 import tempfile
 
@@ -11,7 +11,7 @@ ANSWER = (EXERCISES / "answers" / "04_all_reduce.py").read_text()
 BODY = ANSWER[ANSWER.index("    rank, others") :]
 
 
-def test_the_page_shows_what_each_collective_moves():
+def test_the_page_shows_the_result_of_each_collective():
     after = {}
     for name, rank, _, numbers in table_rows(PAGE, cells=4):
         if rank in ("0", "1", "2"):
@@ -41,21 +41,21 @@ def test_the_page_counts_messages_and_bytes():
     assert in_shares[0].count("→") == 12 and in_shares[1:] == ["960", "640", "yes"]
 
 
-def test_the_page_shows_that_each_way_to_meet_connects_two_processes():
+def test_the_page_shows_that_each_init_method_connects_two_processes():
     ways = [row for row in table_rows(PAGE, cells=4) if "://" in row[0]]
     assert len(ways) == 3
     assert all(row[2:] == ["2, 2", "3, 3"] for row in ways)
 
 
-def test_the_model_answer_is_right(start):
-    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+def test_the_model_answer_passes(start):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "04", EXERCISES / "answers" / "04_all_reduce.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: with 1, 2, 3 and 4 processes")
 
 
-def test_what_nobody_has_done_is_wrong(start):
+def test_the_unsolved_exercise_fails(start):
     result = check(start, "04")
     assert result.returncode == 1
     said = "on 1 process rank 0 cannot use the file: NotImplementedError (line 19 of the answer)"
@@ -72,7 +72,7 @@ TO_NEIGHBOURS = """
         tensor += part
 """
 SLOW = pytest.mark.slow
-MISTAKES = [  # (the body of all_reduce, what the grader says of it)
+MISTAKES = [  # (body of all_reduce, part of the grader's message)
     (
         TO_NEIGHBOURS,
         "on 3 processes rank 0 ends with the tensors of ranks 0 and 2 alone, and not with every "
@@ -124,12 +124,12 @@ MISTAKES = [  # (the body of all_reduce, what the grader says of it)
 
 
 @pytest.mark.parametrize(("body", "said"), MISTAKES)
-def test_a_typical_mistake_is_told_by_name(start, tmp_path, body, said):
+def test_the_grader_names_a_typical_mistake(start, tmp_path, body, said):
     wrong = ANSWER.replace(BODY, body)
     assert wrong != ANSWER
     answer = tmp_path / "a wrong one.py"
     answer.write_text(wrong)
-    # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
+    # Shorten the time limit only for an answer that hangs: others may need more than 3 s.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if said == "has not finished after" else {}
     result = check(start, "04", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")

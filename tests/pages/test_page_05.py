@@ -1,4 +1,4 @@
-"""Page 05 says what the messages show, and its exercise tells right from wrong."""
+"""Page 05: the bytes that three all-reduces send, and the exercise on a ring all-gather."""
 
 import re
 import tempfile
@@ -14,23 +14,23 @@ NAMES = ("gather + broadcast", "naive ring", "chunked ring")
 
 
 def rows(first: str) -> list[list[str]]:
-    """The page's table rows that begin with this name."""
+    """Return the rows in the page's tables whose first cell is `first`."""
     return [row for row in table_rows(PAGE) if row[0] == first]
 
 
-def test_what_the_busiest_rank_sends_grows_but_in_the_chunked_ring():
+def test_the_busiest_rank_sends_less_than_two_tensors_only_in_the_chunked_ring():
     for name in ("gather + broadcast", "naive ring"):
         assert [row[2] for row in rows(name) if len(row) == 4] == ["1 × S", "3 × S", "7 × S"]
     chunked = [row[2] for row in rows("chunked ring") if len(row) == 4]
     assert chunked == ["1 × S", "1.5 × S", "1.75 × S"]
 
 
-def test_only_the_naive_ring_leaves_the_ranks_with_different_bits():
+def test_only_in_the_naive_ring_ranks_end_with_different_bits():
     same = {name: [row[3] for row in rows(name) if len(row) == 4] for name in NAMES}
     assert same == {NAMES[0]: ["yes"] * 3, NAMES[1]: ["yes", "no", "no"], NAMES[2]: ["yes"] * 3}
 
 
-def test_the_bytes_of_the_three_are_those_of_the_formulas():
+def test_the_page_shows_the_bytes_that_the_formulas_predict():
     counted = [row[2:-2] for name in NAMES for row in rows(name) if len(row) == 10]
     busy, idle = "12000", "4000"
     assert counted == [
@@ -46,13 +46,13 @@ def test_the_bytes_of_the_three_are_those_of_the_formulas():
     assert "3 of 3 have the same result as dist.all_reduce." in text
 
 
-def test_in_each_step_the_four_ranks_send_four_chunks():
+def test_in_each_step_the_four_ranks_send_four_different_chunks():
     for step in map(str, range(1, 7)):
         [row] = rows(step)
         assert sorted(row[2:]) == [f"chunk {number}" for number in range(4)]
 
 
-def test_the_program_is_not_for_a_launcher_and_says_so_in_one_line(start):
+def test_the_program_exits_with_one_line_under_a_launcher(start):
     launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     result = start(["python", TUTORIALS / "05_ring.py"], **launched)
@@ -61,11 +61,11 @@ def test_the_program_is_not_for_a_launcher_and_says_so_in_one_line(start):
     assert len(result.stderr.splitlines()) == 1
     helped = start(["python", TUTORIALS / "05_ring.py", "--help"])
     assert helped.returncode == 0 and "usage:" in helped.stdout
-    assert "busiest rank sends" not in helped.stdout  # it has not run
+    assert "busiest rank sends" not in helped.stdout  # the program did not run
 
 
-def test_the_model_answer_is_right(start):
-    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+def test_the_model_answer_passes(start):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "05", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -73,7 +73,7 @@ def test_the_model_answer_is_right(start):
 
 
 EXCHANGE = "wire.exchange(chunks[outgoing], right, chunks[incoming], left)"
-WRONG = [  # (what of the model answer, what instead, how the grader says it)
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     (
         "(wire.rank - step)",
         "(wire.rank + step)",
@@ -104,12 +104,12 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
     ("right", "wrong", "said"),
     [*WRONG[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in WRONG[2:])],
 )
-def test_wrong_order_too_many_bytes_and_waiting_are_told_apart(start, tmp_path, right, wrong, said):
+def test_the_grader_distinguishes_typical_mistakes(start, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     answer = tmp_path / "it is wrong.py"
     answer.write_text(text.replace(right, wrong))
-    # Wrong answers alone may be hurried: who waits for ever has waited long enough after 3 s too.
+    # Shorten the time limit only for an answer that hangs: others may need more than 3 s.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "has not finished" in said else {}
     result = check(start, "05", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")
@@ -142,7 +142,7 @@ PAST = "import torch.distributed as dist\n\n\ndef all_gather(chunks, wire):\n"
         ("def all_gather(\n", "cannot use the file: SyntaxError"),
     ],
 )
-def test_no_answer_passes_or_breaks_the_grader(start, tmp_path, answer, said):
+def test_invalid_answers_fail_without_breaking_the_grader(start, tmp_path, answer, said):
     file = tmp_path / "answer.py"
     file.write_text(answer)
     result = check(start, "05", file)
@@ -150,7 +150,7 @@ def test_no_answer_passes_or_breaks_the_grader(start, tmp_path, answer, said):
     assert re.match(f"wrong: .*{said}", result.stdout), result.stdout
 
 
-def test_the_exercise_nobody_has_done_is_wrong(start):
+def test_the_unsolved_exercise_fails(start):
     result = check(start, "05", EXERCISE)
     assert result.returncode == 1
     assert "cannot use the file: NotImplementedError" in result.stdout

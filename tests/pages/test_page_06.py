@@ -1,4 +1,4 @@
-"""Page 06 says which sharing has the bits of DDP, and its exercise names the level of an answer."""
+"""Page 06: the methods that are bitwise equal to DDP, and the exercise with its levels."""
 
 import tempfile
 
@@ -11,7 +11,7 @@ PAGE = "06_ddp.md"
 ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "06_equal_ddp.py"
 
 
-def test_on_two_processes_all_agree_and_on_three_only_who_does_as_ddp_does():
+def test_all_methods_equal_ddp_on_two_processes_but_only_some_on_three():
     ladder = [row for row in table_rows(PAGE) if len(row) == 4 and row[1] in ("equal", "different")]
     marks = {name: marks for name, *marks in ladder}
     assert len(marks) == len(ladder) == 15
@@ -25,14 +25,14 @@ def test_on_two_processes_all_agree_and_on_three_only_who_does_as_ddp_does():
         "Accelerate",
         "by hand, small buckets (compared with the row above)",
     ]
-    # Four is a power of two: dividing by it rounds nothing.
+    # Dividing by four is exact, because four is a power of two.
     assert [name for name, _, *marks in others if marks == ["different", "equal"]] == [
         "the same, but divided by N in the end",
         "DistributedDataParallel with `allreduce_hook`",
     ]
 
 
-def test_parameters_are_sent_once_and_gradients_in_each_backward_and_nothing_in_the_step():
+def test_ddp_sends_parameters_once_and_gradients_in_every_backward():
     rows = [row for row in table_rows(PAGE) if len(row) == 4 and row[1].startswith("`")]
     wrapped, *steps = rows
     assert wrapped[1] == "`DistributedDataParallel(model)`" and wrapped[3] == "–"
@@ -49,7 +49,7 @@ def test_parameters_are_sent_once_and_gradients_in_each_backward_and_nothing_in_
     assert "Collectives within `optimizer.step()`: 0" in text
 
 
-def test_the_page_shows_one_bucket_first_and_then_the_last_layer_first():
+def test_the_page_shows_one_bucket_in_step_1_and_the_last_layer_first_from_step_2():
     rows = [row for row in table_rows(PAGE) if len(row) == 3 and row[0] in "123"]
     buckets = {step: [bucket for one, _, bucket in rows if one == step] for step in "123"}
     assert len(buckets["1"]) == 1 and buckets["1"][0].startswith("`0.weight` `0.bias`")
@@ -57,22 +57,22 @@ def test_the_page_shows_one_bucket_first_and_then_the_last_layer_first():
     assert buckets["2"][0].startswith("`4.bias` `4.weight`")
 
 
-def test_the_model_answer_is_right(start):
-    # Not tmp_path: processes meet at a socket in it, and a socket's path is short.
+def test_the_model_answer_passes(start):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = start(["accel-demo", "check", "06", "--file", ANSWER], TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
 
 
-def test_the_exercise_that_nobody_has_done_is_at_the_first_level(start):
+def test_the_unsolved_exercise_is_at_level_1(start):
     result = check(start, "06")
     assert result.returncode == 1
     assert "on 3 processes" in result.stdout
     assert "level 1, one all-reduce per parameter, then a division" in result.stdout
 
 
-WRONG = [  # (what of the model answer, what instead, how the grader says it)
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     ("parameters if step == 0 else parameters[::-1]", "parameters", "level 3, multiplied by 1/N"),
     ("    flat *= 1 / dist.get_world_size()\n", "", "the sum of the gradients, not their mean"),
     ("parameters if step == 0 else ", "", "in reverse, but from the first step on"),
@@ -87,7 +87,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
     ("right", "wrong", "said"),
     [*WRONG[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in WRONG[1:])],
 )
-def test_the_level_of_an_answer_is_named(start, tmp_path, right, wrong, said):
+def test_the_grader_names_the_level_of_an_answer(start, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     answer = tmp_path / "an answer.py"

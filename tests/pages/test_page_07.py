@@ -1,4 +1,4 @@
-"""Page 07 says what was measured, and its exercise tells the usual mistakes apart."""
+"""Page 07: the measurements of gradient accumulation, and the exercise on it."""
 
 import tempfile
 
@@ -8,7 +8,7 @@ import torch
 from tests.pages.pages import EXERCISES, load_grader, mistake_in, table_rows
 
 ANSWER = EXERCISES / "answers" / "07_accumulate.py"
-WRONG = [  # (what of the model answer, what instead, how the grader says it)
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     ("(loss / length)", "loss", "the gradient is 4 times too large"),
     ("(loss / length)", "(loss / window)", "the short window is wrongly scaled (×0.5)"),
     ("nullcontext() if is_last else model.no_sync()", "nullcontext()", "shared 4, 4, 2 times"),
@@ -29,11 +29,11 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
 
 
 def grade_all(answers: list[str]) -> list[str]:
-    """The grader's verdict on each, in a process of a group that is connected once for all."""
+    """Return the mistake in each answer, or "". All answers are graded in one process group."""
     return [mistake_in(load_grader("07"), answer, torch.device("cpu")) for answer in answers]
 
 
-def test_the_usual_mistakes_are_told_apart(together, tmp_path):
+def test_the_grader_distinguishes_typical_mistakes(together, tmp_path):
     answers, right = [ANSWER], ANSWER.read_text()
     for number, (truth, lie, _) in enumerate(WRONG):
         assert truth in right
@@ -53,8 +53,8 @@ def test_the_usual_mistakes_are_told_apart(together, tmp_path):
         (EXERCISES / "07_accumulate.py", 1, "wrong: the last window, which is short, never"),
     ],
 )
-def test_the_check_says_right_or_wrong(start, file, returncode, said):
-    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = start(["accel-demo", "check", "07", "--file", file], TMPDIR=folder)
     assert (result.returncode, result.stderr) == (returncode, "")
@@ -68,7 +68,7 @@ def test_the_check_says_right_or_wrong(start, file, returncode, said):
         pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
     ],
 )
-def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, tmp_path, mistake):
+def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake):
     here = "    for index"
     on_rank_1 = f"    import torch\n    if torch.distributed.get_rank() == 1:\n        {mistake}\n"
     answer = tmp_path / "wrong.py"
@@ -79,14 +79,14 @@ def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, 
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def test_the_page_shows_where_gradients_are_shared():
+def test_the_page_shows_that_only_micro_batch_4_averages_gradients():
     assert table_rows("07_accumulation.md", cells=5) == [
         *[[str(number), "0", "0", "0", "different on each rank"] for number in (1, 2, 3)],
         ["4", "0", "1", "1", "the same"],
     ]
 
 
-def test_the_page_shows_which_ways_are_right():
+def test_the_page_shows_which_methods_are_correct():
     ways = table_rows("07_accumulation.md", cells=6)
     right = [row[1] for row in ways if row[-1] == "equal within 1e-6"]
     assert len(ways) == 13
@@ -102,7 +102,7 @@ def test_the_page_shows_which_ways_are_right():
     assert [row[2:4] for row in ways if row[1] == "DDP, without `no_sync`"] == [["1", "4"]]
 
 
-def test_the_page_shows_that_the_global_batch_decides():
+def test_the_page_shows_that_training_depends_on_the_global_batch():
     rows = table_rows("07_accumulation.md", cells=8)
     assert [row[6] for row in rows[:6]] == ["2, 3", "1, 3", "1, 2", "none", "6", "5"]
     assert {row[7] for row in rows if row[3] == "32"} == {"about the same"}

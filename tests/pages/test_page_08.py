@@ -1,4 +1,4 @@
-"""Page 08 says what was measured, and its exercise tells the usual mistakes apart."""
+"""Page 08: the samples that each rank reads, and the exercise on the exact accuracy."""
 
 import runpy
 import sys
@@ -28,7 +28,7 @@ PREPARED = "accelerator.prepare(DataLoader(dataset, batch_size))"
 NOT_PREPARED = (PREPARED, "DataLoader(dataset, batch_size)")
 ON_MAIN = "    if not accelerator.is_main_process:\n        return None\n"
 RESULT = "return right / counted"
-WRONG = [  # (what of the model answer, what instead, … , how the grader says it)
+WRONG = [  # (text in the model answer, replacement, …, part of the grader's message)
     (GATHER, PADDED, "padding is counted: 30 samples instead of 22"),
     (COUNT, MEAN, "it is a mean of the batches' accuracies"),
     (*UNEVEN, LINE, "", RESULT, OWN_MEAN, "it is a mean of the ranks' accuracies"),
@@ -48,14 +48,14 @@ WRONG = [  # (what of the model answer, what instead, … , how the grader says 
 
 
 def observe_all(answers):
-    """The report on each answer by this rank, in a group that is connected once for all."""
+    """Return this rank's report on each answer. All answers run in one process group."""
     observe, device = load_grader("08").observe, torch.device("cpu")
     return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
 
 
 @pytest.fixture(scope="module")
 def reports(together, tmp_path_factory):
-    """What the ranks saw of the model answer, the unsolved file, and each of the wrong ones."""
+    """Return the ranks' reports on the model answer, the unsolved file and each wrong answer."""
     folder, right = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
     answers = [ANSWER, EXERCISES / "08_exact_accuracy.py"]
     for number, (*changes, _) in enumerate(WRONG):
@@ -83,22 +83,22 @@ def mistake_of_group(by_rank: list[dict]) -> str:
     return ""
 
 
-def test_the_model_answer_is_right(verdicts):
+def test_the_model_answer_passes(verdicts):
     assert verdicts[0] == ""
 
 
-def test_the_unsolved_file_is_wrong(verdicts):
+def test_the_unsolved_file_fails(verdicts):
     assert verdicts[1].startswith("7 of 22 samples never go through the model (15, 16, 17,")
 
 
-def test_the_unsolved_file_does_what_it_says_of_itself(reports):
+def test_the_unsolved_file_behaves_as_its_docstring_describes(reports):
     for report in reports[1]:
-        for_22, for_30 = (seen["result"] for seen in report["seen"])  # and none for 4
+        for_22, for_30 = (seen["result"] for seen in report["seen"])  # it fails for 4 samples
         assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
         assert "RuntimeError" in report["mistake"]
 
 
-def test_the_usual_mistakes_are_told_apart(verdicts):
+def test_the_grader_distinguishes_typical_mistakes(verdicts):
     for (*_, said), verdict in zip(WRONG, verdicts[2:], strict=True):
         assert said in verdict
 
@@ -110,13 +110,13 @@ SAID = [
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_grader_prints_what_it_found_in_the_reports(reports, capsys, monkeypatch, number):
+def test_the_grader_prints_its_verdict_on_the_reports(reports, capsys, monkeypatch, number):
     def write(command, time_limit):
         for rank, report in enumerate(reports[number]):
             grading.write_report(Path(command.split()[-1]), f"3-{rank}", report)
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(grading, "run_to_end", write)  # these reports are of such a run already
+    monkeypatch.setattr(grading, "run_to_end", write)  # reuse the reports instead of a new run
     file, returncode, said = SAID[number]
     grader = str(EXERCISES / "graders" / "08.py")
     monkeypatch.setattr(sys, "argv", [grader, str(file or EXERCISES / "08_exact_accuracy.py")])
@@ -128,7 +128,7 @@ def test_the_grader_prints_what_it_found_in_the_reports(reports, capsys, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "returncode", "said"), SAID)
-def test_the_check_says_right_or_wrong(start, file, returncode, said):
+def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
     result = check(start, "08", file, timeout=200)
     assert (result.returncode, result.stderr) == (returncode, "")
     assert result.stdout.startswith(said)
@@ -148,16 +148,16 @@ def test_the_check_says_right_or_wrong(start, file, returncode, said):
         ),
     ],
 )
-def test_a_rank_that_waits_or_breaks_off_is_named(start, tmp_path, lie, said):
+def test_a_rank_that_hangs_or_raises_is_named(start, tmp_path, lie, said):
     answer = tmp_path / "wrong.py"
     answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
-    # For real: a launcher stops the ranks.
+    # real=True, because the launcher must stop the remaining ranks.
     result = check(start, "08", answer, timeout=200, real=True, ACCEL_DEMO_PATIENCE="20")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("wrong: ") and said in result.stdout
 
 
-def test_the_page_shows_what_each_way_counts():
+def test_the_page_shows_how_many_samples_each_method_counts():
     ways = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
     assert ways["`gather`"] == ["30", "22", "76.7%", "no"]
     assert ways["`gather_for_metrics`, loader prepared"] == ["22", "22", "81.8%", "yes"]
@@ -168,7 +168,7 @@ def test_the_page_shows_what_each_way_counts():
     assert len(ways) == 8
 
 
-def test_the_page_shows_padding_and_the_order_that_is_repeated():
+def test_the_page_shows_padding_and_an_order_that_repeats_without_set_epoch():
     rows = table_rows(PAGE, cells=7)  # with set_epoch, then without
     assert [row[3:5] for row in rows[:12]] == 2 * (3 * [["2", "0"]] + 3 * [["8", "0"]])
     assert [row[6] for row in rows[:6]] == 2 * ["–", "no", "no"]
@@ -179,7 +179,7 @@ def test_the_page_shows_padding_and_the_order_that_is_repeated():
     ]
 
 
-def test_the_page_says_which_rank_would_wait():
+def test_the_page_names_the_rank_that_would_wait():
     text = " ".join((TUTORIALS / PAGE).read_text().split())
     assert (
         "rank 0 has more batches (2) than rank 2 (1). In training the all-reduce of batch 2" in text

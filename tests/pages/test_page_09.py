@@ -1,4 +1,4 @@
-"""Page 09 says when a schedule is over, and its exercise tells the usual mistakes apart."""
+"""Page 09: the length of a learning rate schedule, and the exercise on equal curves."""
 
 import tempfile
 
@@ -24,12 +24,12 @@ SPLIT = (
     ONCE,
     ", dataloader_config=__import__('accelerate').DataLoaderConfiguration(split_batches=True)",
 )
-RIGHT = [  # edits of the reference answer that keep it correct
+RIGHT = [  # edits of the model answer that keep it correct
     [SPLIT, (DIVIDED, "batch_size=global_batch")],
     [(ONCE, ""), BEFORE, EARLIER],
     [(ONCE, ""), ("prepare(optimizer, scheduler)", "prepare(optimizer), scheduler")],
 ]
-WRONG = [  # (changes to the model answer, how the grader says it)
+WRONG = [  # (edits of the model answer, part of the grader's message)
     ([(ONCE, "")], "the schedule is over after 4 of 8 steps: the prepared scheduler steps 2 times"),
     ([BEFORE, EARLIER], "only 1/2 of the schedule is done when the epoch ends"),
     ([(DIVIDED, "batch_size=global_batch")], "a step is taken on 32 samples instead of 16"),
@@ -61,9 +61,9 @@ WRONG = [  # (changes to the model answer, how the grader says it)
 
 
 def grade_all(answers: list[str]) -> tuple[list[str], float]:
-    """The grader's verdict on each, in a process of a group that is connected once for all.
+    """Return the mistake in each answer, or "", and the last learning rate with accumulation.
 
-    And, since it is there: where accumulation leaves a schedule.
+    Everything runs in one process group.
     """
     grader, device = load_grader("09"), torch.device("cpu")
     mistakes = [mistake_in(grader, answer, device) for answer in answers]
@@ -71,7 +71,10 @@ def grade_all(answers: list[str]) -> tuple[list[str], float]:
 
 
 def last_rate_with_accumulation() -> float:
-    """From 1 towards 0 in as many steps as the loader has batches before it is prepared."""
+    """Return the last learning rate of a prepared schedule with accumulation over 4 batches.
+
+    The schedule falls from 1 to 0 in 16 steps, one for each batch of the unprepared loader.
+    """
     from accelerate import Accelerator
     from torch.optim.lr_scheduler import LambdaLR
 
@@ -91,8 +94,10 @@ def last_rate_with_accumulation() -> float:
 
 @pytest.fixture(scope="module")
 def verdicts(together, tmp_path_factory):
-    """Of the file to fill in, the model answer, the `RIGHT` and the `WRONG` ones, with the rate: by
-    rank."""
+    """Return the results of `grade_all` by rank.
+
+    The answers are the unsolved file, the model answer, and its edits in `RIGHT` and `WRONG`.
+    """
     folder = tmp_path_factory.mktemp("answers")
     answers = [EXERCISE, ANSWER]
     for number, changes in enumerate([*RIGHT, *(changes for changes, _ in WRONG)]):
@@ -105,11 +110,11 @@ def verdicts(together, tmp_path_factory):
     return together(grade_all, 2, answers=[str(answer) for answer in answers])
 
 
-def test_with_a_window_of_four_a_schedule_comes_to_a_quarter_of_its_way(verdicts):
+def test_with_accumulation_over_four_batches_only_a_quarter_of_the_schedule_is_done(verdicts):
     assert [rate for _, rate in verdicts] == [0.75, 0.75]
 
 
-def test_the_usual_mistakes_are_told_apart_and_every_good_answer_is_right(verdicts):
+def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(verdicts):
     ((not_done, *mine), _), (others, _) = verdicts
     assert [not_done, *mine] == others
     assert not_done.startswith("a step is taken on 32 samples")
@@ -119,8 +124,8 @@ def test_the_usual_mistakes_are_told_apart_and_every_good_answer_is_right(verdic
         assert said in verdict
 
 
-def test_the_model_answer_is_right(start):
-    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+def test_the_model_answer_passes(start):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "09", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -128,13 +133,13 @@ def test_the_model_answer_is_right(start):
 
 
 @pytest.mark.slow
-def test_the_exercise_that_nobody_has_done_is_right_on_one_process_and_not_on_two(start):
+def test_the_unsolved_exercise_passes_on_one_process_and_fails_on_two(start):
     result = check(start, "09")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("wrong: on 2 processes a step is taken on 32 samples")
 
 
-def test_the_page_shows_that_on_two_processes_only_two_of_four_ways_end_with_the_epoch():
+def test_on_two_processes_only_two_of_four_schedules_end_with_the_epoch():
     ways = table_rows(PAGE, cells=8)
     right = ["1", "0.75", "0.5", "0.25", "0", "64"]
     assert [way[2:] for way in ways[:4]] == [right] * 4  # on one process
@@ -148,7 +153,7 @@ def test_the_page_shows_that_on_two_processes_only_two_of_four_ways_end_with_the
     assert text.index("Connected processes: 1") < text.index("Connected processes: 2")
 
 
-def test_the_page_shows_a_prepared_plateau_falling_in_every_epoch_of_two_processes():
+def test_on_two_processes_a_prepared_plateau_scheduler_drops_in_every_epoch():
     assert [row for row in table_rows(PAGE, cells=5) if row[0].endswith("prepared")] == [
         ["prepared", "1", "1", "0.1", "0.1"],
         ["not prepared", "1", "1", "0.1", "0.1"],
@@ -157,12 +162,12 @@ def test_the_page_shows_a_prepared_plateau_falling_in_every_epoch_of_two_process
     ]
 
 
-def test_the_recorded_curves_say_what_the_page_says_of_them():
+def test_the_recorded_curves_support_the_claims_of_the_page():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=10)}
     assert len(rows) == 8
     one = next(iter(rows.values()))  # on one process
     for name in ("right", "right, by split_batches"):
-        assert rows[name][1:] == one[1:]  # in all but the number of processes
+        assert rows[name][1:] == one[1:]  # all cells but the number of processes
     assert int(rows["scheduler stepped ×N"][5]) * 2 == int(one[5])
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
     none, root, linear = (float(rows[f"global batch ×N{end}"][8]) for end in ends)
@@ -171,7 +176,7 @@ def test_the_recorded_curves_say_what_the_page_says_of_them():
 
 @pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])
 @pytest.mark.slow
-def test_the_mistake_of_one_rank_is_named_and_not_what_others_lost_by_it(start, tmp_path, mistake):
+def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake):
     here = "    for inputs"
     on_rank_1 = f"    if accelerator.process_index == 1:\n        {mistake}\n"
     answer = tmp_path / "wrong.py"

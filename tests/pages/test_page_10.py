@@ -1,4 +1,4 @@
-"""Page 10 says what was measured, and its exercise tells the usual mistakes apart."""
+"""Page 10: the measurements of mixed precision and compilation, and the exercise on both."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, mistake_
 PAGE = "10_precision_and_compilation.md"
 ANSWER = EXERCISES / "answers" / "10_precision_setting.py"
 PRECISION = 'precision = "bf16" if machine["bf16_instructions"] else "no"'
-WRONG = [  # (what of the model answer, what instead, how the grader says it)
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     (PRECISION, 'precision = "fp16"', "a laptop without bf16 instructions: fp16 is for GPUs. On a"),
     (PRECISION, 'precision = "bf16"', "torch emulates it, and is slower"),
     (PRECISION, 'precision = "no"', "bf16 instructions are unused"),
@@ -39,14 +39,14 @@ def grader():
 
 
 def report_on(grader, answer) -> dict:
-    """Return the report that a process of the grader would write, without starting one."""
+    """Return the report of the grader on an answer, without starting a process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     report = grading.fill_in({}, grader.observe, answer)
     AcceleratorState._reset_state(reset_partial_state=True)
     return report
 
 
-def test_the_usual_mistakes_are_told_apart(grader, tmp_path, monkeypatch):
+def test_the_grader_distinguishes_typical_mistakes(grader, tmp_path, monkeypatch):
     monkeypatch.setattr(grader, "train", lambda precision: {"dtype": "x", "loss_falls": True})
     right = ANSWER.read_text()
     assert mistake_in(grader, ANSWER) == ""
@@ -57,7 +57,7 @@ def test_the_usual_mistakes_are_told_apart(grader, tmp_path, monkeypatch):
         assert said in mistake_in(grader, answer), (truth, lie)
 
 
-def test_the_model_answer_is_right_and_trains(grader):
+def test_the_model_answer_passes_and_trains(grader):
     run = {"dtype": "float32", "loss_falls": True}
     assert report_on(grader, ANSWER) == {"mistake": "", "seen": [run]}
 
@@ -69,7 +69,7 @@ def test_the_check_trains_with_the_model_answer(start):
     assert result.stdout.startswith("right: 8 machines, and the loss of the laptop's training fall")
 
 
-def test_an_exercise_that_nobody_has_done_is_wrong_and_its_fp16_ran_in_float32(grader):
+def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):
     report = report_on(grader, EXERCISES / "10_precision_setting.py")
     assert report["seen"] == [{"dtype": "float32", "loss_falls": True}]
     said = report["mistake"]
@@ -77,13 +77,13 @@ def test_an_exercise_that_nobody_has_done_is_wrong_and_its_fp16_ran_in_float32(g
     assert said.endswith("in a run with your setting the first layer returned float32")
 
 
-def test_the_machines_of_the_exercise_have_every_kind_of_answer(grader):
+def test_the_machines_of_the_exercise_cover_every_setting(grader):
     answers = [answer for _, *answer in grader.MACHINES.values()]
     assert {precision for precision, *_ in answers} == set(grader.PRECISIONS)
     assert {compiled for *_, compiled in answers} == {True, False}
 
 
-def test_the_page_shows_that_layers_give_bfloat16_and_nothing_is_kept_in_it():
+def test_the_page_shows_layers_that_return_bfloat16_but_no_tensor_kept_in_it():
     layers = [row for row in table_rows(PAGE, cells=3) if row[1] in ("float32", "bfloat16")]
     assert [row for row in layers if row[0] in ("`Conv2d`", "`Linear`")] == [
         ["`Conv2d`", "float32", "bfloat16"],
@@ -101,14 +101,14 @@ def test_the_page_shows_that_layers_give_bfloat16_and_nothing_is_kept_in_it():
     assert "Connected processes: 2" in text and "Tensors kept in bfloat16: 0 of 55" in text
 
 
-def test_the_page_shows_that_only_a_hook_halves_what_is_shared():
+def test_the_page_shows_that_only_a_hook_halves_the_bytes_of_gradients():
     sent = [row for row in table_rows(PAGE, cells=4) if row[1].endswith(" weights")]
     assert [[row[0], row[3]] for row in sent] == [["none", "4"], ["`BF16`", "2"]]
     without, halved = (int(row[2].replace(",", "")) for row in sent)
     assert without == 2 * halved
 
 
-def test_the_page_shows_the_formats_as_torch_has_them():
+def test_the_page_shows_the_number_formats_as_torch_defines_them():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=6)}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         bits, significand, epsilon, *_ = rows[str(dtype).removeprefix("torch.")]
@@ -118,26 +118,26 @@ def test_the_page_shows_the_formats_as_torch_has_them():
     assert rows["float16"][3] == "6e-08"
 
 
-def test_the_page_shows_that_small_gradients_vanish_in_fp16_alone():
+def test_the_page_shows_that_small_gradients_vanish_only_in_fp16():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
     assert rows["1e-03"] == ["kept"] * 4
     assert rows["1e-08"] == ["kept", "kept", "0: lost", "kept"]
 
 
-def test_the_page_shows_that_activations_halve_and_weights_do_not():
+def test_the_page_shows_that_bf16_halves_activations_but_not_weights():
     shares = {row[0]: row[3] for row in table_rows(PAGE, cells=4)}
     assert shares["activations for backward"] == "0.51"
     for kind in ("weights", "gradients", "AdamW's state", "indices of max pooling"):
         assert shares[kind] == "1.00"
 
 
-def test_the_page_shows_that_fp16_on_a_cpu_is_float32_and_is_refused_here():
+def test_the_page_shows_that_fp16_on_a_cpu_runs_in_float32_and_is_an_error_here():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=4)}
     assert rows["no"][0] == rows["fp16"][0] == "float32" and rows["bf16"][0] == "bfloat16"
     assert rows["fp16"][1] == "none" and rows["fp16"][2].startswith("error: fp16 needs a GPU")
 
 
-def test_the_page_shows_when_a_graph_is_made_and_how_weights_are_called():
+def test_the_page_shows_when_graphs_are_compiled_and_how_weights_are_named():
     graphs = [row for row in table_rows(PAGE, cells=3) if row[0].endswith(" images")]
     assert [row[1] for row in graphs] == ["1", "1", "1", "2", "3", "3", "3"]
     assert {row[2] for row in graphs} == {"3"}
@@ -147,7 +147,7 @@ def test_the_page_shows_when_a_graph_is_made_and_how_weights_are_called():
 
 
 @pytest.mark.slow
-def test_without_a_compiler_torch_says_what_the_page_says(start):
+def test_without_a_compiler_torch_prints_the_recorded_error(start):
     recorded = (TUTORIALS / "transcripts" / "no_compiler.txt").read_text()
     command, *said = recorded.splitlines()
     result = start(command.removeprefix("$ ").split())
@@ -155,7 +155,7 @@ def test_without_a_compiler_torch_says_what_the_page_says(start):
     assert "InvalidCxxCompiler: No working C++ compiler found" in said[0]
 
 
-def test_the_train_files_here_refuse_fp16_on_a_cpu(tmp_path):
+def test_train_plain_rejects_fp16_on_a_cpu(tmp_path):
     config = TrainConfig(run_dir=str(tmp_path / "run"))
     with pytest.raises(UserError) as refused:
         train_plain.main(config, "fp16")

@@ -1,4 +1,4 @@
-"""Page 13 says what its program prints, and its exercise tells right from wrong."""
+"""Page 13: the comparison of methods for the kernel distance, and the exercise on gradients."""
 
 import re
 import tempfile
@@ -12,13 +12,13 @@ ANSWER = TUTORIALS / "exercises" / "answers" / "13_gather_with_gradient.py"
 
 
 def cells(first: str) -> list[str]:
-    """Of the one row of a table of the page that begins so and says yes or no."""
+    """Return the other cells of the table row that starts with `first`, then "yes" or "no"."""
     rows = [row for row in table_rows(PAGE.name) if len(row) > 1]
     [found] = [row[1:] for row in rows if row[0] == first and row[1] in ("yes", "no")]
     return found
 
 
-def test_every_way_is_equal_and_the_graph_of_all_pairs_grows_with_the_kernels():
+def test_all_methods_agree_and_graphs_of_all_pairs_grow_with_the_number_of_kernels():
     for way in ("double loop", "vectorised", "over devices"):
         equal, *kept, large = cells(way)
         assert equal == "yes" and [round(float(size)) for size in kept] == [8, 16, 32]
@@ -31,14 +31,14 @@ def test_every_way_is_equal_and_the_graph_of_all_pairs_grows_with_the_kernels():
     assert "vectorised, the layer under DDP, 16 kernels, by rank: 16.1, 16.1" in PAGE.read_text()
 
 
-def test_three_right_numbers_have_three_gradients():
+def test_three_methods_with_equal_numbers_have_different_gradients():
     assert cells("`dist.all_reduce`") == ["yes", "rank's share", "full gradient / 2"]
     aware = "`_functional_collectives.all_reduce`"
     assert cells(aware) == ["yes", "2 × rank's share", "full gradient"]
     assert cells("`over_ranks`") == ["yes", "full gradient", "full gradient"]
 
 
-def test_the_recorded_table_is_of_the_command_and_shows_what_the_page_says():
+def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     command, *lines = (TUTORIALS / "transcripts" / "kernel_distance.txt").read_text().splitlines()
     assert command == "$ python -m accel_demo.anatomy.kernel_distance"
     assert set(lines) <= set(PAGE.read_text().splitlines())
@@ -63,8 +63,8 @@ def test_the_recorded_table_is_of_the_command_and_shows_what_the_page_says():
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_the_model_answer_is_right_and_the_unsolved_file_is_not(start):
-    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "13", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -74,7 +74,7 @@ def test_the_model_answer_is_right_and_the_unsolved_file_is_not(start):
     assert "on 2 processes the number is right, but its gradient is missing" in result.stdout
 
 
-WRONG = [  # (what of the model answer, what instead, how the grader says it)
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     (
         "return gradient.split(ctx.count)[dist.get_rank()]",
         "dist.all_reduce(gradient)\n        return gradient.split(ctx.count)[dist.get_rank()]",
@@ -97,13 +97,13 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("right", "wrong", "said"), WRONG[:1])
-def test_a_gradient_counted_too_often_or_in_part_is_told_apart(start, tmp_path, right, wrong, said):
+def test_the_grader_detects_a_gradient_that_is_too_large(start, tmp_path, right, wrong, said):
     assert_told(start, tmp_path, right, wrong, said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("right", "wrong", "said"), WRONG[1:])
-def test_other_wrong_answers_are_told_apart(start, tmp_path, right, wrong, said):
+def test_the_grader_distinguishes_other_mistakes(start, tmp_path, right, wrong, said):
     assert_told(start, tmp_path, right, wrong, said)
 
 

@@ -1,4 +1,4 @@
-"""Page 14 says what its programs and its records say, and its exercise tells right from wrong."""
+"""Page 14: recorded timelines and benchmarks, and the exercise on finding a straggler."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ OVERLAP = module(TUTORIALS / "14_overlap.py")
 
 
 def rows_below(heading: str) -> list[list[str]]:
-    """The cells of the page's one table with this first heading."""
+    """Return the rows of the table on the page with this first heading."""
     lines = PAGE.read_text().splitlines()
     [start] = [
         n for n, line in enumerate(lines) if re.match(rf"\| +{re.escape(heading)} +\|", line)
@@ -47,24 +47,25 @@ def test_all_but_the_last_bucket_start_while_backward_computes():
     assert [int(row[1]) for row in rows] == [8, 4, 1]
 
 
-def test_the_rank_that_is_held_up_computes_and_the_other_one_waits():
+def test_the_slow_rank_computes_longest_and_the_other_rank_waits_longest():
     text = PAGE.read_text()
     assert "Rank 1 is held up. Rank 1 computes longest, rank 0 waits longest." in text
     assert "2 connected processes on cpu (gloo)" in text
 
 
-def test_overlap_hides_communication_until_it_cannot():
+def test_overlap_hides_communication_only_if_backward_is_long_enough():
     rows = rows_below("all-reduce takes")
     hidden = {(row[0], int(row[1])): int(row[2].rstrip("%")) for row in rows}
     ends = {(row[0], int(row[1])): float(row[3].split()[0]) for row in rows}
     assert {hidden[share, 1] for share in ("0.5 ×", "1 ×", "2 ×")} == {0}
     assert hidden["0.5 ×", 8] > 80 and hidden["2 ×", 8] < 50
     assert ends["0.5 ×", 8] < 1.2 and ends["2 ×", 8] > 2
-    assert ends["0.5 ×", 8] < ends["0.5 ×", 4] and ends["2 ×", 8] > ends["2 ×", 4]  # the price
+    # Each all-reduce has a fixed cost, so too many buckets make the step longer.
+    assert ends["0.5 ×", 8] < ends["0.5 ×", 4] and ends["2 ×", 8] > ends["2 ×", 4]
 
 
 @given(st.floats(0.01, 5), st.sampled_from([1, 2, 4, 8]))
-def test_in_the_model_buckets_wait_for_their_gradients_and_for_each_other(share, layers):
+def test_in_the_calculation_a_bucket_waits_for_its_gradients_and_the_previous_bucket(share, layers):
     found = OVERLAP.sends(share, layers)
     assert len(found) == 8 // layers
     free_at = 0.0
@@ -72,17 +73,17 @@ def test_in_the_model_buckets_wait_for_their_gradients_and_for_each_other(share,
         assert start == max(number * layers, free_at)
         assert end - start == pytest.approx(OVERLAP.COST + share * layers)
         free_at = end
-    assert 0 <= OVERLAP.hidden(found) < 1  # the last one never hides
+    assert 0 <= OVERLAP.hidden(found) < 1  # the last bucket is never hidden
 
 
 def parts_of(name: str) -> dict[str, str]:
-    """The commands of a transcript, and what each printed."""
+    """Return the commands of a transcript and the output of each."""
     text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_the_records_are_of_their_commands_and_the_page_shows_all_of_them():
+def test_the_transcripts_match_their_commands_and_are_on_the_page():
     page = PAGE.read_text()
     for name, commands in module(TUTORIALS / "14_record.py").RECORDS.items():
         parts = parts_of(name)
@@ -95,7 +96,7 @@ def test_the_records_are_of_their_commands_and_the_page_shows_all_of_them():
                 assert (TUTORIALS / picture).exists() and f"]({picture})" in page
 
 
-def test_the_recorded_straggler_is_named_and_nobody_without_one():
+def test_the_recorded_timeline_names_a_rank_only_if_there_is_a_straggler():
     first, sweep, straggler = parts_of("timeline").values()
     assert "no rank is slower than the others in each step" in first
     assert "rank 1 is slow: " in straggler
@@ -104,7 +105,7 @@ def test_the_recorded_straggler_is_named_and_nobody_without_one():
     ]
 
 
-def test_in_the_record_two_threads_keep_one_core_busy_with_work_in_python():
+def test_in_the_transcript_two_threads_of_python_code_keep_one_core_busy():
     [said] = parts_of("scaling").values()
     rows = [[cell.strip() for cell in line.split("|")] for line in said.splitlines()]
     busy = {row[2]: float(row[4]) for row in rows if row[1:2] == ["preprocessing in Python"]}
@@ -113,7 +114,7 @@ def test_in_the_record_two_threads_keep_one_core_busy_with_work_in_python():
     assert busy["two threads"] < 1.15
 
 
-def test_every_reason_has_a_sign_a_cure_and_a_figure():
+def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
     rows = rows_below("reason")
     assert len(rows) == 13
     for reason, sign, cure, figure in rows:
@@ -127,21 +128,22 @@ def test_every_reason_has_a_sign_a_cure_and_a_figure():
 
 
 @pytest.mark.slow
-def test_each_reason_is_measured_in_two_connected_processes(tmp_path):
+def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path):
     command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
-    # For real: torch reads TORCH_CPP_LOG_LEVEL, which the command sets, when it is imported.
+    # real=True: the command sets TORCH_CPP_LOG_LEVEL, which torch reads when it is imported.
     result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["processes"], found["device"], found["backend"]) == (2, "cpu", "gloo")
     assert all(ms > 0 for values in found["ms_per_step"].values() for ms in values)
-    assert found["straggler_ms_by_rank"][1] >= 20  # it sleeps so long in each step
-    assert "find_unused_parameters=True was specified" not in result.stderr  # it is a row
-    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin
+    assert found["straggler_ms_by_rank"][1] >= 20  # rank 1 sleeps for 20 ms in each step
+    # One row sets find_unused_parameters=True on purpose, so the command suppresses the warning.
+    assert "find_unused_parameters=True was specified" not in result.stderr
+    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin processes
     assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
 
 
-def test_the_stored_traces_are_those_of_the_grader_and_small():
+def test_the_stored_traces_are_up_to_date_and_small():
     for case in GRADER.STORED:
         file = GRADER.TRACES / case.name
         assert json.loads(file.read_text()) == GRADER.make(case)
@@ -157,7 +159,7 @@ def test_the_rank_that_waits_longest_is_never_the_straggler():
 
 
 @given(st.integers(2, 6), st.data())
-def test_the_model_answer_finds_whoever_is_late_in_most_steps(ranks, data):
+def test_the_model_answer_finds_the_rank_that_is_late_in_most_steps(ranks, data):
     slow = data.draw(st.none() | st.integers(0, ranks - 1))
     phase = data.draw(st.sampled_from(["data wait", "forward", "backward"]))
     once = {(data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 7))): 50}
@@ -166,7 +168,7 @@ def test_the_model_answer_finds_whoever_is_late_in_most_steps(ranks, data):
     assert module(ANSWER).straggler(GRADER.make(case)) == slow
 
 
-def test_spans_reads_a_trace_as_the_timeline_merges_it():
+def test_the_model_answer_reads_a_trace_that_the_timeline_has_merged():
     from accel_demo.lab.timeline.merge import merged
 
     def of_rank(shift):
@@ -184,7 +186,7 @@ def test_spans_reads_a_trace_as_the_timeline_merges_it():
     assert found == {0: [(3.0, 5.0)], 1: [(4.0, 5.0)]}
 
 
-WRONG = [  # (what of the model answer, what instead, how the grader says it)
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     (">= 5 else None", ">= 5 else min(usual, key=usual.get)", "No rank is slow there"),
     (
         "    return slowest if usual[slowest] >= 5 else None",
@@ -207,7 +209,7 @@ WRONG = [  # (what of the model answer, what instead, how the grader says it)
 
 
 @pytest.mark.parametrize(("right", "wrong", "said"), WRONG)
-def test_the_usual_mistakes_are_told_apart(tmp_path, right, wrong, said):
+def test_the_grader_distinguishes_typical_mistakes(tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     answer = tmp_path / "a wrong answer.py"
@@ -215,7 +217,7 @@ def test_the_usual_mistakes_are_told_apart(tmp_path, right, wrong, said):
     assert said in mistake_in(GRADER, answer)
 
 
-def test_a_straggler_that_waits_for_data_is_missed_by_who_looks_at_computing_alone(tmp_path):
+def test_an_answer_that_ignores_waiting_for_data_misses_that_straggler(tmp_path):
     answer = tmp_path / "answer.py"
     text = ANSWER.read_text().replace("def straggler", "def found")
     blind = (
@@ -239,14 +241,14 @@ def test_a_straggler_that_waits_for_data_is_missed_by_who_looks_at_computing_alo
         ),
     ],
 )
-def test_the_check_says_right_or_wrong(start, file, returncode, said):
+def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
     result = check(start, "14", file)
     assert (result.returncode, result.stderr) == (returncode, "")
     assert result.stdout.startswith(said)
 
 
 @pytest.mark.slow
-def test_an_answer_without_end_is_stopped(start, tmp_path):
+def test_an_answer_with_an_endless_loop_is_stopped(start, tmp_path):
     answer = tmp_path / "endless.py"
     answer.write_text("def straggler(trace):\n    while True:\n        pass\n")
     result = check(start, "14", answer)
@@ -254,7 +256,7 @@ def test_an_answer_without_end_is_stopped(start, tmp_path):
     assert (result.returncode, result.stdout) == (1, f"wrong: {said}\n")
 
 
-def test_the_next_page_and_the_one_before_are_named():
+def test_the_page_links_to_the_previous_page_and_to_an_issue():
     text = PAGE.read_text()
     assert "(13_when_it_does_not_fit.md)" in text and "pytorch/issues/73600" in text
     assert len(table_rows(PAGE.name, cells=4)) >= 13

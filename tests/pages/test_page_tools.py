@@ -1,6 +1,7 @@
-"""A changed page is found stale, and a command runs again only if something it needs has changed.
+"""A changed page is stale, and a command runs again only if one of its inputs has changed.
 
-Each test has a small repository of its own, with one page and one program that starts processes.
+Each test has a separate small repository with one page and two programs. One of them starts
+processes.
 """
 
 import json
@@ -88,7 +89,7 @@ ALL = ["draw.py", "program.py"]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A copy of the small repository, as it is when its page has just been written."""
+    """Return a small repository whose page has just been generated."""
     folder = tmp_path_factory.mktemp("pages")
     no_assets = shutil.ignore_patterns("assets", "__pycache__")
     small = folder / "repository"
@@ -105,7 +106,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def small(written):
-    """The folder of a small repository with a fresh page. It has the same name in each test."""
+    """Yield a copy of `written`, at the same path in every test."""
     small = written.parent / "repository"
     shutil.copytree(written, small)
     yield small
@@ -113,9 +114,9 @@ def small(written):
 
 
 def regenerate(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
-    """Start page_tools.py in the small repository. `ran` names the programs that it has run.
+    """Run page_tools.py in the small repository. `ran` in the result lists the programs it ran.
 
-    `real` is the default because these programs start more quickly than the fork server.
+    By default the fork server is not used, because these programs start faster than the server.
     """
     runs = small.parent / "runs"
     runs.write_text("")
@@ -143,7 +144,7 @@ def assert_fresh(result, ran: list[str]) -> None:
     assert " s  fresh    tutorials/page.md" in result.stdout and "stale" not in result.stdout
 
 
-def test_the_second_check_finds_the_page_fresh_and_runs_no_command(small):
+def test_an_unchanged_page_is_fresh_and_no_command_runs(small):
     page = (small / "tutorials" / "page.md").read_text()
     for text in ("import helper", "+TEXT = 'from the other", "from a killed process", "drawn.svg"):
         assert text in page
@@ -161,7 +162,7 @@ def test_the_second_check_finds_the_page_fresh_and_runs_no_command(small):
         ("numbers of a picture", "0.25", "0.52"),
     ],
 )
-def test_a_page_with_a_changed_part_is_stale_although_no_command_runs(small, part, truth, lie):
+def test_a_page_with_an_edited_part_is_stale_even_if_no_command_runs(small, part, truth, lie):
     file = (
         small / "tutorials" / "drawn.svg"
         if "of a picture" in part
@@ -190,13 +191,13 @@ def test_a_page_with_a_changed_part_is_stale_although_no_command_runs(small, par
         ("drawn.txt", "0.25", "0.5", ["draw.py"]),
     ],
 )
-def test_a_changed_file_makes_the_commands_that_read_it_run_again(small, name, truth, change, ran):
+def test_a_changed_file_reruns_the_commands_that_read_it(small, name, truth, change, ran):
     replace(small / name, truth, change)
     assert_stale(regenerate(small, "--check"), ran=ran)
     assert_stale(regenerate(small, "--check"), ran=[])  # the new output is stored
 
 
-def test_a_changed_file_that_no_command_read_makes_none_run(small):
+def test_a_changed_file_that_no_command_reads_reruns_nothing(small):
     replace(small / "other_helper.py", "other", "third")
     assert_stale(regenerate(small, "--check"), ran=[])  # the diff shows this file
     replace(small / "other_helper.py", "third", "other")
@@ -205,23 +206,23 @@ def test_a_changed_file_that_no_command_read_makes_none_run(small):
     assert_fresh(regenerate(small, "--check"), ran=[])
 
 
-def test_a_file_that_a_command_missed_counts_once_it_is_there(small):
+def test_creating_a_file_that_a_command_looked_for_reruns_the_command(small):
     outside = small.parent / "outside.txt"
     outside.write_text("from outside")
     assert_stale(regenerate(small, "--check"), ran=["program.py"])
     outside.unlink()
     assert_fresh(regenerate(small, "--check"), ran=["program.py"])
-    (small / "later.txt").write_text("from a new file")  # the program asks, and does not open it
+    (small / "later.txt").write_text("from a new file")  # the program only tests if it exists
     assert_stale(regenerate(small, "--check"), ran=ALL)
 
 
-def test_a_new_module_that_is_imported_instead_of_another_counts(small):
+def test_a_new_module_that_shadows_an_imported_one_reruns_all_commands(small):
     (small / "helper").mkdir()
     (small / "helper" / "__init__.py").write_text("TEXT = 'from a package'\n")
     assert_stale(regenerate(small, "--check"), ran=ALL)
 
 
-def test_another_version_of_a_package_makes_every_command_run(small, tmp_path):
+def test_a_new_version_of_a_package_reruns_all_commands(small, tmp_path):
     metadata = tmp_path / "site" / "some_package-1.0.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
@@ -232,12 +233,12 @@ def test_another_version_of_a_package_makes_every_command_run(small, tmp_path):
     assert_fresh(regenerate(small, "--check", PYTHONPATH=path), ran=ALL)
 
 
-def test_another_setting_of_a_library_makes_every_command_run(small):
+def test_a_new_environment_variable_of_a_library_reruns_all_commands(small):
     assert_fresh(regenerate(small, "--check", SOME_VARIABLE="1"), ran=[])
     assert_fresh(regenerate(small, "--check", TORCH_LOGS="dynamo"), ran=ALL)
 
 
-def test_another_processor_or_python_or_recorder_is_a_reason_to_run(small, monkeypatch):
+def test_a_different_processor_python_or_recorder_reruns_a_command(small, monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY / "tutorials")
     import command_cache
 
@@ -249,13 +250,13 @@ def test_another_processor_or_python_or_recorder_is_a_reason_to_run(small, monke
         assert command_cache._reason_to_run(stored, other) == f"changed: {name}"
 
 
-def test_force_runs_every_command(small):
+def test_force_reruns_all_commands(small):
     assert_fresh(regenerate(small, "--check", "--force"), ran=ALL)
     replace((small / "tutorials" / "page.md"), "from the data", "from a lie")
     assert_stale(regenerate(small, "--check", "--force"), ran=ALL)
 
 
-def test_a_program_from_the_fork_server_records_the_files_of_all_its_processes(small):
+def test_a_forked_program_records_the_files_that_all_its_processes_read(small):
     forked = ["forked:draw.py", "forked:program.py"]
     assert_fresh(regenerate(small, "--check", "--force", real=False), ran=forked)
     stored = [json.loads(file.read_text()) for file in (small / ".page_cache").iterdir()]
@@ -266,7 +267,7 @@ def test_a_program_from_the_fork_server_records_the_files_of_all_its_processes(s
     assert_stale(regenerate(small, "--check", real=False), ran=["forked:program.py"])
 
 
-def test_a_command_that_fails_is_not_stored(small):
+def test_the_result_of_a_failed_command_is_not_stored(small):
     (small / "program.py").write_text(f"{PROGRAM}    sys.exit('no luck')\n")
     for _ in range(2):
         result = regenerate(small, "--check")
@@ -286,7 +287,7 @@ def test_a_command_that_fails_is_not_stored(small):
         None,  # `cat` itself
     ],
 )
-def test_a_command_with_processes_that_cannot_record_runs_each_time(small, code):
+def test_a_command_whose_processes_cannot_record_files_runs_every_time(small, code):
     (small / "starts.py").write_text(f"import os, subprocess, sys\n{code}\n")
     command = "python starts.py" if code else "cat data.txt"
     page = small / "tutorials" / "page.md"
@@ -297,7 +298,7 @@ def test_a_command_with_processes_that_cannot_record_runs_each_time(small, code)
     assert_stale(regenerate(small, "--check"), ran=[])
 
 
-def test_a_forked_program_that_first_starts_one_that_cannot_record_runs_each_time(small):
+def test_a_forked_program_that_starts_an_unrecorded_process_runs_every_time(small):
     code = 'import subprocess; subprocess.run(["cat", "data.txt"]); open("program.py")'
     page = small / "tutorials" / "page.md"
     command = f"python -c '{code}'"
@@ -308,14 +309,14 @@ def test_a_forked_program_that_first_starts_one_that_cannot_record_runs_each_tim
     assert_stale(regenerate(small, "--check", real=False), ran=[])
 
 
-def test_a_file_that_is_changed_while_the_command_runs_is_not_stored(small):
+def test_a_result_is_not_stored_if_an_input_changes_while_the_command_runs(small):
     text = f"{PROGRAM}    Path('data.txt').write_text('from the data')\n"
     (small / "program.py").write_text(text)
     for _ in range(2):
         assert_fresh(regenerate(small, "--check"), ran=["program.py"])
 
 
-def test_two_checks_at_a_time_store_whole_results(small):
+def test_two_checks_at_the_same_time_store_complete_results(small):
     shutil.rmtree(small / ".page_cache")
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(partial(regenerate, small), ["--check"] * 2))
@@ -323,7 +324,7 @@ def test_two_checks_at_a_time_store_whole_results(small):
     assert_fresh(regenerate(small, "--check"), ran=[])
 
 
-def test_a_result_is_never_read_while_it_is_half_written(monkeypatch, tmp_path):
+def test_a_partly_written_result_is_never_read(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(REPOSITORY / "tutorials")
     import command_cache
 
@@ -348,7 +349,7 @@ def test_a_result_is_never_read_while_it_is_half_written(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["nowhere.md"], ["--chek"]])
-def test_a_page_or_flag_that_does_not_exist_gets_one_line(start, arguments):
+def test_an_unknown_page_or_flag_is_an_error_of_one_line(start, arguments):
     result = start(["python", "tutorials/page_tools.py", "--check", *arguments])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The pages say what the code and the runs say, and the exercises tell right from wrong."""
+"""Tests that the pages match the code and its output, and that exercises are graded correctly."""
 
 import re
 import tempfile
@@ -10,7 +10,7 @@ from tests.pages.pages import TUTORIALS, check, table_rows
 EXERCISES = TUTORIALS / "exercises"
 PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
-# One thing changed in each kind of what is generated: (page, what it says, what it says wrongly)
+# One false change for each kind of generated text: (page, text on the page, false text)
 LIES = [
     ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
     ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
@@ -100,8 +100,8 @@ LIES = [
 
 
 @pytest.mark.pages
-@pytest.mark.timeout(1000)  # every program of the pages runs, unless its result is stored
-def test_no_page_is_stale_and_a_page_that_says_something_else_is(start, tmp_path):
+@pytest.mark.timeout(1000)  # runs every program whose result is not stored
+def test_no_page_is_stale_and_a_page_with_a_false_text_is_stale(start, tmp_path):
     copies = []
     for number, (page, truth, lie) in enumerate(LIES):
         text = (TUTORIALS / page).read_text()
@@ -121,7 +121,7 @@ def test_no_page_is_stale_and_a_page_that_says_something_else_is(start, tmp_path
 OLD_LAUNCHER = "python -m torch.distributed.launch"
 
 
-def test_every_way_of_page_00_starts_what_the_page_says():
+def test_page_00_shows_the_processes_that_each_command_starts():
     assert table_rows("00_where_am_i.md", cells=6) == [
         ["", "`python …`", "1", "unset", "1", "alone"],
         ["", "`python … --start spawn`", "2", "2", "2", "yes"],
@@ -140,7 +140,7 @@ def launched(config: str) -> str:
     return f"`accelerate launch --config_file {config} …`"
 
 
-def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two():
+def test_page_02_shows_four_equal_runs_on_one_process_and_two_on_two():
     rows = table_rows("02_one_loop_four_tellings.md", cells=4)
     assert [(processes, twins) for _, _, processes, twins in rows] == [
         ("1", "2, 3, 4"),
@@ -152,14 +152,14 @@ def test_four_tellings_of_page_02_agree_at_one_process_and_two_at_two():
     ]
 
 
-def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights():
+def test_page_11_resumes_with_the_same_weights_only_at_the_highest_levels():
     rows = table_rows("11_kill_and_resume.md")
     ladders = [row[2:] for row in rows if len(row) == 4]
     assert ladders == [
         *[["0 of 19", "differ"]] * 3,
         ["19 of 19", "differ"],
         ["18 of 18", "differ"],
-        *[["18 of 18", "**equal**"]] * 2,  # one process has nothing to add up
+        *[["18 of 18", "**equal**"]] * 2,  # one process has no sums over ranks
         *[["0 of 57", "differ"]] * 3,
         ["57 of 57", "differ"],
         *[["54 of 54", "differ"]] * 2,
@@ -167,7 +167,7 @@ def test_only_the_last_rung_of_page_11_comes_back_with_the_same_weights():
     ]
 
 
-def test_every_rung_of_page_11_is_needed_with_three_processes():
+def test_page_11_shows_that_three_processes_need_every_level():
     rows = [row for row in table_rows("11_kill_and_resume.md") if len(row) == 3]
     assert [same for _, same, _ in rows] == [
         *["0 of 18"] * 3,
@@ -184,7 +184,7 @@ def test_every_link_leads_to_a_file_or_a_heading():
     for page in PAGES:
         prose = re.sub("^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", prose):
-            if "{" in target or "://" in target:  # of the code behind a page, or of the web
+            if "{" in target or "://" in target:  # in code that generates a page, or on the web
                 continue
             path, _, heading = target.partition("#")
             assert (page.parent / path).exists(), f"{page.name}: {target}"
@@ -201,15 +201,15 @@ def test_every_link_leads_to_a_file_or_a_heading():
 @pytest.mark.parametrize(
     "name", ["00_assert_distributed", "02_clip_gradients", "11_resume_exactly"]
 )
-def test_a_model_answer_is_right(start, name):
-    # Not tmp_path: the name of a socket in it would be longer than a socket's may be.
+def test_a_model_answer_passes(start, name):
+    # Not tmp_path: the path of a socket in that folder would be too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, name[:2], EXERCISES / "answers" / f"{name}.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
 
 
-def test_an_exercise_that_nobody_has_done_is_wrong(start):
+def test_an_unsolved_exercise_fails(start):
     result = check(start, "00")
     assert result.returncode == 1
     assert "under python alone" in result.stdout and "NotImplementedError" in result.stdout
@@ -219,11 +219,11 @@ def test_an_exercise_that_nobody_has_done_is_wrong(start):
     result = check(start, "11")
     assert result.returncode == 1
     assert "on 1 process" in result.stdout
-    assert "it does not know its place: level 0" in result.stdout
+    assert "first batch of the first epoch: level 0" in result.stdout
 
 
 @pytest.mark.slow
-def test_believing_world_size_is_wrong_for_two_clones(start, tmp_path):
+def test_trusting_world_size_fails_for_two_unconnected_processes(start, tmp_path):
     answer = tmp_path / "it believes.py"
     answer.write_text(
         "import os\n\n\ndef assert_distributed(n):\n"
@@ -236,7 +236,7 @@ def test_believing_world_size_is_wrong_for_two_clones(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_clipping_every_micro_batch_is_told_apart(start, tmp_path):
+def test_the_grader_detects_clipping_in_every_micro_batch(start, tmp_path):
     right = (EXERCISES / "answers" / "02_clip_gradients.py").read_text()
     wrong = right.replace("if accelerator.sync_gradients:", "if True:")
     assert wrong != right
@@ -247,7 +247,7 @@ def test_clipping_every_micro_batch_is_told_apart(start, tmp_path):
     assert "on 1 process accelerate_step clips on every micro-batch" in result.stdout
 
 
-STEPS_DOWN = [  # (what of the model answer, what instead, how the grader says it)
+STEPS_DOWN = [  # (text in the model answer, replacement, part of the grader's message)
     (", generator=torch.Generator()", "", "and no window was open: level 4. Dropout has diff"),
     (
         "                accelerator.save_state(",
@@ -257,7 +257,11 @@ STEPS_DOWN = [  # (what of the model answer, what instead, how the grader says i
     ("if is_due and accelerator.sync_gradients", "if is_due", "level 3. It continued after"),
     ("        loader.set_epoch(epoch)\n", "", "That is below level 3"),
     (", data_seed=SEED", "", "an epoch does not have every sample once"),
-    ("    accelerator.register_for_checkpointing(place)\n", "", "not know its place: level 0"),
+    (
+        "    accelerator.register_for_checkpointing(place)\n",
+        "",
+        "first batch of the first epoch: level 0",
+    ),
 ]
 
 
@@ -265,7 +269,7 @@ STEPS_DOWN = [  # (what of the model answer, what instead, how the grader says i
     ("right", "wrong", "said"),
     [*STEPS_DOWN[:1], *(pytest.param(*step, marks=pytest.mark.slow) for step in STEPS_DOWN[1:])],
 )
-def test_the_level_of_a_resuming_answer_is_named(start, tmp_path, right, wrong, said):
+def test_the_grader_names_the_level_of_a_resuming_answer(start, tmp_path, right, wrong, said):
     text = (EXERCISES / "answers" / "11_resume_exactly.py").read_text()
     assert right in text
     answer = tmp_path / "wrong.py"
@@ -276,7 +280,7 @@ def test_the_level_of_a_resuming_answer_is_named(start, tmp_path, right, wrong, 
 
 
 @pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], []])
-def test_a_check_that_cannot_be_made_says_so_in_one_line(start, arguments):
+def test_an_impossible_check_is_an_error_of_one_line(start, arguments):
     result = start(["accel-demo", "check", *arguments])
     assert result.returncode == 2
     assert re.fullmatch("error: .*\n", result.stderr)

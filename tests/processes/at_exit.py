@@ -1,9 +1,9 @@
-"""Run a program under a launcher, and record the gloo threads that it has when it ends.
+"""Run a program in each launched process, and record the process's gloo threads at exit.
 
 torchrun --standalone --nproc-per-node 2 tests/processes/at_exit.py FOLDER PROGRAM FLAGS…
 
 Each process that destroys a process group writes FOLDER/RANK.json. With SLOW_RELEASE=SECONDS, a
-gloo thread is busy for this time when rank 1 destroys its group.
+gloo thread of rank 1 is busy for that long while the rank destroys its group.
 """
 
 import atexit
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 
 def watch(folder: Path) -> None:
-    """Record the gloo threads of this process before it destroys its group, and at its end."""
+    """Record this process's gloo threads before it destroys its group, and again at exit."""
     record, destroy = {}, dist.destroy_process_group
 
     def destroy_watched(group=None) -> None:
@@ -32,7 +32,7 @@ def watch(folder: Path) -> None:
         destroy(group)
 
     def write() -> None:
-        deadline = time.monotonic() + 1  # the kernel lists a thread slightly longer than it runs
+        deadline = time.monotonic() + 1  # the kernel briefly lists threads that have ended
         while gloo_threads() and time.monotonic() < deadline:
             time.sleep(0.01)
         if record:
@@ -52,10 +52,10 @@ def gloo_threads() -> list[str]:
 
 
 def leave_a_tensor_to_a_thread(seconds: float) -> None:
-    """On rank 1, return when a gloo thread has begun to release a tensor, which takes `seconds`.
+    """Make a gloo thread of rank 1 release a tensor for `seconds`. Return when it has begun.
 
-    The same happens in a process that aborts under load: the thread has the last reference to the
-    tensor, and gets a core again only when the main thread is already ending.
+    This reproduces how a process aborts under load. There, the gloo thread holds the last reference
+    to a tensor, and the system schedules the thread only after the main thread has begun to exit.
     """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
@@ -64,7 +64,7 @@ def leave_a_tensor_to_a_thread(seconds: float) -> None:
         store.set("left to the thread", "")
         assert is_released.wait(60)
     else:
-        store.wait(["left to the thread"])  # until then the collective cannot end
+        store.wait(["left to the thread"])  # the collective cannot end before rank 0 joins
         dist.all_reduce(torch.zeros(1))
 
 
@@ -72,7 +72,7 @@ def slow_tensor(seconds: float, is_released: threading.Event) -> torch.Tensor:
     class SlowToRelease:
         def __del__(self):
             is_released.set()
-            time.sleep(seconds)  # then take the GIL again
+            time.sleep(seconds)  # afterwards the thread needs the GIL again
 
     tensor = torch.zeros(1)
     tensor.attribute = SlowToRelease()

@@ -1,15 +1,15 @@
-"""Start train.py in two connected processes many times, and count how the processes end.
+"""Launch train.py on two connected processes many times, and count the exit codes.
 
 python tests/processes/launch_many.py 500              # quick: import torch once, then fork
-python tests/processes/launch_many.py 50 --launcher    # by `accelerate launch`: 6 s or more each
+python tests/processes/launch_many.py 50 --launcher    # with `accelerate launch`: at least 6 s each
 
-A process can abort (SIGABRT) if threads of its process group still run when the interpreter ends.
-This happens in one of hundreds of launches, and more often if the cores are busy. So several
-launches run at the same time, next to processes that only keep a core busy. The trainings are tiny,
-and every process ends like a separate program, with a full shutdown of the interpreter.
+A process can abort (SIGABRT) if threads of its process group still run when the interpreter exits.
+This happens once in hundreds of launches, and more often if the cores are busy. Several launches
+therefore run at the same time, along with processes that only keep a core busy. The training runs
+are tiny, and every process performs a full shutdown of the interpreter, like a separate program.
 
 The exit code is 1 if a process did not exit with 0, or if a launch did not connect two processes.
-PYTHONPATH selects the accel_demo that is tested.
+PYTHONPATH selects the copy of accel_demo to test.
 """
 
 import argparse
@@ -43,7 +43,7 @@ TIME_LIMIT = 300  # seconds for one launch
 
 
 def main() -> None:
-    """Launch and count. Use no `with` and no `finally`: forked processes exit through here, too."""
+    """Launch and count. Do not use `with` or `finally`: forked processes also exit through here."""
     options = read()
     if options.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -72,7 +72,7 @@ def read() -> argparse.Namespace:
 
 
 def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
-    """Return the exit codes, the connected processes and the output of each launch."""
+    """Return the exit codes, the number of connected processes and the output of each launch."""
     start = start_launcher if options.launcher else fork_ranks
     if not options.launcher:
         preload()
@@ -93,7 +93,7 @@ def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
 
 
 def wait_for_a_process(running: dict, launches: list[dict]) -> None:
-    """Wait until one process has ended. If that completes its launch, read its folder."""
+    """Reap one process that has exited, if any. If its launch is complete, read the folder."""
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid == 0:
         for pid, (_, limit) in running.items():
@@ -137,10 +137,10 @@ def fork(output: Path) -> int:
 
 
 def preload() -> None:
-    """Import slow modules. A fork keeps only one thread, so this process must have only one.
+    """Import slow modules. A fork copies only one thread, so this process must have only one.
 
-    torch._dynamo must not be imported here. It keeps the process group alive if it is imported
-    after the group was created, and with a launcher this is the case.
+    Do not import torch._dynamo here. With a launcher it is imported after the process group was
+    created, and then it keeps the group alive.
     """
     for name in PRELOADED:
         with suppress(ImportError):
@@ -187,7 +187,7 @@ def report(options: argparse.Namespace, launches: list[dict], seconds: float) ->
 
 
 def has_aborted(launch: dict) -> bool:
-    """Return True if a process of the launch aborted. A launcher then exits with 1 and a report."""
+    """Return True if a process of the launch aborted. A launcher reports this as SIGABRT."""
     return -signal.SIGABRT in launch["codes"] or "SIGABRT" in launch.get("printed", "")
 
 

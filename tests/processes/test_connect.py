@@ -13,7 +13,7 @@ def test_a_missing_process_is_reported_in_one_line(start, tmp_path):
     result = start(["python", "accel_demo/train_ddp.py", *flags], **environment)
     assert result.returncode == 2
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert "the 2 processes of this launch have not all met within 3 s" in line
+    assert "the 2 processes of this launch did not all connect within 3 s" in line
     assert "Traceback" not in result.stderr and not (tmp_path / "run").exists()
 
 
@@ -37,13 +37,13 @@ with one_line_errors(), report_lost_processes():
 
 
 def test_a_process_that_dies_while_connecting_is_reported_in_one_line(start, tmp_path):
-    """Both are in the store of the launcher, and rank 0 waits for the address of rank 1."""
+    """Both ranks have reached the launcher's store, and rank 0 waits for rank 1's address."""
     program = tmp_path / "loses_a_process.py"
     program.write_text(LOSES_A_PROCESS)
     result = start(["torchrun", "--standalone", "--nproc-per-node", 2, program])
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert "the processes of this launch could not connect" in line
-    assert "exitcode  : 2" in result.stderr  # of rank 0, in the launcher's report
+    assert "exitcode  : 2" in result.stderr  # rank 0's exit code in the launcher's report
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("CUDA error: invalid argument"), ValueError("gloo")])

@@ -1,4 +1,4 @@
-"""Test that the threads of a process group end before the process, so that it does not abort.
+"""Test that a process group's threads end before the process exits, so that it does not abort.
 
 If a gloo thread needs the GIL while Python is shutting down, the process aborts:
 https://github.com/pytorch/pytorch/pull/179291
@@ -41,14 +41,14 @@ def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
 def run_watched(start, launch: list[str], folder: Path, program: str, *flags, **environment):
     """Start a program with a launcher, as a user does, but through tests/processes/at_exit.py.
 
-    It is not forked, because forked programs exit without finalizing the interpreter.
+    The program is not forked, because a forked program exits without finalizing the interpreter.
     """
     command = [*launch, "tests/processes/at_exit.py", folder, program, *flags]
     return start(command, real=True, **environment)
 
 
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
-def test_no_thread_of_the_group_outlives_a_training(file, start, tmp_path):
+def test_no_thread_of_the_group_outlives_a_training_run(file, start, tmp_path):
     program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
     result = run_watched(start, launcher(file, 2), tmp_path, *program)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -78,12 +78,12 @@ def connect_and_train(folder: Path) -> None:
 
 
 def start_two(folder: str) -> None:
-    """Run as a separate program."""
+    """Spawn two processes that connect and train. A test runs this as a separate program."""
     spawn(connect_and_train, 2, Path(folder))
 
 
-def test_no_thread_of_the_group_outlives_a_process_of_spawn(start, tmp_path):
-    """It uses the start method "spawn", because a forked process does not finalize Python."""
+def test_no_thread_of_the_group_outlives_a_spawned_process(start, tmp_path):
+    """Use the start method "spawn", because a forked process does not finalize Python."""
     call = f"from {__name__} import start_two; start_two({str(tmp_path)!r})"
     result = start(["python", "-c", call], real=True, ACCEL_DEMO_START_METHOD="spawn")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -91,7 +91,7 @@ def test_no_thread_of_the_group_outlives_a_process_of_spawn(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_no_thread_of_the_group_outlives_a_users_mistake(start, tmp_path):
+def test_no_thread_of_the_group_outlives_a_run_that_is_refused(start, tmp_path):
     program = ["accel_demo/train_ddp.py", *FLAGS, tmp_path / "run", "--resume", tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
     assert "is not a checkpoint" in result.stderr and "exitcode: 2" in result.stderr
@@ -100,7 +100,7 @@ def test_no_thread_of_the_group_outlives_a_users_mistake(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ACCELERATE_PROGRAMS)
-def test_no_thread_of_the_group_outlives_a_program_of_the_course(program, start, tmp_path):
+def test_no_thread_of_the_group_outlives_a_tutorial_program(program, start, tmp_path):
     result = run_watched(start, launcher("train.py", 2), tmp_path, program)
     assert result.returncode == 0, result.stdout + result.stderr
     check_threads(tmp_path)
@@ -108,8 +108,8 @@ def test_no_thread_of_the_group_outlives_a_program_of_the_course(program, start,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
-def test_a_slow_thread_does_not_abort_a_training(file, start, tmp_path):
-    """A gloo thread takes three seconds to release a tensor. Without waiting, rank 1 aborts."""
+def test_a_slow_thread_does_not_abort_a_training_run(file, start, tmp_path):
+    """A gloo thread takes 3 s to release a tensor. Rank 1 would abort if it did not wait for it."""
     program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
     result = run_watched(start, launcher(file, 2), tmp_path, *program, SLOW_RELEASE="3")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""Test that a program forked from the server behaves as if it had been started by itself."""
+"""Test that a program forked from the fork server behaves like one that starts normally."""
 
 import os
 import re
@@ -59,7 +59,7 @@ ENDS = {
 
 
 def forked_and_real(command, **options):
-    """Return the results of a command: forked, and started for real."""
+    """Run a command twice, forked and started for real. Return both results."""
     forked = run_to_end(command, **options)
     return forked, run_to_end(command, real=True, **options)
 
@@ -211,14 +211,14 @@ def outputs(program: str, text: str, **options):
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
-def test_the_python_of_workers_ends_like_the_real_one(end, code):
+def test_the_python_of_workers_ends_like_the_real_python(end, code):
     text = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
     forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
     assert forked[:2] == real[:2] and forked[0] == code
     assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
 
 
-def test_the_python_of_workers_inherits_the_same_as_the_real_one(tmp_path):
+def test_the_python_of_workers_inherits_what_the_real_python_inherits(tmp_path):
     show = "import os, signal, sys; print(os.getcwd(), sys.stdin.read(), os.environ['PLANTED'])\n"
     show += "os.write({}, b'written'); print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)"
     options = {"cwd": tmp_path, "input": "typed", "env": {**os.environ, "PLANTED": "here"}}
@@ -236,7 +236,7 @@ def test_the_python_of_workers_inherits_the_same_as_the_real_one(tmp_path):
     assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
 
 
-def test_the_python_of_workers_inherits_files_with_numbers_that_the_server_uses():
+def test_the_python_of_workers_inherits_descriptors_that_the_server_also_uses():
     open_files = "import os, sys; [os.dup2(2, number) for number in range(3, 100)]\n"
     open_files += "os.execv(sys.argv[1], sys.argv[1:])"
     text = "import os; [os.write(number, b'.') for number in range(3, 100)]"
@@ -245,7 +245,7 @@ def test_the_python_of_workers_inherits_files_with_numbers_that_the_server_uses(
     assert (result.returncode, result.stderr) == (0, "." * 97)
 
 
-def test_the_python_of_workers_becomes_the_real_one_if_a_fork_would_differ():
+def test_the_python_of_workers_becomes_the_real_python_if_a_fork_would_differ():
     parent = "import os; print(os.getppid())"
     forked = outputs(fork_server().python, parent)
     assert forked == (0, f"{fork_server()._process.pid}\n", "")
@@ -359,7 +359,7 @@ def test_a_rank_that_fails_ends_the_remaining_ranks(program):
 
 @pytest.mark.parametrize("which", ["the first", "the second"])
 def test_each_test_starts_from_the_same_state(which):
-    """Each of the two runs leaves the whole state changed."""
+    """Each of the two runs changes every part of the state and restores nothing."""
     assert torch.initial_seed() == 0
     assert torch.get_num_threads() == 1
     assert "PLANTED" not in os.environ
@@ -383,21 +383,21 @@ def test_killing_a_client_at_any_time_does_not_harm_the_server():
     assert left_behind(before) == []
 
 
-def test_a_missing_server_is_an_error_and_not_a_hang():
+def test_a_missing_server_is_an_error_instead_of_a_hang():
     server = SimpleNamespace(address=fork_server().address + "-of-another")
     with tempfile.TemporaryFile() as output, pytest.raises(OSError):
         start_process(["python", "-c", ""], output, output, ACCEL_DEMO_FORK_SERVER=server.address)
 
 
-def test_programs_of_the_package_use_the_server_of_the_tests():
-    """If a command starts Python programs through launch.py, they are forked, too."""
+def test_programs_that_the_package_starts_use_the_fork_server_of_the_tests():
+    """Python programs that a command starts through launch.py are forked, too."""
     program = "from accel_demo.processes.launch import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
     assert int(result.stdout) == fork_server()._process.pid
 
 
-def test_a_child_of_an_earlier_process_does_not_count_as_left_behind():
+def test_a_child_of_an_earlier_process_is_not_reported_as_left_behind():
     """A browser that is open during all tests can start helpers at any time."""
     starts_another = "import subprocess, sys; sys.stdin.read(1); subprocess.run(['sleep', '600'])"
     command = [sys.executable, "-c", starts_another]

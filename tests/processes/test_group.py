@@ -1,4 +1,4 @@
-"""Test that a function is called in connected processes, and returns a result from each."""
+"""Test that a function runs in connected processes, and that each process returns a result."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def sum_over_ranks(device, add):
     return dist.get_rank(), dist.get_world_size(), int(total), torch.get_num_threads()
 
 
-def test_every_rank_returns_a_result_and_all_were_connected():
+def test_every_rank_is_connected_and_returns_a_result():
     assert results_by_rank(sum_over_ranks, 3, 10) == [(rank, 3, 33, 1) for rank in range(3)]
     assert results_by_rank(sum_over_ranks, 1, 5, threads=2) == [(0, 1, 5, 2)]
 
@@ -38,7 +38,7 @@ def test_a_process_that_fails_ends_the_remaining_processes(capfd):
 
 
 def stop_starter(device, number, starter):
-    """Send a signal from rank 1 to the starter. The ranks ignore signals, as in a training run."""
+    """Send a signal from rank 1 to the process that started it. The ranks ignore signals."""
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     dist.barrier()
@@ -54,11 +54,11 @@ def stop_during_start(number):
 
 
 def run_and_be_stopped(name, moment):
-    """Run as a separate program, so that `start` finds processes that it leaves behind."""
+    """Start two ranks and stop them. Runs as a separate program, so that `start` finds orphans."""
     number = getattr(signal, name)
     if moment == "starting":
         threading.Thread(target=stop_during_start, args=[number]).start()
-    if moment == "forking":  # Python drops an exception that is raised in such a function
+    if moment == "forking":  # Python ignores exceptions in a fork hook
         os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
         os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), number))
     with one_line_errors():
@@ -74,7 +74,7 @@ def run_and_be_stopped(name, moment):
         ("SIGINT", "forking", 130),
     ],
 )
-def test_a_signal_ends_every_process_at_once(name, moment, code, start):
+def test_a_signal_ends_every_process_immediately(name, moment, code, start):
     call = f"from {__name__} import run_and_be_stopped as b; b({name!r}, {moment!r})"
     result = start(["python", "-c", call])
     assert (result.returncode, result.stderr) == (code, "stopped\n")

@@ -1,4 +1,4 @@
-"""Test trainings that start without a config, or with `spawn` instead of torchrun."""
+"""Test training runs that start without a config, or with `spawn` instead of torchrun."""
 
 import json
 
@@ -12,7 +12,7 @@ SHORT = "--dataset synthetic --max-steps 6 --accumulate 2 --dropout 0.5 --augmen
 
 @pytest.mark.parametrize("start_method", [None, "spawn"])
 def test_spawn_trains_to_the_same_weights_as_torchrun(start_method, train, start, tmp_path):
-    """None means the default of the platform."""
+    """A start method of None means the platform's default."""
     by_torchrun = train("train_ddp.py", *SHORT, processes=2)
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
     variable = {"ACCEL_DEMO_START_METHOD": start_method}
@@ -32,7 +32,7 @@ def test_spawn_trains_to_the_same_weights_as_torchrun(start_method, train, start
     ],
 )
 def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
-    """Then `accel_demo/` is first on sys.path, and must not contain the name of a known package."""
+    """`accel_demo/` comes first on sys.path here, so its modules must not shadow known packages."""
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
     result = start([*launcher.split(), "train.py", *flags], cwd=REPOSITORY / "accel_demo")
     assert result.returncode == 0, result.stderr
@@ -42,7 +42,7 @@ def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher,
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 @pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("accelerate launch", GPUS)])
-def test_without_a_config_train_py_uses_one_gpu_or_all_of_them(
+def test_without_a_config_train_py_uses_one_gpu_and_accelerate_launch_all(
     launcher, processes, start, tmp_path
 ):
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]

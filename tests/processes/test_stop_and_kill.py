@@ -1,4 +1,4 @@
-"""Test that runs that are stopped or lose a process save, print why, and leave no process."""
+"""Test that a stopped run saves, that a lost process is reported, and that no process is left."""
 
 import json
 import os
@@ -39,11 +39,11 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 class Launch:
-    """A running training in a separate folder, to send signals to.
+    """A training run in a separate folder, to which a test can send signals.
 
-    With `ranks`, the command is started once for each rank, without a launcher. The store is then
-    in this process, or in rank 0 if `keeps_store` is set. A launcher is started for real, unless
-    `real` is False: then the launcher and its workers are forked.
+    With `ranks`, the command is started once per rank, without a launcher. The test's process then
+    hosts the store, or rank 0 does if `keeps_store` is set. A launcher is started for real. If
+    `real` is False, the launcher and its workers are forked instead.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Launch:
             time.sleep(0.01)
 
     def pid_of(self, rank: int) -> int:
-        """Return the process id of a rank. Its loader workers, which have its RANK, come later."""
+        """Return the process id of a rank. Its loader workers share its RANK, and come later."""
         if len(self.processes) > 1:
             return self.processes[rank].pid
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -94,7 +94,7 @@ class Launch:
         return max(codes)
 
     def where_it_hangs(self) -> str:
-        """Return what was printed, and the Python stacks of the processes that still run."""
+        """Return the output, with the Python stacks of the processes that are still running."""
         running = sorted(processes_below_this_one() - self.before, key=lambda process: process.pid)
         for process in running:
             self.output.write(f"\n{process}\n")
@@ -110,7 +110,7 @@ class Launch:
 
 @pytest.fixture
 def launch(tmp_path):
-    """`launch(command, name)` starts a training run. After the test, its processes are killed."""
+    """`launch(command, name)` starts a training run, whose processes are killed after the test."""
     launches = []
 
     def launch(command: list, name: str, **options) -> Launch:
@@ -166,7 +166,7 @@ def test_a_signal_makes_a_run_save_and_print_the_command_that_continues_it(
     command = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 2]
     started = launch(command, "run")
     started.reach(20)
-    os.killpg(started.process.pid, number)  # like a terminal: loader workers get the signal, too
+    os.killpg(started.process.pid, number)  # like Ctrl-C: loader workers get the signal, too
     assert started.end() == 0, started.printed()
     last = train_lines(started.run)[-1]["step"]
     (stop,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
@@ -200,7 +200,7 @@ def test_if_one_process_gets_a_signal_all_stop_after_the_same_step(file, launch,
 
 @pytest.mark.parametrize("file", BOTH)
 def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_it(file, launch):
-    """As after `trap '' USR1` in a shell. Every process gets the signal, as with Slurm."""
+    """The launcher ignores USR1, as after `trap '' USR1`. As with Slurm, all processes get it."""
     started = launch(command_of(file, 2), "run", ignored=signal.SIGUSR1)
     started.reach(10)
     for process in processes_below_this_one() - started.before:
@@ -211,7 +211,7 @@ def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_
 
 
 def test_loader_workers_run_until_the_step_ends(launch):
-    """A launcher passes a signal on to all processes, also to those that only start workers."""
+    """A launcher forwards a signal to all processes, including those that only start workers."""
     command = [*command_of("train_ddp.py", 2), "--num-workers", 1]
     started = launch([*command, "--batch-size", 4, "--accumulate", 64], "run")
     started.reach(4)
@@ -241,7 +241,7 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
     flag = "--max_restarts" if file == "train.py" else "--max-restarts"
     command[-len(LONG) - 3 : -len(LONG) - 3] = [flag, "4"]
     started = launch(command, "run", real=False)
-    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96 steps, which take as little as 5 ms
+    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96 steps; a step can take only 5 ms
         started.reach(step)
         os.kill(started.pid_of(rank), signal.SIGKILL)
         time.sleep(1)  # until the launcher has noticed
@@ -255,7 +255,7 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
     ("rank", "start"), [(0, "alone"), (1, "alone"), (1, "rank 0 keeps the store"), (1, "torchrun")]
 )
 def test_a_remaining_rank_reports_which_rank_has_died(rank, start, launch):
-    """torchrun also sends SIGTERM to the remaining ranks as soon as it notices."""
+    """torchrun also sends SIGTERM to the remaining ranks as soon as it notices the death."""
     if start == "torchrun":
         started = launch(command_of("train_ddp.py", 3), "run", real=False)
     else:
@@ -286,5 +286,5 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
     assert "3 processes on cpu" in started.printed()
     assert len(lines) == 1
     assert "rank 1 has not answered within --collective-timeout" in lines[0]
-    place = re.search("rank 0 noticed at `(.*)`", lines[0])[1]
+    place = re.search("rank 0 noticed this at `(.*)`", lines[0])[1]
     assert place in (REPOSITORY / "accel_demo" / "train_ddp.py").read_text()
