@@ -1,4 +1,4 @@
-"""Start 00_where_am_i.py with every launcher, and print a table of what really started.
+"""Run 00_where_am_i.py with each launcher, and print which processes start and connect.
 
 python tutorials/00_every_way.py
 python tutorials/00_every_way.py --plot tutorials/00_where_am_i.svg
@@ -12,7 +12,7 @@ from accel_demo.processes.launch import run_to_end
 
 PROGRAM = "tutorials/00_where_am_i.py"
 CONFIGS = "accelerate_configs"
-# (number of connected processes that a reader expects, command)
+# (expected number of connected processes, command)
 LAUNCHES = [
     (1, "python {program}"),
     (2, "python {program} --start spawn"),
@@ -31,7 +31,7 @@ LINE = re.compile(
 
 
 def main(plot: str | None) -> None:
-    with ThreadPoolExecutor(2) as pool:  # two at a time
+    with ThreadPoolExecutor(2) as pool:  # two launches at a time
         all_started = list(pool.map(start, [command for _, command in LAUNCHES]))
     print("| | command | expected | `WORLD_SIZE` | started | connected |")
     print("|---|---|---|---|---|---|")
@@ -48,7 +48,7 @@ def main(plot: str | None) -> None:
 
 
 def start(command: str) -> list[dict]:
-    """Run the command, and return the environment and the findings of each started process."""
+    """Run the command, and return the values that each process printed."""
     result = run_to_end(command.format(program=PROGRAM))
     matches = [LINE.fullmatch(line) for line in sorted(result.stdout.splitlines())]
     if result.returncode != 0 or None in matches:
@@ -58,19 +58,19 @@ def start(command: str) -> list[dict]:
 
 
 def connected(processes: list[dict]) -> int:
-    """Return the number of ranks that each process received, including its own."""
+    """Return the number of connected processes, counted from the received ranks."""
     counts = {len(process["received"].split(",")) for process in processes}
     if len(counts) != 1:
-        raise RuntimeError(f"the processes do not agree: {processes}")
+        raise RuntimeError(f"the processes received different numbers of ranks: {processes}")
     return counts.pop()
 
 
 def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
-    """Draw the command, the processes, their environment and their group; a panel per launch."""
+    """Draw one panel per launch: its command, processes, environment and process group."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the same ids in the file on every run
+    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the file has the same ids after every run
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
     for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
         together = connected(processes) > 1

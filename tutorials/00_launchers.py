@@ -1,4 +1,4 @@
-"""List the variables and the arguments that each launcher passes to the same worker.
+"""List the environment variables and arguments that each launcher passes to a worker.
 
 python tutorials/00_launchers.py
 """
@@ -31,7 +31,7 @@ LAUNCHERS = {  # name: (command, number of processes it starts)
 
 
 def main() -> None:
-    with ThreadPoolExecutor(2) as pool:  # two at a time
+    with ThreadPoolExecutor(2) as pool:  # two launches at a time
         started = list(pool.map(start, LAUNCHERS))
     print(f"| launcher | {' | '.join(f'`{name}`' for name in NAMES)} | passes | old script |")
     print("|---" * (len(NAMES) + 3) + "|")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def start(launcher: str) -> tuple[str, list[dict], str]:
-    """Return the launcher, the report of each worker, and the text on stderr."""
+    """Start the workers. Return the launcher, the report of each worker, and the text on stderr."""
     command, processes = LAUNCHERS[launcher]
     worker = "tutorials/00_launchers.py --worker"
     result = run_to_end(command.format(worker=worker))
@@ -58,9 +58,9 @@ def start(launcher: str) -> tuple[str, list[dict], str]:
 
 
 def worker() -> None:
-    """Report the environment and the arguments of this process, in a single write.
+    """Print a report on the variables and arguments of this process, as one line of JSON.
 
-    The workers are not synchronised, so several writes could be mixed with other reports.
+    The line is written in one call, because the output of unsynchronised workers can interleave.
     """
     own = ["--worker", "--start", "spawn", "debug_launcher"]
     passed = [argument for argument in sys.argv[1:] if argument not in own]
@@ -69,7 +69,7 @@ def worker() -> None:
 
 
 def old_script(arguments: list[str]) -> str:
-    """Return the result, or the error, of a script whose only option is `--local_rank`."""
+    """Return the value or the error that a script prints if `--local_rank` is its only option."""
     parser = argparse.ArgumentParser(prog="script.py")
     parser.add_argument("--local_rank", type=int)
     stderr = io.StringIO()
@@ -81,7 +81,7 @@ def old_script(arguments: list[str]) -> str:
 
 
 def spawned(rank: int, world_size: int, port: int) -> None:
-    """Run in a process of `mp.spawn`, which passes the rank, then `args`, and sets no variables."""
+    """Connect a process of `mp.spawn`, which passes the rank and `args`, but sets no variables."""
     worker()
     import torch.distributed as dist
 
@@ -95,7 +95,7 @@ def spawned(rank: int, world_size: int, port: int) -> None:
 if __name__ == "__main__":
     if "--worker" not in sys.argv:
         main()
-    elif "spawn" in sys.argv:  # importing torch takes seconds, and most workers do not need it
+    elif "spawn" in sys.argv:  # import torch only here: it takes seconds
         import torch.multiprocessing as mp
 
         from accel_demo.processes.launch import free_port

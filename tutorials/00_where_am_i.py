@@ -1,4 +1,4 @@
-"""Print the launch variables of each process, its Accelerate state, and the connected ranks.
+"""Print each process's launch variables, its Accelerate state, and the ranks connected to it.
 
 python tutorials/00_where_am_i.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/00_where_am_i.py
@@ -26,28 +26,28 @@ def where_am_i(plain: bool) -> None:
     state = f"process {rank} of {world_size}, {accelerator.device}, {kind}"
     group = dist.get_world_size() if dist.is_initialized() else "none"
 
-    # The proof: every process sends its rank to all connected processes.
+    # The proof of a connection: each process receives the ranks of all connected processes.
     own_rank = torch.tensor([rank], device=accelerator.device)
     received = accelerator.gather(own_rank).tolist()
 
     for turn in range(world_size):
         if turn == rank:
             line = f"{environment} | {state} | torch group: {group} | received {received}\n"
-            print(line, end="", flush=True)  # a single write: two clones cannot take turns
+            print(line, end="", flush=True)  # a single write, because clones do not take turns
         accelerator.wait_for_everyone()
-    if dist.is_initialized():  # two clones did not wait for each other above
-        dist.barrier()  # but must: after one ends, the other can no longer connect
+    if dist.is_initialized():  # wait_for_everyone does not synchronise clones
+        dist.barrier()  # if one clone exits, the other cannot connect
     accelerator.end_training()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plain", action="store_true", help="build a plain Accelerator()")
+    parser.add_argument("--plain", action="store_true", help="omit cpu=use_cpu()")
     parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two processes")
-    parser.add_argument("--local-rank", help="set by torch.distributed.launch; not used")
+    parser.add_argument("--local-rank", help="passed by torch.distributed.launch; ignored")
     options = parser.parse_args()
     if options.start == "spawn":
-        spawn(where_am_i, 2, options.plain)  # torch.multiprocessing.spawn
+        spawn(where_am_i, 2, options.plain)  # uses torch.multiprocessing.spawn
     elif options.start == "debug_launcher":
         debug_launcher(where_am_i, (options.plain,), num_processes=2)
     else:

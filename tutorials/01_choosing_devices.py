@@ -1,4 +1,4 @@
-"""Find the physical GPU behind `cuda:1` for values of CUDA_VISIBLE_DEVICES, with 8 GPUs.
+"""Show which of 8 GPUs is `cuda:1`, for several values of CUDA_VISIBLE_DEVICES.
 
 python tutorials/01_choosing_devices.py
 CUDA_VISIBLE_DEVICES=0,4 python tutorials/01_choosing_devices.py --mine
@@ -15,18 +15,18 @@ from accel_demo.show import check_outputs
 PREFIXES = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
 GPUS = [f"GPU-{prefix}-c3d2-4f60-a1b9-5e7d80924c11" for prefix in PREFIXES]
 EXAMPLES = {
-    None: "every GPU, if it is not set",
-    "": "none, if it is empty",
+    None: "every GPU is visible if it is not set",
+    "": "no GPU is visible if it is empty",
     "0,4": "`cuda:N` counts the visible GPUs from 0, without gaps",
-    "4,0": "in the order written",
-    "0,9,4": "there is no GPU 9, and it hides everything after it",
+    "4,0": "the GPUs keep the order of the list",
+    "0,9,4": "there is no GPU 9, so 9 hides everything after it",
     "0,-1,4": "there is no GPU -1 either",
     "-1": "so -1 hides every GPU",
-    "0,4,0": "none, if a GPU occurs twice",
-    "GPU-4f6e,GPU-3": "UUIDs, or their first characters",
-    "GPU-4f6e,GPU-1a": "two UUIDs begin with GPU-1a, so it matches neither",
-    "4,GPU-3": "the first entry is a number, so a UUID does not count",
-    "MIG-9d6c2e": "a part of a GPU (MIG), passed on unchanged",
+    "0,4,0": "no GPU is visible if an id occurs twice",
+    "GPU-4f6e,GPU-3": "UUIDs are ids, too, and may be shortened",
+    "GPU-4f6e,GPU-1a": "two UUIDs start with GPU-1a, so it matches neither",
+    "4,GPU-3": "the first id is a number, so a UUID matches no GPU",
+    "MIG-9d6c2e": "a part of a GPU (MIG) is passed on unchanged",
 }
 DRAWN = ["0,4", "0,9,4"]
 
@@ -39,20 +39,20 @@ def main(plot: Path | None) -> None:
         first, second = devices.get("cuda:0", "none"), devices.get("cuda:1", "none")
         rows.append([setting, len(devices), first, second, reason])
     print(show.table(["CUDA_VISIBLE_DEVICES", "visible", "cuda:0", "cuda:1", "reason"], rows))
-    print("\nIf GPU A is slow, on the first PCI bus, and GPU B is fast, on the second:\n")
+    print("\nGPU A is slow and on the first PCI bus. GPU B is fast and on the second:\n")
     rows = []
     for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
         numbered = cuda_order(["00000000:01:00.0", "00000000:41:00.0"], [1.0, 2.0], order)
         rows.append([order, *("AB"[gpu] for gpu in numbered)])
     print(show.table(["CUDA_DEVICE_ORDER", "CUDA's GPU 0", "CUDA's GPU 1"], rows))
     cuda_1 = visible_devices("0,4", GPUS)["cuda:1"]
-    print(f"\nOf {len(GPUS)} GPUs, CUDA_VISIBLE_DEVICES=0,4 makes physical GPU {cuda_1} `cuda:1`.")
+    print(f"\nWith {len(GPUS)} GPUs and CUDA_VISIBLE_DEVICES=0,4, GPU {cuda_1} is `cuda:1`.")
     if plot:
         draw_map(DRAWN, len(GPUS), plot)
 
 
 def print_own_device() -> None:
-    """Print the device of this process, from the launcher's variables and CUDA's."""
+    """Print the physical GPU that LOCAL_RANK and CUDA_VISIBLE_DEVICES select for this process."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     gpu = visible_devices(value, GPUS).get(device, "none")
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
         parser.add_argument("--mine", action="store_true", help="print only this process's device")
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of the values")
+        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of the cases")
         options = parser.parse_args()
         check_outputs(options)
         print_own_device() if options.mine else main(options.plot)

@@ -22,7 +22,7 @@ RUNS = [  # (launcher, script)
     ("torchrun --standalone --nproc-per-node 2", "train_ddp.py"),
     (f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml", "train.py"),
 ]
-# Turn on whatever could make a difference: dropout, clipping, accumulation, several epochs.
+# Turn on all that could change the weights: dropout, clipping, accumulation, several epochs.
 FLAGS = (
     "--max-steps 20 --accumulate 2 --batch-size 32 --dropout 0.2 --clip-norm 0.5 "
     "--train-samples 1024 --test-samples 256"
@@ -32,10 +32,10 @@ FLAGS = (
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, str(number)) for number in range(len(RUNS))]
-        with ThreadPoolExecutor(2) as pool:  # two at a time
+        with ThreadPoolExecutor(2) as pool:  # two runs at a time
             processes = list(pool.map(train, RUNS, folders))
         weights = [load_file(run / "model.safetensors") for run in folders]
-    print("| row | command | connected processes | same weights, bit for bit, as row |")
+    print("| row | command | connected processes | rows with the same weights, bit for bit |")
     print("|---|---|---|---|")
     for row, (launcher, script) in enumerate(RUNS):
         own, numbered = weights[row], enumerate(weights, start=1)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def train(run: tuple[str, str], run_dir: Path) -> int:
-    """Train to the end in `run_dir`, and return the number of connected processes."""
+    """Run one training command in `run_dir`, and return the number of connected processes."""
     launcher, script = run
     result = run_to_end(f"{launcher} accel_demo/{script} {FLAGS} --run-dir {run_dir}")
     if result.returncode != 0:

@@ -1,4 +1,4 @@
-"""Count calls in two training steps under DataParallel, by thread and by process.
+"""Count the calls, threads and processes in two training steps with DataParallel.
 
 python tutorials/03_data_parallel.py
 """
@@ -14,7 +14,7 @@ from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.show import table
 
 REPLICAS, STEPS = 4, 2
-CALLS = []  # (name of the code, thread, process)
+CALLS = []  # (function name, thread name, process id)
 
 
 class Net(nn.Module):
@@ -37,7 +37,7 @@ def note(code: str) -> None:
 
 
 def main() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hide GPUs, to show the wrapper on a CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hide the GPUs, so that the wrapper uses the CPU
     torch.manual_seed(0)
     net, record, rows = Net(), [], []
     inputs, labels = torch.randn(12, 6), torch.randn(12, 3)

@@ -20,17 +20,17 @@ def main() -> None:
     for reduction in ("mean", "sum"):
         expected = gradient(net, inputs, labels, reduction)
         summed = gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
-        # DDP: each process has a part of the batch, with a separate loss and separate gradients.
+        # As in DDP, compute a separate loss and gradient for each process's part of the batch.
         parts = zip(inputs.chunk(REPLICAS), labels.chunk(REPLICAS), strict=True)
         averaged = torch.stack([gradient(net, *part, reduction) for part in parts]).mean(dim=0)
         ratios = [f"{result.norm() / expected.norm():.2f} times" for result in (summed, averaged)]
         rows.append([f"the {reduction} over the samples", *ratios])
-    print("Norm of the gradient, compared with the gradient of the whole batch on one device:\n")
+    print("Norm of the gradient, relative to the gradient of the whole batch on one device:\n")
     print(table(["the loss is", "summed, as DataParallel does", "averaged, as DDP does"], rows))
 
 
 def gradient(net, inputs, labels, reduction: str) -> torch.Tensor:
-    """Return the gradient of the first parameter."""
+    """Return the gradient of the loss for the first parameter."""
     net.zero_grad()
     mse_loss(net(inputs), labels, reduction=reduction).backward()
     return next(net.parameters()).grad.clone()

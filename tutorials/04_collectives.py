@@ -1,4 +1,4 @@
-"""Compare two methods of all-reduce, each built from two smaller collectives.
+"""Compare two versions of all-reduce, each built from two simpler collectives.
 
 python tutorials/04_collectives.py --processes 3
 """
@@ -28,7 +28,7 @@ def through_rank_0(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
 
 def in_shares(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
     """`reduce_scatter`, then `all_gather`"""
-    shares = list(tensor.tensor_split(first.world_size))  # views of the tensor, one for each rank
+    shares = list(tensor.tensor_split(first.world_size))  # one view of the tensor per rank
     own_share = shares[first.rank].clone()
     reduce_scatter(own_share, shares, first)
     all_gather(shares, own_share, second)

@@ -18,8 +18,8 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 RANKS = (2, 4, 8)
-ELEMENTS = 960  # float32 numbers, together S bytes
-FIRST = [1e8, 1.0, -1e8]  # each element on the first ranks; it is 0 on later ranks
+ELEMENTS = 960  # float32 numbers; S is their size in bytes
+FIRST = [1e8, 1.0, -1e8]  # value of all elements on ranks 0, 1 and 2; later ranks use 0
 
 
 def main() -> None:
@@ -31,9 +31,9 @@ def main() -> None:
         by_ranks = [json.loads(Path(folder, f"{ranks}.json").read_text()) for ranks in RANKS]
     rows = [[name, *results[name]] for name in ALGORITHMS for results in by_ranks]
     print(table(["all-reduce", "ranks", "busiest rank sends", "same bits on all ranks"], rows))
-    print(f"\nFrom {RANKS[0]} ranks to {RANKS[-1]}, the bytes sent by the busiest rank grow")
+    print(f"\nFrom {RANKS[0]} to {RANKS[-1]} ranks, the bytes sent by the busiest rank grow")
     for name in ALGORITHMS:
-        print(f"- from {by_ranks[0][name][1]} to {by_ranks[-1][name][1]} in {name}")
+        print(f"- from {by_ranks[0][name][1]} to {by_ranks[-1][name][1]} for {name}")
 
 
 def measure(device: torch.device, report: Path) -> None:

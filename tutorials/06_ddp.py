@@ -1,4 +1,4 @@
-"""Record what DistributedDataParallel sends, when, and in which buckets.
+"""Record the collectives and the gradient buckets of DistributedDataParallel.
 
 python tutorials/06_ddp.py
 """
@@ -19,12 +19,12 @@ def main(device: torch.device) -> None:
     layers = nn.Linear(20, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 48), nn.Linear(48, 10)
     model = nn.Sequential(*layers).to(device)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    messages, buckets = [], []  # the rows of two tables
+    messages, buckets = [], []  # rows of the two tables
     with recorded() as calls:
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.009)
     messages.append(("", "DistributedDataParallel(model)", calls))
 
-    # DDP calls this instead of its own all-reduce.
+    # DDP calls this instead of its default all-reduce.
     def watch(step: list, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         order = " ".join(f"`{names[parameter]}`" for parameter in bucket.parameters())
         buckets.append([step[0], bucket.index() + 1, order])
@@ -48,7 +48,7 @@ def main(device: torch.device) -> None:
         print("parameters: {} bytes, buffers: {} bytes\n".format(*sizes))
         rows = [[step, f"`{call}`", *bytes_of(calls)] for step, call, calls in messages]
         print(table(["step", "rank 0 calls", "broadcast, bytes", "all-reduce, bytes"], rows))
-        print(f"\n{table(['step', 'bucket', 'gradients, in their order'], buckets)}\n")
+        print(f"\n{table(['step', 'bucket', 'gradients, in order'], buckets)}\n")
         within_step = sum(len(calls) for _, call, calls in messages if call == "optimizer.step()")
         print(f"Collectives within `optimizer.step()`: {within_step}")
 

@@ -1,4 +1,4 @@
-"""Count the all-reduces after each call, in a window of four micro-batches.
+"""Count the all-reduces after each call in an accumulation window of four micro-batches.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/07_accumulation.py
@@ -21,7 +21,7 @@ def main() -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     all_reduces = 0
 
-    def count(group, bucket):  # DDP calls this instead of its own all-reduce
+    def count(group, bucket):  # DDP calls this instead of its default all-reduce
         nonlocal all_reduces
         all_reduces += 1
         return allreduce_hook(group, bucket)
@@ -31,7 +31,7 @@ def main() -> None:
     inputs = torch.randn(WINDOW * BATCH, 8, device=accelerator.device)
     targets = inputs.sum(dim=1, keepdim=True).sin()
     full_batch = torch.autograd.grad(mse_loss(model.module(inputs), targets), [*model.parameters()])
-    full_batch = accelerator.reduce(flat(full_batch), "mean")  # one batch of 32 on every rank
+    full_batch = accelerator.reduce(flat(full_batch), "mean")  # as one batch of 32 per rank
 
     head = f"Connected processes: {accelerator.num_processes}\n\n"
     head += "| micro-batch | after forward | after backward | after step | gradients |"

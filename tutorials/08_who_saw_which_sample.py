@@ -1,4 +1,4 @@
-"""Evaluate 22 samples on three ranks with eight methods, and count the samples of each."""
+"""Evaluate 22 samples on three ranks with eight methods, and check which methods are exact."""
 
 import torch
 import torch.distributed as dist
@@ -11,14 +11,14 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 SAMPLES, BATCH = range(22), 5
-MISTAKES = torch.tensor([0, 1, 2, 20])  # samples that the model gets wrong: 18 of 22 are right
+MISTAKES = torch.tensor([0, 1, 2, 20])  # samples that the model misclassifies: 18 of 22 are correct
 
 
 def main(device: torch.device) -> None:
     no_pads = DataLoaderConfiguration(even_batches=False)
     uneven, accelerator = (Accelerator(cpu=use_cpu(), dataloader_config=d) for d in (no_pads, None))
     gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
-    plain = DataLoader(SAMPLES, BATCH)  # the same on every rank
+    plain = DataLoader(SAMPLES, BATCH)  # every rank loads all samples
     by_sampler = DataLoader(SAMPLES, BATCH, sampler=DistributedSampler(SAMPLES, shuffle=False))
     prepared = accelerator.prepare(plain)
     twice = accelerator.prepare(by_sampler)  # split by the sampler, and again by Accelerate
@@ -44,7 +44,7 @@ def main(device: torch.device) -> None:
     if dist.get_rank() == 0:
         print(table(["method", "counted", "unique", "accuracy", "exact"], rows))
         right = [name for name, counted, _, _, exact in rows[1:] if (counted, exact) == (22, "yes")]
-        print(f"\nEach sample counted once, and the accuracy exact: {', '.join(right)}")
+        print(f"\nMethods that count each sample once and are exact: {', '.join(right)}")
 
 
 def row(name: str, samples: torch.Tensor, result: torch.Tensor | None = None) -> list:

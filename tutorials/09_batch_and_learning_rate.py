@@ -1,4 +1,4 @@
-"""Follow a schedule through an epoch of 64 samples, with four combinations of length and stepping.
+"""Print the learning rates of one epoch, for four combinations of schedule length and stepping.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/09_batch_and_learning_rate.py
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from accel_demo.processes.connect import use_cpu
 
-SAMPLES, BATCH = 64, 8  # the batch size of one process
+SAMPLES, BATCH = 64, 8  # batch size per process
 
 
 def main() -> None:
@@ -31,14 +31,14 @@ def main() -> None:
         scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
         scheduler = accelerator.prepare(scheduler) if label == "prepared" else scheduler
         for _ in range(4):
-            scheduler.step(1.0)  # after each epoch, with a loss that never improves
+            scheduler.step(1.0)  # called after each epoch, with a loss that never improves
             row.append(f"{optimizer.param_groups[0]['lr']:.4g}")
         accelerator.print(f"| {' | '.join(row)} |")
     accelerator.end_training()
 
 
 def train(sized: str, per_process: bool) -> dict[int, float]:
-    """Return {samples seen by all processes: learning rate}. The rate falls from 1 to 0."""
+    """Train for one epoch, and return {samples seen by all processes: learning rate}."""
     accelerator = Accelerator(cpu=use_cpu(), step_scheduler_with_optimizer=per_process)
     model, loader = torch.nn.Linear(1, 1), DataLoader(torch.zeros(SAMPLES, 1), BATCH)
     steps = {"before": len(loader)}

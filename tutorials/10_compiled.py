@@ -1,10 +1,10 @@
-"""Count the graphs of torch.compile, and compare the names of weights in compiled models.
+"""Count the graphs that torch.compile captures, and compare weight names in compiled models.
 
 python tutorials/10_compiled.py
 python tutorials/10_compiled.py --without-compiler
 
-The backend "eager" runs the captured graphs unchanged. Real compilation takes long, and affects
-neither the content of the graphs nor their number.
+The backend "eager" runs the captured graphs without compiling them. Compilation takes long, and
+changes neither the captured graphs nor their number.
 """
 
 import argparse
@@ -22,11 +22,13 @@ from accel_demo.show import table
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--without-compiler", action="store_true", help="run without g++")
+    parser.add_argument(
+        "--without-compiler", action="store_true", help="print the error that a missing g++ causes"
+    )
     if parser.parse_args().without_compiler:
         without_compiler()
         return
-    print("Graphs captured by `torch.compile` so far, after each batch of two epochs:\n")
+    print("Total number of graphs captured by `torch.compile` after each batch of two epochs:\n")
     head = ["batch", "in epoch 1", "in epoch 2"]
     first, second = two_epochs(make_model(TrainConfig()))
     rows = [
@@ -36,13 +38,13 @@ def main() -> None:
     print("\nName of the first weight, and dtype of its layer's output under bf16:\n")
     head = ["method", "in `state_dict()`", "in `accelerator.get_state_dict`", "layer output"]
     print(table(head, [describe(method) for method in METHODS]))
-    print(f"\nRecompiled in the second epoch: {second[-1][1] - first[-1][1]} times")
+    print(f"\nNew graphs in the second epoch: {second[-1][1] - first[-1][1]}")
 
 
 def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
-    """Return each batch of two epochs with the number of graphs after it.
+    """Run two epochs. Return, for each batch, its name and the number of graphs captured so far.
 
-    Batches have 24 images. The last batch, in training and in evaluation, has 20.
+    A batch has 24 images, but the last batches of training and of evaluation have 20.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -81,12 +83,12 @@ METHODS = {
     "`model.compile()`, then `prepare`": in_place,
     "`torch.compile(model)`, then `prepare`": before,
     "`prepare`, then `torch.compile(model)`": after,
-    "`Accelerator(dynamo_backend=…)`": not_compiled,  # like the launcher's --dynamo_backend
+    "`Accelerator(dynamo_backend=…)`": not_compiled,  # `prepare` compiles the model
 }
 
 
 def describe(method: str) -> list[str]:
-    """Return the name of the first weight, and the dtype of the layer's output, for this method."""
+    """Return a table row: the method, two names of the first weight, and the output dtype."""
     AcceleratorState._reset_state(reset_partial_state=True)
     torch._dynamo.reset()
     backend = "eager" if "dynamo" in method else None
@@ -100,7 +102,7 @@ def describe(method: str) -> list[str]:
 
 
 def without_compiler() -> None:
-    """Print the error of the default backend if there is no C++ compiler."""
+    """Print the error that the default backend raises without a C++ compiler."""
     os.environ["PATH"] = ""
     os.environ.pop("CXX", None)
     model = torch.nn.Linear(2, 2)

@@ -15,7 +15,7 @@ from accel_demo.errors import UserError
 from accel_demo.models import make_model
 from accel_demo.processes.connect import check_processes
 
-BITS = {  # sign, exponent, significand; the first bit of the significand is not stored
+BITS = {  # stored bits: sign, exponent, significand without its first bit
     torch.float32: (1, 8, 23),
     torch.bfloat16: (1, 8, 7),
     torch.float16: (1, 5, 10),
@@ -30,14 +30,14 @@ def main() -> None:
     print("The three formats:\n")
     head = ["format", "bits", "significand bits", "epsilon", "smallest", "largest"]
     print(show.table(head, [describe(dtype) for dtype in BITS]))
-    print("\nA gradient after the backward pass of a linear layer under autocast:\n")
+    print("\nGradients after backward through a linear layer under autocast:\n")
     print(show.table(["gradient", "float32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
-    print("\nOutput of functions under autocast to bf16, on a CPU:\n")
+    print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
     print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
     exact, low = step(torch.float32), step(torch.bfloat16)
-    print("\n`small_cnn` in bf16 compared with float32, differences in units of bf16's epsilon:\n")
+    print("\nDifferences of `small_cnn` in bf16 from float32, in units of bf16's epsilon:\n")
     print(show.table(["result", "differs by"], differences(exact, low)))
-    print(f"\nBytes of a training step of `small_cnn` with {BATCH} images:\n")
+    print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
     rows = [[kind, size, low["bytes"][kind]] for kind, size in exact["bytes"].items()]
     print(show.table(["memory", "float32", "bf16 autocast", "ratio"], [ratio(*r) for r in rows]))
     print("\nEffect of `Accelerator(mixed_precision=…)` on a CPU:\n")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def describe(dtype: torch.dtype) -> list:
-    """Return precision and range of a format. Epsilon is the distance from 1 to the next number."""
+    """Return a format's precision and range. Epsilon is the distance from 1 to the next number."""
     info, zero = torch.finfo(dtype), torch.zeros((), dtype=dtype)
     smallest = torch.nextafter(zero, zero + 1).item()
     bits = BITS[dtype][2] + 1
@@ -58,7 +58,7 @@ def describe(dtype: torch.dtype) -> list:
 
 
 def gradients() -> list[list[str]]:
-    """Return what is left of gradients that pass through a layer with weight 1 under autocast."""
+    """Return gradients of three sizes after backward through a layer with weight 1, by format."""
     rows = []
     for size in (1e-3, 1e-7, 1e-8):
         row = [f"{size:.0e}"]
@@ -101,7 +101,7 @@ def functions() -> list[list[str]]:
 
 
 def step(dtype: torch.dtype) -> dict:
-    """Run a training step of small_cnn under autocast. Return results, and bytes by kind."""
+    """Run a training step of small_cnn under autocast. Return bytes, logits and gradients."""
     torch.manual_seed(0)
     model, images = make_model(TrainConfig()), torch.randn(BATCH, 1, 28, 28)
     images, labels = images.to(memory_format=torch.channels_last), torch.arange(BATCH) % 10
@@ -140,7 +140,7 @@ def step(dtype: torch.dtype) -> dict:
 
 
 def differences(exact: dict, low: dict) -> list[list[str]]:
-    """Return how much results in bf16 differ from float32, in units of bf16's epsilon."""
+    """Return the relative errors of bf16 results, in units of bf16's epsilon."""
     single, layers = [], [(torch.nn.Conv2d(24, 64, 3), (8, 24, 9, 9))]
     for layer, shape in (*layers, (torch.nn.Linear(2048, 10), (8, 2048))):
         inputs = torch.randn(shape)
@@ -157,12 +157,12 @@ def differences(exact: dict, low: dict) -> list[list[str]]:
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of the error, relative to the exact norm, in units of bf16's epsilon."""
+    """Return norm(result - exact) / norm(exact), in units of bf16's epsilon."""
     return ((result - exact).norm() / exact.norm() / torch.finfo(torch.bfloat16).eps).item()
 
 
 def within(value: float, least: float, most: float) -> str:
-    """Return the range, which is the same on every machine, or the value if it is outside."""
+    """Return the range, or the value if it is outside. The value depends on the machine."""
     return f"{least:g} to {most:g}" if least < value < most else f"{value:.2g}"
 
 
@@ -175,7 +175,7 @@ def bytes_of(tensors) -> int:
 
 
 def effect_of(precision: str) -> list[str]:
-    """Return the dtype in which Accelerate computes on a CPU, and what our train files do."""
+    """Return Accelerate's dtype on a CPU with this setting, and the reaction of our train files."""
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator, dtypes = Accelerator(mixed_precision=precision, cpu=True), []
     layer = torch.nn.Linear(2, 2)
@@ -183,7 +183,7 @@ def effect_of(precision: str) -> list[str]:
     layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(name(output.dtype)))
     accelerator.prepare(model)(torch.ones(1, 2))
     try:
-        check_processes(1, accelerator.device, precision)  # our train files call this first
+        check_processes(1, accelerator.device, precision)  # the first check in our train files
         reaction = "train without a message"
     except UserError as error:
         reaction = f"error: {error}"

@@ -34,7 +34,10 @@ def main() -> None:
 
 
 def train(hook: DDPCommunicationHookType):
-    """Train one step. Return the dtypes of the layers and of what is kept, and the bytes shared."""
+    """Run one training step. Return its Accelerator, and the rows of three tables.
+
+    The rows describe the dtypes of the layers, the tensors kept after the step, and the bytes sent.
+    """
     handler = DistributedDataParallelKwargs(comm_hook=hook)
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[handler])
     network, layers = make_model(TrainConfig()), []

@@ -1,4 +1,4 @@
-"""Save inside an epoch, resume from the checkpoint alone, and compare with an uninterrupted run.
+"""Save a checkpoint inside an epoch, resume from it, and compare with an uninterrupted run.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml tutorials/11_kill_and_resume.py
 torchrun --standalone --nproc-per-node 3 tutorials/11_kill_and_resume.py
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.processes.connect import check_processes, use_cpu
 
-LEVELS = {  # what a run does right, and its name in the table
+LEVELS = {  # each level adds one line: {key: name in the table}
     "weights": "the weights alone",
     "recipe": "`save_state`, `load_state`, `skip_first_batches`",
     "seedable": "`use_seedable_sampler=True`, `data_seed`",
@@ -26,7 +26,7 @@ LEVELS = {  # what a run does right, and its name in the table
     "own generator": "a separate generator for the loader",
     "first backward": "one backward pass before `load_state`",
 }
-SEED, EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 7, 3, 12, 4, 2  # batches: per epoch and process
+SEED, EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 7, 3, 12, 4, 2  # 12 batches per epoch and process
 SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, after five batches
 
 
@@ -41,7 +41,7 @@ def main() -> None:
         outcome, all_files = compare(set(names[: level + 1]))
         accelerator.print(f"| {level} | {LEVELS[name]} | {outcome} |")
 
-    print_heading(accelerator, "the last level, but without")
+    print_heading(accelerator, "the last level without")
     for name in names[1:]:
         outcome, _ = compare(set(names) - {name})
         accelerator.print(f"| {LEVELS[name]} | {outcome} |")
@@ -49,7 +49,7 @@ def main() -> None:
     accelerator.print(f"| `save_state` on every rank (only rank 0 calls it) | {outcome} |")
 
     accelerator.print(f"\nFiles that `save_state` wrote on the last level: {all_files}")
-    accelerator.print(f"\nFiles that it wrote if only rank 0 called it: {rank_0_files}")
+    accelerator.print(f"\nFiles that `save_state` wrote if only rank 0 called it: {rank_0_files}")
     new_accelerator(set()).end_training()
 
 
@@ -59,7 +59,7 @@ def print_heading(accelerator: Accelerator, *first: str) -> None:
 
 
 def compare(has: set[str]) -> tuple[str, str]:
-    """Return two cells of the table, for all ranks together, and the files of the checkpoint."""
+    """Return two table cells with the results of all ranks, and the checkpoint's file names."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(*broadcast_object_list([folder]))  # every rank uses rank 0's folder
         samples, weights, saved_at = train(has, checkpoint)
@@ -77,7 +77,7 @@ def compare(has: set[str]) -> tuple[str, str]:
 
 
 def new_accelerator(has: set[str]) -> Accelerator:
-    """Return an Accelerator as in a new process: reset what Accelerate shares within a process."""
+    """Return a new Accelerator, as in a new process. This resets Accelerate's shared state."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     loading = DataLoaderConfiguration()
@@ -89,9 +89,10 @@ def new_accelerator(has: set[str]) -> Accelerator:
 
 
 def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None):
-    """Train to the end, from a checkpoint taken at `start` or from the beginning, and save once.
+    """Train to the end, from the beginning or from a checkpoint that was saved at `start`.
 
-    Return the samples of every batch, the weights, and the position of the save: (epoch, batches).
+    A run from the beginning saves one checkpoint. Return the samples of every batch, the weights,
+    and the position of the checkpoint: (epoch, batches).
     """
     accelerator = new_accelerator(has)
     set_seed(SEED, device_specific=True)  # dropout differs between processes

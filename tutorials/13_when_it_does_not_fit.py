@@ -1,4 +1,4 @@
-"""Compare methods for the distance between all kernels of a layer: results and memory kept.
+"""Compare the results and the memory of methods for the distance between a layer's kernels.
 
 python tutorials/13_when_it_does_not_fit.py
 """
@@ -39,7 +39,7 @@ def main(device: torch.device) -> None:
 
 
 def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
-    """Compare functions that add up the ranks' shares: the sum, and the gradient on each rank."""
+    """Return a table that compares the sums and gradients of three all-reduce functions."""
     ranks, rows = dist.get_world_size(), []
     share = number_and_gradient(rows_of_rank, weight)[1]
     for name, method in SUMS.items():
@@ -67,7 +67,7 @@ def rows_of_rank(weight: torch.Tensor) -> torch.Tensor:
 
 def plain_all_reduce(weight: torch.Tensor) -> torch.Tensor:
     share = rows_of_rank(weight)
-    dist.all_reduce(share)  # written in place, behind autograd's back
+    dist.all_reduce(share)  # in place, so autograd does not record it
     return share
 
 
@@ -88,7 +88,7 @@ def number_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def same(result, expected) -> bool:
-    """Return whether all differences, on every rank, are within 1e-9 of the largest value."""
+    """Return True if all errors, on every rank, are within 1e-9 of the largest expected value."""
     pairs = (
         [(result, expected)]
         if torch.is_tensor(result)

@@ -1,10 +1,10 @@
-"""Calculate how much of the all-reduces backward can hide, for a model with eight layers.
+"""Calculate the share of all-reduce time that backward can hide, in a model with eight layers.
 
 python tutorials/14_overlap.py
 
-This starts no process. Backward computes eight gradients, in one unit of time each. A bucket is
-sent once all its gradients are ready. Buckets are sent one after another, and each all-reduce has
-a small fixed cost.
+The program only calculates: it trains nothing. Backward computes the eight gradients in one unit of
+time each. A bucket is sent as soon as all its gradients are ready. Only one bucket is sent at a
+time, and each all-reduce has a small fixed cost.
 """
 
 from accel_demo.anatomy.flags import command_line, read
@@ -19,7 +19,7 @@ CASES = [  # (time to all-reduce all gradients / time of backward, layers per bu
 
 
 def sends(share: float, layers: int) -> list[tuple[float, float]]:
-    """Return (start, end) of each all-reduce, for a case of `CASES`."""
+    """Return (start, end) of each all-reduce, for one of the `CASES`."""
     link_is_free_at, spans = 0.0, []
     for ready_at in range(layers, LAYERS + 1, layers):
         start = max(ready_at, link_is_free_at)
@@ -29,7 +29,7 @@ def sends(share: float, layers: int) -> list[tuple[float, float]]:
 
 
 def hidden(spans: list[tuple[float, float]]) -> float:
-    """Return the fraction of the all-reduce time that lies within backward."""
+    """Return the fraction of the all-reduce time that overlaps with backward."""
     under = sum(max(0.0, min(end, LAYERS) - start) for start, end in spans)
     return under / sum(end - start for start, end in spans)
 

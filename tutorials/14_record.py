@@ -1,8 +1,8 @@
-"""Record the measurements of page 14 again: its transcripts and pictures.
+"""Record the transcripts and the pictures of page 14 again.
 
-python tutorials/14_record.py              # everything; takes some minutes, on a quiet machine
+python tutorials/14_record.py              # everything: takes minutes on an idle machine
 python tutorials/14_record.py scaling      # one transcript
-python tutorials/14_record.py --quick      # a preview of the page; the tests need the full results
+python tutorials/14_record.py --quick      # a preview: the tests need the full results
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel_demo.processes.launch import REPOSITORY, run_to_end
 
-TIME_LIMIT = 1800  # seconds for one command
+TIME_LIMIT = 1800  # seconds per command
 RECORDS = {
     "timeline": [
         "accel-demo timeline --plot tutorials/14_timeline.svg",
@@ -25,14 +25,14 @@ RECORDS = {
 
 
 def record(name: str, option: str = "") -> None:
-    """Write tutorials/transcripts/NAME.txt: each command, followed by its output."""
+    """Run the commands of NAME, and write them with their output to transcripts/NAME.txt."""
     parts = []
     for command in RECORDS[name]:
         command += option
         print(command, flush=True)
         result = run_to_end(command, TIME_LIMIT)
         if result.returncode != 0:
-            sys.exit(f"{shlex.split(command)[0]} ended with {result.returncode}\n{result.stderr}")
+            sys.exit(f"{shlex.split(command)[0]} returned {result.returncode}\n{result.stderr}")
         parts.append(f"$ {command}\n{result.stdout.rstrip()}\n")
     Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text("\n".join(parts))
 

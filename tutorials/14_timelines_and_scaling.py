@@ -14,7 +14,7 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 LATE = 0.25  # seconds that rank 1 sleeps in each step
-STEPS = 3  # DDP rebuilds its buckets after the first
+STEPS = 3  # DDP rebuilds its buckets after the first step
 
 
 def main(device: torch.device) -> None:
@@ -32,9 +32,10 @@ def main(device: torch.device) -> None:
 
 
 def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tuple:
-    """Return, for each all-reduce of the last step, if it started before backward had ended.
+    """Train for `STEPS` steps. Return (early, seconds computed, seconds waited).
 
-    Also return the seconds that this rank computed, and waited for results, in all steps.
+    `early` has an entry for each all-reduce in the last step: True if it started during backward.
+    The seconds are sums over all steps on this rank.
     """
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 256, device=device) for _ in range(8)]
@@ -42,11 +43,11 @@ def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tupl
     is_complete, early = False, []
     started_at = computed = waited = 0.0
 
-    def on_last_gradient(gradient):  # backward ends at the first layer
+    def on_last_gradient(gradient):  # the first layer is the last in backward
         nonlocal is_complete
         is_complete = True
 
-    def on_bucket(group, bucket):  # DDP calls this instead of its own all-reduce
+    def on_bucket(group, bucket):  # DDP calls this instead of its default all-reduce
         nonlocal started_at
         early.append(not is_complete)
         started_at = time.perf_counter()
@@ -61,7 +62,7 @@ def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tupl
         loss = model(torch.randn(16, 256, device=device)).sum()
         time.sleep(late * dist.get_rank())
         loss.backward()
-        computed += started_at - step_started_at  # until the last bucket was full
+        computed += started_at - step_started_at  # until the last bucket was ready
         waited += time.perf_counter() - started_at
     return early, computed, waited
 

@@ -1,25 +1,25 @@
 """Run the commands of the pages, or reuse their stored output if nothing has changed.
 
-The output of a command is stored in `.page_cache/`. It is used again only if all of this is the
-same as when the command ran:
+The output of a command is stored in `.page_cache/`. It is reused only if none of the following has
+changed since the command ran:
 
-- the contents of every file that a process of the command read (`recorder/` logs their names). If
-  a file did not exist, it must still be missing;
+- the contents of the files that the command's processes read (`recorder/` logs their names). A file
+  that did not exist must still be missing;
 - the names of the files in the repository, because a new file might be imported or found instead
-  of an existing one. Tests, pages and pictures do not count;
+  of an existing one. Tests, pages and pictures are ignored;
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
-- the way it was started: forked from a server, or as a new process;
-- this module, the recorder, `launch.py`, `environment.py` and the fork server of
-  `accel_demo/processes/`, which start the command.
+- the start method: forked from a server, or a new process;
+- this module, the recorder, and `launch.py`, `environment.py` and the fork server in
+  `accel_demo/processes/`, which start the commands.
 
-In case of doubt, the command runs again. So nothing is stored if the command failed, if a file
-changed after the command read it, or if the command is or starts a program that is not Python,
-because such a program does not record its files.
+In case of doubt, the command runs again: nothing is stored if the command fails, if a file changes
+after the command has read it, or if the command is or starts a program other than Python, because
+such a program does not record its files.
 
-The recorder misses two things: files that compiled code opens itself (in the pages, these are never
-files of the repository), and files outside the repository whose existence is checked, but which are
-not opened. Use `--force` for these.
+The recorder misses two kinds of files: files that compiled code opens (the commands of the pages
+open none of the repository's files this way), and files outside the repository that a program only
+checks for existence. Use `--force` after a change of such a file.
 """
 
 import functools
@@ -47,7 +47,7 @@ from accel_demo.processes.launch import REPOSITORY, run_to_end
 STORE = REPOSITORY / ".page_cache"
 FORCE = "ACCEL_DEMO_FORCE"  # if this variable is not empty, every command runs
 RECORDER = Path(__file__).resolve().parent / "recorder"
-TIME_LIMIT = 300  # seconds for one command
+TIME_LIMIT = 300  # seconds per command
 PYTHON_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")
 READ_BY_LIBRARIES = tuple(
     "ACCEL_DEMO_START ACCELERATE COLUMNS FSDP GLOO HOME NCCL TORCH".split()
@@ -58,10 +58,10 @@ NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # no page depen
 
 @functools.cache
 def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[str, str]:
-    """Return the output of the command: {"output": …}, and with `draws` also {"drawn": SVG file}.
+    """Return the result of the command: {"output": text}, with `draws` also {"drawn": SVG text}.
 
-    Raises `RuntimeError` if the command does not end with the code `returncode`. For each command
-    that really runs, print its seconds and the reason to stderr.
+    Raises `RuntimeError` if the exit code is not `returncode`. If the command is run, its duration
+    and the reason for the run are printed to stderr.
     """
     request = {"command": command, "returncode": returncode, "draws": draws}
     file = STORE / f"{_sha256(json.dumps(request).encode())[:16]}.json"
@@ -88,10 +88,9 @@ def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[st
 
 
 def _run(command: str, folder: str) -> SimpleNamespace:
-    """Run a command to its end. Return its returncode, stdout, stderr and the recorder's log.
+    """Run a command of a page. Return its returncode, stdout, stderr and the recorder's log.
 
-    `folder` is for the temporary files of the command, and for the log. Every command of a page is
-    started here.
+    The log and the temporary files of the command are written to `folder`.
     """
     log = Path(folder, "record")
     variables = {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log), "TMPDIR": folder}
@@ -101,7 +100,7 @@ def _run(command: str, folder: str) -> SimpleNamespace:
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return the environment of a server that forks the commands, with the recorder."""
+    """Return the environment for a fork server whose commands record the files they read."""
     return environment_for({**QUIET, "PYTHONPATH": _python_path()})
 
 
@@ -110,7 +109,7 @@ def _python_path() -> str:
 
 
 def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
-    """Return what has changed since the command ran, or None if its stored result is valid."""
+    """Return the reason to run the command, or None if its stored result is still valid."""
     if stored is None:
         return "not stored"
     for name in facts:
@@ -124,10 +123,10 @@ def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
 
 @functools.cache
 def _facts() -> dict:
-    """Return what any command may depend on, except the contents of the files that it reads.
+    """Return everything that commands may depend on, except the contents of the files they read.
 
-    These facts are collected once, before the first command runs. So if a file is added while
-    commands run, their results count as old the next time.
+    The facts are collected once, before the first command runs. If a file is added while commands
+    run, their stored results are therefore invalid the next time.
     """
     starting = (launch, variables_of_launchers, fork_server, fork_server_main, forked_python)
     files = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
@@ -171,7 +170,7 @@ def _processor() -> list:
 def _digests(command: str, record: str, started: float) -> dict[str, str] | None:
     """Return the SHA-256 of each file in the recorder's log, or None if the log is not reliable.
 
-    `started` is a time before the first file was read.
+    It is not reliable if a file has changed since the time `started`.
     """
     lines = set(filter(None, record.split("\0")))
     if shlex.split(command)[0] not in PYTHON_PROGRAMS or not lines:
@@ -181,7 +180,7 @@ def _digests(command: str, record: str, started: float) -> dict[str, str] | None
         if line.startswith("!"):  # a program whose files are not recorded
             return None
         path = Path(line)
-        if path.suffix == ".pyc":  # Python has compared it with the source
+        if path.suffix == ".pyc":  # Python has compared it with its source file
             with suppress(ValueError):
                 path = Path(importlib.util.source_from_cache(line))
         with suppress(OSError):

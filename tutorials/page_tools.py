@@ -1,13 +1,13 @@
-"""Regenerate the pages, or check them: their code, diffs, outputs and pictures.
+"""Regenerate or check the code, diffs, outputs and pictures in the pages.
 
 python tutorials/page_tools.py            # regenerate every page
 python tutorials/page_tools.py --check    # write nothing; list stale pages and exit with code 1
 python tutorials/page_tools.py tutorials/05_ring.md --force    # one page; run its commands again
 python tutorials/page_tools.py --check --force --real    # without the fork server: slow
 
-The functions print Markdown from a file or from a run. cog calls them from code that is hidden in
-the comments of a page. A command runs only if something that it depends on has changed since its
-last run; see `command_cache.py` for the rule. `--force` runs everything.
+The functions print Markdown. The comments of a page contain code that calls them, and cog runs this
+code. A command runs only if something that it depends on has changed since its last run; see
+`command_cache.py` for the rule. `--force` runs every command.
 """
 
 import difflib
@@ -28,15 +28,16 @@ from accel_demo.processes.launch import REPOSITORY
 from accel_demo.wording import counted
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
-# Numbers of the slowest pages. These start first, so that none of them is left for the end.
+# Numbers of the slowest pages. They start first, so that the whole run is shorter.
 SLOWEST = ("00", "02", "11", "07", "03", "10", "09", "08")
 CHANGED = 5  # exit code of `cog --check` if the page would change
 
 
 def code(path: str, start: str | None = None, end: str | None = None) -> None:
-    """Print a file as a code block, from the line with `start` to the line before `end`.
+    """Print a file, or a part of it, as a code block.
 
-    `end` is searched for after `start`. The defaults are the start and the end of the file.
+    The part starts at the first line that contains `start`. It stops before the next line that
+    contains `end`. The defaults are the beginning and the end of the file.
     """
     language = {".py": "python", ".yaml": "yaml"}.get(Path(path).suffix, "text")
     _block(language, "\n".join(_part(path, start, end)))
@@ -45,9 +46,9 @@ def code(path: str, start: str | None = None, end: str | None = None) -> None:
 def diff(
     a: str, b: str, context: int = 3, start: str | None = None, end: str | None = None
 ) -> None:
-    """Print the diff from file `a` to file `b`, or between the parts that `code` would show.
+    """Print the diff from file `a` to file `b`, or between parts of them.
 
-    Line numbers count from the start of the part.
+    `start` and `end` select the part as in `code`. Line numbers count from the start of the part.
     """
     before, after = _part(a, start, end), _part(b, start, end)
     _block("diff", "\n".join(difflib.unified_diff(before, after, a, b, n=context, lineterm="")))
@@ -60,18 +61,18 @@ def count_changes(a: str, b: str) -> str:
 
 
 def changed_lines(a: str, b: str) -> tuple[int, int]:
-    """Return how many lines file `b` adds to file `a`, and how many it removes."""
+    """Return the numbers of lines added and removed between file `a` and file `b`."""
     lines = difflib.unified_diff(_part(a), _part(b), n=0, lineterm="")
-    marks = [line[0] for line in list(lines)[2:]]  # without the names of the files
+    marks = [line[0] for line in list(lines)[2:]]  # skip the two lines with file names
     return marks.count("+"), marks.count("-")
 
 
 def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = True) -> None:
     """Print the command and its output.
 
-    Raises `RuntimeError` if the command does not end with the code `returncode`. `in_order=False`
-    sorts the lines, for processes that are not connected and so print in any order. `fence=False`
-    prints only the output, as Markdown.
+    Raises `RuntimeError` if the exit code is not `returncode`. `in_order=False` sorts the output
+    lines, because processes that are not connected print in any order. `fence=False` prints only
+    the output, as Markdown.
     """
     output = result_of(command, returncode)["output"]
     if not in_order:
@@ -80,10 +81,10 @@ def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = 
 
 
 def picture(command: str, path: str, description: str) -> None:
-    """Print the picture that `command --plot path` draws, and below it the output of the command.
+    """Print a link to the picture that `command --plot path` draws, and the command's output.
 
-    `description` is for readers who cannot see the picture. Without `--check`, the picture file is
-    written again. With `--check`, the page is stale if the words in the file differ.
+    `description` is the alternative text of the picture. Without `--check`, the picture file is
+    overwritten. With `--check`, the page is stale if the words in the picture have changed.
     """
     result = result_of(command, draws=True)
     drawn = result["drawn"]
@@ -118,17 +119,17 @@ def _lines_in_words(count: int) -> str:
 
 
 def _words(svg: str) -> list[str]:
-    """Return the words of a picture: matplotlib keeps them as comments beside the letters."""
+    """Return the words in an SVG picture. Matplotlib writes them as comments beside the glyphs."""
     return re.findall(r"<!-- (.*?) -->", svg)
 
 
 def main() -> int:
-    """Run cog on every page, several pages at a time. Return the exit code."""
+    """Run cog on the pages, several at a time. Return the exit code."""
     parser = Parser(__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: every page")
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     parser.add_argument("--force", action="store_true", help="run every command again")
-    parser.add_argument("--real", action="store_true", help="do not fork programs from a server")
+    parser.add_argument("--real", action="store_true", help="start each command as a new process")
     options = parser.parse_args()
     pages = [Path(page).resolve() for page in options.pages] or _all_pages()
     for page in pages:
@@ -158,7 +159,7 @@ def _all_pages() -> list[Path]:
 
 @contextmanager
 def _fork_server():
-    """Fork the commands from a server, which imports torch when the first command needs it."""
+    """Start a server that imports torch at the first use, and forks the commands."""
     with closing(ForkServer(environment_of_commands())) as server:
         os.environ[ADDRESS] = server.address
         yield
@@ -169,7 +170,7 @@ def _position(page: Path) -> int:
 
 
 def _regenerate(page: Path, check: bool, force: bool) -> tuple[str, str, str]:
-    """Run cog on one page. Return the name, the outcome, and a text with all details."""
+    """Run cog on one page. Return the page's name, the outcome, and the text to print."""
     name = str(page.relative_to(REPOSITORY) if page.is_relative_to(REPOSITORY) else page)
     mode = ["--check", "--diff"] if check else ["-r"]
     started = time.monotonic()

@@ -1,12 +1,12 @@
-"""Exercise 00: stop a program that is less distributed than its author thinks.
+"""Exercise 00: stop a program that has fewer connected processes than its author thinks.
 
 Write `assert_distributed(n)`. A training script calls it once, directly after it has created its
-`Accelerator`. If Accelerate has connected exactly `n` processes, it returns and prints nothing.
-Otherwise it raises a `RuntimeError`.
+`Accelerator`. If Accelerate has connected exactly `n` processes, the function prints nothing and
+returns. Otherwise it raises a `RuntimeError`.
 
-A launcher's environment variables prove nothing: they are only what the launcher intended. What
-would you use instead? Look at the output of the program of page 00 for the two clones: which values
-are still 2, and which are 1?
+The environment variables of a launcher prove nothing: they only show what the launcher intended.
+What can you use instead? Look at the output of the two clones on page 00: which values are still 2,
+and which are 1?
 
 accel-demo check 00
 """

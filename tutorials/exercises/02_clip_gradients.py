@@ -1,11 +1,11 @@
-"""Exercise 02: clip the gradients in all four versions of the loop, so that they stay equal.
+"""Exercise 02: clip the gradients in all four versions of the loop, with the same results.
 
-Each function is one optimizer step: it trains on a `window` of micro-batches `(inputs, labels)` and
-accumulates their gradients. Nothing is clipped yet. Change each function so that the norm of the
-gradients that the optimizer uses is at most `max_norm`.
+Each function performs one optimizer step: it accumulates the gradients of a `window` of
+micro-batches `(inputs, labels)`. It does not clip them yet. Change each function so that the
+optimizer uses gradients with a norm of at most `max_norm`.
 
 The optimizer uses the gradients of the whole window, averaged over all processes. Clip these
-gradients, once per optimizer step. When are they complete, in each of the four functions?
+gradients once per optimizer step. When are they complete in each of the four functions?
 
 Helpful: `torch.nn.utils.clip_grad_norm_`; `accelerator.clip_grad_norm_`, which also handles the
 scaled gradients of fp16; `accelerator.sync_gradients`.
@@ -27,7 +27,7 @@ def plain_step(model, optimizer, window, max_norm):
 
 
 def data_parallel_step(model, optimizer, window, max_norm):
-    """`model` is an `nn.DataParallel`."""
+    """Perform one optimizer step with `model`, an `nn.DataParallel`."""
     for inputs, labels in window:
         loss = F.cross_entropy(model(inputs), labels)
         (loss / len(window)).backward()
@@ -36,7 +36,7 @@ def data_parallel_step(model, optimizer, window, max_norm):
 
 
 def ddp_step(model, optimizer, window, max_norm):
-    """`model` is a `DistributedDataParallel`."""
+    """Perform one optimizer step with `model`, a `DistributedDataParallel`."""
     for index, (inputs, labels) in enumerate(window):
         sync_gradients = index + 1 == len(window)
         with nullcontext() if sync_gradients else model.no_sync():
@@ -47,7 +47,7 @@ def ddp_step(model, optimizer, window, max_norm):
 
 
 def accelerate_step(accelerator, model, optimizer, window, max_norm):
-    """`accelerator` accumulates as many micro-batches as a window has."""
+    """Perform one optimizer step. `accelerator` accumulates over all micro-batches of `window`."""
     for inputs, labels in window:
         with accelerator.accumulate(model):
             loss = F.cross_entropy(model(inputs), labels)

@@ -2,21 +2,20 @@
 
 `scatter(batch, devices)` returns a list with one part of the batch for each device:
 
-- Every tensor is split along dimension 0 only, and keeps all samples in their order.
+- Tensors are split along dimension 0 only. All samples are kept, in the same order.
 - Part i is on `devices[i]`. No part is empty, so there may be fewer parts than devices.
-- For a tuple, list or dict in the batch, every part contains a tuple, list or dict. Everything else
-  is passed to every part.
+- If the batch contains a tuple, list or dict, each part contains a tuple, list or dict with parts
+  of its tensors. Any other value is the same in every part.
 
-`gather(outputs, device)` gets a list with the output of each replica, and joins them along
-dimension 0, on `device`. An output is a tensor, or a tuple, list or dict of tensors. If every
-replica returns a number (a tensor without dimensions), the result is a vector.
+`gather(outputs, device)` takes a list with the output of each replica. It concatenates the outputs
+along dimension 0, on `device`. An output is a tensor, or a tuple, list or dict of tensors. If every
+replica returns a scalar (a tensor without dimensions), the result is a vector.
 
-Gradients must flow back through both functions. With replicate and parallel_apply of page 03
-between them, the gradients must equal those of the whole batch within 1e-6, for 1 to 8 replicas,
-and for batches that cannot be divided evenly.
+Gradients must flow back through both functions. The check runs replicate and parallel_apply of
+page 03 between them, with 1 to 8 replicas, also for batches that cannot be divided evenly. The
+gradients must be within 1e-6 of the gradients of the whole batch.
 
-Helpful: `torch.chunk`, `torch.cat`, and a function that calls itself for the contents of a
-container.
+Helpful: `torch.chunk`, `torch.cat`, and a recursive function for containers.
 
 accel-demo check 03
 """

@@ -1,13 +1,13 @@
 """Exercise 04: build an all-reduce from send and receive only.
 
 Every process calls `all_reduce(tensor)` with its own tensor. All tensors have the same shape. When
-the function returns, the tensor of every process contains the sum of all of them. The sum is
-written in place, and nothing is returned. It must work with any number of processes, including one.
+the function returns, each process's tensor contains the sum of all tensors. Write the sum in place,
+and return nothing. The function must work with any number of processes, including one.
 
 Use `dist.get_rank()`, `dist.get_world_size()`, `dist.send(tensor, target)` and
-`dist.recv(tensor, source)`, and none of the collectives. (`dist.isend` and `dist.irecv` are fine.)
+`dist.recv(tensor, source)`, but no collectives. (`dist.isend` and `dist.irecv` are also allowed.)
 
-`dist.send` waits until the other side receives. At each line, ask which process waits for which.
+`dist.send` waits until the other process receives. For each line: which process waits for which?
 
 accel-demo check 04
 """

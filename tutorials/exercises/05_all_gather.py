@@ -1,11 +1,11 @@
 """Exercise 05: write the second phase of the chunked ring.
 
-The first phase, `reduce_scatter_ring` of accel_demo/anatomy/ring.py, is done. Each rank has split
-its tensor into as many chunks as there are ranks. Rank r has the complete sum of chunk r, and
-partial sums in its other chunks. Give every rank the complete sum of every chunk, in place.
+The first phase, `reduce_scatter_ring` in accel_demo/anatomy/ring.py, has already run. Each rank has
+split its tensor into one chunk per rank. Rank r has the complete sum of chunk r, and partial sums
+in its other chunks. Give every rank the complete sum of every chunk, in place.
 
-Each rank may send only to the rank on its right, and receive only from the rank on its left. It may
-send at most as many bytes as N − 1 chunks contain, where N is the number of ranks.
+Each rank may send only to the rank on its right, and receive only from the rank on its left. With N
+ranks, it may send at most the bytes of N − 1 chunks.
 
 `wire.exchange(outgoing, right, incoming, left)` sends one tensor and receives another at the same
 time. `wire.rank` is your rank, and `wire.world_size` is N. In step 1 only one of your chunks is
@@ -18,5 +18,5 @@ accel-demo check 05
 
 
 def all_gather(chunks, wire):
-    """`chunks` are 1-d tensors, one for each rank, not all of the same length."""
+    """Complete the `chunks` in place: one 1-d tensor per rank, possibly of different lengths."""
     raise NotImplementedError

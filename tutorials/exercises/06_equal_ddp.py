@@ -1,15 +1,17 @@
-"""Exercise 06: share gradients by hand, and end with the same bits as DistributedDataParallel.
+"""Exercise 06: average gradients by hand, and get bitwise the same weights as with DDP.
 
-`share_gradients` is called after each backward, on every rank. It replaces each gradient by the
-mean over all ranks, so the training works. On two processes the final weights even equal DDP's
-weights, to the last bit. On three processes they do not. Change the function until they do.
+Every rank calls `share_gradients` after each backward. The function replaces each gradient with the
+mean over all ranks, so training works. On two processes the final weights are even bitwise equal to
+the weights with DistributedDataParallel. On three processes they differ. Change the function so
+that they are equal there, too.
 
-`parameters` is a list, in the order of registration: the weight and the bias of the first layer,
-then the weight and the bias of the next layer. `step` counts from 0. The model is small, so DDP
-puts all of it into one bucket.
+`parameters` is a list in the order of registration: the weight and the bias of the first layer,
+then the weight and the bias of the next layer. `step` starts at 0. The model is small, so DDP puts
+all gradients into one bucket.
 
-Three things affect the last bits: whether you divide by N or multiply by 1/N, how many buffers you
-send, and the position of a gradient in its buffer. The position may change from step to step.
+Three things affect the last bits: the operation (dividing by N or multiplying by 1/N), the number
+of buffers you send, and the position of a gradient in its buffer. The position may change from step
+to step.
 
 accel-demo check 06
 """

@@ -1,15 +1,15 @@
 """Exercise 07: fix a loop that accumulates gradients.
 
 `model` is a `DistributedDataParallel`. `batches` is a list of micro-batches `(inputs, targets)` of
-equal size, and each process has different batches. The optimizer should take one step for each
-`window` of micro-batches. The last window may be short: 10 micro-batches and a window of 4 leave 2
-micro-batches for it. A short window needs a step, too.
+equal size. Each process has different batches. The optimizer should perform one step for every
+`window` micro-batches. The last window may be short: with 10 micro-batches and a window of 4, only
+2 micro-batches are left. A short window needs a step, too.
 
-Each step should use the mean gradient of all samples in its window, over all processes, within
-1e-6. The processes should share gradients exactly once per step.
+Each step should use the mean gradient over all samples in its window, on all processes. Errors up
+to 1e-6 are accepted. The processes should all-reduce their gradients exactly once per step.
 
-The loop below does neither. It contains three mistakes. Helpful: `model.no_sync()`, under which
-neither forward nor backward prepares to share gradients; `contextlib.nullcontext()`.
+The loop below does neither. It contains three mistakes. Helpful: `contextlib.nullcontext()`, and
+`model.no_sync()`, which prevents the all-reduce if it surrounds both forward and backward.
 
 accel-demo check 07
 """

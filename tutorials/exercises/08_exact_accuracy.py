@@ -1,13 +1,13 @@
-"""Exercise 08: compute the exact accuracy on three ranks, with each sample counted once.
+"""Exercise 08: compute the exact accuracy on three ranks, and count each sample once.
 
-`accuracy` is called on every rank, with the same `dataset` of pairs (inputs, label). The ranks
-should share the work: each sample goes through `model` on one rank only, except samples that fill
-up the last batches. Every rank should return the same number: the correct predictions, divided by
-the number of samples in the dataset. A prediction is correct if the largest output of the model is
-at the index of the label.
+Every rank calls `accuracy` with the same `dataset` of pairs (inputs, label). The ranks should split
+the work: each sample goes through `model` on one rank only, except for samples that pad the last
+batches. Every rank should return the same number: the number of correct predictions, divided by the
+number of samples in the dataset. A prediction is correct if the largest output of the model is at
+the index of the label.
 
-The dataset may have 22 samples, or 30, or 4. The function below is right for 30, which divides into
-full batches. For 22 it returns a wrong number, and for 4 it fails. It contains three mistakes.
+The dataset has 22, 30 or 4 samples. The function below is correct for 30 samples, which fill all
+batches. For 22 it returns an incorrect number, and for 4 it fails. It contains three mistakes.
 
 accel-demo check 08
 """

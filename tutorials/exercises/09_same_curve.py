@@ -1,13 +1,13 @@
 """Exercise 09: train on N processes exactly as on one.
 
 `train` works on one process. The learning rate falls from `learning_rate` to 0 in one epoch, and
-every step uses `global_batch` samples. (`train_set` is already in random order, so nothing is
+every step uses `global_batch` samples. (`train_set` is already in random order, so it is not
 shuffled. Its length is divisible by the global batch, and the global batch is divisible by N.)
 
-On N processes, it should do the same: have the same learning rate after the same number of samples,
-and end with the same weights, except for rounding. It does not. It contains three mistakes.
+On N processes, `train` should use the same learning rate after the same number of samples, and
+reach the same weights, except for rounding. It does not. It contains three mistakes.
 
-There is more than one good answer. Helpful: `accelerator.num_processes`;
+There is more than one solution. Helpful: `accelerator.num_processes`;
 `Accelerator(step_scheduler_with_optimizer=False)`;
 `Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))`.
 

@@ -1,27 +1,27 @@
 """Exercise 10: choose precision and compilation for a machine and a run.
 
-`setting` gets a machine and returns three choices. A machine is a dictionary:
+`setting` takes a dictionary that describes a machine and a run on it:
 
     device                    "cpu" or "cuda"
-    bf16_instructions         for a CPU: whether it has instructions to multiply bfloat16
+    bf16_instructions         True if the device is a CPU with instructions to multiply bfloat16
     compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), like
                               (7, 5) for a T4 of 2018, or (9, 0) for an H100; None for a CPU
     is_bf16_supported         the result of torch.cuda.is_bf16_supported() on this machine
-    has_compiler              whether there is a C++ compiler. Kernels for a GPU do not need one
-                              (Triton needs a C compiler for them)
-    steps                     how many steps the run will take
-    compile_seconds           how long torch.compile takes at the start
-    seconds_per_step          of the network without compilation
-    seconds_per_step_compiled of the compiled network
+    has_compiler              True if there is a C++ compiler. Kernels for a GPU do not need it
+                              (Triton uses a C compiler for them)
+    steps                     number of steps in the run
+    compile_seconds           time that torch.compile takes at the start
+    seconds_per_step          time of a step without compilation
+    seconds_per_step_compiled time of a step with compilation
 
-It returns the fastest setting that trains well:
+It returns a dictionary with the fastest setting that trains well:
 
     mixed_precision           "no", "fp16" or "bf16"
-    grad_scaler               whether the loss must be scaled
-    compile                   whether the run ends sooner with torch.compile
+    grad_scaler               True if the loss must be scaled
+    compile                   True if the run ends sooner with torch.compile
 
-Three hints. Tensor cores for fp16 exist since compute capability 7.0, and for bf16 since 8.0. If a
-device has both, use the precision that needs no scaler. One of the values above is a trap.
+Three hints. GPUs have tensor cores for fp16 from compute capability 7.0 on, and for bf16 from 8.0
+on. If a GPU has both, use the precision that needs no scaler. One of the values above is a trap.
 
 accel-demo check 10
 """

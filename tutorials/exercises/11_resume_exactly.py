@@ -2,20 +2,20 @@
 
 `train` is killed with SIGKILL and started again with the same `folder`. It should then continue
 from its checkpoint, and end with the same weights, bit for bit, as a run that was never killed. It
-does not do so yet. Four things are missing. They are levels of page 11:
+does not do so yet, for four reasons. Each reason corresponds to a level on page 11:
 
-1. The checkpoint contains neither the epoch nor the number of batches done in it.
+1. The checkpoint contains neither the epoch nor the number of finished batches in that epoch.
 2. The order of the samples cannot be reproduced.
-3. Some saves happen in the middle of an accumulation window. Such a save must wait until the window
-   ends: it need not happen after exactly the batches of SAVE_AFTER.
+3. Some checkpoints are saved in the middle of an accumulation window. A save must wait until the
+   window ends, so it may happen later than in SAVE_AFTER.
 4. The loader draws random numbers from the same generator as dropout.
 
-A kill may cost at most eight batches. It never happens while a checkpoint is written. For that
-case, see what page 11 says about checkpoints that are complete or absent.
+A kill may cost at most eight batches. The run is never killed while it writes a checkpoint. (For
+that case, see page 11 on checkpoints that are either complete or absent.)
 
 Helpful: `DataLoaderConfiguration`, `loader.set_epoch`, `accelerator.skip_first_batches`,
-`accelerator.sync_gradients`. For the position: `accelerator.register_for_checkpointing`, or a file
-that rank 0 writes.
+`accelerator.sync_gradients`. To save the position: `accelerator.register_for_checkpointing`, or a
+file that rank 0 writes.
 
 accel-demo check 11
 """
@@ -31,11 +31,11 @@ from torch.utils.data import DataLoader
 from accel_demo.processes.connect import use_cpu
 
 SEED, EPOCHS, BATCH_SIZE, ACCUMULATE = 7, 3, 4, 2
-SAVE_AFTER = (3, 7)  # batches of each epoch
+SAVE_AFTER = (3, 7)  # batches in each epoch
 
 
 def train(folder: Path, dataset, begin_batch):
-    """Train, and return the model. Call `begin_batch` with the sample numbers of every batch.
+    """Train, and return the model. Call `begin_batch(numbers)` at the start of every batch.
 
     The run is killed inside `begin_batch`. The dataset has ten batches per process and epoch.
     """

@@ -1,19 +1,19 @@
 """Exercise 14: find the straggler in four traces.
 
-exercises/14_traces/ contains four traces in the format of `accel-demo timeline`, with only the
-phases and the all-reduces: a.json to d.json. Load one into https://ui.perfetto.dev to look at it.
-In each trace, several ranks train together for some steps. A step has two buckets, so two
-all-reduces.
+exercises/14_traces/ contains four traces, a.json to d.json, in the format of `accel-demo timeline`.
+They contain only the phases and the all-reduces. To view a trace, open it in
+https://ui.perfetto.dev. In each trace, several ranks train together for some steps. Each step has
+two buckets, and therefore two all-reduces.
 
-`straggler(trace)` should return the rank that slows the others down: in most of the steps, it
-starts the all-reduces at least 5 ms later than the first rank. If there is no such rank, it should
-return None. A rank with a single slow step, or with small variations, is not a straggler.
+`straggler(trace)` should return the rank that slows the others down. In most steps, this rank
+starts the all-reduces at least 5 ms later than the first rank. If there is no such rank, the
+function should return None. A rank with a single slow step or small variations is not a straggler.
 
-`spans(trace, name)` returns the events with this name, by rank, in the order of the steps, as
-`(start, end)` in ms on the same clock. The names are "step 5" and so on, "data wait", "forward",
-"backward", "optimizer" and "gloo:all_reduce". An all-reduce starts on a rank when this rank reaches
-it, and ends when all ranks have reached it. The function below returns the rank that spends most
-time in all-reduces. What is that rank really doing?
+`spans(trace, name)` returns the events with this name: a list of `(start, end)` for each rank, in
+step order, in ms on a common clock. The names are "step 5" and so on, "data wait", "forward",
+"backward", "optimizer" and "gloo:all_reduce". On each rank, an all-reduce starts when this rank
+reaches it, and ends after all ranks have reached it. The function below returns the rank that
+spends the most time in all-reduces. What is that rank really doing?
 
 accel-demo check 14
 """
@@ -28,7 +28,7 @@ def straggler(trace: dict) -> int | None:
 
 
 def spans(trace: dict, name: str) -> dict[int, list[tuple[float, float]]]:
-    ranks = {}  # process number in the trace → rank
+    ranks = {}  # process id in the trace → rank
     for event in trace["traceEvents"]:
         if event["name"] == "process_name" and event["args"]["name"].startswith("rank "):
             ranks[event["pid"]] = int(event["args"]["name"].split()[1].strip(","))

@@ -1,9 +1,9 @@
-"""Write the name of every file that a Python program reads to a log.
+"""Log the name of every file that a Python program reads.
 
-`command_cache.py` puts this folder on PYTHONPATH, and Python imports a module of this name when it
-starts. So every Python process that the program starts also records, and a forked process keeps the
-hook of its parent. A name is logged before the file is opened, so the log of a process that is
-killed is complete.
+`command_cache.py` puts this folder on PYTHONPATH, and Python imports a module with the name
+`sitecustomize` when it starts. Python processes that the program starts are therefore recorded,
+too. A forked process keeps the hook of its parent. Each name is logged before the file is opened,
+so the log is complete even if the process is killed.
 """
 
 import os
@@ -12,25 +12,28 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-LOG = "ACCEL_DEMO_RECORD"  # this variable names the log; without it, nothing is recorded
-# Installed libraries: `command_cache.py` compares their versions instead. /proc, /sys and /dev
-# contain no real files.
+LOG = "ACCEL_DEMO_RECORD"  # path of the log; if it is not set, nothing is logged
+# Installed libraries are not recorded, because `command_cache.py` compares their versions. /proc,
+# /sys and /dev contain no real files.
 LIBRARIES = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
 NOT_RECORDED = tuple(f"{folder}{os.sep}" for folder in [*LIBRARIES, "/proc", "/sys", "/dev"])
-STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # their programs do not record
-OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # prefixes, as in python3.11
-# Libraries start these to inspect the machine. They read none of our files.
+STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # events that start a program
+OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # also python3.11
+# Libraries run these programs to inspect the machine. They read no files of the repository.
 ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
 
-log = temporary_files = None  # the run's temporary files are in the folder of the log
+log = temporary_files = None  # set by begin_log; the log is in the folder of the temporary files
 recorded, read_before = set(), set()
 
 
 def hook(event: str, arguments: tuple) -> None:
-    """Record an audit event of Python. Source: https://docs.python.org/3/library/sys.html"""
+    """Record the opened file or the started program of an audit event.
+
+    Source: https://docs.python.org/3/library/sys.html
+    """
     if event == "open":
         path, _, flags = arguments
-        is_number = isinstance(path, int)  # of a file that is already open
+        is_number = isinstance(path, int)  # the file descriptor of an open file
         if not is_number and flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY:
             record_file(os.path.abspath(os.fsdecode(path)))
     elif event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
@@ -47,9 +50,9 @@ def record_file(path: str) -> None:
 
 
 def record(line: str) -> None:
-    if os.environ.get(LOG, log) != log:  # new process, or forked for a new command
+    if os.environ.get(LOG, log) != log:  # a new process, or one forked for a new command
         begin_log()
-    if log is None:  # in the fork server, which imports libraries before any command
+    if log is None:  # the fork server imports libraries before any command
         read_before.add(line)
     elif line not in recorded and not f"{line}{os.sep}".startswith(temporary_files):
         recorded.add(line)
@@ -57,7 +60,7 @@ def record(line: str) -> None:
 
 
 def begin_log() -> None:
-    """Set the log, and record what this process read before: earlier files, and its modules."""
+    """Begin a log, and record the files and modules that this process has already read."""
     global log, temporary_files
     log = os.environ[LOG]
     temporary_files = f"{os.path.dirname(log)}{os.sep}"
@@ -66,7 +69,7 @@ def begin_log() -> None:
         record(line)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and os.path.isabs(file):  # torch sets it to "_ops.py" in one module
+        if file and os.path.isabs(file):  # one torch module sets it to "_ops.py"
             record_file(file)
 
 
@@ -79,7 +82,7 @@ def write(line: str) -> None:
 
 
 def records_too(program, arguments, environment) -> bool:
-    """Return True if a new process records what it reads: a Python program that loads this hook."""
+    """Return True if the new process loads this hook, or if it reads none of our files."""
     environment = os.environ if environment is None else environment
     name = os.path.basename(os.fsdecode(program))
     if name in ABOUT_THE_MACHINE:
@@ -89,7 +92,7 @@ def records_too(program, arguments, environment) -> bool:
     for flag in map(os.fsdecode, list(arguments)[1:]):
         if not flag.startswith("-") or flag in ("-c", "-m"):
             break
-        if set("EIS") & set(flag):  # Python then ignores PYTHONPATH or sitecustomize
+        if set("EIS") & set(flag):  # Python then ignores PYTHONPATH or this module
             return False
     names = (LOG, "PYTHONPATH")
     return all(environment.get(name) == os.environ.get(name) for name in names)

@@ -4,6 +4,6 @@ from accelerate import PartialState
 
 
 def assert_distributed(n: int) -> None:
-    connected = PartialState().num_processes  # as the script's Accelerator has them
+    connected = PartialState().num_processes  # the state that the script's Accelerator uses
     if connected != n:
         raise RuntimeError(f"expected {n} connected processes, got {connected}")

@@ -16,7 +16,7 @@ def plain_step(model, optimizer, window, max_norm):
 
 
 def data_parallel_step(model, optimizer, window, max_norm):
-    """`model` is an `nn.DataParallel`."""
+    """Perform one optimizer step with `model`, an `nn.DataParallel`."""
     for inputs, labels in window:
         loss = F.cross_entropy(model(inputs), labels)
         (loss / len(window)).backward()
@@ -26,7 +26,7 @@ def data_parallel_step(model, optimizer, window, max_norm):
 
 
 def ddp_step(model, optimizer, window, max_norm):
-    """`model` is a `DistributedDataParallel`."""
+    """Perform one optimizer step with `model`, a `DistributedDataParallel`."""
     for index, (inputs, labels) in enumerate(window):
         sync_gradients = index + 1 == len(window)
         with nullcontext() if sync_gradients else model.no_sync():
@@ -38,7 +38,7 @@ def ddp_step(model, optimizer, window, max_norm):
 
 
 def accelerate_step(accelerator, model, optimizer, window, max_norm):
-    """`accelerator` accumulates as many micro-batches as a window has."""
+    """Perform one optimizer step. `accelerator` accumulates over all micro-batches of `window`."""
     for inputs, labels in window:
         with accelerator.accumulate(model):
             loss = F.cross_entropy(model(inputs), labels)

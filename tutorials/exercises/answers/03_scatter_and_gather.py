@@ -28,7 +28,7 @@ def part_of(batch, i: int, devices: list[torch.device]):
 
 
 def like(first: list | tuple, values: list):
-    """Return a sequence with the type of `first`. A named tuple takes its values as arguments."""
+    """Return `values` as a list, tuple or named tuple: the type of `first`."""
     return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
 
 

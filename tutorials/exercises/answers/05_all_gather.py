@@ -2,7 +2,7 @@
 
 
 def all_gather(chunks, wire):
-    """`chunks` are 1-d tensors, one for each rank, not all of the same length."""
+    """Complete the `chunks` in place: one 1-d tensor per rank, possibly of different lengths."""
     right = (wire.rank + 1) % wire.world_size
     left = (wire.rank - 1) % wire.world_size
     for step in range(wire.world_size - 1):

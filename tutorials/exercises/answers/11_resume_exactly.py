@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from accel_demo.processes.connect import use_cpu
 
 SEED, EPOCHS, BATCH_SIZE, ACCUMULATE = 7, 3, 4, 2
-SAVE_AFTER = (3, 7)  # batches of each epoch
+SAVE_AFTER = (3, 7)  # batches in each epoch
 
 
 class Place:
-    """Position in the training. Once registered, it is saved and loaded with the checkpoint."""
+    """Position in the training run. After registration, checkpoints contain it."""
 
     epoch, batches = 0, 0
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 
 class GatherRows(torch.autograd.Function):
-    """All-gather of rows. Backward returns to each rank the gradient of its own rows."""
+    """All-gather of rows with a gradient. Each rank gets the gradient of its own rows."""
 
     @staticmethod
     def forward(ctx, rows):

@@ -5,19 +5,19 @@ from statistics import median
 
 def straggler(trace: dict) -> int | None:
     all_reduces = spans(trace, "gloo:all_reduce")
-    arrivals = zip(*all_reduces.values(), strict=True)  # one all-reduce after another
+    arrivals = zip(*all_reduces.values(), strict=True)  # one item per all-reduce
     late = {rank: [] for rank in all_reduces}
     for ranks in arrivals:
         first = min(start for start, _ in ranks)
         for rank, (start, _) in zip(all_reduces, ranks, strict=True):
             late[rank].append(start - first)
-    usual = {rank: median(times) for rank, times in late.items()}  # one slow step does not count
+    usual = {rank: median(times) for rank, times in late.items()}  # ignores a slow step
     slowest = max(usual, key=usual.get)
     return slowest if usual[slowest] >= 5 else None
 
 
 def spans(trace: dict, name: str) -> dict[int, list[tuple[float, float]]]:
-    ranks = {}  # process number in the trace → rank
+    ranks = {}  # process id in the trace → rank
     for event in trace["traceEvents"]:
         if event["name"] == "process_name" and event["args"]["name"].startswith("rank "):
             ranks[event["pid"]] = int(event["args"]["name"].split()[1].strip(","))

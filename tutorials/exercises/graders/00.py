@@ -1,4 +1,4 @@
-"""Grade exercise 00: call assert_distributed in the processes of five launches.
+"""Grade exercise 00: call assert_distributed in every process of five launches.
 
 python tutorials/exercises/graders/00.py FILE
 """
@@ -17,11 +17,11 @@ from accel_demo.lab.grading import Wrong
 @dataclass(frozen=True)
 class Launch:
     name: str
-    processes: int  # that the launcher starts
-    connected: int  # how many of them Accelerate connects
+    processes: int  # number that the launcher starts
+    connected: int  # number that Accelerate connects
     asked: tuple[int, ...]  # the values of n to try
     launcher: str = "python"
-    flags: str = ""  # of this file
+    flags: str = ""  # for this program
 
 
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
@@ -37,10 +37,10 @@ LAUNCHES = [
 
 
 def judge_all(answer: Path) -> str:
-    judge_launch(answer, LAUNCHES[0])  # the quickest one shows whether the file can be used
+    judge_launch(answer, LAUNCHES[0])  # start with the fastest: the file may be unusable
     with ThreadPoolExecutor(2) as pool:  # two launches at a time
         list(pool.map(lambda launch: judge_launch(answer, launch), LAUNCHES[1:]))
-    return f"assert_distributed is right under all {len(LAUNCHES)} launches"
+    return f"assert_distributed is correct under all {len(LAUNCHES)} launches"
 
 
 def judge_launch(answer: Path, launch: Launch) -> None:
@@ -48,7 +48,9 @@ def judge_launch(answer: Path, launch: Launch) -> None:
         for observation in seen:
             connected, calls = observation["connected"], observation["calls"]
             if connected != launch.connected:
-                raise RuntimeError(f"groups of {connected} under {launch.name}")
+                raise RuntimeError(
+                    f"unexpected: {connected} connected processes under {launch.name}"
+                )
             for n in launch.asked:
                 wanted = "return" if n == connected else "raise RuntimeError"
                 if not calls[str(n)].startswith(wanted.removeprefix("raise ")):
@@ -71,12 +73,12 @@ def in_words(launch: Launch) -> str:
 
 
 def report(answer: Path, folder: Path, is_plain: bool) -> None:
-    """Call assert_distributed in one process of a launch, and report what it does."""
+    """Call assert_distributed in this process of a launch, and write a report."""
     from accelerate import Accelerator
 
     from accel_demo.processes.connect import use_cpu
 
-    launched_rank = os.environ.get("RANK")  # Accelerate changes it under debug_launcher
+    launched_rank = os.environ.get("RANK")  # Accelerate changes RANK under debug_launcher
     accelerator = Accelerator() if is_plain else Accelerator(cpu=use_cpu())
     rank = accelerator.process_index if launched_rank is None else launched_rank
     name = f"{os.environ.get('WORLD_SIZE', 1)}-{rank}"
@@ -102,7 +104,7 @@ def observe(answer: Path, accelerator) -> Iterator[dict]:
 
 if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
-    parser.add_argument("--plain", action="store_true", help="create a plain Accelerator()")
+    parser.add_argument("--plain", action="store_true", help="omit cpu=use_cpu()")
     parser.add_argument("--debug-launcher", action="store_true", help="start two processes")
     options = parser.parse_args()
     arguments = (options.answer, options.report, options.plain)

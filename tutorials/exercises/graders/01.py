@@ -1,4 +1,4 @@
-"""Grade exercise 01: compare the answer with visible_devices, rule by rule and then at random.
+"""Grade exercise 01: compare the answer with visible_devices, for each rule and for random values.
 
 python tutorials/exercises/graders/01.py FILE
 """
@@ -12,34 +12,34 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 STARTS = "5e01 5e7c 0b3a 91d4 c2f8 d660 7a15 3f9b".split()  # two UUIDs start with GPU-5e
 UUIDS = [f"GPU-{start}2d1c-77aa-4b1e-9c0d-{start}00aa55bb" for start in STARTS]
-RULES = {  # in this order: the first rule that the answer breaks is named
+RULES = {  # checked in this order; the first broken rule is printed
     "if the variable is not set, all GPUs are visible": [None],
     "an empty value hides all GPUs": ["", " "],
     "cuda:N counts the visible GPUs from 0, without gaps": ["0,4", "3", "2,5,7"],
-    "the GPUs keep the order of the value": ["4,0", "7,1,3"],
-    "blanks around a number do not count": ["0, 4", " 2 ,5"],
-    "-1 is no GPU, and hides what follows it": ["-1", "0,-1,4", "-1,-1", "3,-2"],
-    "a number that no GPU has hides what follows it": ["0,8,4", "99", "1,2,12,3"],
-    "a word is no GPU, and hides what follows it": ["x", "2,none,4", "1,,2", "0,1,"],
+    "the GPUs keep the order of the list": ["4,0", "7,1,3"],
+    "spaces around a number are ignored": ["0, 4", " 2 ,5"],
+    "-1 matches no GPU, and hides all ids after it": ["-1", "0,-1,4", "-1,-1", "3,-2"],
+    "a number that matches no GPU hides all ids after it": ["0,8,4", "99", "1,2,12,3"],
+    "a word matches no GPU, and hides all ids after it": ["x", "2,none,4", "1,,2", "0,1,"],
     "a number that appears twice hides all GPUs": ["0,0", "0,4,0", "3,2,1,2"],
-    "a UUID is an id, too": [UUIDS[3], f"{UUIDS[6]},{UUIDS[2]}"],
-    "a UUID may be cut": ["GPU-9", "GPU-7a15,GPU-c", "GPU-5e0,GPU-5e7"],
-    "a prefix that two UUIDs share is no id": ["GPU-5e", "GPU-9,GPU-5e,GPU-7", "GPU-"],
-    "a UUID that no GPU has hides what follows it": ["GPU-ffff", "GPU-9,GPU-ff,GPU-7"],
-    "a GPU that two UUIDs name appears twice, and hides all GPUs": [
+    "a UUID is a valid id": [UUIDS[3], f"{UUIDS[6]},{UUIDS[2]}"],
+    "a UUID may be shortened": ["GPU-9", "GPU-7a15,GPU-c", "GPU-5e0,GPU-5e7"],
+    "a prefix of two UUIDs matches no GPU": ["GPU-5e", "GPU-9,GPU-5e,GPU-7", "GPU-"],
+    "a UUID that matches no GPU hides all ids after it": ["GPU-ffff", "GPU-9,GPU-ff,GPU-7"],
+    "two UUIDs that match the same GPU hide all GPUs": [
         f"GPU-91,{UUIDS[3]}",
         "GPU-c,GPU-c",
     ],
-    "the first id decides between numbers and UUIDs": [
+    "all ids must be of the same kind as the first id": [
         f"1,{UUIDS[4]}",
         f"{UUIDS[4]},1",
         "GPU-9,-1",
     ],
-    "there are no blanks around a UUID": [f"{UUIDS[0]}, {UUIDS[3]}", f" {UUIDS[3]}"],
-    "a value that starts with MIG- is passed on": ["MIG-7c1d", f"MIG-{UUIDS[2]}/1/0"],
+    "a UUID with spaces around it matches no GPU": [f"{UUIDS[0]}, {UUIDS[3]}", f" {UUIDS[3]}"],
+    "a value that starts with MIG- is passed on unchanged": ["MIG-7c1d", f"MIG-{UUIDS[2]}/1/0"],
 }
 RANDOM_VALUES = 600
-RIGHT = f"{len(RULES)} rules and {RANDOM_VALUES} random values, as CUDA reads them"
+RIGHT = f"{len(RULES)} rules and {RANDOM_VALUES} random values have the same results as in CUDA"
 
 
 def observe(answer: Path) -> None:
@@ -52,11 +52,11 @@ def observe(answer: Path) -> None:
         except (Exception, SystemExit) as error:
             seen = described(error)
         if seen != expected:
-            raise Wrong(f"{rule}. {value!r} on {len(uuids)} GPUs is {expected}; seen: {seen}")
+            raise Wrong(f"{rule}. {value!r} on {len(uuids)} GPUs should be {expected}, got {seen}")
 
 
 def random_cases(generator: random.Random) -> list[tuple[str, str, list[str]]]:
-    """Return values with all kinds of ids, none of them twice, for machines with 1 to 8 GPUs."""
+    """Return (rule, value, UUIDs) for random values without repeated ids, and for 1 to 8 GPUs."""
     numbers = [str(number) for number in range(-1, 10)]
     prefixes = [uuid[:length] for uuid in UUIDS for length in (6, 7, 13, len(uuid))]
     cases = []
@@ -64,7 +64,7 @@ def random_cases(generator: random.Random) -> list[tuple[str, str, list[str]]]:
         for _ in range(RANDOM_VALUES // 3):
             ids = generator.sample([*kind, "GPU-f", "x"], generator.randint(1, 5))
             uuids = UUIDS[: generator.randint(1, 8)]
-            cases.append(("all rules together", ",".join(ids), uuids))
+            cases.append(("a combination of rules", ",".join(ids), uuids))
     return cases
 
 

@@ -1,4 +1,4 @@
-"""Grade exercise 02: train with the four steps, and compare the weights with a reference.
+"""Grade exercise 02: train with each of the four functions, and check the final weights.
 
 python tutorials/exercises/graders/02.py FILE
 """
@@ -11,7 +11,7 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 VERSIONS = ("plain_step", "data_parallel_step", "ddp_step", "accelerate_step")
 STEPS, WINDOW, BATCH, MAX_NORM = 4, 2, 8, 0.1
 TOLERANCE = 1e-6
-RIGHT = "all four versions clip, and end with the same weights, on one process and on two"
+RIGHT = "all four versions clip correctly, and have the same weights, on one process and on two"
 
 
 def observe(answer: Path, device) -> None:
@@ -25,7 +25,7 @@ def observe(answer: Path, device) -> None:
         try:
             weights = train_with(getattr(module, version), version, accelerator)
         except (Exception, SystemExit) as error:
-            raise Wrong(f"{version} cannot be used: {described(error)}") from None
+            raise Wrong(f"{version} fails with {described(error)}") from None
         judge(version, weights, accelerator.num_processes)
 
 
@@ -36,20 +36,22 @@ def judge(version: str, weights, processes: int) -> None:
     if distance("window") <= TOLERANCE:
         return
     if distance("never") <= TOLERANCE:
-        raise Wrong(f"{version} does not clip: its weights are those of training without clipping")
+        raise Wrong(
+            f"{version} does not clip: its weights equal those of training without clipping"
+        )
     if distance("every micro-batch") <= TOLERANCE:
         raise Wrong(
             f"{version} clips on every micro-batch: clip once per optimizer step, when the "
             "gradients of the whole window are complete"
         )
     raise Wrong(
-        f"{version} ends with different weights than clipping once per optimizer step: they differ "
-        f"by up to {distance('window'):.1e}, and {TOLERANCE:.0e} is allowed"
+        f"{version} ends with weights that differ from the expected weights by "
+        f"up to {distance('window'):.1e}, but at most {TOLERANCE:.0e} is allowed"
     )
 
 
 def train_with(step, version: str, accelerator):
-    """Return the weights after `STEPS` calls of the learner's step, as one vector."""
+    """Call the learner's function `STEPS` times, and return the weights as one vector."""
     import torch
 
     network, optimizer = model_and_optimizer()
@@ -68,10 +70,10 @@ def train_with(step, version: str, accelerator):
 
 
 def reference(clip: str, processes: int):
-    """Return the weights if one process does the work of all, and averages the gradients itself.
+    """Return the weights if a single process computes and averages the gradients of all ranks.
 
-    It clips "never", once per "window", or (wrongly) on "every micro-batch", where each process
-    clips its own gradients before they are shared.
+    `clip` is "never", "window" for once per window, or "every micro-batch" for a common mistake:
+    each rank also clips its own gradients before they are averaged.
     """
     import torch
     import torch.nn.functional as F
@@ -96,7 +98,7 @@ def reference(clip: str, processes: int):
 
 
 def model_and_optimizer() -> tuple:
-    """Return a small model, the same on every process, and its optimizer."""
+    """Return a small model with the same weights on every process, and its optimizer."""
     import torch
 
     torch.manual_seed(0)
@@ -105,7 +107,7 @@ def model_and_optimizer() -> tuple:
 
 
 def make_window(number: int, rank: int) -> list:
-    """Return the micro-batches of one process in one optimizer step."""
+    """Return the micro-batches of one rank in one optimizer step."""
     import torch
 
     generator = torch.Generator().manual_seed(100 * number + rank)

@@ -1,4 +1,4 @@
-"""Grade exercise 03: split and join batches of every kind, and train with both in between.
+"""Grade exercise 03: check scatter and gather with all kinds of batches, then in a training step.
 
 python tutorials/exercises/graders/03.py FILE
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 TOLERANCE = 1e-6
-RIGHT = "the gradients are those of the whole batch, for 1 to 8 replicas and any batch"
+RIGHT = "the gradients equal those of the whole batch, for 1 to 8 replicas and all batches"
 
 
 def observe(answer: Path) -> None:
@@ -71,11 +71,11 @@ def check_scatter_of_containers(scatter, gather) -> None:
         if not is_list_of(parts, dict):
             raise Wrong("scatter of a dict should return a dict for each replica")
         if len(parts) != len(sizes):
-            raise Wrong(f"{call} returns {len(parts)} parts, and of a tensor {len(sizes)}")
+            raise Wrong(f"{call} returns {len(parts)} parts, but a tensor makes {len(sizes)}")
         if any(part.keys() != batch.keys() for part in parts):
             raise Wrong(f"{call} loses keys: there were {list(batch)}, a part has {list(parts[0])}")
         if any(part[name] != batch[name] for part in parts for name in ("name", "scale", "empty")):
-            raise Wrong("scatter should pass what contains no tensor to every replica unchanged")
+            raise Wrong("scatter should pass values without tensors to every replica unchanged")
         for part in parts:
             data = part["data"]
             if type(data) is not tuple or len(data) != 2 or type(data[1]) is not list:
@@ -180,7 +180,7 @@ def check_gradients(scatter, gather) -> None:
             if not error <= TOLERANCE:
                 raise Wrong(
                     f"with {samples} samples over {count} replicas the gradients are off by "
-                    f"{error:.1e}, and {TOLERANCE:.0e} is allowed"
+                    f"{error:.1e}, but at most {TOLERANCE:.0e} is allowed"
                 )
 
 
@@ -189,7 +189,7 @@ def is_list_of(parts, kind: type) -> bool:
 
 
 def has_gradient(result, leaves) -> bool:
-    """Return whether every element of the leaves has the gradient 1 in the sum of the result."""
+    """Return True if the gradient of `result.sum()` is 1 for every element of the leaves."""
     import torch
 
     if not result.requires_grad:

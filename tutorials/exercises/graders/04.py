@@ -1,4 +1,4 @@
-"""Grade exercise 04: all-reduce with one to four processes, and see whose tensors are in the sum.
+"""Grade exercise 04: call all_reduce on one to four processes, and check which tensors were added.
 
 python tutorials/exercises/graders/04.py FILE
 """
@@ -10,23 +10,23 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (1, 2, 3, 4)
-SHAPES = [(5,), (300, 1000)]  # of the tensors: small enough for gloo's buffers, and too large
+SHAPES = [(5,), (300, 1000)]  # the first tensor fits into gloo's buffers, the second does not
 COLLECTIVES = (
     *("all_reduce", "reduce", "broadcast", "scatter", "gather", "all_gather", "all_to_all"),
     *("reduce_scatter", "all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor"),
     *("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list"),
     *("all_reduce_coalesced", "all_gather_coalesced", "reduce_scatter_coalesced"),
-    # and under their names as methods of a group, such as dist.group.WORLD
+    # methods of a process group, such as dist.group.WORLD
     *("allreduce", "allgather", "alltoall", "alltoall_base", "_allgather_base"),
     *("_reduce_scatter_base", "all_gather_single", "reduce_scatter_single", "gather_single"),
     *("allreduce_coalesced", "allgather_coalesced", "gather_into_tensor"),
     *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
 )
-RIGHT = "with 1, 2, 3 and 4 processes every rank has the sum, from send and receive alone"
+RIGHT = "with 1, 2, 3 and 4 processes every rank has the sum, with only send and receive"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. Rank r has 10**r times 1, 2 or 3, so digits show whose tensors are added."""
+    """Call the answer. Rank r's tensor is scaled by 10**r, so the sum shows which were added."""
     import torch
     import torch.distributed as dist
 
@@ -46,12 +46,12 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
 
 def forbid_collectives() -> None:
-    """Replace torch.distributed's collectives by functions that raise `Wrong`."""
+    """Replace the collectives of torch.distributed with functions that raise `Wrong`."""
     import torch.distributed as dist
 
     def forbidden(name: str):
         def fail(*arguments, **options):
-            raise Wrong(f"it calls torch.distributed's {name}: use send and recv alone")
+            raise Wrong(f"it calls torch.distributed's {name}: use only send and recv")
 
         return fail
 
@@ -62,10 +62,10 @@ def forbid_collectives() -> None:
 
 
 def content(counts, group_size: int) -> str:
-    """Name the ranks whose tensors were added, from a tensor of equal numbers."""
+    """Return text that names the ranks whose tensors were added. All `counts` must be equal."""
     number = counts.flatten()[0].item()
     if not (counts == number).all() or number != int(number) or not 0 < number < 10**group_size:
-        return "something that is no sum of tensors"
+        return "something that is not a sum of the tensors"
     digits = [int(digit) for digit in reversed(str(int(number)))]
     ranks = [str(rank) for rank, digit in enumerate(digits) for _ in range(digit)]
     if len(ranks) == 1:
@@ -78,7 +78,7 @@ def judge(number: int, calls: list[dict]) -> None:
     if len(right) == len(calls):
         return
     if all(call["returned_sum"] for call in calls):
-        raise Wrong("it returns the sum, but does not write it into the tensor: do it in place")
+        raise Wrong("it returns the sum, but does not write it into the tensor: add in place")
     if len(right) == 1:
         raise Wrong(f"rank {right[0]} alone has the sum: send it back to the others")
     if all(call["is_mean"] for call in calls):

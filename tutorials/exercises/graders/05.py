@@ -1,4 +1,4 @@
-"""Grade exercise 05: gather chunks on 2, 3 and 4 ranks, and inspect the sums and the messages.
+"""Grade exercise 05: call all_gather on 2, 3 and 4 ranks, and check the sums and the messages.
 
 python tutorials/exercises/graders/05.py FILE
 """
@@ -10,12 +10,12 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (2, 3, 4)
-LENGTHS = (12, 7, 2)  # divides evenly, does not divide, leaves some chunks empty
-RIGHT = "on 2, 3 and 4 ranks every rank has every sum, and none has sent too many bytes"
+LENGTHS = (12, 7, 2)  # for even chunks, uneven chunks, and empty chunks
+RIGHT = "on 2, 3 and 4 ranks every rank has all sums, and no rank has sent too many bytes"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. Element i of the tensor of rank r is 2**r * (i + 1)."""
+    """Call the answer. On rank r, element i of the tensor is 2**r * (i + 1)."""
     import torch
     import torch.distributed as dist
 
@@ -42,11 +42,11 @@ def judge(number: int, calls: list[dict]) -> None:
             try:
                 check(rank, len(calls), **call)
             except Wrong as mistake:
-                raise Wrong(f"and {LENGTHS[number]} elements, rank {rank} {mistake}") from None
+                raise Wrong(f"with {LENGTHS[number]} elements, rank {rank} {mistake}") from None
 
 
 def check_sums(rank: int, group_size: int, chunks: list[list[float]], sent: list) -> None:
-    total, first = 2**group_size - 1, 0  # what element 0 of the tensors adds up to; its index
+    total, first = 2**group_size - 1, 0  # sum of element 0 over the ranks; a chunk's first index
     for index, chunk in enumerate(chunks):
         factors = {value / (first + offset + 1) for offset, value in enumerate(chunk)}
         first += len(chunk)
@@ -57,15 +57,15 @@ def check_sums(rank: int, group_size: int, chunks: list[list[float]], sent: list
             missing = [str(rank) for rank in range(group_size) if not int(factor) >> rank & 1]
             raise Wrong(
                 f"has chunk {index} without the values of rank {', '.join(missing)}: in each step "
-                "send the chunk that arrived in the step before"
+                "send the chunk that arrived in the previous step"
             )
         if not factors and factor > total:
-            raise Wrong(f"has counted values twice in chunk {index}: copy what arrives, do not add")
+            raise Wrong(f"has added values twice in chunk {index}: copy the received chunk instead")
         for other in range(group_size):
             start = sum(map(len, chunks[:other]))
             if chunk == [total * (start + offset + 1) for offset in range(len(chunk))]:
-                raise Wrong(f"has the sum of chunk {other} in place of chunk {index}")
-        raise Wrong(f"has wrong numbers in chunk {index}: {chunk}")
+                raise Wrong(f"has the sum of chunk {other} instead of chunk {index}")
+        raise Wrong(f"has incorrect numbers in chunk {index}: {chunk}")
 
 
 def check_messages(rank: int, group_size: int, chunks: list[list[float]], sent: list) -> None:
@@ -75,14 +75,14 @@ def check_messages(rank: int, group_size: int, chunks: list[list[float]], sent: 
             raise Wrong(f"has sent to rank {target}: in a ring it sends to rank {right} alone")
     sent_bytes = sum(size for _, size in sent)
     sizes = [8 * len(chunk) for chunk in chunks]
-    budget = sum(sizes) - sizes[right]  # all but the chunk that its neighbour had from the start
+    budget = sum(sizes) - sizes[right]  # all chunks except the one that rank `right` started with
     if sent_bytes > budget:
         raise Wrong(
-            f"has sent too many bytes: {sent_bytes}, and {group_size - 1} of its chunks have "
-            f"{budget}"
+            f"has sent too many bytes: {sent_bytes}, but the limit of N − 1 = "
+            f"{group_size - 1} of its chunks is {budget}"
         )
     if sent_bytes < budget:
-        raise Wrong(f"has sent {sent_bytes} of {budget} bytes over the wire: use the wire alone")
+        raise Wrong(f"has sent {sent_bytes} of {budget} bytes over the wire: use only the wire")
 
 
 if __name__ == "__main__":

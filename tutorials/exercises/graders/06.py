@@ -1,4 +1,4 @@
-"""Grade exercise 06: train on 2 and on 3 processes, and compare the bits with those of DDP.
+"""Grade exercise 06: train on 2 and on 3 processes, and compare the weights with DDP's bit for bit.
 
 python tutorials/exercises/graders/06.py FILE
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (2, 3)
-RIGHT = "on 2 processes and on 3 the weights are those of DDP, to the last bit"
+RIGHT = "on 2 and on 3 processes, the weights are bitwise equal to DDP's weights"
 
 
 def observe(answer: Path, device) -> None:
@@ -30,15 +30,15 @@ def observe(answer: Path, device) -> None:
         raise Wrong("the ranks end with different weights: the gradients are not shared")
     for name, other in at_levels.items():
         if torch.equal(weights, other):
-            raise Wrong(f"the weights are not DDP's: this is {name}")
+            raise Wrong(f"the weights differ from DDP's: this is {name}")
     raise Wrong(
-        "the weights are not DDP's, and not those of any level we know; they differ by up to "
+        "the weights match no known level. They differ from DDP's weights by up to "
         f"{(weights - with_ddp).abs().max().item():.1e}"
     )
 
 
 def levels() -> dict:
-    """Return functions of (parameters, step) that average gradients, with the names to print."""
+    """Return {name to print: function of (parameters, step) that averages the gradients}."""
     import torch
     import torch.distributed as dist
 
@@ -72,14 +72,14 @@ def levels() -> dict:
     return {
         "the sum of the gradients, not their mean": add_up,
         "level 1, one all-reduce per parameter, then a division": divide_each,
-        "level 1, one all-reduce per parameter, though you multiply by 1/N": multiply_each,
+        "level 1, one all-reduce per parameter, but multiplied by 1/N": multiply_each,
         f"{one_buffer}, but divided by N": flat(False, lambda step: False),
         f"{one_buffer} in the right order, but divided by N": flat(False, lambda step: step > 0),
-        f"{one_buffer} in the right order, but divided by N before": divide_first,
+        f"{one_buffer} in the right order, but divided by N before it is sent": divide_first,
         f"{one_buffer} in reverse, but divided by N": flat(False, lambda step: True),
         "level 3, multiplied by 1/N, but never in reverse": flat(True, lambda step: False),
         "level 4, in reverse, but from the first step on": flat(True, lambda step: True),
-        "level 4, in reverse, but in the first step alone": flat(True, lambda step: step == 0),
+        "level 4, in reverse, but only in the first step": flat(True, lambda step: step == 0),
     }
 
 

@@ -1,4 +1,4 @@
-"""Grade exercise 07: train in two processes, and record which gradients are shared and used.
+"""Grade exercise 07: train on two processes, and record which gradients are sent and used.
 
 python tutorials/exercises/graders/07.py FILE
 """
@@ -24,10 +24,10 @@ def observe(answer: Path, device) -> None:
     torch.manual_seed(0)
     layers = torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # all gradients of the same weights
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the weights never change
     inputs = torch.randn(PROCESSES, BATCHES, BATCH, 5)
     targets = torch.randn(PROCESSES, BATCHES, BATCH, 1)
-    all_reduces, used = [], []  # the step each all-reduce is for; the gradient of each step
+    all_reduces, used = [], []  # step of each all-reduce; gradient of each step
 
     def share(group, bucket):
         all_reduces.append(len(used))
@@ -65,23 +65,23 @@ def judge_steps(steps: int) -> None:
             f"window of {WINDOW}, instead of {WINDOWS} times"
         )
     if steps == WINDOWS - 1:
-        raise Wrong("the last window, which is short, never reaches the optimizer: step for it too")
+        raise Wrong("the last window, which is short, never reaches the optimizer: it needs a step")
     if steps < WINDOWS:
         raise Wrong(f"the optimizer steps {steps} times, instead of {WINDOWS} times")
 
 
 def judge_gradients(differences: list[str], is_added: bool) -> None:
-    """Judge the gradient of each window by what `accumulation.compare` returned for it.
+    """Raise `Wrong` if `accumulation.compare` has found a difference in a window's gradient.
 
-    `is_added` says whether the second step used the sum of the first two gradients.
+    `is_added` is True if the second step used the sum of the first two gradients.
     """
     from accel_demo.anatomy.accumulation import EQUAL
 
     *full, short = differences
     if "different on each rank" in differences:
         raise Wrong(
-            "each rank uses a gradient of its own: the last backward of a window has to share, so "
-            "it must not be under no_sync"
+            "each rank uses a gradient of its own: the last backward of a window must all-reduce, "
+            "so it must not be under no_sync"
         )
     if is_added:
         raise Wrong("the gradients of the previous window are still there: call zero_grad")
@@ -92,14 +92,14 @@ def judge_gradients(differences: list[str], is_added: bool) -> None:
     if set(full) == {EQUAL} and short != EQUAL:
         raise Wrong(
             f"the short window is wrongly scaled ({short}): divide by the number of micro-batches "
-            "it really has"
+            "that it contains"
         )
     if set(full) != {EQUAL}:
         raise Wrong(f"the gradients do not match their windows: {', '.join(differences)}")
 
 
 def judge_sharing(all_reduces: list[int]) -> None:
-    """Judge the all-reduces, from the number of the step that each was for."""
+    """Check that each step has one all-reduce. `all_reduces` contains their step numbers."""
     times = [all_reduces.count(step) for step in range(WINDOWS)]
     if times != [1] * WINDOWS or len(all_reduces) != WINDOWS:
         raise Wrong(

@@ -1,4 +1,4 @@
-"""Grade exercise 08: evaluate in three processes, and record which samples the model gets.
+"""Grade exercise 08: evaluate on three processes, and record which samples each model receives.
 
 python tutorials/exercises/graders/08.py FILE
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 PROCESSES, BATCH = 3, 5
-# The number of samples, and those that the model gets wrong. Each round over the processes has 15
-# samples: 22 leave the second round incomplete, 30 fill both, and 4 do not fill one batch.
+# (number of samples, samples that the model misclassifies). A round of one batch per process has 15
+# samples: 22 leave the second round incomplete, 30 fill two rounds, and 4 do not fill one batch.
 CASES = [(22, [0, 1, 2, 20]), (30, [3, 4, 27]), (4, [1])]
 SIZES = ", ".join(str(samples) for samples, _ in CASES)
 RIGHT = f"the exact accuracy of {SIZES} samples, on each of {PROCESSES} ranks"
@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Yield the result of the answer for each case, and the samples that the model gets."""
+    """Yield, for each case, the result of the answer and the samples that the model received."""
     import torch
     from accelerate import Accelerator
     from accelerate.state import GradientState
@@ -28,7 +28,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
     from accel_demo.processes.connect import use_cpu
 
     class Model(torch.nn.Module):
-        """A classifier that knows the label of each sample, and is wrong where it should be."""
+        """A classifier that returns the correct label, or an incorrect one for `mistakes`."""
 
         def __init__(self, mistakes: list[int]):
             super().__init__()
@@ -43,7 +43,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     module = import_answer(answer)
     for samples, mistakes in CASES:
-        GradientState._reset_state()  # forget a loader that was left before its end
+        GradientState._reset_state()  # forget a loader that was not read to its end
         accelerator, model = Accelerator(cpu=use_cpu()), Model(mistakes)
         model.to(accelerator.device)
         inputs = torch.stack([torch.arange(samples), torch.ones(samples)], dim=1)
@@ -65,23 +65,23 @@ def judge(number: int, seen: list[dict]) -> None:
 
 def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
     read = [sum(batches, []) for batches in batches_by_rank]  # sample numbers, by rank
-    share = math.ceil(samples / (PROCESSES * BATCH)) * BATCH  # of one rank, with padding
+    share = math.ceil(samples / (PROCESSES * BATCH)) * BATCH  # samples per rank, with padding
     most = max(map(len, read))
     if most > share and sum(map(bool, read)) == 1:
         raise Wrong(
             f"one process does it all: {samples} samples go through the model on one rank, and "
-            "none on the others. Give each rank its part: prepare the loader, on every rank"
+            "none on the others. Prepare the loader on every rank, so that each rank gets its part"
         )
     if most > share:
         raise Wrong(
             f"the work is not shared: of {samples} samples {most} go through the model on one "
-            f"rank, and {share} would do. Prepare the loader, so that each rank gets its part"
+            f"rank, but {share} are enough. Prepare the loader, so that each rank gets its part"
         )
     if missing := sorted(set(range(samples)) - set(sum(read, []))):
         raise Wrong(
             f"{len(missing)} of {samples} samples never go through the model "
-            f"({', '.join(map(str, missing))}): without drop_last none is left out, and a loader "
-            "that is already split must not be split again"
+            f"({', '.join(map(str, missing))}): do not use drop_last, and do not split a loader "
+            "that is already split"
         )
 
 
@@ -91,15 +91,17 @@ def judge_results(
     samples: int,
     mistakes: list[int],
 ) -> None:
-    """Judge what each rank returned: a number, or the description of something else."""
+    """Check the results of all ranks. A string describes a result that is not a number."""
     numbers = [result for result in results if isinstance(result, float)]
     for rank, result in enumerate(results):
         if isinstance(result, str):
-            raise Wrong(f"rank {rank} returns {result} instead of a number: every rank needs it")
+            raise Wrong(
+                f"rank {rank} returns {result} instead of a number: every rank must return one"
+            )
     if max(numbers) - min(numbers) > TOLERANCE:
         raise Wrong(
             f"each rank returns a different number ({', '.join(f'{n:.4f}' for n in numbers)}): "
-            "gather the predictions of all before you count"
+            "gather all predictions before you count"
         )
     right = 1 - len(mistakes) / samples
     if abs(numbers[0] - right) < TOLERANCE:
@@ -114,7 +116,7 @@ def judge_results(
 def typical_mistakes(
     batches_by_rank: list[list[list[int]]], samples: int, mistakes: list[int]
 ) -> Iterator[tuple[float, str]]:
-    """Yield the number that a typical mistake returns, and the sentence about the mistake."""
+    """Yield the result of each typical mistake, and a message about the mistake."""
 
     def right(numbers):
         return sum(number not in mistakes for number in numbers)
@@ -124,7 +126,7 @@ def typical_mistakes(
 
     read = [sum(batches, []) for batches in batches_by_rank]
     everything = sum(read, [])
-    cut, remaining = [], samples  # each round of batches as gather_for_metrics returns it
+    cut, remaining = [], samples  # the batches that gather_for_metrics returns
     for index in range(max(map(len, batches_by_rank))):
         round_of_batches = [batches[index] for batches in batches_by_rank if index < len(batches)]
         cut.append(sum(round_of_batches, [])[:remaining])
@@ -133,8 +135,8 @@ def typical_mistakes(
     if padded > samples:
         yield (
             right(everything) / padded,
-            f"padding is counted: {padded} samples instead of {samples}. gather_for_metrics drops "
-            "it",
+            f"padding is counted: {padded} samples instead of {samples}. gather_for_metrics "
+            "removes it",
         )
         yield (
             right(sum(cut, [])) / padded,
@@ -147,18 +149,18 @@ def typical_mistakes(
         )
     yield (
         mean(cut),
-        "it is a mean of the batches' accuracies, and the last batch is smaller: add up counts, "
-        "divide once",
+        "it is a mean of the batches' accuracies, and the last batch is smaller: add up counts "
+        "and divide once",
     )
     yield (
         mean(read),
         "it is a mean of the ranks' accuracies, and ranks have unequal numbers of samples: add up "
-        "counts, divide once",
+        "counts and divide once",
     )
     means = [mean(batches) for batches in batches_by_rank if batches]
     yield (
         sum(means) / len(means),
-        "it is a mean of means, of batches and of ranks: add up counts over both, divide once",
+        "it is a mean of means, of batches and of ranks: add up counts over both and divide once",
     )
 
 

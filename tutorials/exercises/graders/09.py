@@ -10,9 +10,9 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 SAMPLES, GLOBAL_BATCH, LEARNING_RATE = 128, 16, 0.1
 STEPS = SAMPLES // GLOBAL_BATCH
-TOLERANCE = 1e-6  # weights are about 0.1, and a wrong learning rate is wrong by a quarter
+TOLERANCE = 1e-6  # weights are about 0.1; an incorrect learning rate is off by a quarter
 EXPECTED_RATES = [LEARNING_RATE * (1 - step / STEPS) for step in range(STEPS)]
-RIGHT = "on one process and on two, the same learning rates and the same weights"
+RIGHT = "the learning rates and the weights are the same on one process and on two"
 
 
 def observe(answer: Path, device) -> None:
@@ -22,14 +22,14 @@ def observe(answer: Path, device) -> None:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from torch.utils.data import TensorDataset
 
-    AcceleratorState._reset_state(True)  # the answer creates an Accelerator of its own
+    AcceleratorState._reset_state(True)  # the answer creates a new Accelerator
     GradientState._reset_state()
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 5)
     targets = inputs.sum(dim=1, keepdim=True).sin()
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     expected_weights = train_on_one_process(model, inputs, targets)
-    read, samples, rates = 0, [], []  # samples in forwards since the last step; then of each step
+    read, samples, rates = 0, [], []  # samples since the last step; lists with an item per step
 
     def count(module, arguments):
         nonlocal read
@@ -56,7 +56,7 @@ def observe(answer: Path, device) -> None:
 
 
 def judge_batches(samples_by_rank: list[list[int]]) -> None:
-    """Judge the number of samples behind each step."""
+    """Check the number of samples used in each step."""
     processes, steps = len(samples_by_rank), sorted({len(steps) for steps in samples_by_rank})
     if steps == [0]:
         raise Wrong("the optimizer never steps")
@@ -66,11 +66,11 @@ def judge_batches(samples_by_rank: list[list[int]]) -> None:
     if batches == [GLOBAL_BATCH] * STEPS:
         return
     if sum(batches) == processes * SAMPLES and processes > 1:
-        raise Wrong("every process reads all samples: prepare the loader, so that each has a part")
+        raise Wrong("every process reads all samples: prepare the loader to split them")
     if max(batches) == processes * GLOBAL_BATCH:
         raise Wrong(
             f"a step is taken on {processes * GLOBAL_BATCH} samples instead of {GLOBAL_BATCH}: "
-            "every process takes a whole global batch, so divide it by their number"
+            "every process uses a whole global batch, so divide it among the processes"
         )
     if sum(batches) != SAMPLES:
         raise Wrong(f"{sum(batches)} samples are seen in the epoch, instead of {SAMPLES}")
@@ -88,18 +88,18 @@ def judge_rates(rates: list[float], processes: int) -> None:
     if abs(factor - 1) > TOLERANCE:
         raise Wrong(
             f"the first learning rate is {factor:.3g} times `learning_rate`: the global batch is "
-            "that of one process, so there is nothing to make up for"
+            "the same as on one process, so do not scale the learning rate"
         )
     if are([LEARNING_RATE * max(0, 1 - processes * step / STEPS) for step in range(STEPS)]):
         raise Wrong(
             f"the schedule is over after {STEPS // processes} of {STEPS} steps: the prepared "
-            f"scheduler steps {processes} times in each, once per process, and its length assumes "
-            "that it steps once"
+            f"scheduler steps {processes} times in each, once per process, but its length assumes "
+            "a single step"
         )
     if are([LEARNING_RATE * (1 - step / (processes * STEPS)) for step in range(STEPS)]):
         raise Wrong(
             f"only 1/{processes} of the schedule is done when the epoch ends: its length is that "
-            "of the loader before prepare has divided it, and it steps once"
+            "of the loader before prepare splits it, but the scheduler steps only once per step"
         )
     if len(set(rates)) == 1:
         raise Wrong("the learning rate never changes: step the scheduler after the optimizer")
@@ -112,13 +112,13 @@ def judge_weights(by_rank: list, expected) -> None:
         raise Wrong("the processes end with different weights: is the model prepared?")
     if (difference := (by_rank[0] - expected).abs().max().item()) > TOLERANCE:
         raise Wrong(
-            f"the learning rates are right, but the weights are off by {difference:.1g}: are the "
-            "gradients those of the mean loss, and set to zero after each step?"
+            f"the learning rates are correct, but the weights are off by {difference:.1g}: is the "
+            "loss a mean, and are the gradients set to zero after each step?"
         )
 
 
 def train_on_one_process(model, inputs, targets):
-    """Return the weights after the right training with nothing but torch; reset the model."""
+    """Train correctly on one process, without Accelerate. Return the weights; reset the model."""
     import torch
     from torch.nn.functional import mse_loss
 

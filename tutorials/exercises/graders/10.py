@@ -1,4 +1,4 @@
-"""Grade exercise 10: judge the settings for eight machines, and train with the one for a CPU.
+"""Grade exercise 10: check the settings for eight machines, and train on a CPU with the first one.
 
 python tutorials/exercises/graders/10.py FILE
 """
@@ -14,7 +14,7 @@ KEYS = ("mixed_precision", "grad_scaler", "compile")
 PRECISIONS = ("no", "fp16", "bf16")
 GPU = {"device": "cuda", "bf16_instructions": False, "has_compiler": False}
 CPU = {"device": "cpu", "compute_capability": None, "is_bf16_supported": False}
-LONG = {"steps": 100_000, "compile_seconds": 60.0}  # pays back after 3,000 steps
+LONG = {"steps": 100_000, "compile_seconds": 60.0}  # compilation pays off after 3,000 steps
 LONG |= {"seconds_per_step": 0.1, "seconds_per_step_compiled": 0.08}
 SHORT = {**LONG, "steps": 10}
 SLOWER = {**LONG, "seconds_per_step_compiled": 0.11}
@@ -25,7 +25,7 @@ def gpu(capability: tuple[int, int], is_bf16_supported: bool, run: dict) -> dict
     return {**GPU, "compute_capability": capability, "is_bf16_supported": is_bf16_supported, **run}
 
 
-MACHINES = {  # name: the machine, and the right answer: precision, scaler, compile
+MACHINES = {  # name: (machine, expected precision, scaler and compilation)
     "a laptop without bf16 instructions": (LAPTOP, "no", False, False),
     "a GPU of 2018, for ten steps": (gpu((7, 5), True, SHORT), "fp16", True, False),
     "a GPU of today, for a long run": (gpu((9, 0), True, LONG), "bf16", False, True),
@@ -42,7 +42,7 @@ RIGHT = f"{len(MACHINES)} machines, and the loss of the laptop's training falls"
 
 
 def observe(answer: Path) -> Iterator[dict]:
-    """Judge the settings. Yield what a training with the first one does."""
+    """Check the settings. Yield the results of a training run with the first one."""
     module = import_answer(answer)
     settings = {name: module.setting(dict(machine)) for name, (machine, *_) in MACHINES.items()}
     first = next(iter(settings.values()))
@@ -54,11 +54,11 @@ def observe(answer: Path) -> Iterator[dict]:
         except Wrong as mistake:
             raise Wrong(f"{name}: {mistake}") from None
     if not run["loss_falls"]:
-        raise Wrong(f"the laptop's training does not learn: {run}")
+        raise Wrong(f"the loss of the laptop's training does not fall: {run}")
     for name, (_, precision, _, is_compiled) in MACHINES.items():
         parsed = parsed_by_accelerate(settings[name])
         if parsed != [precision, "INDUCTOR" if is_compiled else "NO"]:
-            raise Wrong(f"{name}: Accelerate reads {parsed} from a config file of it")
+            raise Wrong(f"{name}: Accelerate reads {parsed} from a config file with this setting")
 
 
 def judge_setting(machine: dict, right: list, setting, run: dict) -> None:
@@ -66,10 +66,10 @@ def judge_setting(machine: dict, right: list, setting, run: dict) -> None:
         raise Wrong(f"setting returns {setting!r}, instead of a dictionary with {', '.join(KEYS)}")
     precision, has_scaler, is_compiled = (setting[key] for key in KEYS)
     if not has_precision(setting):
-        raise Wrong(f"mixed_precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+        raise Wrong(f"mixed_precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     for key in KEYS[1:]:
         if not isinstance(setting[key], bool):
-            raise Wrong(f"{key} is True or False, not {setting[key]!r}")
+            raise Wrong(f"{key} must be True or False, not {setting[key]!r}")
     right_precision, needs_scaler, should_compile = right
     if precision != right_precision:
         raise Wrong(wrong_precision(machine, right_precision, precision, run))
@@ -95,7 +95,7 @@ def wrong_precision(machine: dict, right: str, precision: str, run: dict) -> str
     if precision == "bf16":
         return (
             "bf16 on an old GPU: below compute capability 8.0 it is emulated. is_bf16_supported() "
-            "counts that too, unless you ask with including_emulation=False"
+            "includes emulation, unless you pass including_emulation=False"
         )
     if right == "no":
         return "fp16 without tensor cores (below compute capability 7.0) is not faster"
@@ -124,7 +124,7 @@ def has_precision(setting) -> bool:
 
 
 def train(precision: str) -> dict:
-    """Train tiny_cnn for 15 steps on the CPU, on real images, with Accelerate."""
+    """Train tiny_cnn with Accelerate for 15 steps on the CPU, on real images."""
     import torch
     from accelerate import Accelerator
 
@@ -151,7 +151,7 @@ def train(precision: str) -> dict:
 
 
 def parsed_by_accelerate(setting: dict) -> list[str]:
-    """Return the precision and the compiler that Accelerate reads from a config file of this."""
+    """Return the precision and compiler that Accelerate reads from a file with this setting."""
     from accelerate.commands.config.config_args import load_config_from_file
 
     backend = "INDUCTOR" if setting["compile"] else "NO"

@@ -1,4 +1,4 @@
-"""Grade exercise 11: kill the training at three random batches, resume it, compare the weights.
+"""Grade exercise 11: kill training at three random batches, resume it, and compare the weights.
 
 python tutorials/exercises/graders/11.py FILE
 """
@@ -20,12 +20,12 @@ from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environ
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
 
-TIME_LIMIT = 60  # seconds for one start; without a mistake it takes a few
+TIME_LIMIT = 60  # seconds per start; a correct answer needs a few
 EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # batches per process and epoch
 ALL = EPOCHS * BATCHES
-KILLS = range(14, ALL)  # batches done at the kill: from the second epoch on, after its first save
+KILLS = range(14, ALL)  # batches before the kill; 14 is after the first save in epoch 2
 MOST_LOST = 8  # batches that a kill may cost
-# Each start has new processes. They are forked from a server that has already imported torch.
+# Each start forks new processes from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -41,10 +41,10 @@ def judge_all(answer: Path, seed: int) -> str:
             judge_kills(answer, world_size, kills)
         except Wrong as mistake:
             where = f"on {counted(world_size, 'process')}"
-            raise Wrong(f"{where}, {mistake}\n(It was killed after {points}.)") from None
+            raise Wrong(f"{where}, {mistake}\n(The runs were killed after {points}.)") from None
     return (
-        "the last level. The weights are the same, bit for bit, as without a kill: on one process "
-        f"and on two, killed after {points}"
+        "the last level. The weights are the same, bit for bit, as without a kill, on one process "
+        f"and on two. The runs were killed after {points}"
     )
 
 
@@ -63,9 +63,9 @@ def judge_kills(answer: Path, world_size: int, kills: list[int]) -> None:
 
 
 def train(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
-    """Start the training in the folder `run`, and return what each rank has seen.
+    """Run the training in the folder `run`, and return the observation of each rank.
 
-    With `kill_after` the ranks kill themselves after so many batches, and have seen nothing.
+    With `kill_after`, the ranks kill themselves after that many batches, and the list is empty.
     """
     reports = run / "reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def train(answer: Path, world_size: int, run: Path, kill_after: int | None = Non
     deadline = time.monotonic() + TIME_LIMIT
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
-        if any(process.exitcode == 1 for process in ranks):  # the others would wait for it
+        if any(process.exitcode == 1 for process in ranks):  # the other ranks would wait
             break
     is_late = time.monotonic() >= deadline
     for process in ranks:
@@ -91,7 +91,7 @@ def train(answer: Path, world_size: int, run: Path, kill_after: int | None = Non
     outcome = Outcome(exit_code, "", grading.read_reports(reports), TIME_LIMIT)
     grading.check(outcome, (world_size,))
     if not is_as_planned:
-        raise RuntimeError(f"the ranks ended with the exit codes {exit_codes}")
+        raise RuntimeError(f"the ranks exited with the codes {exit_codes}")
     by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
     return [observation for seen in by_rank for observation in seen]
 
@@ -109,7 +109,7 @@ def be_rank(
     def begin_batch(numbers):
         if len(samples) == kill_after:
             grading.write_report(reports, name, {"mistake": "", "seen": []})
-            while len(list(reports.glob("*.json"))) < world_size:  # all die at once
+            while len(list(reports.glob("*.json"))) < world_size:  # all ranks die at the same time
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGKILL)
         samples.append(numbers.tolist())
@@ -142,12 +142,12 @@ def observe(
 
 
 def judge_uninterrupted(uninterrupted: list[dict]) -> None:
-    """Judge the uninterrupted training run."""
+    """Check that the uninterrupted run uses every sample once per epoch."""
     for rank in uninterrupted:
         if len(rank["samples"]) != ALL:
             raise Wrong(
                 f"an uninterrupted training run has {len(rank['samples'])} batches, not {ALL}: "
-                "call begin_batch once in each, and train all epochs"
+                "call begin_batch once per batch, and train all epochs"
             )
     for first in range(0, ALL, BATCHES):
         epoch = [rank["samples"][first : first + BATCHES] for rank in uninterrupted]
@@ -160,17 +160,17 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
 
 
 def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
-    """Judge a training run that was killed after `done` batches, and name the level it reaches."""
-    place = ALL - len(resumed[0]["samples"])  # where it continued
+    """Check a run that was killed after `done` batches. `Wrong` names the level that it reaches."""
+    place = ALL - len(resumed[0]["samples"])  # the batch at which it continued
     if place <= 0:
         raise Wrong(
-            "it began again with the first batch of the first epoch, so it does not know its "
-            "place: level 0. Save the epoch and the batches done of it, and skip those"
+            "it started again with the first batch of the first epoch: level 0. Save the epoch and "
+            "the number of finished batches in it, and skip these batches"
         )
     if place > done:
-        raise Wrong(f"it continued after {place} batches: some were never trained on")
+        raise Wrong(f"it continued after {place} batches: some batches were never used")
     if done - place > MOST_LOST:
-        raise Wrong(f"it continued after {place} batches: a kill may cost {MOST_LOST} at most")
+        raise Wrong(f"it continued after {place} batches: a kill may cost at most {MOST_LOST}")
     pairs = list(zip(uninterrupted, resumed, strict=True))
     is_same = [
         before == after
@@ -180,16 +180,16 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
     if not all(is_same):
         raise Wrong(
             f"the samples differ: {sum(is_same)} of {len(is_same)} batches after the checkpoint "
-            "have those of the training that nobody killed. That is below level 3: is the order "
-            "drawn from a seed and the epoch, and is the epoch set before batches are skipped?"
+            "are the same as in the uninterrupted run. That is below level 3: does the order "
+            "depend only on a seed and the epoch, and is the epoch set before batches are skipped?"
         )
     if all(expected["weights"] == rank["weights"] for expected, rank in pairs):
         return
-    but = "the samples are right, but the weights differ"
+    but = "the samples are the same, but the weights differ"
     if place % 2:
         raise Wrong(
-            f"{but}: level 3. It continued after {place} batches, in the middle of an accumulation "
-            "window, and the gradients of its first half were lost: save if sync_gradients is true"
+            f"{but}: level 3. It continued after {place} batches, in an accumulation window, "
+            "and the gradients of its first half were lost: save only if sync_gradients is true"
         )
     if place % BATCHES == 0:
         raise Wrong(
@@ -204,12 +204,12 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
             )
     raise Wrong(
         f"{but}, and no window was open: level 4. Dropout has different random numbers: does the "
-        "loader draw from a generator of its own?"
+        "loader have a separate generator?"
     )
 
 
 if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the kills")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="for the kills")
     options = parser.parse_args()
     sys.exit(grading.verdict(lambda: judge_all(options.answer, options.seed)))

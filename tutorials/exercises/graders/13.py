@@ -1,4 +1,4 @@
-"""Grade exercise 13: compare the number and its gradient on two and three ranks with one process.
+"""Grade exercise 13: compare the number and its gradient, on two and three ranks, with one process.
 
 python tutorials/exercises/graders/13.py FILE
 """
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
-ROWS, SIZE = 4, 6  # kernels per rank, and elements of a kernel
-RIGHT = "on two and on three processes every rank has the number and its rows' gradient"
+ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
+RIGHT = "on two and on three processes every rank has the number and the gradient of its rows"
 
 
 def observe(answer: Path, device) -> None:
@@ -23,12 +23,12 @@ def observe(answer: Path, device) -> None:
     rows = kernels[own].clone().requires_grad_()
     total = import_answer(answer).total_distance(rows)
     if not isinstance(total, torch.Tensor) or total.shape != ():
-        raise Wrong(f"total_distance must return a tensor with one number, got {total!r:.60}")
+        raise Wrong(f"total_distance must return a scalar tensor, got {total!r:.60}")
     if total.requires_grad:
         total.backward()
     expected, gradients = references(kernels, own)
     if not is_close(total.detach(), expected):
-        raise Wrong(f"the number is {total.item():.4f}, and of all kernels {expected.item():.4f}")
+        raise Wrong(f"the number is {total.item():.4f}, but for all kernels {expected.item():.4f}")
     judge_gradient(rows.grad, gradients, processes)
 
 
@@ -40,19 +40,19 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
     if is_close(gradient, processes * gradients["whole"]):
         raise Wrong(
             f"the gradient is {processes} times too large: every rank computes the whole number, "
-            "and backward adds up the gradients of all of them"
+            "and backward adds up the gradients of all ranks"
         )
     if any(is_close(gradient, gradients[name]) for name in ("first of a pair", "own share")):
         raise Wrong(
-            "the gradient is that of the rank's own rows only: the same kernels are also the "
-            "second of pairs whose first kernel is on another rank"
+            "the gradient is that of the rank's own rows only. These kernels also occur in pairs "
+            "whose first kernel is on another rank"
         )
     distance = (gradient - gradients["whole"]).abs().max().item()
     raise Wrong(f"the number is right, but its gradient is off by up to {distance:.1e}")
 
 
 def references(kernels, own: slice) -> tuple:
-    """Return the number, and gradients of a rank's own rows: the right one, and two wrong ones."""
+    """Return the number, and three gradients of a rank's rows: one correct, two incorrect."""
     import torch
 
     rows = kernels[own].clone().requires_grad_()

@@ -1,7 +1,7 @@
-"""Grade exercise 14: the straggler of the four stored traces, and of four more that are made here.
+"""Grade exercise 14: find the straggler in four stored traces and in four generated traces.
 
 python tutorials/exercises/graders/14.py FILE
-python tutorials/exercises/graders/14.py --write-traces     # those stored beside the exercise
+python tutorials/exercises/graders/14.py --write-traces     # write the four stored traces
 """
 
 import json
@@ -18,11 +18,11 @@ STEPS, FIRST_STEP = 8, 5
 
 @dataclass(frozen=True)
 class Case:
-    name: str  # of the stored file; also the seed
+    name: str  # file name or description; also the random seed
     ranks: int
-    late: dict[int, float]  # the ms by which a rank is later in every step
-    once: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, step): ms, only then
-    phase: str = "forward"  # the phase that takes the additional time
+    late: dict[int, float]  # rank: delay in every step, in ms
+    once: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, step): delay, once
+    phase: str = "forward"  # the phase in which the delays occur
 
     @property
     def straggler(self) -> int | None:
@@ -33,7 +33,7 @@ STORED = [
     Case("a.json", 4, {2: 18}),
     Case("b.json", 4, {}),
     Case("c.json", 3, {}, {(1, 3): 90}),
-    Case("d.json", 3, {0: 12, 2: -6}, {(1, 2): 30}, "backward"),  # rank 2 is quick: it waits most
+    Case("d.json", 3, {0: 12, 2: -6}, {(1, 2): 30}, "backward"),  # rank 2 is fast, so it waits most
 ]
 MORE = [
     Case("two ranks, rank 0 slow", 2, {0: 9}),
@@ -46,11 +46,11 @@ RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
 
 @dataclass(frozen=True)
 class WrongRank:
-    """The answer named this rank in a case, but `case.straggler` is right."""
+    """A case in which the answer returned `rank` instead of `case.straggler`."""
 
     case: Case
     rank: object
-    longest: int  # the rank that spends most time in all-reduce
+    longest: int  # the rank that spends the most time in all-reduce
 
 
 def observe(answer: Path) -> None:
@@ -73,7 +73,7 @@ def observe(answer: Path) -> None:
 
 
 def explanation(mistakes: list[WrongRank]) -> str:
-    """Name what all mistakes have in common, or else the first one."""
+    """Return a hint on what all mistakes have in common, or on the first mistake."""
     case, rank = mistakes[0].case, mistakes[0].rank
     if rank is not None and (type(rank) is not int or not 0 <= rank < case.ranks):
         if isinstance(rank, int) and rank in {1000 * rank for rank in range(case.ranks)}:
@@ -81,12 +81,12 @@ def explanation(mistakes: list[WrongRank]) -> str:
         return f"Return a rank, an int from 0 to {case.ranks - 1}, or None"
     if all(mistake.rank is None for mistake in mistakes):
         if all(mistake.case.phase == "data wait" for mistake in mistakes):
-            return "It loses its time in data wait, before it computes: count that too"
+            return "It loses its time in data wait, before it computes: include this phase"
         return "No rank was named: compare when each rank starts the same all-reduce"
     if all(mistake.rank == mistake.longest for mistake in mistakes):
         return (
             f"Rank {rank} spends most time in all-reduce because it waits there for a rank that "
-            "starts late: which one starts last?"
+            "starts late: which rank starts last?"
         )
     if all(
         mistake.case.straggler is None and mistake.rank in {rank for rank, _ in mistake.case.once}
@@ -102,7 +102,7 @@ def explanation(mistakes: list[WrongRank]) -> str:
 
 
 def longest_all_reduce(trace: dict) -> int:
-    """Return the rank that spends most time in all-reduce."""
+    """Return the rank that spends the most time in all-reduce."""
     waited: dict[int, float] = {}
     for event in trace["traceEvents"]:
         if event["name"] == "gloo:all_reduce":
@@ -111,13 +111,13 @@ def longest_all_reduce(trace: dict) -> int:
 
 
 def make(case: Case) -> dict:
-    """Return a trace like those of `accel_demo.lab.timeline.merge`, with the phases alone."""
+    """Return a trace like `accel_demo.lab.timeline.merge`, with only phases and all-reduces."""
     generator = random.Random(case.name)
     ranks, events = range(case.ranks), []
     for rank in ranks:
         process = {"ph": "M", "name": "process_name", "pid": 1000 * rank, "tid": 0}
         events.append({**process, "args": {"name": f"rank {rank}"}})
-    begins = [0.0 for _ in ranks]  # when each rank begins the step, in ms
+    begins = [0.0 for _ in ranks]  # start of the step on each rank, in ms
     for step in range(STEPS):
         durations = [phase_durations(case, rank, step, generator) for rank in ranks]
         # Two buckets: the first is ready halfway through backward, the second at its end.
@@ -132,7 +132,7 @@ def make(case: Case) -> dict:
             ends = {
                 "data wait": begins[rank] + durations[rank]["data wait"],
                 "forward": ready[rank][1] - durations[rank]["backward"],
-                "backward": second_end,  # it waits in there
+                "backward": second_end,  # includes the wait
                 "optimizer": second_end + durations[rank]["optimizer"],
             }
             start, name = begins[rank], f"step {step + FIRST_STEP}"
@@ -147,7 +147,7 @@ def make(case: Case) -> dict:
 
 
 def phase_durations(case: Case, rank: int, step: int, generator: random.Random) -> dict:
-    """Return the ms that a rank computes in each phase of a step."""
+    """Return the milliseconds that a rank computes in each phase of a step."""
     undisturbed = {"data wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 6.0}
     durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
     additional = case.late.get(rank, 0) + case.once.get((rank, step), 0)
@@ -156,7 +156,7 @@ def phase_durations(case: Case, rank: int, step: int, generator: random.Random) 
 
 
 def make_event(name: str, start: float, end: float, rank: int, tid: int) -> dict:
-    """Return a complete event. The format counts microseconds."""
+    """Return a complete event in the trace format, which uses microseconds."""
     kind = "cpu_op" if name.startswith("gloo") else "user_annotation"
     times = {"ts": round(1000 * start, 3), "dur": round(1000 * (end - start), 3)}
     return {"ph": "X", "cat": kind, "name": name, "pid": 1000 * rank, "tid": tid, **times}
