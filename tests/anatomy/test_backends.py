@@ -57,4 +57,4 @@ def test_under_a_launcher_the_program_prints_one_line_and_exits(launcher, start)
     result = start(["python", "-m", "accel_demo.anatomy.backends"], **environment)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    assert ("without a launcher" if launcher is None else "unset it") in result.stderr
+    assert ("without a launcher" if launcher is None else "Unset RANK") in result.stderr

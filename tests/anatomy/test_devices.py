@@ -351,9 +351,9 @@ def test_one_process_is_an_error(start):
         ("--visible 0 --physical 0", "--physical must be from 1 to 16, got 0"),
         ("--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'"),
         ("--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'"),
-        ("--visible '0, 0' --plot map.svg", "--plot draws each number once"),
-        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws each number once"),
-        ("--visible +0,0 --plot map.svg", "--plot draws each number once"),
+        ("--visible '0, 0' --plot map.svg", "--plot draws each number only once"),
+        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws each number only once"),
+        ("--visible +0,0 --plot map.svg", "--plot draws each number only once"),
         (f"--visible {','.join(map(str, range(17)))} --plot map.svg", "--plot draws up to 16 ids"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_missing_data_file_is_named(mistake, tmp_path, monkeypatch):
     for path in data.ASSETS.glob("*-images-*.gz"):
         shutil.copy(path, tmp_path)
     message = mistake("--dataset", "fashion-mnist", "--data-dir", tmp_path)
-    assert "train-labels-idx1-ubyte.gz is missing: name its folder with --data-dir" in message
+    assert "train-labels-idx1-ubyte.gz is missing. Name its folder with --data-dir" in message
 
 
 @pytest.mark.parametrize("kind", ["truncated", "altered"])

@@ -99,7 +99,9 @@ def test_each_line_is_timed_when_it_is_printed():
     code = "import time; print('a'); time.sleep(0.5); print('b')"
     timed = run_timed(["python", "-c", code])
     (first, a), (second, b) = timed.lines
-    assert (a, b) == ("a", "b") and 0 < first and first + 0.5 <= second <= timed.seconds
+    assert (a, b) == ("a", "b")
+    # On a busy machine "a" may be read late, but not as late as "b".
+    assert 0 < first < first + 0.25 < second <= timed.seconds
 
 
 def test_a_user_error_in_a_command_stays_one_sentence():
@@ -125,7 +127,7 @@ def test_a_command_that_hangs_is_stopped_with_its_child_processes():
 
 def test_a_missing_launch_config_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("accel_demo.lab.timed_command.REPOSITORY", tmp_path)
-    with pytest.raises(UserError, match="cpu.yaml is missing: that folder is part of the repos"):
+    with pytest.raises(UserError, match="cpu.yaml is missing: it is in the repository"):
         accelerate_launch("cpu.yaml")
 
 

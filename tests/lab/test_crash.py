@@ -193,7 +193,7 @@ def test_missing_matplotlib_and_missing_configs_are_reported(monkeypatch, tmp_pa
         crash.main(["--plot", "steps.png"])
     monkeypatch.setattr(timed_command, "REPOSITORY", tmp_path)
     for script in ("train", "train_ddp"):
-        with pytest.raises(UserError, match="cpu.yaml is missing: .*run this in a clone"):
+        with pytest.raises(UserError, match="cpu.yaml is missing: .*Run this in a clone"):
             crash.main(["--script", script])
 
 

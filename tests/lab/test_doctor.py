@@ -119,9 +119,9 @@ BAD = {
     "- cpu\n": "must contain lines of `key: value`",
     "": "must contain lines of `key: value`",
     "num_processes: 2\n": "distributed_type is missing",
-    "distributed_type: NO\n": 'write distributed_type: "NO", in quotes',
+    "distributed_type: NO\n": 'Write distributed_type: "NO", in quotes',
     "distributed_type: MULTIGPU\n": "distributed_type must be one of NO, .*MULTI_GPU",
-    NO + "mixed_precision: no\n": 'write mixed_precision: "no", in quotes',
+    NO + "mixed_precision: no\n": 'Write mixed_precision: "no", in quotes',
     NO + "mixed_precision: bf8\n": 'mixed_precision must be "no", bf16 or fp16, got bf8',
     NO + "use_cpu: true\nmixed_precision: fp16\n": "fp16 needs a GPU for each process",
     NO + "use_cpu: true\nfp16: true\n": "fp16 needs a GPU for each process",
@@ -134,7 +134,7 @@ BAD = {
     NO + "num_processes: two\n": "integer of at least 1, got 'two'",
     "distributed_type: MULTI_GPU\n": "MULTI_GPU needs num_processes",
     "distributed_type: MULTI_CPU\n": "MULTI_CPU needs num_processes",
-    TWO + "gpu_ids: 0\n": 'gpu_ids must be in quotes: write gpu_ids: "0"',
+    TWO + "gpu_ids: 0\n": 'gpu_ids must be in quotes. Write gpu_ids: "0"',
     TWO + 'gpu_ids: "0"\n': "MULTI_GPU needs at least two gpu_ids",
     NO + 'use_cpu: "no"\n': "use_cpu must be true or false",
     TWO + "num_machines: 2\n": "num_machines must be 1 here",
@@ -158,7 +158,7 @@ def test_a_missing_config_is_an_error(tmp_path):
 def test_a_port_in_use_is_an_error(config):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} is in use: write main_process_port: 0"):
+        with pytest.raises(UserError, match=f"port {port} is in use. Write main_process_port: 0"):
             doctor.main(["--config", str(config(TWO + f"main_process_port: {port}\n"))])
 
 

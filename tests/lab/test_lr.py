@@ -160,7 +160,7 @@ def test_the_table_and_the_picture_show_the_measured_values(quick, runs):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--processes", "1"], "--processes 1 has nothing to compare with: use 1,2"),
+        (["--processes", "1"], "--processes 1 has nothing to compare with. Use 1,2."),
         (["--processes", "3"], "--processes must divide the batch of 32 images, got 3"),
         (["--samples", "1000"], "--samples must be a multiple of 512 for 2 processes, got 1000"),
         (["--samples", "0"], "--samples must be a multiple of 512"),
@@ -199,7 +199,7 @@ def test_a_training_run_that_diverges_is_a_one_line_error(monkeypatch):
     rates, losses = {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}
     run = RuleTraining("right", 2, rates, losses, torch.full((2,), math.nan))
     monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
-    with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06$"):
+    with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06.$"):
         lr.measure(2, SAMPLES, 1e6)
 
 

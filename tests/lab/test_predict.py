@@ -57,9 +57,9 @@ def test_without_matplotlib_only_the_table_is_shown(run_dir, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "200"], "--index 200 is too large: choose 0 to 199"),
+        (["--index", "200"], "--index 200 is too large. Choose 0 to 199"),
         (["--index", "0-99999999999"], "--index 99999999999 is too large"),
-        (["--index", "9-0"], "selects 0 images: select 1 to 200"),
+        (["--index", "9-0"], "selects 0 images. Select 1 to 200"),
         (["--index", "5-"], "--index must be like 7, 0-9 or 3,5,7, got 5-"),
         (["--index", "first"], "--index must be like 7, 0-9 or 3,5,7, got first"),
         (["--index", "-1"], "expected one argument|--index must be like"),

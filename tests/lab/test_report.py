@@ -444,7 +444,7 @@ def test_images_seen_are_steps_times_the_global_batch_size(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["{}/nowhere"], "nowhere does not exist: name the folder of a run"),
+        (["{}/nowhere"], "nowhere does not exist. Name the folder of a run"),
         (["{}/run/config.json"], "config.json is not a folder"),
         (["{}"], "does not contain a run: it has none of config.json"),
         (["{}/run", "{}/run/../run"], "is given twice"),

@@ -300,7 +300,7 @@ def test_uneven_batches_are_explained():
         ),
         (
             "--plot {}/x.svg --samples 401",
-            "--plot draws at most 400 samples and 20 epochs: use fewer, or --json",
+            "--plot draws at most 400 samples and 20 epochs. Use fewer, or --json.",
         ),
         ("--json {}/no/x.json", "cannot write --json {}/no/x.json: No such file or directory"),
         ("--dispatch", "unrecognized arguments: --dispatch"),

@@ -263,7 +263,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
         ("--batch-size 1 --model resnet18", "resnet18 takes batches of two images or more"),
         ("--accumulate 0", "accumulate must be at least 1, got 0"),
         ("--model vgg12", "invalid choice: 'vgg12'"),
-        ("--bucket-mb big", "--bucket-mb takes 25, or 0.05,0.5,25; got big"),
+        ("--bucket-mb big", "--bucket-mb must be like 25 or 0.05,0.5,25, got big"),
         ("--bucket-mb 25,0", "--bucket-mb must be from 0.001 to 10000, got 25,0"),
         ("--bucket-mb nan", "--bucket-mb must be from 0.001 to 10000, got nan"),
         ("--straggler 1", "--straggler takes RANK:MILLISECONDSms, such as 1:20ms; got 1"),

@@ -102,7 +102,7 @@ def check(options) -> None:
     if options.dispatch_batches and options.no_even_batches:
         raise UserError(
             "--dispatch-batches always makes even batches: Accelerate ignores even_batches=False "
-            "there. Remove one of the two flags.."
+            "there. Remove one of the two flags."
         )
     if options.split_batches and options.batch_size % options.processes:
         raise UserError(
