@@ -1,11 +1,11 @@
-"""Compare methods of gradient accumulation by their all-reduces, steps and gradients.
+"""Compare the all-reduces, optimizer steps and gradients of several gradient accumulation methods.
 
 python -m accel_demo.anatomy.accumulation
 torchrun --standalone --nproc-per-node 2 -m accel_demo.anatomy.accumulation --plot lanes.svg
 
-A window is the group of micro-batches before one optimizer step. The gradient in each step is
-compared with the gradient of the mean loss over all samples in the window, on all processes,
-computed in a single backward.
+A window is the group of micro-batches before one optimizer step. The gradient that each step uses
+is compared with the expected gradient: a single backward of the mean loss over the window's samples
+on all processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ from accel_demo.processes.connect import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
-WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per process and micro-batch
-LENGTHS = [1, 2, 12, 3]  # tokens per sequence in each micro-batch of a window
+WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per micro-batch on each process
+LENGTHS = [1, 2, 12, 3]  # sequence length of each micro-batch in a window, in tokens
 MAX_NORM = 0.1
 TOLERANCE, EQUAL = 1e-6, "equal within 1e-6"
 
@@ -38,14 +38,14 @@ class AccumulationRecord:
     """The events and gradients of one method in one epoch."""
 
     method: str
-    samples: str  # per process, for example "4 × 8"
-    events: list[str]  # "forward", "all-reduce" and "step", in the order they happened
+    samples: str  # on each process: micro-batches × batch size, for example "4 × 8"
+    events: list[str]  # "forward", "all-reduce" and "step", in the order in which they happened
     bytes_shared: int  # bytes that each process passes to all-reduce
-    gradients: list[str]  # per optimizer step, compared with the expected gradient
+    gradients: list[str]  # for each optimizer step, how its gradient differs from the expected one
 
 
 def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, divide=True):
-    """Accumulate with plain PyTorch. `model` is wrapped in DDP, and `accelerator` is not used."""
+    """Accumulate gradients with plain PyTorch. `model` is a DDP model; `accelerator` is unused."""
     for index, (inputs, targets) in enumerate(loader):
         is_last = (index + 1) % window == 0
         with model.no_sync() if no_sync and not is_last else nullcontext():
@@ -59,7 +59,10 @@ def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, 
 def accumulate(
     accelerator, model, optimizer, loader, divide=True, prepare=True, scale=True, clip="never"
 ):
-    """Accumulate with Accelerate, which also performs a step after the last batch of a loader."""
+    """Accumulate gradients with Accelerate.
+
+    After the last batch of a loader, Accelerate steps even if the window is incomplete.
+    """
     if prepare:
         optimizer = accelerator.prepare(optimizer)
     for index, (inputs, targets) in enumerate(loader):
@@ -77,10 +80,11 @@ def accumulate(
 
 
 def tokens(accelerator, model, optimizer, loader, global_count=True):
-    """Weight all tokens equally: divide their summed losses by the token count of all processes.
+    """Accumulate gradients over sequences, with the same weight for every token.
 
-    Without `global_count`, average the losses of each micro-batch instead. Then tokens in a
-    micro-batch of short sequences have a larger weight.
+    The summed losses are divided by the token count of all processes. If `global_count` is False,
+    the losses of each micro-batch are averaged instead, which gives a larger weight to the tokens
+    in a micro-batch of short sequences.
     """
     window = list(loader)
     count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
@@ -121,11 +125,11 @@ def observe(
 ) -> AccumulationRecord:
     """Train for one epoch with one method, and record its events and gradients.
 
-    The learning rate is 0, so all gradients are computed with the same weights. All-reduces are
-    counted in a communication hook, which DDP calls instead of its own all-reduce:
+    The learning rate is 0, so that all gradients are computed with the same weights. All-reduces
+    are counted in a communication hook, which DDP calls instead of its own all-reduce:
     https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
-    accelerator.free_memory()  # forget the previous method and its position in the window
+    accelerator.free_memory()  # drop the previous method's objects, and start a new window
     torch.manual_seed(0)
     layers = torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     model = accelerator.prepare(torch.nn.Sequential(*layers))  # a DistributedDataParallel
@@ -163,7 +167,7 @@ def observe(
 
 
 def make_data(samples: str, processes: int) -> TensorDataset:
-    """Return the samples of one epoch for all processes. `Accelerator.prepare` shards them."""
+    """Return the dataset of one epoch for all processes, which `Accelerator.prepare` shards."""
     count = BATCH * processes * (WINDOW + 2 if samples == SHORT else WINDOW)
     generator = torch.Generator().manual_seed(0)
     shape = (count, max(LENGTHS), 8) if samples == TOKENS else (count, 8)
@@ -179,7 +183,7 @@ def make_data(samples: str, processes: int) -> TensorDataset:
 def right_gradient(
     model: torch.nn.Module, samples: Sequence[torch.Tensor], device: torch.device
 ) -> torch.Tensor:
-    """Return the gradient of the mean loss over all these samples (or tokens), as one vector."""
+    """Return the gradient of the mean loss over `samples` (or over their tokens), as one vector."""
     inputs, targets, *is_token = (tensor.to(device) for tensor in samples)
     losses = mse_loss(model(inputs), targets, reduction="none").squeeze(-1)
     loss = losses[is_token[0]].mean() if is_token else losses.mean()
@@ -187,7 +191,7 @@ def right_gradient(
 
 
 def compare(gradients: Any, right: torch.Tensor) -> str:
-    """Describe how gradients of shape [ranks, elements] differ from the expected gradient."""
+    """Describe how `gradients`, of shape [ranks, elements], differ from the expected gradient."""
     if (gradients - gradients[0]).abs().max() > TOLERANCE:
         return "different on each rank"
     gradient = gradients[0]
@@ -216,7 +220,10 @@ def main(device: torch.device, options) -> None:
 
 
 def gradient_summary(record: AccumulationRecord) -> str:
-    """Describe the gradients of all steps, for example as "3 × a, then b" for four steps."""
+    """Summarise how the gradients of all steps differ from the expected gradients.
+
+    For example, three steps with "a" and one step with "b" become "3 × a, then b".
+    """
     counts = {words: record.gradients.count(words) for words in record.gradients}
     steps = len(record.gradients)
     parts = [f"{n} × {words}" if 1 < n < steps else words for words, n in counts.items()]
@@ -224,7 +231,7 @@ def gradient_summary(record: AccumulationRecord) -> str:
 
 
 def draw(records: list[AccumulationRecord]):
-    """Draw a lane per method, with its micro-batches, all-reduces and optimizer steps."""
+    """Draw one lane per method, with its micro-batches, all-reduces and optimizer steps."""
     figure = new_figure(10, 0.4 * len(records) + 0.8)
     axes = figure.subplots()
     blue, orange = COLOURS[:2]

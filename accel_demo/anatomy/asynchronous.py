@@ -1,4 +1,4 @@
-"""Show that an async all-reduce and any call on a GPU return before their work is done.
+"""Show that async all-reduces and GPU operations return before their work is done.
 
 python -m accel_demo.anatomy.asynchronous
 python -m accel_demo.anatomy.asynchronous --processes 3 --plot asynchronous.svg
@@ -21,16 +21,16 @@ from accel_demo.wording import duration
 def time_enqueued(
     device: torch.device, size: int = 8192, products: int = 10
 ) -> tuple[float, float]:
-    """Return the seconds until matrix products are enqueued, and until they are computed.
+    """Return how many seconds it takes to enqueue the matrix products, and to compute them.
 
-    With CUDA_LAUNCH_BLOCKING=1 each call waits until its work is done. Raises `ValueError` for a
-    CPU, because calls on a CPU always wait.
+    With CUDA_LAUNCH_BLOCKING=1, each call waits for its product. Raises `ValueError` for a CPU,
+    because CPU calls always wait.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
     """
     if device.type != "cuda":
         raise ValueError(f"device must be a CUDA GPU, got {device}")
     matrix = torch.ones(size, size, device=device)
-    torch.mm(matrix, matrix)  # the first call also loads the library
+    torch.mm(matrix, matrix)  # warm up, because the first call also loads the library
     torch.cuda.synchronize(device)
     started_at = time.perf_counter()
     for _ in range(products):
@@ -96,7 +96,7 @@ def main(device: torch.device, options) -> None:
     if dist.get_rank() > 0:
         return
     head = ["on rank 0", "the other ranks", "`is_completed()`", "the tensor"]
-    early = ["the call has returned", "have not called it", was_completed, "not to be read yet"]
+    early = ["the call has returned", "have not called it", was_completed, "must not be read yet"]
     late = ["`wait()` has returned", "have joined", is_completed, total]
     print(show.table(head, [early, late]))
     if device.type == "cuda":

@@ -32,25 +32,25 @@ CARRIES = {
 }
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "xpu": "Intel GPU"}
 VARIABLES = "the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-PROCESSES = 2  # for each init method
+PROCESSES = 2  # how many to start for each init method
 
 
 def is_built_in(backend: str) -> bool:
-    """Return whether this build of torch contains the backend. Its device may still be missing."""
+    """Return whether this build of torch contains the backend. The machine may lack its device."""
     return getattr(dist, f"is_{backend}_available")()
 
 
 def meet(init_method: str) -> list[tuple[int, int]]:
-    """Connect two new processes, and return the world size and the sum of rank + 1 from each.
+    """Start two processes, connect them, and return (world size, sum of rank + 1) from each.
 
-    Processes that failed to connect would each return 1 for both numbers.
+    If the processes did not connect, each of them would return (1, 1).
     """
     return spawn(_connect_and_sum, PROCESSES, init_method, preloaded=PRELOADED)
 
 
 def _connect_and_sum(init_method: str) -> tuple[int, int]:
     place: dict[str, Any] = {}
-    if init_method != "env://":  # then rank and world size are arguments
+    if init_method != "env://":  # other methods take rank and world size as arguments
         place = {"rank": int(os.environ["RANK"]), "world_size": PROCESSES}
         for variable in rank_environment(0, 1, 0):
             del os.environ[variable]

@@ -3,9 +3,10 @@
 python -m accel_demo.anatomy.collectives
 python -m accel_demo.anatomy.collectives --processes 4 --plot collectives.png
 
-All ranks of the default process group must call the same function. Results overwrite the tensors in
-place. Before they send any data, the ranks compare their arguments (`Wire.agree`). If one rank's
-arguments are invalid, every rank raises the same `ValueError` instead of waiting forever.
+All ranks of the default process group must call the same function. The results are written to the
+tensors that the caller passes. Before they send any data, the ranks compare their arguments
+(`Wire.agree`). If one rank's arguments are invalid, every rank raises the same `ValueError` instead
+of waiting forever.
 """
 
 import functools
@@ -25,7 +26,7 @@ from accel_demo.processes.group import run_in_group
 
 OPERATIONS = {
     "sum": torch.add,
-    "mean": torch.add,  # divided at the end
+    "mean": torch.add,  # the sum is divided at the end
     "product": torch.mul,
     "max": torch.maximum,
     "min": torch.minimum,
@@ -47,7 +48,7 @@ class CollectiveExample:
 def broadcast(tensor: torch.Tensor, source: int, wire: Wire) -> None:
     """Copy the tensor of rank `source` to all ranks, along a binomial tree.
 
-    In each round, every rank that already has the tensor sends it to a rank that does not. So the
+    In each round, every rank that has the tensor sends it to a rank that does not have it, so the
     number of ranks with the tensor doubles.
     """
     sent = {"tensor": tensor} if wire.rank == source else {}
@@ -65,7 +66,7 @@ def scatter(tensor: torch.Tensor, parts: Parts | None, source: int, wire: Wire) 
     if wire.rank != source:
         wire.receive(tensor, source)
         return
-    assert parts is not None  # checked in `agree`
+    assert parts is not None  # `agree` has checked this
     for turn in range(1, wire.world_size):
         target = (source + turn) % wire.world_size
         wire.send(parts[target], target, step=turn - 1)
@@ -80,13 +81,13 @@ def gather(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire) -
 
 
 def all_gather(parts: Parts, tensor: torch.Tensor, wire: Wire) -> None:
-    """Copy the tensor of each rank r to `parts[r]` on all ranks, with pairwise exchanges."""
+    """Copy the tensor of each rank r to `parts[r]` on all ranks, using pairwise exchanges."""
     wire.agree("all_gather", {"tensor": tensor}, {"parts": parts})
     _exchange_in_pairs(parts, [tensor] * wire.world_size, wire)
 
 
 def all_to_all(received: Parts, parts: Parts, wire: Wire) -> None:
-    """Copy `parts[r]` of each rank s to `received[s]` on rank r, with pairwise exchanges."""
+    """Copy `parts[r]` of each rank s to `received[s]` on rank r, using pairwise exchanges."""
     wire.agree("all_to_all", {"parts": parts}, {"received": received})
     _exchange_in_pairs(received, parts, wire)
 
@@ -94,9 +95,9 @@ def all_to_all(received: Parts, parts: Parts, wire: Wire) -> None:
 def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum") -> None:
     """Replace the tensor on rank `target` by the sum, mean, product, max or min over all ranks.
 
-    Rank `target` receives all tensors and then combines them. The tensors on the other ranks do not
-    change, which PyTorch does not guarantee. The max or min of NaN and a number is NaN, as in
-    `torch.maximum`. With gloo the result is one of the two values, depending on their order.
+    Rank `target` receives all tensors and then combines them. Unlike PyTorch, this function
+    guarantees that the tensors on the other ranks do not change. The max or min of NaN and a number
+    is NaN, as in `torch.maximum`. In gloo, it is one of the two values, depending on their order.
     """
     received = {"tensor": tensor} if wire.rank == target else {}
     mistake = _operation_mistake(operation, tensor)
@@ -105,9 +106,10 @@ def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum"
 
 
 def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: str = "sum") -> None:
-    """Write the sum (or mean …) of all ranks' `parts[r]` to `tensor` on each rank r.
+    """Sum `parts[r]` over all ranks (or use another operation), and write it to rank r's `tensor`.
 
-    The ranks exchange their parts as in `all_to_all`. Then each rank combines what it received.
+    The ranks exchange their parts as in `all_to_all`. Then each rank combines the parts that it
+    received.
     """
     mistake = _operation_mistake(operation, tensor)
     wire.agree("reduce_scatter", {"parts": parts}, {"tensor": tensor}, mistake, operation=operation)
@@ -117,10 +119,11 @@ def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: st
 
 
 def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None:
-    """Replace each rank's tensor by the sum (or mean …): reduce to rank 0, then broadcast.
+    """Replace each rank's tensor by the sum (or another operation) over all ranks.
 
-    This is the simplest algorithm, but libraries avoid it: rank 0 does most of the work, and its
-    work grows with the number of ranks. The ring on page 05 splits the work equally.
+    The tensors are reduced to rank 0, and the result is broadcast. This is the simplest algorithm,
+    but libraries avoid it: rank 0 does most of the work, and its work grows with the number of
+    ranks. The ring on page 05 splits the work equally.
     """
     same, mistake = {"tensor": tensor}, _operation_mistake(operation, tensor)
     wire.agree("all_reduce", same, same, mistake, operation=operation)
@@ -129,8 +132,8 @@ def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None
 
 
 def _pass_down_a_tree(tensor: torch.Tensor, source: int, wire: Wire, first_step: int = 0) -> None:
-    place = (wire.rank - source) % wire.world_size  # 0 is the source
-    have_it, step = 1, first_step  # how many ranks have the tensor
+    place = (wire.rank - source) % wire.world_size  # the place of `source` is 0
+    have_it, step = 1, first_step  # `have_it` counts the ranks with the tensor
     while have_it < wire.world_size:
         if place < have_it and place + have_it < wire.world_size:
             wire.send(tensor, (wire.rank + have_it) % wire.world_size, step)
@@ -143,7 +146,7 @@ def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire)
     if wire.rank != target:
         wire.send(tensor, target, step=(wire.rank - target) % wire.world_size - 1)
         return
-    assert parts is not None  # checked in `agree`
+    assert parts is not None  # `agree` has checked this
     for turn in range(1, wire.world_size):
         source = (target + turn) % wire.world_size
         wire.receive(parts[source], source)
@@ -151,8 +154,8 @@ def _collect(tensor: torch.Tensor, parts: Parts | None, target: int, wire: Wire)
 
 
 def _exchange_in_pairs(received: Parts, parts: Parts, wire: Wire) -> None:
-    """Send to rank + d and receive from rank − d in round d, modulo the number of ranks."""
-    for distance in range(wire.world_size):  # 0: a rank copies its own part without sending it
+    """In round d, send to rank + d and receive from rank − d, modulo the number of ranks."""
+    for distance in range(wire.world_size):  # at distance 0, a rank copies its own part
         target = (wire.rank + distance) % wire.world_size
         source = (wire.rank - distance) % wire.world_size
         wire.exchange(parts[target], target, received[source], source, step=distance - 1)
@@ -172,11 +175,11 @@ def _combine(parts: Parts, operation: str) -> torch.Tensor:
 
 
 def _operation_mistake(operation: str, tensor: torch.Tensor) -> str:
-    """Return an error message if the operation does not support the tensor, or an empty string."""
+    """Return an error message if the operation is invalid for the tensor, else an empty string."""
     if not isinstance(operation, str) or operation not in OPERATIONS:
         return f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}"
     if not isinstance(tensor, torch.Tensor):
-        return ""  # `agree` reports it
+        return ""  # `agree` reports that it is not a tensor
     is_mean_of_integers = operation == "mean" and not tensor.is_floating_point()
     if is_mean_of_integers or tensor.dtype not in SUMMABLE | {torch.bool}:
         return f"operation {operation} is not defined for {tensor.dtype}"
@@ -207,7 +210,7 @@ def main(device: torch.device, options) -> None:
 
 
 def bytes_moved(messages: list[Message]) -> tuple[int, int]:
-    """Return the bytes of all messages, and the bytes that the busiest rank sends and receives."""
+    """Return the bytes of all messages, and how many of them the busiest rank sends or receives."""
     ranks = range(dist.get_world_size())
     by_rank = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
     return sum(by_rank) // 2, max(by_rank)
@@ -216,8 +219,9 @@ def bytes_moved(messages: list[Message]) -> tuple[int, int]:
 def _examples(device: torch.device) -> Iterator[CollectiveExample]:
     """Run each collective on small tensors, and yield a `CollectiveExample` for each.
 
-    On N ranks, each rank has a row of N numbers, one number or no number. Rank r starts with 1, 2,
-    3 … times 10**r, so the position of a digit shows which rank it came from.
+    On N ranks, rank r has a row with the numbers 1, 2, … N, times 10**r, so that the position of a
+    digit shows which rank it came from. A rank starts with its row, the first number of the row, or
+    no number.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     row = torch.arange(1, world_size + 1, device=device) * 10**rank
@@ -250,7 +254,7 @@ def _examples(device: torch.device) -> Iterator[CollectiveExample]:
 def draw(examples: list[CollectiveExample], path: Path) -> None:
     """Draw the data before and after each collective: one row per rank, coloured by source rank."""
     world_size = len(examples[0].before)
-    cell = max(0.42, 0.15 + 0.09 * world_size)  # inches; more ranks need more digits
+    cell = max(0.42, 0.15 + 0.09 * world_size)  # inches
     width, height = 2 * world_size + 2.6, world_size + 0.4 / cell
     figure = show.new_figure(2 * width * cell, 4 * height * cell)
     for axes, example in zip(figure.subplots(4, 2).flat, examples, strict=True):

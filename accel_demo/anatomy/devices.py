@@ -1,7 +1,7 @@
 """Report this machine's GPUs and the processes on them, or explain CUDA_VISIBLE_DEVICES.
 
 python -m accel_demo.anatomy.devices                  # report on this machine
-python -m accel_demo.anatomy.devices --visible 0,4    # explain for a machine with 8 GPUs
+python -m accel_demo.anatomy.devices --visible 0,4    # explain 0,4 on a machine with 8 GPUs
 """
 
 import os
@@ -21,7 +21,7 @@ from accel_demo.wording import byte_size
 CHILD = """import psutil, torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-print(psutil.Process().memory_full_info().uss)"""  # memory not shared with other processes
+print(psutil.Process().memory_full_info().uss)"""  # uss: memory that is not shared
 
 # In the picture a GPU is 1 unit wide, and an id is 2 units wide, to leave room for its text.
 INCHES = 0.75  # per unit
@@ -40,10 +40,10 @@ def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[
 
     NVIDIA documents how CUDA reads numbers and abbreviated UUIDs, that an invalid number hides all
     ids after it, and that CUDA uses a single MIG instance. The other rules follow torch's
-    `_parse_visible_devices`, which was tested against a driver (pytorch#92315): a repeated id
-    leaves no GPU; the first id decides between numbers and UUIDs; `1st` is read as 1; spaces may
-    surround a number, but not a UUID. One case differs: if an id is repeated after an invalid
-    number ("0,9,0"), torch returns no GPU, because it does not know the number of GPUs yet.
+    `_parse_visible_devices`, which was tested against a driver (pytorch#92315): a repeated id hides
+    all GPUs; the first id decides whether all ids are numbers or UUIDs; `1st` is read as 1; spaces
+    may surround a number, but not a UUID. In one case torch differs: if an id is repeated after an
+    invalid number ("0,9,0"), torch returns no GPU, because it does not know the number of GPUs yet.
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
     """
     uuids = None if isinstance(physical, int) else list(physical)
@@ -85,8 +85,7 @@ def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FI
 
     This is the order before CUDA_VISIBLE_DEVICES is applied. `order` is the value of
     CUDA_DEVICE_ORDER: FASTEST_FIRST (the default) or PCI_BUS_ID. CUDA compares speeds with an
-    undocumented heuristic. Here the caller passes the `speeds`, and GPUs of equal speed are in bus
-    order.
+    undocumented heuristic, so the caller passes `speeds`. GPUs of equal speed are in bus order.
     Source: the page linked in `visible_devices`.
     """
     if order not in ("FASTEST_FIRST", "PCI_BUS_ID"):
@@ -97,7 +96,7 @@ def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FI
 
 
 def machine_rows() -> list[tuple[str, str]]:
-    """Return (property, value) rows for cores, memory, accelerators in torch, and all GPUs."""
+    """Return (property, value) rows for cores, memory, torch's accelerators, and all GPUs."""
     import torch  # imported here because it is slow, and `--visible` does not need it
 
     memory, torch_names = psutil.virtual_memory(), {}
@@ -106,7 +105,7 @@ def machine_rows() -> list[tuple[str, str]]:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"):
         rows.append((name, os.environ.get(name, "not set") or "empty"))
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
-    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # torch assumes 64 too
+    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # 64 GPUs, as in torch
     for index in range(torch.accelerator.device_count()):
         name = f"{kind}:{index}"
         description = "in the machine's memory" if kind.type == "mps" else "usable"
@@ -117,7 +116,7 @@ def machine_rows() -> list[tuple[str, str]]:
             torch_names[f"GPU-{gpu.uuid}"] = name
         rows.append((name, description))
     if torch.accelerator.device_count() == 0:
-        rows.append(("accelerator", "none that torch can use: it computes on the CPU"))
+        rows.append(("accelerator", "none that torch can use, so it computes on the CPU"))
     try:
         import pynvml  # pyright: ignore[reportMissingImports] (nvidia-ml-py may be missing)
     except ImportError:
@@ -131,9 +130,9 @@ def machine_rows() -> list[tuple[str, str]]:
 def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
     """Return all GPUs and the processes that compute on them, as `nvidia-smi` lists them.
 
-    `nvml` is the module `pynvml`. `torch_names` maps the UUID of a GPU to its name in torch. It is
-    needed because NVML ignores CUDA_VISIBLE_DEVICES. In a container, pids may be those of the host,
-    and process names may be missing.
+    `nvml` is the module `pynvml`. NVML ignores CUDA_VISIBLE_DEVICES, so `torch_names` maps the
+    UUIDs of the GPUs to their names in torch. In a container, NVML may return the host's process
+    ids, and the process names may be missing.
     """
 
     def ask(question: str, *arguments):
@@ -172,13 +171,13 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
 def gloo_rows() -> list[tuple[str, str]]:
     """Return how many gloo processes fit into this machine's cores and memory.
 
-    This starts one process without a model to measure its memory.
+    To measure the memory of a process without a model, this function starts one.
     """
     on_cpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     each = int(subprocess.check_output([sys.executable, "-c", CHILD], env=on_cpu))
     room = psutil.virtual_memory().available // each
     memory = f"each takes {byte_size(each)} before it has a model: memory for {room}"
-    return [("gloo processes", f"{min(usable_cores(), room)} fit, a core each; {memory}")]
+    return [("gloo processes", f"{min(usable_cores(), room)} fit, one core each; {memory}")]
 
 
 def usable_cores() -> int:
@@ -190,7 +189,7 @@ def usable_cores() -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = command_line(__doc__)
-    help = "explain this value of CUDA_VISIBLE_DEVICES instead; may be repeated"
+    help = "explain this value of CUDA_VISIBLE_DEVICES; may be given several times"
     parser.add_argument("--visible", metavar="IDS", action="append", help=help)
     help = "how many GPUs the machine has, for --visible (default: 8)"
     parser.add_argument("--physical", metavar="N", type=int, default=8, help=help)
@@ -220,13 +219,13 @@ def check_drawable(value: str) -> None:
     if not all(re.fullmatch(r"\s*[+-]?[0-9]+\s*", written) for written in ids):
         raise UserError(f"--plot draws numbers only, got {value!r}")
     if len(set(map(int, ids))) < len(ids):
-        raise UserError("--plot draws each number only once. Remove the repeated one.")
+        raise UserError("--plot draws each number only once. Remove the repeated number.")
     if len(ids) > 16:
         raise UserError(f"--plot draws up to 16 ids, got {len(ids)}")
 
 
 def draw_map(values: list[str], physical: int, file: Path) -> None:
-    """Draw the machine's GPUs, the ids as written, and PyTorch's devices for each value."""
+    """For each value, draw the machine's GPUs, the ids as written, and PyTorch's devices."""
     left = min(-2.7, *(0.1 - UNITS_PER_LETTER * len(f"= {value}") for value in values))
     right = max(physical - 0.4, 1.5, *(2 * len(_ids(value)) - 0.1 for value in values))
     figure = show.new_figure(INCHES * (right - left), 2.5 * len(values))

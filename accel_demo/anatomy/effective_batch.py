@@ -22,16 +22,19 @@ from accel_demo.models import make_model
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
-BATCH, LEARNING_RATE = 32, 0.02  # per process
-IMAGES, TEST_IMAGES = 1024, 500  # each training run uses every image once
-TEST_EVERY = 128  # images
-TOLERANCE = 1e-4  # closer weights are treated as equal; a large weight is about 0.1
-MARGIN = 0.1  # closer losses are reported as "about the same"
+BATCH, LEARNING_RATE = 32, 0.02  # the batch size is per process
+IMAGES, TEST_IMAGES = 1024, 500  # each run trains on every training image once
+TEST_EVERY = 128  # training images
+TOLERANCE = 1e-4  # weights that differ less are treated as equal; large weights are about 0.1
+MARGIN = 0.1  # losses that differ less are reported as "about the same"
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Settings of one training run. `batch_size` is per process; `factor` is text like " × 2"."""
+    """Settings of one training run. `batch_size` is per process.
+
+    `factor` is the multiplier of the base learning rate as text, for example " × 2".
+    """
 
     processes: int
     batch_size: int
@@ -45,7 +48,10 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """Result of one training run. `test_losses` maps the number of images used to the test loss."""
+    """Result of one training run.
+
+    `test_losses` maps the number of training images so far to the test loss.
+    """
 
     weights: torch.Tensor
     steps: int
@@ -55,10 +61,10 @@ class PlanResult:
 def make_plans(processes: int) -> list[BatchPlan]:
     """Return the plans for 1, 2, 4 … processes, up to `processes`.
 
-    The first plans split the same global batch among the processes. In the next plans, each of N
-    processes uses the full batch size, with the base learning rate, √N times and N times this rate.
-    One plan uses the largest global batch in a single process, to show that the batch size makes
-    the difference and not the number of processes.
+    The first plans split the same global batch among the processes. The next plans use the full
+    batch size on each of N processes, with the base learning rate multiplied by 1, √N or N. One
+    plan uses the largest global batch in a single process, to show that the batch size matters and
+    not the number of processes.
     Sources: Goyal et al., 2017, https://arxiv.org/abs/1706.02677 (times N); Krizhevsky, 2014,
     https://arxiv.org/abs/1404.5997 (times √N).
     """
@@ -82,8 +88,8 @@ def train(
 ) -> PlanResult:
     """Train for one epoch on the processes of `group`.
 
-    The optimizer is plain SGD, so a step is proportional to the gradient. The network has no
-    BatchNorm, so its output for an image does not depend on the rest of the batch.
+    The optimizer is plain SGD, so that a step is proportional to the gradient. The network has no
+    BatchNorm, so that its output for an image does not depend on the rest of the batch.
     """
     config = TrainConfig(model="tiny_cnn", batch_size=plan.batch_size)
     torch.manual_seed(config.seed)
@@ -155,7 +161,7 @@ def rows(plans: list[BatchPlan], results: list[PlanResult]) -> list[list]:
 
 
 def compare(result: PlanResult, reference: PlanResult) -> str:
-    """Return "higher", "lower" or "about the same" for the last test loss against the reference."""
+    """Compare the last test loss with the reference: "higher", "lower" or "about the same"."""
     difference = result.test_losses[IMAGES] - reference.test_losses[IMAGES]
     if abs(difference) < MARGIN:
         return "about the same"
@@ -163,10 +169,10 @@ def compare(result: PlanResult, reference: PlanResult) -> str:
 
 
 def draw(plans: list[BatchPlan], results: list[PlanResult]):
-    """Draw test loss against images used, with a curve for each global batch and learning rate."""
+    """Draw the curves of the test loss, one for each pair of global batch and learning rate."""
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
-    curves = {}  # runs with the same global batch and learning rate share a curve
+    curves = {}
     for plan, result in zip(plans, results, strict=True):
         _, names = curves.setdefault((plan.global_batch, plan.factor), (result, []))
         names.append(f"{plan.processes} × {plan.batch_size}")

@@ -10,8 +10,8 @@ from accel_demo.show import check_outputs
 def command_line(description: str | None, processes: int | None = None, at_least=1) -> Parser:
     """Return a parser with the option `--plot`, and with `--processes` unless `processes` is None.
 
-    `processes` is the default of `--processes`. `at_least` is the smallest value that `read`
-    accepts.
+    `processes` is the default of `--processes`. `at_least` is the smallest number of processes that
+    `read` accepts.
     """
     parser = Parser(description)
     if processes is not None:

@@ -5,8 +5,8 @@ python -m accel_demo.anatomy.gil --plot gil.svg
 
 In CPython only one thread runs Python code at a time: the thread that holds the global interpreter
 lock. torch releases the lock while it computes. So threads help only if most of the time is spent
-in torch, but processes always help. This is one reason why DDP and DataLoader workers use
-processes.
+in torch, whereas processes help in both cases. This is one reason why DDP and DataLoader workers
+use processes.
 Source: https://docs.python.org/3/glossary.html#term-global-interpreter-lock
 """
 
@@ -41,7 +41,7 @@ class WorkTime(NamedTuple):
 
 
 def preprocess(number_of_images: int) -> float:
-    """Flip, shift and scale images of 28×28 in pure Python; return the sum of all their pixels."""
+    """Flip, shift and scale 28×28 images in pure Python, and return the sum of all their pixels."""
     draw, total = random.Random(0), 0.0
     for _ in range(number_of_images):
         image = [[draw.random() for _ in range(28)] for _ in range(28)]
@@ -52,7 +52,7 @@ def preprocess(number_of_images: int) -> float:
 
 
 def multiply(times: int) -> float:
-    """Multiply a 512×512 matrix by itself several times, and return an element of the product."""
+    """Compute the square of a 512×512 matrix several times. Return one element of the square."""
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(512, 512, generator=draw)
     for _ in range(times):
@@ -67,7 +67,7 @@ WORK: dict[str, tuple[Callable, int]] = {
 
 
 def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[WorkTime]]]:
-    """Time each kind of work, split into two parts, with each kind of worker in turn.
+    """Split each kind of work into two parts, and time them with each kind of worker in turn.
 
     Threads and processes are started before the timing begins. Raises `RuntimeError` if the results
     differ.
@@ -101,7 +101,7 @@ def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[WorkTime]]]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Use one torch thread in this context, and restore the previous number afterwards."""
+    """Use one torch thread in this context, and restore the number of threads afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -111,7 +111,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def in_parts(executor: Executor | None, function: Callable, amount: int) -> list[tuple]:
-    """Call `timed` once per part: in the executor's workers, or in this thread if there is none."""
+    """Call `timed` for each part, in this thread if `executor` is None, else in its workers."""
     mapped = executor.map if executor else map
     return list(mapped(timed, [function] * PARTS, [amount] * PARTS))
 
@@ -123,7 +123,7 @@ def timed(function: Callable, amount: int) -> tuple[float, float]:
 
 
 def speedups(times: dict[str, list[WorkTime]]) -> dict[str, float]:
-    """Return the median speedup of each kind of worker over running one part after the other."""
+    """Return each kind of worker's median speedup over running the parts one after the other."""
     references = times[WORKERS[0]]
     return {
         workers: statistics.median(
@@ -135,12 +135,12 @@ def speedups(times: dict[str, list[WorkTime]]) -> dict[str, float]:
 
 
 def cores_busy(times: list[WorkTime]) -> float:
-    """Return the median number of busy cores over the repeats."""
+    """Return the median number of busy cores over all repetitions."""
     return statistics.median(time.cores_busy for time in times)
 
 
 def has_gil() -> bool:
-    """Return whether this Python has a GIL. Since 3.13 there are builds without one."""
+    """Return whether this Python has a GIL. Builds without a GIL exist since Python 3.13."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -155,7 +155,7 @@ def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
         for bar in bars:
             bar.set_color(COLOURS[index])
         for label in axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2):
-            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over the line
+            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # hides the line
     axis.axhline(PARTS, color="0.6", linewidth=0.8, linestyle="--")
     axis.set_xticks(range(len(speedups_by_kind)), list(speedups_by_kind))
     axis.set_ylabel("times as fast as\none after the other")
@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
             rows.append([kind, workers, *(f"{number:.2f}" for number in numbers)])
     print(table(["work, in two parts", "workers", "seconds", "cores busy", "times as fast"], rows))
     lock = "has the global interpreter lock" if has_gil() else "has no global interpreter lock"
-    print(f"\nThis Python {lock}. Medians of {REPEATS} repeats, in turn, one torch thread each.")
+    print(f"\nThis Python {lock}. Medians of {REPEATS} runs, with one torch thread per worker.")
     if options.plot:
         draw(speedups_by_kind, options.plot)
 

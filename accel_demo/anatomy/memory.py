@@ -1,4 +1,4 @@
-"""Count the bytes that each device holds in a training step, under six strategies.
+"""Count the bytes that each device stores in a training step, under six strategies.
 
 python -m accel_demo.anatomy.memory
 python -m accel_demo.anatomy.memory --processes 3 --model tiny_cnn --optimizer sgd
@@ -43,7 +43,7 @@ GLOBAL_BATCH = 24  # images; divisible by 1, 2, 3, 4, 6 and 8 devices
 
 @dataclass
 class DeviceMemory:
-    """Bytes that one device holds in a training step."""
+    """Bytes that one device stores in a training step."""
 
     by_kind: dict[str, int]  # the keys are `KINDS`
     stays: int  # bytes left after zero_grad
@@ -59,7 +59,7 @@ def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, lis
     """Measure the memory of each device under each strategy. Every rank must call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     setup, here = (model, OPTIMIZERS[optimizer]), {}
-    if rank == 0:  # these two run in one process
+    if rank == 0:  # these two strategies use only one process
         devices = devices_of_a_process(device, world_size)
         here["one process"] = measured(one_process, [device], *setup)
         here["nn.DataParallel"] = measured(data_parallel, devices, *setup)
@@ -89,11 +89,11 @@ def one_process(devices: list, model: str, make_optimizer: Callable) -> list[Dev
 
 
 def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
-    """Train with DataParallel: device 0 holds everything, and the others a temporary replica.
+    """Train with DataParallel. Device 0 stores everything, and the others store temporary replicas.
 
     The bytes of a replica come from the event record of our own DataParallel, which also runs on a
-    CPU. In PyTorch's DataParallel, too, the gradients of a replica stay on its device until device
-    0 adds them up.
+    CPU. As in PyTorch's DataParallel, the gradients of a replica stay on its device until device 0
+    adds them up.
     Source: Broadcast.backward in torch/nn/parallel/_functions.py
     """
     network, record = make_network(model, devices[0]), []
@@ -119,11 +119,11 @@ def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[D
 def ddp(
     devices: list, model: str, make_optimizer: Callable, views: bool = False, zero: bool = False
 ) -> list[DeviceMemory]:
-    """Train with DDP: every rank holds everything, and buckets with a second copy of the gradients.
+    """Train with DDP. Every rank stores everything, plus a second copy of the gradients in buckets.
 
-    If `views` is True, the gradients are views of the buckets. If `zero` is True, each rank's
-    optimizer holds the state of only a part of the parameters: ZeRO stage 1,
-    https://arxiv.org/abs/1910.02054
+    If `views` is True, the gradients are views of the buckets, so there is no second copy. If
+    `zero` is True, each rank's optimizer stores the state of only a part of the parameters (ZeRO
+    stage 1, https://arxiv.org/abs/1910.02054).
     """
     network, buckets = make_network(model, devices[0]), []
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=views)
@@ -144,10 +144,10 @@ def ddp(
 
 
 def fsdp(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
-    """Train with FSDP2: each rank holds a shard of everything, and gathers one layer at a time.
+    """Train with FSDP2. Each rank stores a shard of everything, and gathers one layer at a time.
 
-    Only the largest layer gathered in forward is counted. In backward, FSDP2 may also hold the
-    layer that is needed next.
+    The "gathered" bytes are those of the largest layer in forward. In backward, FSDP2 may also have
+    gathered the layer that it needs next.
     """
     network, gathered = make_network(model, devices[0]), [0]
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
@@ -176,15 +176,15 @@ def train(wrapped, optimizer, images, labels, before_step: Callable = list) -> t
 
 
 def device_memory(network, optimizer, buckets: Sequence = (), gathered=0) -> DeviceMemory:
-    """Count the bytes held now, then call `zero_grad` and count the bytes that are left."""
+    """Count the stored bytes, then call `zero_grad` and count the bytes that remain."""
     by_kind = held(network, optimizer, buckets, gathered)
     optimizer.zero_grad()
-    stays = held(network, optimizer, buckets)  # DDP keeps its buckets
+    stays = held(network, optimizer, buckets)  # includes the buckets, which DDP keeps
     return DeviceMemory(by_kind, sum(stays.values()))
 
 
 def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> dict[str, int]:
-    """Return the bytes of each kind. Memory shared by two kinds is counted only for the first."""
+    """Return the bytes of each kind. Memory that two kinds share is counted only for the first."""
     state = [
         value
         # ZeroRedundancyOptimizer keeps this rank's optimizer in `optim`.
@@ -200,7 +200,10 @@ def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> d
 
 
 def bytes_of(tensors: Iterable[torch.Tensor], counted: set | None = None) -> int:
-    """Return the bytes of the tensors' storages on this rank, except storages in `counted`."""
+    """Return the bytes of the tensors' storages on this rank, except storages in `counted`.
+
+    The storages that were counted are added to `counted`.
+    """
     counted, total = set() if counted is None else counted, 0
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -224,7 +227,7 @@ def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measured(strategy: Callable, devices: list, *arguments, **options) -> list[DeviceMemory]:
-    """Return what a strategy holds on each device. On GPUs, include the peak that CUDA measured."""
+    """Run a strategy, and return the memory of each device. On GPUs, include the peak from CUDA."""
     gc.collect()  # free the tensors of the previous strategy
     on_gpus = devices[0].type == "cuda"
     if on_gpus:

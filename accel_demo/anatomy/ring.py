@@ -1,4 +1,4 @@
-"""Build all-reduce from messages with three algorithms, and count what each rank sends.
+"""Build all-reduce from messages, using three algorithms, and count the bytes that each rank sends.
 
 python -m accel_demo.anatomy.ring --processes 4
 python -m accel_demo.anatomy.ring --processes 4 --plot ring.png
@@ -19,10 +19,10 @@ ELEMENTS = 1000  # float32 elements of the example tensor
 
 
 def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Sum a tensor over all ranks in place: rank 0 adds all tensors and sends the sum.
+    """Sum a tensor over all ranks in place: rank 0 adds all tensors and sends the sum to each rank.
 
-    If `mean` is True, the result is the mean. It has the same bits on all ranks. Each step is one
-    message, because all messages pass through rank 0. Raises the same errors as
+    The result has the same bits on all ranks. If `mean` is True, it is the mean. Each step has only
+    one message, because every message is from or to rank 0. Raises the same errors as
     `all_reduce_chunked_ring`.
     """
     total = _check_and_flatten("all_reduce_gather_broadcast", tensor, wire, mean)
@@ -43,8 +43,9 @@ def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = F
 def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
     """Sum a tensor over all ranks in place: whole tensors travel around the ring.
 
-    Each rank adds the tensors in a different order. So on more than two ranks, floating-point
-    results may differ in their last bits. Raises the same errors as `all_reduce_chunked_ring`.
+    Each rank adds the tensors in a different order. So on more than two ranks, the ranks'
+    floating-point results may differ in their last bits. Raises the same errors as
+    `all_reduce_chunked_ring`.
     """
     total = _check_and_flatten("all_reduce_naive_ring", tensor, wire, mean)
     right, left = _neighbours(wire)
@@ -84,10 +85,11 @@ def split(flat: torch.Tensor, world_size: int) -> list[torch.Tensor]:
 def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int = 1) -> None:
     """Sum chunk r over all ranks on rank r, in place.
 
-    Chunk c starts on rank c + 1. Each rank that receives it adds its values and sends the sum on.
+    Chunk c starts on rank c + 1. Each rank that receives it adds its own values. Rank c is the
+    last.
     """
     right, left = _neighbours(wire)
-    received = torch.empty_like(chunks[0])  # the longest chunk
+    received = torch.empty_like(chunks[0])  # as long as the longest chunk
     for step in range(wire.world_size - 1):
         out, into = (wire.rank - 1 - step) % len(chunks), (wire.rank - 2 - step) % len(chunks)
         arriving = received[: len(chunks[into])]
@@ -111,16 +113,16 @@ ALGORITHMS = {
 
 
 def _neighbours(wire: Wire) -> tuple[int, int]:
-    """Return the rank to the right, for sending, and the rank to the left, for receiving."""
+    """Return the rank to which this rank sends, and the rank from which it receives."""
     return (wire.rank + 1) % wire.world_size, (wire.rank - 1) % wire.world_size
 
 
 def _check_and_flatten(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) -> torch.Tensor:
     """Check that the tensors of all ranks match, and return this rank's tensor flattened.
 
-    The result is contiguous, and shares the memory of a contiguous tensor. The check costs a round
-    of small messages per call. Fast libraries omit it, and fail or hang if the tensors do not
-    match.
+    The result is contiguous. If the tensor itself is contiguous, the result shares its memory. The
+    check costs a round of small messages per call. Fast libraries omit the check, and fail or hang
+    if the tensors do not match.
     """
     same = {"tensor": tensor}
     wire.agree(name, same, same, _mistake(tensor, mean), mean=mean)
@@ -130,7 +132,7 @@ def _check_and_flatten(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) 
 def _mistake(tensor: torch.Tensor, mean: bool) -> str:
     """Return an error message if this rank's tensor is invalid, else an empty string."""
     if not isinstance(tensor, torch.Tensor):
-        return ""  # `agree` reports it
+        return ""  # `agree` reports that it is not a tensor
     if tensor.dtype not in SUMMABLE:
         return f"tensor must hold real numbers that can be added up, got {tensor.dtype}"
     if mean and not tensor.is_floating_point():

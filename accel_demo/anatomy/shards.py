@@ -63,8 +63,8 @@ def loader_of_torch(
 ) -> DataLoader:
     """Return a loader of sample ids with a `DistributedSampler`. `batch_size` is per process.
 
-    With `drop_last`, the sampler drops samples that do not divide evenly among the ranks, and the
-    loader drops a last batch that is too small.
+    If `drop_last` is True, the sampler drops samples that do not divide evenly among the ranks, and
+    the loader drops a last batch that is too small.
     """
     ids: Any = range(samples)
     sampler = DistributedSampler(ids, shuffle=shuffle, seed=SEED, drop_last=drop_last)
@@ -74,7 +74,7 @@ def loader_of_torch(
 def loader_of_accelerate(
     samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options
 ) -> DataLoader:
-    """Return a loader of sample ids from Accelerate, with options of `DataLoaderConfiguration`."""
+    """Return Accelerate's loader of sample ids. `options` are for `DataLoaderConfiguration`."""
     config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED, **options)
     accelerator = Accelerator(cpu=use_cpu(), dataloader_config=config)
     ids: Any = range(samples)
@@ -95,11 +95,11 @@ def in_words(ranks: list[Batches], samples: int) -> str:
 def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) -> None:
     """Draw a panel for each method: a row for each rank, with a square for each sample it reads.
 
-    If there is room, a square shows the number of the batch on its rank.
+    If there is room, each square shows the number of the rank's batch that contains the sample.
     """
     rows = max(map(len, ranks_by_method.values()))
     width = min(18, max(9, 1.5 + 0.25 * samples))  # inches
-    room = 72 * (width - 1.5) / samples  # points
+    room = 72 * (width - 1.5) / samples  # points per sample
     figure = new_figure(width, 0.9 + (0.55 + 0.35 * rows) * len(ranks_by_method))
     panels = figure.subplots(len(ranks_by_method), 1, sharex=True)
     for axis, (method, ranks) in zip(panels, ranks_by_method.items(), strict=True):
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = command_line(__doc__, processes=2)
     help = "how many samples the dataset has (default: 11)"
     parser.add_argument("--samples", type=int, default=11, metavar="N", help=help)
-    help = "samples per process and batch (default: 2)"
+    help = "samples per batch on each process (default: 2)"
     parser.add_argument("--batch-size", type=int, default=2, metavar="N", help=help)
     options = read(parser, arguments)
     if options.batch_size < 1:

@@ -12,7 +12,7 @@ RANK_COUNTS = range(2, 65)  # the values of N in the picture of the formulas
 
 
 def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
-    """Return the bytes of each chunk after `ring.split` of a tensor with `length` elements."""
+    """Return the bytes in each chunk if `ring.split` splits a tensor with `length` elements."""
     shorter, longer = divmod(length, world_size)
     return [(shorter + (rank < longer)) * element_size for rank in range(world_size)]
 
@@ -20,7 +20,7 @@ def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
 def gather_broadcast_bytes(rank: int, sizes: list[int]) -> tuple[int, int]:
     """Return the bytes a rank sends and receives: (N−1)·S each on rank 0, S each on other ranks.
 
-    Here and below, `sizes` is a result of `chunk_sizes`: N sizes, whose sum is S.
+    Here and below, `sizes` are the N chunk sizes from `chunk_sizes`, whose sum is S.
     """
     messages = len(sizes) - 1 if rank == 0 else 1
     return messages * sum(sizes), messages * sum(sizes)
@@ -82,7 +82,7 @@ def bytes_sent_and_received(log: list[Message], rank: int) -> tuple[int, int]:
 
 
 def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
-    """Draw the steps of the chunked ring, and below them the bytes sent against the rank count."""
+    """Draw the steps of the chunked ring, and below them the bytes that a rank sends on N ranks."""
     world_size = len(sizes)
     states = holdings(logs["chunked ring"], world_size)
     columns = min(4, len(states))
@@ -116,8 +116,8 @@ def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
 def holdings(log: list[Message], world_size: int) -> list[list[list[set[int]]]]:
     """Replay the messages of the chunked ring, and return what all chunks contain before each step.
 
-    Each state is indexed as `state[rank][chunk]`: the set of ranks whose values this chunk
-    contains. The last state is the state after the last step.
+    In each state, `state[rank][chunk]` is the set of ranks whose values this chunk contains. The
+    last state is the state after the last step.
     """
     states = [[[{rank} for _ in range(world_size)] for rank in range(world_size)]]
     for step in range(1, 2 * world_size - 1):
@@ -136,7 +136,7 @@ def _chunk(message: Message) -> int:
 
 
 def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
-    """Draw a grid of ranks from top to bottom and chunks from left to right."""
+    """Draw a grid with ranks from top to bottom and chunks from left to right."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
@@ -157,7 +157,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
         axes.add_patch(outline)
         starts = [rank + 0.75]
         if rank == world_size - 1:
-            starts.append(-0.25)  # the arrow leaves at the bottom and enters at the top
+            starts.append(-0.25)  # the last rank's arrow leaves at the bottom and enters at the top
         for start in starts:
             arrow = {"arrowstyle": "-|>", "color": orange, "linewidth": 2, "mutation_scale": 15}
             arrow |= {"shrinkA": 0, "shrinkB": 0}
@@ -171,7 +171,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
 
 
 def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
-    """Draw the bytes a rank sends, in multiples of the tensor, from formulas and as counted."""
+    """Draw the bytes that a rank sends, in multiples of S, from the formulas and as counted."""
     orange, green, blue = show.COLOURS[1], show.COLOURS[2], show.COLOURS[0]
     lines = [  # (all-reduce, rank, label, style)
         ("gather + broadcast", 0, "gather + broadcast, rank 0", {"color": orange, "linewidth": 5}),

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from accel_demo.processes.connect import gather_objects
 
-# Real dtypes that torch can add, multiply and compare. Float8 and uint16 to uint64 are left out.
+# Real dtypes that torch can add, multiply and compare. Float8 and uint16 to uint64 are excluded.
 SUMMABLE = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -31,16 +31,16 @@ class PlannedCall:
 
     mistake: str  # error in this rank's arguments, or an empty string
     call: str
-    sends: list[tuple[str, str]]  # per rank: argument name, description of its tensor
+    sends: list[tuple[str, str]]  # (argument name, description of the tensor) for each rank
     receives: list[tuple[str, str]]
 
 
 class Wire:
-    """Point-to-point messages between the ranks of the default process group, with a log.
+    """Sends, receives and logs messages between the ranks of the default process group.
 
     `sent` lists this rank's messages in the order in which they were sent. Tensors must be dense,
-    with any strides. Received data overwrites them in place. The sender and the receiver of a
-    message must use the same shape and dtype, as in torch.distributed. Only `agree` checks this.
+    with any strides. Received data overwrites the receiver's tensor. The sender and the receiver of
+    a message must use the same shape and dtype, as in torch.distributed. Only `agree` checks this.
     """
 
     def __init__(self):
@@ -48,7 +48,7 @@ class Wire:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def send(self, tensor: torch.Tensor, target: int, step: int = 0, label: str = "") -> None:
-        """Send a tensor. The caller may overwrite it as soon as this returns."""
+        """Send a tensor. The caller may overwrite it as soon as `send` returns."""
         self._log(tensor, target, step, label)
         dist.send(tensor.contiguous(), target)
 
@@ -137,7 +137,7 @@ class Wire:
         self.sent.append(Message(step, self.rank, target, tensor.nbytes, label))
 
     def _described(self, argument: dict, is_overwritten: bool = False) -> list[tuple[str, str]]:
-        """Return the argument's name and a description of its tensor, once for each rank."""
+        """Return one pair (argument name, description of the tensor) for each rank."""
         for name, tensors in argument.items():
             if name == "tensor":
                 tensors = [tensors] * self.world_size

@@ -1,9 +1,9 @@
 """Show what nn.DataParallel does in one training step, phase by phase, on any machine.
 
-The phases are rebuilt by hand, so several replicas can also run on one CPU. `step` prints what each
-replica does in a step, and what its device holds afterwards. `bias` compares the gradients of 30
-samples if the loss is computed inside or outside forward. `parts` compares one call for the whole
-VGG network with one call for each of its two parts.
+The phases are rebuilt by hand, so that several replicas can also run on one CPU. `step` prints what
+each replica does in a step, and what its device stores afterwards. `bias` shows how the gradient of
+30 samples depends on whether the loss is computed inside or outside forward. `parts` compares one
+call of the whole VGG network with a separate call for each of its two parts.
 
 python -m accel_demo.anatomy.data_parallel
 python -m accel_demo.anatomy.data_parallel bias --replicas 8 --plot bias.svg

@@ -25,20 +25,20 @@ def data_parallel(
     kwargs: dict[str, Any] | None = None,
     record: Record = None,
 ) -> Any:
-    """Return `module(*inputs, **kwargs)`, with the batch split among replicas of the module.
+    """Compute `module(*inputs, **kwargs)`, with the batch split among replicas of the module.
 
     `replicas` is the number of replicas on the module's device, or a list with the device of each
-    replica. The first device in the list must be the module's device. A tuple of inputs holds the
-    positional arguments; any other value is the only argument. Tensors are split, also inside
-    tuples, lists and dicts. All other values are passed to every replica. Raises `ValueError` if a
-    device or the inputs are invalid. With one replica this still runs all phases, while torch calls
-    the module directly.
+    replica. The first device in the list must be the module's device. If `inputs` is a tuple, it
+    contains the positional arguments; any other value is the only argument. Tensors are split, even
+    inside tuples, lists and dicts. All other values are passed to every replica. Raises
+    `ValueError` if a device or the inputs are invalid. With one replica, this function still runs
+    all phases, whereas torch calls the module directly.
     Source: torch/nn/parallel/data_parallel.py
     """
     arguments = inputs if type(inputs) is tuple else (inputs,)
     devices = devices_for(replicas, module, (arguments, kwargs))
     parts = scatter((arguments, kwargs or {}), devices, record)
-    devices = devices[: len(parts)]  # a small batch has fewer parts than there are devices
+    devices = devices[: len(parts)]  # there may be fewer parts than devices
     copies = replicate(module, devices, record)
     positional, named = zip(*parts, strict=True)
     outputs = parallel_apply(copies, positional, named, devices, record)
@@ -46,11 +46,11 @@ def data_parallel(
 
 
 class DataParallel(nn.Module):
-    """A module that calls `data_parallel` on another module, like nn.DataParallel."""
+    """A module wrapper like `nn.DataParallel`, which calls `data_parallel` in its forward."""
 
     def __init__(self, module: nn.Module, replicas: int | Sequence, record: Record = None):
         super().__init__()
-        devices_for(replicas, module, ())  # raise here, not in the first step
+        devices_for(replicas, module, ())  # raise errors here, not in the first step
         self.module, self.replicas, self.record = module, replicas, record
 
     def forward(self, *inputs, **kwargs):
@@ -60,18 +60,19 @@ class DataParallel(nn.Module):
 def replicate(
     module: nn.Module, devices: Sequence[torch.device], record: Record = None
 ) -> list[nn.Module]:
-    """Return a replica of the module for each device. Autograd records how its tensors were copied.
+    """Return a replica of the module for each device.
 
-    So backward adds the gradients of all replicas to the module's parameters. Replica 0 is not a
-    copy: it shares its memory with the module. If a forward on replica 0 changes a buffer in place,
-    the module's buffer changes too. Such changes on the other replicas are lost.
+    Autograd records the copies of the tensors, so backward adds the gradients of all replicas to
+    the module's parameters. Replica 0 is not a copy: it shares its memory with the module. If a
+    forward on replica 0 changes a buffer in place, the module's buffer changes too. Such changes on
+    the other replicas are lost.
     Source: torch/nn/parallel/replicate.py
     """
     replicas = []
     for replica, device in enumerate(devices):
         copies = {
             id(tensor): tensor.to(device, copy=True) if replica > 0 else tensor.view_as(tensor)
-            for tensor in (*module.parameters(), *module.buffers())  # shared tensors only once
+            for tensor in (*module.parameters(), *module.buffers())  # yields a shared tensor once
         }
         note(record, "replicate", replica, device, list(copies.values()), replica > 0)
         for tensor in copies.values():
@@ -91,7 +92,7 @@ def parallel_apply(
 ) -> list:
     """Call all replicas at the same time, each in a separate thread, and return their outputs.
 
-    If a replica raises an exception, this raises a `RuntimeError` that names the replica.
+    If a replica raises an exception, this function raises a `RuntimeError` that names the replica.
     Source: torch/nn/parallel/parallel_apply.py
     """
     outputs: list[Any] = [None] * len(replicas)
@@ -105,7 +106,7 @@ def parallel_apply(
                     stack.enter_context(enter())
                 outputs[replica] = replicas[replica](*inputs[replica], **kwargs[replica])
             note(record, "parallel_apply", replica, devices[replica], outputs[replica], False)
-        except BaseException as error:  # also sys.exit(), which would only end the thread
+        except BaseException as error:  # includes sys.exit(), which would end only this thread
             errors[replica] = error
 
     names = [f"replica {replica}" for replica in range(len(replicas))]
@@ -147,20 +148,20 @@ def devices_for(replicas: int | Sequence, module: nn.Module, inputs: Any) -> lis
 
 
 def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Module:
-    """Return a module with the same structure, but with the copies of its tensors.
+    """Return a copy of the module that uses the copied tensors.
 
     `copies` maps the id of a tensor to its copy. Each replica needs separate module objects,
     because the replicas run at the same time. `torch.func.functional_call` would not work: it puts
-    the tensors into the original module during the call, so all threads would compute with the
-    tensors of the last thread.
+    the tensors into the original module during the call, so all threads would use the tensors of
+    the latest call.
     """
-    # Each new part has the attributes of the original, but no parameters.
+    # Each new part has the attributes of the original part, but no parameters.
     new_parts = {part: part._replicate_for_data_parallel() for part in module.modules()}
     for part, new in new_parts.items():
         for name, child in part._modules.items():
             new._modules[name] = child and new_parts.get(child)
         for name, parameter in part._parameters.items():
-            # A copy is not a leaf of the graph, so it cannot be a Parameter: use an attribute.
+            # A copy is not a leaf of the graph, so it is stored as an attribute, not a Parameter.
             setattr(new, name, None if parameter is None else copies[id(parameter)])
         for name, buffer in part._buffers.items():
             new._buffers[name] = None if buffer is None else copies[id(buffer)]
@@ -168,9 +169,9 @@ def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Modu
 
 
 def _modes(device: torch.device) -> list[Callable]:
-    """Return functions that enter this thread's modes in another thread.
+    """Return functions that apply this thread's modes, such as autocast, in another thread.
 
-    A new thread starts with the default modes. nn.DataParallel passes on whether autocast is
+    Without them, a new thread has the default modes. nn.DataParallel passes on whether autocast is
     enabled, but not its dtype.
     """
     kind = device.type
@@ -178,7 +179,7 @@ def _modes(device: torch.device) -> list[Callable]:
         partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
     ]
-    if torch.amp.is_autocast_available(kind):  # not for the device "meta"
+    if torch.amp.is_autocast_available(kind):  # the device "meta" has no autocast
         dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         modes.append(partial(torch.autocast, kind, dtype=dtype, enabled=enabled))
     if kind == "cuda":

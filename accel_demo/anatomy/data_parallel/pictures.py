@@ -13,7 +13,7 @@ PHASES = ("scatter", "replicate", "parallel_apply", "gather", "backward")
 
 
 def draw_step(record: list[Event], replicas: int):
-    """Draw one column for each replica and one row for each phase. Arrows show what moves."""
+    """Draw a column for each replica and a row for each phase. Arrows show where data moves."""
     figure = show.new_figure(2 + 1.75 * max(replicas, 3), 5.6)
     axes = figure.subplots()
     axes.set(xlim=(-1.45, max(replicas, 3) - 0.5), ylim=(5.0, -0.65))
@@ -80,10 +80,10 @@ def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
 
 
 def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[float]]):
-    """Draw the weight of each sample in a plain mean of means, and the errors of the gradients.
+    """Draw the weight of each sample if the chunks' means are averaged, and the gradients' errors.
 
-    `sizes` are the chunk sizes. `errors` has one list for each way to compute the loss, with the
-    errors for 1, 2, … replicas.
+    `sizes` are the chunk sizes. `errors` maps each way to compute the loss to its errors with 1, 2,
+    … replicas.
     """
     figure = show.new_figure(9.6, 3.9)
     left, right = figure.subplots(1, 2)
@@ -112,7 +112,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
         right.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
     for place, value in enumerate(errors["inside, plain mean"], start=1):
         if value > 1e-6:
-            # Rotate the text, because neighbouring numbers would overlap otherwise.
+            # Rotate the text, so that neighbouring numbers do not overlap.
             options = {"ha": "center", "va": "bottom", "rotation": 90}
             text, above = f"{value:.3f}", (0, 7)
             right.annotate(text, (place, value), above, textcoords="offset points", **options)
@@ -126,7 +126,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
 
 
 def draw_parts(moved: dict[str, dict[str, int]]):
-    """Draw the bytes sent from or to the first device in one forward, by phase."""
+    """Draw how many bytes one forward sends from or to the first device in each phase."""
     figure = show.new_figure(8, 3.2)
     axes = figure.subplots()
     phases = list(next(iter(moved.values())))
@@ -139,7 +139,7 @@ def draw_parts(moved: dict[str, dict[str, int]]):
     axes.invert_yaxis()
     most = max(100, *(max(sizes.values()) for sizes in moved.values()))
     axes.set_xlim(10, 10 ** (math.log10(most) * 1.25))
-    axes.set_xscale("log")  # after the limits, because with one replica all bars are 0
+    axes.set_xscale("log")  # after the limits are set, because all bars are 0 with one replica
     axes.set_xlabel("bytes in one forward (logarithmic)")
     axes.legend(title="wrapped", loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

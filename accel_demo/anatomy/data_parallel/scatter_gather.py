@@ -18,7 +18,7 @@ class Event:
     number of bytes that would move if each replica had a separate device.
     """
 
-    phase: str  # scatter, replicate, parallel_apply, gather, or backward (of one gradient)
+    phase: str  # scatter, replicate, parallel_apply, gather, or backward (one event per gradient)
     replica: int
     device: torch.device
     thread: str
@@ -26,15 +26,16 @@ class Event:
     size: int
 
 
-Record = list[Event] | None  # None: keep no record
+Record = list[Event] | None  # None if nothing is recorded
 
 
 def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None) -> list:
     """Split every tensor along dimension 0, and return one part of the inputs for each device.
 
-    The parts have the sizes that `chunk_sizes` returns. A small batch has fewer parts than there
-    are devices. Gradients flow back to the inputs. Raises `ValueError` unless all tensors have the
-    same batch size. (torch's scatter returns only as many parts as the shortest tensor has.)
+    The parts have the sizes that `chunk_sizes` returns. There may be fewer parts than devices.
+    Gradients flow back to the inputs. Raises `ValueError` unless all tensors have the same batch
+    size. (If the sizes differ, torch's scatter returns only as many parts as the shortest tensor
+    has.)
     Source: torch/nn/parallel/scatter_gather.py
     """
     tensors = tensors_in(inputs)
@@ -60,7 +61,7 @@ def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None)
 def gather(outputs: Sequence, device: torch.device, record: Record = None) -> Any:
     """Join the outputs of all replicas along dimension 0, on one device.
 
-    Tensors without dimensions become a vector with one element per replica. Raises `ValueError` if
+    Zero-dimensional tensors become a vector with one element per replica. Raises `ValueError` if
     the outputs contain anything except tensors and None, or differ in structure.
     Source: torch/nn/parallel/scatter_gather.py
     """
@@ -83,8 +84,8 @@ def gather(outputs: Sequence, device: torch.device, record: Record = None) -> An
 def chunk_sizes(batch_size: int, replicas: int) -> list[int]:
     """Return the sizes of the chunks into which `torch.chunk` splits a batch.
 
-    The chunk size is batch_size / replicas, rounded up. The last chunk holds the remaining samples
-    and may be smaller. There may be fewer chunks than replicas.
+    The chunk size is batch_size / replicas, rounded up. The last chunk contains the remaining
+    samples and may be smaller. There may be fewer chunks than replicas.
     """
     if batch_size == 0:
         return [0]
@@ -108,10 +109,10 @@ def tensors_in(structure: Any) -> list[torch.Tensor]:
 
 
 def map_tensors(function: Callable, *structures: Any, other: Callable | None = None) -> Any:
-    """Return a structure like the given structures, with tensors replaced by `function(*tensors)`.
+    """Merge the structures: at each position, replace their tensors by `function(*tensors)`.
 
     All structures must have the same keys, lengths and types. Values that are not tensors are
-    replaced by `other(*values)`. Without `other`, the value of the first structure is kept.
+    replaced by `other(*values)`. If `other` is None, the value in the first structure is kept.
     """
     first, *rest = structures
     if all(isinstance(value, torch.Tensor) for value in structures):
@@ -127,7 +128,7 @@ def map_tensors(function: Callable, *structures: Any, other: Callable | None = N
     if isinstance(first, dict):
         if any(value.keys() != first.keys() for value in rest):
             raise ValueError("outputs must have the same structure, got dicts with different keys")
-        result = copy.copy(first)  # a dict of the same type
+        result = copy.copy(first)  # so that the dict keeps its type
         for key in first:
             result[key] = map_tensors(function, *(value[key] for value in structures), other=other)
         return result

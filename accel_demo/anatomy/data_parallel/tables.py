@@ -20,8 +20,8 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
 
-SAMPLES = 30  # in the table `bias`; not divisible by 8 replicas
-DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}  # by table
+SAMPLES = 30  # samples in the table `bias`; 8 replicas cannot split them equally
+DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}  # for each table
 
 
 def main(description: str | None) -> None:
@@ -29,9 +29,9 @@ def main(description: str | None) -> None:
     parser = command_line(description)
     help = "which table to print (default: step)"
     parser.add_argument("table", nargs="?", default="step", choices=[*DEFAULT_REPLICAS], help=help)
-    help = "default: 4 for step, 8 for bias, 2 for parts"
+    help = "number of replicas (default: 4 for step, 8 for bias, 2 for parts)"
     parser.add_argument("--replicas", type=int, metavar="N", help=help)
-    help = "for step only (default: 10)"
+    help = "batch size, for step only (default: 10)"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
     options = read(parser)
     if options.batch_size is not None and options.table != "step":
@@ -50,7 +50,7 @@ def main(description: str | None) -> None:
 
 
 def show_step(replicas: int, batch_size: int):
-    """Print what each replica does in one step, and what its device holds afterwards."""
+    """Print what each replica does in one step, and what its device stores afterwards."""
     record, device_bytes = train_step(replicas, batch_size)
     used = 1 + max(event.replica for event in record)
     columns = [f"replica {replica}" for replica in range(used)]
@@ -73,7 +73,7 @@ def show_step(replicas: int, batch_size: int):
 def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
     """Train for one step with Adam. The loss is computed after the gather.
 
-    Returns the events, and for each kind of tensor the bytes on each replica's device after the
+    Returns the events, and the bytes of each kind of tensor on each replica's device after the
     step.
     """
     torch.manual_seed(0)
@@ -136,7 +136,7 @@ def loss_after_gather(net, batch, replicas):
 
 
 def loss_inside_forward(net, batch, replicas):
-    losses = data_parallel(LossInside(net), batch, replicas)  # one for each replica
+    losses = data_parallel(LossInside(net), batch, replicas)  # one loss for each replica
     return losses.mean()
 
 
@@ -168,7 +168,7 @@ def show_bias(most_replicas: int):
 
 
 def gradient_error(loss, replicas: int) -> float:
-    """Return the largest difference from the gradient of the whole batch without replicas."""
+    """Return the largest difference from the gradient that is computed without replicas."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     batch = {"inputs": torch.randn(SAMPLES, 6), "labels": torch.randn(SAMPLES, 3)}
@@ -179,7 +179,7 @@ def gradient_error(loss, replicas: int) -> float:
 
 
 def largest_difference(tensors: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    """Return the largest difference of any element. NaN is kept; Python's `max` may skip it."""
+    """Return the largest absolute difference, or NaN if there is one. (`max` may skip NaN.)"""
     differences = [(a - b).abs().max() for a, b in zip(tensors, expected, strict=True)]
     return torch.stack(differences).max().item()
 
@@ -203,21 +203,21 @@ def sample_weights(replicas: int) -> list[float]:
 
 
 def whole(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call VGG as one module, so the whole network is replicated once."""
+    """Call VGG as one module, so that the whole network is replicated once."""
     return data_parallel(net, images, replicas, record=record)
 
 
 def in_parts(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call the two parts of VGG one after the other, so each part is replicated separately."""
+    """Call the two parts of VGG one after the other, so that each part is replicated separately."""
     features = data_parallel(net.features, images, replicas, record=record)
     return data_parallel(net.classifier, features, replicas, record=record)
 
 
 def show_parts(replicas: int):
-    """Print the replications, gathers and bytes of one forward of VGG, in one call and in two."""
+    """Print what one forward of VGG replicates, gathers and sends, in one call and in two calls."""
     torch.manual_seed(0)
     net, images = VGG11(channels=3, dropout=0.0), torch.randn(8, 3, 32, 32)
-    net, images = net.double(), images.double()  # rounding errors stay far below real errors
+    net, images = net.double(), images.double()  # so that rounding stays far below real errors
     expected = torch.autograd.grad(net(images).logsumexp(1).mean(), list(net.parameters()))
     rows, moved = [], {}
     for name, forward in {"the whole net": whole, "features, then classifier": in_parts}.items():
@@ -225,7 +225,7 @@ def show_parts(replicas: int):
         loss = forward(net, images, replicas, record).logsumexp(1).mean()
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         error = largest_difference(gradients, expected)
-        moved[name] = {  # half of the float64 bytes, as if in float32
+        moved[name] = {  # halved: the bytes that float32 tensors would need
             phase: sum(event.size for event in record if event.phase == phase) // 2
             for phase in ("replicate", "scatter", "gather")
         }

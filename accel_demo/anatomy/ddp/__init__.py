@@ -1,1 +1,1 @@
-"""DistributedDataParallel rebuilt by hand, and compared with PyTorch's bit for bit."""
+"""DistributedDataParallel rebuilt by hand, and compared bit for bit with PyTorch's."""

@@ -1,8 +1,8 @@
 """The buckets in which DistributedDataParallel sends gradients.
 
-A bucket is one flat tensor that holds several gradients. The position of a gradient in its bucket
-determines the order in which the ranks' values are added. So results from two different layouts may
-differ in their last bits.
+A bucket is one flat tensor that contains several gradients. The position of a gradient in its
+bucket determines the order in which the ranks' values are added. So with different buckets, the
+results may differ in their last bits.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,16 @@ class Bucket:
     Each tensor in `views` is a view of one gradient in `flat`, with the shape of its parameter.
     """
 
-    indices: list[int]  # of parameters, in the order of the gradients in `flat`
+    indices: list[int]  # indices of parameters, in the order of their gradients in `flat`
     flat: torch.Tensor
     views: list[torch.Tensor] = field(repr=False)
-    missing: set[int] = field(default_factory=set)  # indices whose gradient is not ready yet
+    missing: set[int] = field(default_factory=set)  # parameters whose gradient is not ready yet
 
 
 def size_limits(bucket_mib: float | None) -> tuple[int, ...]:
     """Return DDP's size limits in bytes for `bucket_cap_mb=bucket_mib`.
 
-    By default there are two limits. The limit of the first bucket is smaller, so that sending
-    starts early.
+    By default, the first bucket has a smaller limit than the others, so that sending starts early.
     Source: `_BucketCapacityConfig` in torch/nn/parallel/distributed.py
     """
     if bucket_mib is None:
@@ -45,10 +44,10 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Assign tensors to buckets as DDP does, and return the tensor indices of each bucket.
 
-    A bucket holds tensors of one dtype on one device. It is closed once its size has *reached* the
-    limit in bytes, so it is often larger than the limit. For each dtype and device, `limits` has
-    the limit of the first bucket, then the second, and so on. The last limit applies to all further
-    buckets. `order` is the order in which gradients became ready.
+    A bucket contains tensors of one dtype on one device. It is closed only when its size reaches
+    the limit in bytes, so it is often larger than the limit. For each dtype and device, `limits`
+    lists the limits of the first bucket, the second bucket, and so on. The last limit applies to
+    all further buckets. `order` is the order in which gradients became ready, if it is known.
     Source: compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp
     """
     full, open_buckets, closed_counts = [], {}, {}
@@ -72,10 +71,11 @@ def make_bucket(parameters: Sequence[torch.Tensor], indices: list[int]) -> Bucke
     flat = torch.zeros(length, dtype=members[0].dtype, device=members[0].device)
     views, offset = [], 0
     for parameter in members:
-        # In autograd and in DDP's buckets, a gradient has the strides of its parameter, such as
-        # channels last. Different positions would change the order of additions.
+        # As in autograd and DDP, a gradient has the strides of its parameter, such as channels
+        # last. At other positions, the ranks' values would be added in a different order.
         strides = torch.empty_like(parameter, device="meta").stride()
-        if strides != parameter.stride():  # with gaps, autograd and DDP use default strides
+        # If the parameter's memory has gaps, autograd and DDP use the default strides.
+        if strides != parameter.stride():
             strides = torch.empty(parameter.shape, device="meta").stride()
         views.append(flat.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()

@@ -1,6 +1,6 @@
-"""DistributedDataParallel rebuilt in stages, until the results match bit for bit.
+"""DistributedDataParallel rebuilt in stages, until its results match PyTorch's bit for bit.
 
-Stage 1 is `broadcast_from_rank_0` in replicas.py: all ranks start with rank 0's weights. This
+Stage 1 is `broadcast_from_rank_0` in replicas.py, which gives all ranks the weights of rank 0. This
 module contains stage 2 (`average_each`), stage 3 (`average_flat`) and stage 4 (`HandmadeDDP`).
 """
 
@@ -51,17 +51,17 @@ class BackwardEvent:
     """An event in backward: a gradient became ready, or an all-reduce started or ended."""
 
     kind: str  # "gradient", "start" or "end"
-    index: int  # of the parameter or of the bucket
+    index: int  # index of the parameter or of the bucket
     seconds: float  # from `time.perf_counter`
 
 
 class HandmadeDDP(nn.Module):
-    """A wrapper for a module, like `DistributedDataParallel`, that computes the same bits.
+    """A module wrapper like `DistributedDataParallel`, whose results it matches bit for bit.
 
     Each bucket is sent while backward still computes the gradients of earlier layers. `bucket_mib`
-    is DDP's `bucket_cap_mb`. `buckets` are the current buckets. `events` are the events of the last
-    backward outside `no_sync`. Gradients must be dense. Raises `ValueError` on every rank if the
-    ranks' modules or options do not match. (DDP uses rank 0's bucket size instead.)
+    is DDP's `bucket_cap_mb`. `events` are the events of the last backward outside `no_sync`.
+    Gradients must be dense. Raises `ValueError` on every rank if the ranks' modules or options do
+    not match. (If only the bucket sizes differ, DDP uses rank 0's size.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
     """
 
@@ -75,15 +75,15 @@ class HandmadeDDP(nn.Module):
         self.names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
         self.trainable = [tensor for tensor in module.parameters() if tensor.requires_grad]
         broadcast_from_rank_0([*module.parameters(), *module.buffers()])
-        # The order in which gradients become ready is not known before the first backward. So the
-        # first step uses one bucket, in the order of registration. If parameters may be unused,
-        # the order may differ in each step. Then the first buckets have limits and stay in use.
+        # Before the first backward, the order in which gradients become ready is unknown, so the
+        # first step uses one bucket, in registration order. If parameters may be unused, the
+        # order may change in each step, so the first buckets have limits and are never rebuilt.
         limits = self.limits if find_unused_parameters else (sys.maxsize,)
         self._use_buckets(assign_buckets(self.trainable, limits)[::-1])
         self.ready_order: list[int] | None = None
         self.has_rebuilt = find_unused_parameters
         self.is_sharing = True  # False inside no_sync
-        self.sends_buffers = True  # in the next forward
+        self.sends_buffers = True  # whether the next forward broadcasts buffers
         self.expects_gradients = False
         self.used: set[int] = set()
         self.events: list[BackwardEvent] = []
@@ -96,7 +96,8 @@ class HandmadeDDP(nn.Module):
         if self.sends_buffers:
             broadcast_from_rank_0(self.module.buffers())
         output = self.module(*inputs, **named_inputs)
-        # Buffers are sent if the previous forward was outside no_sync: once per optimizer step.
+        # The next forward sends the buffers only if this forward is outside no_sync, so they are
+        # sent once per optimizer step.
         self.sends_buffers = torch.is_grad_enabled() and self.is_sharing
         if self.sends_buffers:
             self._prepare_backward(output)
@@ -104,7 +105,7 @@ class HandmadeDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without sending them, for each forward call in this context."""
+        """Accumulate gradients without sending them, after each forward call in this context."""
         was_sharing, self.is_sharing = self.is_sharing, False
         try:
             yield
@@ -138,7 +139,7 @@ class HandmadeDDP(nn.Module):
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Put a new gradient into its bucket. Autograd calls this after it has updated `.grad`."""
-        self.used.add(index)  # also in a backward under no_sync
+        self.used.add(index)  # even in a backward under no_sync
         if not self.expects_gradients:
             return
         if not self.is_running:
@@ -156,7 +157,7 @@ class HandmadeDDP(nn.Module):
         gradient = self.trainable[index].grad
         if gradient is None:
             view.zero_()
-        else:  # dividing by N would round differently, unless N is a power of two
+        else:  # multiply as DDP does: dividing by N may round differently
             torch.mul(gradient.detach(), 1 / dist.get_world_size(), out=view)
         self.ready.append(index)
         bucket.missing.remove(index)
@@ -179,7 +180,7 @@ class HandmadeDDP(nn.Module):
         self.started.append(work.get_future().then(at_end))
 
     def _finish_backward(self) -> None:
-        """Wait for the buckets, then copy the means to `.grad`. Called by autograd at the end."""
+        """Wait for the all-reduces, then copy the means to `.grad`. Runs at the end of backward."""
         missing = [i for bucket in self.buckets for i in bucket.missing]
         if missing and not self.find_unused_parameters:
             names = ", ".join(self.names[index] for index in sorted(missing))
@@ -187,7 +188,7 @@ class HandmadeDDP(nn.Module):
                 f"{names} got no gradient in this backward. Remove what the loss does not use, "
                 "or set find_unused_parameters=True"
             )
-        for index in missing:  # parameters of an output that the loss does not use
+        for index in missing:  # these parameters affect only outputs that the loss does not use
             if self.trainable[index].grad is not None:
                 self.used.add(index)
             self._put_into_bucket(index)
@@ -198,7 +199,7 @@ class HandmadeDDP(nn.Module):
             for index, (_, view) in self.places.items():
                 parameter = self.trainable[index]
                 if index not in used_on_any_rank:
-                    continue  # leave its gradient unchanged
+                    continue  # the local gradient stays unchanged
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(view)

@@ -1,4 +1,4 @@
-"""Train with several ways of averaging gradients, and find out which end with DDP's weights."""
+"""Average gradients in several ways, and find out which ways result in DDP's weights."""
 
 import json
 import tempfile
@@ -30,13 +30,13 @@ SMALL_BY_HAND = "by hand, small buckets (compared with the row above)"
 
 
 def print_comparison() -> None:
-    """Compare all methods on 2, 3 and 4 processes, or in the processes of an existing launch."""
+    """Compare all methods on 2, 3 and 4 processes, or on the processes of an existing launch."""
     with tempfile.TemporaryDirectory() as folder:
         for processes in [2] if is_launched() else [2, 3, 4]:
             run_in_group(compare, processes, Path(folder), preloaded=(*PRELOADED, "accelerate"))
         files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
         columns = {int(file.stem): json.loads(file.read_text()) for file in files}
-    if not columns:  # only rank 0 of a launch writes them
+    if not columns:  # in a launch, only rank 0 writes files
         return
     results = {True: "equal", False: "different"}
     rows = [[name, *(results[column[name]] for column in columns.values())] for name in METHODS]
@@ -45,7 +45,7 @@ def print_comparison() -> None:
 
 
 def compare(device: torch.device, folder: Path) -> None:
-    """Train with each method. Rank 0 writes which methods end with the same weights as DDP."""
+    """Train with each method. Rank 0 saves which methods end with the same weights as DDP."""
     # DDP trains again for its row in the table, which shows whether DDP is reproducible.
     usual, small = (METHODS[name](device) for name in (REFERENCE, SMALL_REFERENCE))
     is_equal = {
@@ -78,9 +78,8 @@ def train_with(
 ) -> torch.Tensor:
     """Train on this rank's batches, and return all weights as one vector.
 
-    `wrap(model)` returns the module to call, and `backward(loss)` computes the gradients. Then
-    `share(parameters, step)` averages the gradients. It is None if the wrapped module averages
-    them.
+    `wrap(model)` returns the module to call, `backward(loss)` computes the gradients, and
+    `share(parameters, step)` averages them. `share` is None if the wrapped module averages them.
     """
     model = make_model(device)
     wrapped = wrap(model)
@@ -116,7 +115,7 @@ def train_every_rank(device) -> torch.Tensor:
 
 
 def average_in_a_ring(parameters, step: int) -> None:
-    """Average the gradients in the order of additions of a ring all-reduce (page 05).
+    """Average the gradients, adding them in the same order as a ring all-reduce (page 05).
 
     The buffer is split into N chunks, and the sum of each chunk starts on a different rank.
     """
@@ -138,7 +137,7 @@ def average_in_a_ring(parameters, step: int) -> None:
 
 
 def ddp_with_a_hook(model: nn.Module) -> nn.Module:
-    """Wrap in DDP with PyTorch's `allreduce_hook`, which divides by N before the sum."""
+    """Wrap the model in DDP with PyTorch's `allreduce_hook`, which divides by N before the sum."""
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, allreduce_hook)
     return ddp
@@ -163,7 +162,7 @@ def descend(model: nn.Module) -> None:
 
 
 def _flat(multiply: bool, reversed_from: int) -> Callable:
-    """Return a function that calls `average_flat`, in reverse order from `reversed_from` on."""
+    """Return a function that calls `average_flat`, with `reverse` from step `reversed_from` on."""
     return lambda parameters, step: average_flat(parameters, multiply, step >= reversed_from)
 
 

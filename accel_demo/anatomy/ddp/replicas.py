@@ -1,4 +1,4 @@
-"""Check that the replicas of a module match, make them equal, and find unused parameters."""
+"""Check that the ranks' replicas of a module match, make them equal, and find unused parameters."""
 
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import zip_longest
@@ -12,11 +12,11 @@ from accel_demo.processes.connect import gather_objects
 
 @dataclass(frozen=True)
 class ReplicaDescription:
-    """Text description of everything that must be the same on all ranks."""
+    """A text description of everything that must be the same on all ranks."""
 
     options: dict[str, str]
     devices: list[str]
-    trainable: list[str]  # names of parameters
+    trainable: list[str]  # names of the parameters that require a gradient
     tensors: list[str]  # name, dtype, shape and strides of each parameter and buffer
 
 
@@ -66,7 +66,7 @@ def parameters_behind(output) -> set[int]:
     seen, parameter_ids = set(nodes), set()
     while nodes:
         node = nodes.pop()
-        parameter = getattr(node, "variable", None)  # only AccumulateGrad nodes have it
+        parameter = getattr(node, "variable", None)  # only AccumulateGrad has a variable
         if parameter is not None:
             parameter_ids.add(id(parameter))
         new = {following for following, _ in node.next_functions if following} - seen

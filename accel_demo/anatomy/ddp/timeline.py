@@ -16,7 +16,7 @@ from accel_demo.show import COLOURS, new_figure, save
 from accel_demo.wording import byte_size
 
 PROCESSES, LAYERS, WIDTH, BATCH_SIZE, BUCKET_MIB = 2, 8, 512, 256, 2
-STEPS = 4  # only the first and last are drawn: step 2 is slower, because its buckets are new
+STEPS = 4  # the first and the last step are drawn; step 2 is slower, because its buckets are new
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def measure(device: torch.device, file: Path) -> None:
     inputs, timelines = torch.randn(BATCH_SIZE, WIDTH, device=device), []
     for _ in range(STEPS):
         loss = model(inputs).square().mean()
-        dist.barrier()  # all ranks start backward together
+        dist.barrier()  # so that all ranks start backward together
         start = time.perf_counter()
         loss.backward()
         end, sizes = time.perf_counter(), [bucket.flat.nbytes for bucket in model.buckets]
@@ -59,7 +59,7 @@ def measure(device: torch.device, file: Path) -> None:
 
 
 def draw(timelines: list[BackwardTimeline], path: Path) -> None:
-    """Draw the first step above the last step, on the same time scale but without numbers."""
+    """Draw the first step above the last step, on a common time axis without numbers."""
     shown = timelines[0], timelines[-1]
     figure = new_figure(7, 4)
     heights = [len(timeline.bucket_bytes) + 2 for timeline in shown]

@@ -24,7 +24,7 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 
-MOST_DIFFERENCES = 1e8  # above this, chunked methods are timed only once
+MOST_DIFFERENCES = 1e8  # with more differences, chunked methods are timed only once
 MOST_GRAPH_BYTES = 5e8  # methods with a larger graph are not run
 MOST_PAIRS = 128**2  # in the double loop; more pairs would take minutes
 EXPLANATION = """\
@@ -35,7 +35,10 @@ error: of value or gradient, whichever is larger, relative to the largest of a f
 
 @dataclass(frozen=True)
 class MethodCost:
-    """The cost of one method for one layer. If it was not run, only `graph_bytes` is set."""
+    """The cost of one method for one layer.
+
+    If the method was not run, only `graph_bytes` and `reason_not_run` are set.
+    """
 
     method: str
     graph_bytes: int
@@ -52,19 +55,18 @@ class MethodCost:
 
 
 def library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Sum the distances of `torch.cdist`. The graph keeps n × n distances, but no differences."""
+    """Sum the distances from `torch.cdist`. The graph keeps n × n distances, but no differences."""
     kernels = weight.flatten(1)
     return torch.cdist(kernels, kernels, p=p).sum()
 
 
 def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Split the rows over all GPUs, or over the CPU as two devices that share their memory."""
+    """Split the rows among all GPUs, or treat the CPU as two devices that share their memory."""
     devices: list[torch.device | str] | None = None if weight.is_cuda else ["cpu", "cpu"]
     return methods.over_devices(weight, p, devices=devices)
 
 
-# Functions of (weight, p). `library` and `two_devices` exist only for this measurement. They have
-# no parameter `signed`, and `library` does not check its arguments.
+# Functions of (weight, p). `library` and `two_devices` exist only for this measurement.
 METHODS = {
     "double loop": methods.double_loop,
     "vectorised": methods.vectorised,
@@ -78,7 +80,7 @@ METHODS = {
 
 
 def graph_bytes(compute, weight: torch.Tensor) -> int:
-    """Return the bytes that the graph of `compute(weight)` keeps for backward, without the weight.
+    """Return the bytes that the graph of `compute(weight)` keeps for backward besides the weight.
 
     This adds up the tensors that autograd saves, so the result is the same on every machine.
     """
@@ -92,15 +94,15 @@ def graph_bytes(compute, weight: torch.Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = compute(weight)
     sizes.pop(weight.untyped_storage().data_ptr(), None)
-    del result  # if freed earlier, reused memory would be counted only once
+    del result  # kept until here, because reused memory would be counted only once
     return sum(sizes.values())
 
 
 def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> int:
-    """Return `graph_bytes` per process in float32, by formula, even for very large layers.
+    """Predict the `graph_bytes` of each process in float32, even for very large layers.
 
-    For each pair the graph keeps the difference, which is as large as a kernel, and the distance of
-    4 bytes.
+    For each pair, a graph with all differences keeps the difference, which is as large as a kernel,
+    and the distance, which takes 4 bytes.
     """
     weight_bytes = 4 * math.prod(shape)
     row_bytes = weight_bytes + 4 * shape[0]
@@ -133,7 +135,7 @@ def reference(weight: torch.Tensor, p: int) -> tuple[float, torch.Tensor]:
 
 
 def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torch.Tensor]:
-    """Run a method in this process, and return seconds, peak in bytes, value and gradient."""
+    """Run a method in this process. Return its seconds, peak bytes, value and gradient."""
     with suppress(AttributeError, TypeError, OSError):  # `mallopt` exists only in glibc
         ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: return freed tensors to the system
     compute = METHODS[method]
@@ -154,16 +156,17 @@ def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torc
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
         peaks.append(_peak(device) - before)
-    # Other programs can only add time: https://docs.python.org/3/library/timeit.html
+    # The fastest run counts, because other programs can only add time:
+    # https://docs.python.org/3/library/timeit.html
     return min(times), max(0, *peaks), value, cast(torch.Tensor, weight.grad).cpu()
 
 
 def _reset_peak(device: torch.device) -> int:
-    """Reset the peak, and return the number of bytes in use."""
+    """Reset the recorded peak memory, and return the number of bytes in use."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
-    with suppress(OSError):  # only on Linux; elsewhere an earlier, higher peak hides this peak
+    with suppress(OSError):  # works only on Linux; elsewhere, an earlier peak may hide this peak
         Path("/proc/self/clear_refs").write_text("5")
     return psutil.Process().memory_info().rss
 
@@ -188,7 +191,7 @@ def main(description: str | None) -> None:
     """Run `python -m accel_demo.anatomy.kernel_distance`."""
     with one_line_errors():
         parser = command_line(description, processes=2)
-        help = "the layers: kernels x input channels, each kernel 3 × 3 (default: 128x64 512x512)"
+        help = "layers with 3 × 3 kernels, as kernels x input channels (default: 128x64 512x512)"
         parser.add_argument("--layers", nargs="+", metavar="NxC", help=help)
         options = read(parser)
         shapes = [_shape(layer) for layer in options.layers or ["128x64", "512x512"]]
@@ -196,7 +199,7 @@ def main(description: str | None) -> None:
 
 
 def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path | None) -> None:
-    """Measure all methods. Rank 0 runs the single-process methods, prints the tables and draws."""
+    """Measure all methods. Rank 0 runs the single-process methods, prints tables and draws them."""
     costs = {}
     for shape in shapes:
         for p in (1, 2):
@@ -219,7 +222,7 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
 def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
     """Draw the peak memory, with a panel for each layer and p.
 
-    If a method was not run, a hatched bar shows the size of its graph.
+    If a method was not run, a hatched bar shows the predicted size of its graph.
     """
     figure = show.new_figure(8, 1.2 + 2.4 * len(costs) / 2)
     panels = figure.subplots(-(-len(costs) // 2), 2, sharex=True, sharey=True, squeeze=False)
@@ -232,7 +235,7 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
             place = names.index(cost.method)
             panel.barh(place, size, color=colour, hatch=hatch, edgecolor="#555555")
         for name in set(names) - {cost.method for cost in rows}:  # a missing bar would look like 0
-            options = {"va": "center", "transform": panel.get_yaxis_transform()}  # x from 0 to 1
+            options = {"va": "center", "transform": panel.get_yaxis_transform()}
             panel.text(0.02, names.index(name), f"does not exist for p={p}", fontsize=9, **options)
         panel.set_title(f"{' × '.join(map(str, shape))}, p={p}", fontsize=10)
         panel.set_xscale("log")
@@ -244,7 +247,7 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
 
 
 def _measure_method(method: str, shape, p: int, device: torch.device, expected) -> MethodCost:
-    """Measure one method. Only rank 0 has the expected results, so only rank 0 gets the error."""
+    """Measure one method. Only rank 0 has the expected results and computes the error."""
     graph_size = predicted_graph_bytes(method, shape, dist.get_world_size())
     if graph_size > MOST_GRAPH_BYTES:
         return MethodCost(method, graph_size, f"keeps {_in_megabytes(graph_size)}")
@@ -267,8 +270,8 @@ def _measure_method(method: str, shape, p: int, device: torch.device, expected) 
 def _on_rank_0(function, *arguments):
     """On rank 0, call the function in a separate process and return its result.
 
-    The other ranks return None. Meanwhile all ranks call short collectives, so that no rank reaches
-    its time limit.
+    The other ranks return None. Meanwhile all ranks call short collectives, so that no waiting rank
+    times out.
     """
     multiprocessing.set_forkserver_preload(["torch", "psutil"])
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else None)

@@ -1,4 +1,4 @@
-"""Six functions for the distance between all kernels of a layer, with gradients.
+"""Six differentiable functions for the distance between all kernels of a layer.
 
 For a weight with n kernels, the distance is Σᵢ Σⱼ ‖wᵢ − wⱼ‖ over all i and j from 1 to n. Each pair
 is counted twice, and i = j adds 0. ‖·‖ is the sum of the absolute differences (p=1) or the
@@ -7,10 +7,11 @@ together, so the gradient must reach the weight. The computation is outside `for
 DataParallel and DistributedDataParallel do not split it.
 
 All functions take (weight, p, signed) and return a 0-dimensional tensor. The first dimension of the
-weight indexes the kernels, as in Conv2d, Conv1d and Linear. float16 and bfloat16 are computed in
-float32, because a sum of so many terms can overflow in float16 and loses precision in both. Between
-two equal kernels the gradient is 0, as autograd defines it for |0| and ‖0‖. Invalid arguments raise
-`ValueError`. If the weight contains NaN or infinity, the results of the functions may differ.
+weight indexes the kernels, as in Conv2d, Conv1d and Linear. float16 and bfloat16 weights are
+converted to float32, because a sum of so many terms can overflow in float16 and loses precision in
+both dtypes. Between two equal kernels the gradient is 0, as autograd defines it for |0| and ‖0‖.
+Invalid arguments raise `ValueError`. If the weight contains NaN or infinity, the results of the
+functions may differ.
 """
 
 from typing import Any
@@ -36,7 +37,7 @@ def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
 
 
 def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Compute all pairs at once. This is faster, but the graph keeps just as many differences."""
+    """Compute all pairs at once. This is faster, but the graph still keeps all differences."""
     kernels = _kernels(weight, p, signed)
     return _distance(kernels, kernels, p)
 
@@ -46,8 +47,8 @@ def chunked(
 ) -> torch.Tensor:
     """Compute a few rows of pairs at a time, and recompute them in backward.
 
-    The graph keeps no differences. Peak memory is `rows_at_once` times the weight, and backward
-    takes as much extra time as one forward.
+    The graph keeps no differences. Peak memory is `rows_at_once` times the size of the weight, and
+    backward takes longer by the time of one forward.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
@@ -60,8 +61,8 @@ def over_ranks(
     """Split the rows among the ranks of the default process group.
 
     Each of N ranks needs 1/N of the time and memory. Every rank must call this with the same
-    weight, and then call backward on the same function of the result. Every rank gets the result
-    and the gradient of a single process. This also works under DistributedDataParallel, which
+    weight, and then call backward on the same function of the result. Every rank gets the same
+    result and gradient as a single process. This also works under DistributedDataParallel, which
     averages N equal gradients. `rows_at_once` works as in `chunked`; if it is None, the graph keeps
     all differences of the rank's rows. If one rank's arguments are invalid, all ranks raise
     `ValueError`.
@@ -83,9 +84,10 @@ def over_devices(
 ) -> torch.Tensor:
     """Split the rows among several devices of one process.
 
-    The default is all GPUs, or the weight's device if there is no GPU. A GPU computes its share
-    while the process starts the next GPU. In backward, autograd moves the gradients back to the
-    weight's device. `rows_at_once` works as in `over_ranks`.
+    By default, the devices are all GPUs, or the weight's device if there is no GPU. The GPUs
+    compute at the same time, because each call returns before its work is done. In backward,
+    autograd moves the gradients back to the weight's device. `rows_at_once` works as in
+    `over_ranks`.
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
     if devices is None:
@@ -101,12 +103,12 @@ def over_devices(
 def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
     """Compute the distance for p=1 without pairs: O(n log n) time and O(n) memory per element.
 
-    Consider one element of all n kernels. In the derivative of Σᵢ Σⱼ |wᵢ − wⱼ| with respect to wₖ,
-    each smaller value adds 2, each larger value adds −2, and each equal value adds 0. If all values
-    differ, the derivative is 2·(2k − n + 1) for the k-th smallest value, with k from 0. The
+    Consider the same element of all n kernels. In the derivative of Σᵢ Σⱼ |wᵢ − wⱼ| with respect to
+    wₖ, each smaller value adds 2, each larger value adds −2, and each equal value adds 0. If all
+    values differ, the derivative is 2·(2k − n + 1) for the k-th smallest value, with k from 0. The
     derivatives change only if the order of the values changes, so the sum is Σₖ derivativeₖ · wₖ
-    (Euler's theorem on homogeneous functions). A search in the sorted values counts the smaller and
-    the larger values.
+    (Euler's theorem on homogeneous functions). The code finds the numbers of smaller and larger
+    values by binary search in the sorted values.
 
     The derivatives add up to 0, so subtracting the same number from all values changes neither the
     sum nor its gradient. The code subtracts the median. Without this, if the kernels lie close
@@ -114,7 +116,7 @@ def closed_form(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
     """
     kernels = _kernels(weight, p, signed)
     if p != 1:
-        raise ValueError(f"p must be 1 in closed_form, got {p}: lengths do not split into elements")
+        raise ValueError(f"p must be 1 in closed_form, got {p}: lengths are not sums over elements")
     with torch.no_grad():
         columns = kernels.t().contiguous()
         ordered = columns.sort(dim=1).values
@@ -143,9 +145,10 @@ def _rows_distance(
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """Identity in forward, and sum of the gradients over all ranks in backward.
+    """The identity in forward, and the sum of the gradients over all ranks in backward.
 
-    This class and `_SumOverRanks` are f and g in Megatron-LM: https://arxiv.org/abs/1909.08053
+    This class and `_SumOverRanks` are f and g in the Megatron-LM paper:
+    https://arxiv.org/abs/1909.08053
     """
 
     @staticmethod
@@ -161,7 +164,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over all ranks in forward, and identity in backward."""
+    """The sum over all ranks in forward, and the identity in backward."""
 
     @staticmethod
     def forward(ctx, share):
@@ -176,7 +179,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _kernels(weight, p, signed, rows_at_once=None) -> torch.Tensor:
-    """Return each kernel as a row, in float32 or float64.
+    """Return the kernels as the rows of a matrix, in float32 or float64.
 
     Raises `ValueError` if an argument is invalid.
     """

@@ -1,4 +1,4 @@
-"""Split one small model in five ways, train for one step, and compare what each rank holds.
+"""Split one small model in five ways, train for one step, and compare what each rank stores.
 
 DDP splits only the batch. Layers on several devices, a pipeline, tensor parallelism and FSDP2 split
 the model. All methods should give the same result as the unsplit model. The last table shows when

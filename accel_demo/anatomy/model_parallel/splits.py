@@ -20,16 +20,16 @@ from accel_demo.processes.connect import gather_objects
 
 WIDTHS = [8, 24, 8, 24, 8]  # features before, between and after the four linear layers
 ROWS_PER_RANK, LEARNING_RATE = 8, 2**-6
-Chunk = tuple[str, int]  # "forward" or "backward" of the micro-batch with this number
+Chunk = tuple[str, int]  # ("forward" or "backward", number of the micro-batch)
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """One rank's share of the outputs, gradients and weights after one step."""
+    """The outputs, gradients and weights that one rank has after one step."""
 
     model: nn.Module  # its parameters have the same names as in the unsplit model
-    output: torch.Tensor | None  # None if another rank has it
-    rows: slice  # rows of the batch for this output
+    output: torch.Tensor | None  # None if another rank computes the output
+    rows: slice  # the rows of the batch that `output` belongs to
     elements_held: list[int]  # parameter elements on each device of this process
 
 
@@ -47,20 +47,20 @@ class SplitComparison:
     """Results of one training step with each method."""
 
     methods: list[MethodSummary]
-    fsdp_elements: dict[str, list[int]]  # by moment: parameter elements on each rank
+    fsdp_elements: dict[str, list[int]]  # {moment: number of parameter elements on each rank}
     pipeline_logs: list[list[Chunk]]  # one log per rank
 
 
 def train_all(device: torch.device, microbatches: int) -> SplitComparison:
     """Train the same model on the same batch with each method. Every rank must call this.
 
-    Raises `ValueError` if the model or the batch cannot be split into this many parts.
+    Raises `ValueError` if the number of ranks or micro-batches is invalid.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check(world_size, microbatches)
     inputs = whole_numbers((ROWS_PER_RANK * world_size, WIDTHS[0]), 100).to(device)
     targets = whole_numbers((ROWS_PER_RANK * world_size, WIDTHS[-1]), 101).to(device)
-    reference = over_devices(make_model(), inputs, targets, [device])  # unsplit
+    reference = over_devices(make_model(), inputs, targets, [device])  # the unsplit model
     batch, results = (inputs, targets, device), {}
     results["DDP"] = data_parallel(make_model(), *batch)
     if rank == 0:  # this method needs only one process
@@ -92,7 +92,7 @@ def data_parallel(model, inputs, targets, device) -> SplitResult:
     rows = _share(inputs)
     wrapped = DistributedDataParallel(model.to(device))
     output = wrapped(inputs[rows])
-    _step(model, F.mse_loss(output, targets[rows]))  # backward averages the gradients
+    _step(model, F.mse_loss(output, targets[rows]))  # DDP averages the gradients in backward
     return SplitResult(model, output, rows, [elements(model)])
 
 
@@ -131,7 +131,7 @@ def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitRe
 
 
 def tensor_parallel(model, inputs, targets, device) -> SplitResult:
-    """Train with a shard of each matrix on each rank. Each pair of layers needs one all-reduce."""
+    """Train with each matrix split among the ranks. Forward needs one all-reduce per two layers."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     plan |= {"4": ColwiseParallel(), "6": RowwiseParallel()}
@@ -142,17 +142,17 @@ def tensor_parallel(model, inputs, targets, device) -> SplitResult:
 
 
 def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str, int]]:
-    """Train with FSDP2: each rank holds a shard of each parameter, and gathers one layer at a time.
+    """Train with FSDP2: each rank stores a shard of each parameter, and gathers layer by layer.
 
-    The batch is split too. Also returns the number of parameter elements on this rank at several
+    The batch is split too. Also returns how many parameter elements are on this rank at several
     moments.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = [layer for layer in model.to(device) if isinstance(layer, nn.Linear)]
     for module in [*layers, model]:
         fully_shard(module, mesh=mesh)
-    shards, inside = _local(model), []  # the rank keeps its shards while it holds a whole layer
-    for layer in layers:  # our hook runs after FSDP's own, which gathers the layer's parameters
+    shards, inside = _local(model), []  # a rank keeps its shards while a layer is gathered
+    for layer in layers:  # our hook runs after FSDP's hook, which gathers the layer's parameters
         layer.register_forward_pre_hook(lambda *_: inside.append(elements(model, shards)))
     held, rows = {"before forward": elements(model)}, _share(inputs)
     output = model(inputs[rows])
@@ -163,7 +163,7 @@ def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str
 
 
 def difference(trained: SplitResult, reference: SplitResult) -> float:
-    """Return the largest difference in output, gradients and weights. Every rank must call this."""
+    """Return the largest difference from the reference. Every rank must call this."""
     expected = dict(reference.model.named_parameters())
     pairs = []
     if trained.output is not None and reference.output is not None:
@@ -175,7 +175,7 @@ def difference(trained: SplitResult, reference: SplitResult) -> float:
 
 
 def largest(differences: Iterable[float]) -> float:
-    """Return the largest difference, or NaN if any is NaN. Python's `max` may skip NaN."""
+    """Return the largest difference, or NaN if any is NaN, which Python's `max` may skip."""
     return torch.tensor([*differences], dtype=torch.float64).max().item()
 
 
@@ -208,13 +208,13 @@ def elements(model: nn.Module, more: Sequence[torch.Tensor] = ()) -> int:
 
 
 def timetable(logs: list[list[Chunk]]) -> list[dict[int, Chunk]]:
-    """Return the chunk that each rank computes at each time, if a chunk takes one unit of time.
+    """Return which chunk each rank computes in each unit of time. Every chunk takes one unit.
 
     A chunk starts when its rank has finished the previous chunk and its input is ready. The input
-    is the activations of the previous stage, or the gradients of the next stage.
+    is either the activations from the previous stage or the gradients from the next stage.
     """
     ends, grid, left = {}, [{} for _ in logs], [list(log) for log in logs]
-    for _ in range(sum(map(len, logs))):  # each iteration places one chunk whose input is ready
+    for _ in range(sum(map(len, logs))):  # each iteration schedules one chunk whose input is ready
         for rank, log in enumerate(left):
             source = rank + (1 if log and log[0][0] == "backward" else -1)
             if log and (source, *log[0]) not in ends and 0 <= source < len(logs):
@@ -236,7 +236,7 @@ def bubble(grid: list[dict[int, Chunk]]) -> Fraction:
 
 
 def check(processes: int, microbatches: int) -> None:
-    """Raise `ValueError` if the model or the batch cannot be split into this many parts."""
+    """Raise `ValueError` if the number of processes or micro-batches is invalid."""
     layers, rows = len(WIDTHS) - 1, ROWS_PER_RANK * processes
     if not 1 <= processes <= layers:
         raise ValueError(f"processes must be from 1 to {layers}, one per layer, got {processes}")

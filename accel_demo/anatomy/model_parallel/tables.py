@@ -61,14 +61,17 @@ def show(device: torch.device, options) -> None:
 
 
 def verdict(difference: float) -> str:
-    """Describe the difference from the unsplit model. With 3 processes, sums are rounded."""
+    """Describe the difference from the unsplit model. With 3 processes, it is due to rounding."""
     if difference == 0:
         return "the same bits"
     return "within 1e-6" if difference <= 1e-6 else f"differs by {difference:.0e}"
 
 
 def grid_table(grid: list[dict[int, splits.Chunk]]) -> str:
-    """Return a table with a row per rank and a column per time. F2 is forward of micro-batch 2."""
+    """Return a table with a row per rank and a column per unit of time.
+
+    For example, F2 is the forward of micro-batch 2.
+    """
     times = range(1 + max(time for row in grid for time in row))
     cells = [[_short(row[time]) if time in row else "." for time in times] for row in grid]
     rows = [[f"rank {rank}", *row] for rank, row in enumerate(cells)]
@@ -76,7 +79,7 @@ def grid_table(grid: list[dict[int, splits.Chunk]]) -> str:
 
 
 def bubble_in_words(grid: list[dict[int, splits.Chunk]], microbatches: int) -> str:
-    """Describe the counted bubble, next to the formula in the GPipe paper.
+    """Describe the fraction of time that ranks wait: as counted, and as the GPipe paper predicts.
 
     Source: Huang et al., 2018, https://arxiv.org/abs/1811.06965, section 2.3
     """
@@ -94,7 +97,7 @@ def _short(chunk: splits.Chunk) -> str:
 
 
 def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
-    """Draw what each rank holds in data and model parallelism, above the pipeline's timetable."""
+    """Draw what each rank stores in data and model parallelism, above the pipeline's timetable."""
     length = 1 + max(time for row in grid for time in row)
     width = min(16, max(10, 1 + 0.29 * length))  # inches
     figure = new_figure(width, 6.5)
@@ -113,7 +116,7 @@ def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
 
 
 def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
-    """Draw a column per rank, with batch rows below layers. Parts on other ranks are dashed."""
+    """Draw a column per rank, with the batch below the layers. Parts on other ranks are dashed."""
     ranks, width = len(held), 0.62
     for rank, names in enumerate(held):
         for part in range(ranks):
@@ -153,7 +156,7 @@ def _box(axes, corner, size, colour, filled: bool) -> None:
 
 
 def _draw_timetable(axes, grid: list[dict[int, splits.Chunk]], room: float) -> None:
-    """Draw a box for each unit of time, `room` points wide. A narrow box shows only one letter."""
+    """Draw a box for each unit of time, `room` points wide. A narrow box shows only F or B."""
     length = 1 + max(time for row in grid for time in row)
     for rank, row in enumerate(grid):
         for time in range(length):
