@@ -1,4 +1,4 @@
-"""Command-line flags shared by the commands, and JSON output of results."""
+"""Command-line flags that several commands share, and a function that writes results as JSON."""
 
 import dataclasses
 import json
@@ -18,25 +18,26 @@ def parser_of(
 ) -> Parser:
     """Return a parser with `--quick`, `--json` and `--plot`.
 
-    `quick` describes what --quick does. `quick_seconds` is its maximum duration on two idle cores.
+    `quick` is the help text for --quick, which takes at most about `quick_seconds` seconds on two
+    idle cores.
     """
     parser = Parser(description, prog=f"accel-demo {command}")
-    help = f"{quick}; takes about {quick_seconds} s at most"
+    help = f"{quick}; takes at most about {quick_seconds} s"
     parser.add_argument("--quick", action="store_true", help=help)
     add_json(parser)
     if plot:
-        help = "draw the results as .png, .svg or .pdf"
+        help = "draw the results to FILE (.png, .svg or .pdf)"
         parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
     return parser
 
 
 def add_json(parser: Parser) -> None:
-    """Add `--json`, for a command that prints numbers."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
+    """Add the flag `--json FILE`, for commands that print numbers."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as JSON")
 
 
 def add_processes(parser: Parser, default: int, help: str) -> None:
-    """Add `--processes N`, for a command that accepts a single process count."""
+    """Add the flag `--processes N`, for commands that accept a single process count."""
     help = f"{help} (default: {default})"
     parser.add_argument("--processes", type=int, default=default, metavar="N", help=help)
 
@@ -44,8 +45,8 @@ def add_processes(parser: Parser, default: int, help: str) -> None:
 def read(parser: Parser, arguments: list[str]):
     """Parse the arguments and return the options.
 
-    Raises `UserError` if an argument is invalid, an output file cannot be written, or there are too
-    many processes.
+    Raises `UserError` if an argument is invalid, an output file cannot be written, or too many
+    processes are requested.
     """
     options = parser.parse_args(arguments)
     check_outputs(options)
@@ -78,8 +79,8 @@ def _check_processes(count: int) -> None:
 def write_json(path: Path, command: str, result) -> None:
     """Write a result dataclass as JSON, with the command and a description of the machine.
 
-    `SCHEMA` is incremented whenever a field of any result is renamed or removed. NaN and infinity
-    are written as null, because JSON cannot represent them (RFC 8259, section 6).
+    Increment `SCHEMA` whenever you rename or remove a field of any result. NaN and infinity are
+    written as null, because JSON cannot represent them (RFC 8259, section 6).
     """
     from accel_demo.lab import machine
 

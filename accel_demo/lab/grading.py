@@ -1,11 +1,11 @@
 """Run an answer to an exercise in separate processes, and print whether it is right.
 
-A grader is a program that launches itself again with --report. The new processes import the answer,
-use it, and write one report each. The first process then judges the reports. It therefore survives
-an answer that hangs, crashes or exits.
+A grader is a program that starts itself again with --report. The new processes import the answer,
+run it, and write one report each. The first process only judges the reports, so it survives an
+answer that hangs, crashes or exits.
 
-In a report, "mistake" is a sentence, or "" if the process found no mistake. "seen" lists the
-observations of the process, for a judge that compares processes.
+In a report, "mistake" describes the mistake that the process found, or is "" if it found none.
+"seen" lists what the process observed, so that a judge can compare the processes.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from typing import Any
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
-TIME_LIMIT = 120  # seconds for one run of an answer, enough on a busy machine
-ANSWER = "answer_to_the_exercise"  # name of the module that is imported from the learner's file
-GRACE = 3  # seconds that the other ranks have to report after one rank finds a mistake
+TIME_LIMIT = 120  # seconds that one run of an answer may take, even on a busy machine
+ANSWER = "answer_to_the_exercise"  # module name of the learner's file
+GRACE = 3  # seconds that a rank with a mistake waits for the reports of the other ranks
 
 
 class Wrong(Exception):
@@ -39,7 +39,7 @@ class Wrong(Exception):
 class Outcome:
     """Exit code, error output and reports of the processes that ran an answer.
 
-    `exit_code` is None if the time limit was reached. `reports` maps "2-0" to the report of rank 0
+    `exit_code` is None if the processes took too long. `reports` maps "2-0" to the report of rank 0
     in a group of 2 processes. The oldest report comes first, because the first mistake may have
     caused the others.
     """
@@ -63,14 +63,14 @@ def grade(
 ) -> int:
     """Run the grader in `file`: parse its arguments, run or judge the answer, return the exit code.
 
-    `observe(answer)` uses the answer in a separate process, and raises `Wrong` for a mistake. If
-    `group_sizes` is given, `observe(answer, device)` runs in groups of that many connected
-    processes, one group after the other. Each process may take `patience` seconds, or
-    $ACCEL_DEMO_PATIENCE.
+    `observe(answer)` runs in a separate process. It uses the answer, and raises `Wrong` if it finds
+    a mistake. If `group_sizes` is given, one group of connected processes per size runs instead,
+    and each rank calls `observe(answer, device)`. A rank may take `patience` seconds, or
+    $ACCEL_DEMO_PATIENCE if that is set.
 
-    `observe` may be a generator that yields an observation after each use of the answer. If `judge`
-    is given, `judge(number, seen)` is called with the observations of all ranks after use `number`,
-    and may raise `Wrong`. If there is no mistake, `right` is printed after "right: ".
+    `observe` may be a generator that yields an observation after each use of the answer. For each
+    use, `judge(number, seen)` is called with its number, counted from 0, and the observations of
+    all ranks, and may raise `Wrong`. An answer without a mistake prints "right: " and `right`.
     """
     options = parser_of(description).parse_args()
 
@@ -84,7 +84,7 @@ def grade(
     if not group_sizes:
         write_report(options.report, "1-0", fill_in({}, observe, options.answer))
         return 0
-    from accel_demo.processes.group import run_in_group  # imports torch, which takes seconds
+    from accel_demo.processes.group import run_in_group  # slow, because it imports torch
 
     patience = float(os.environ.get("ACCEL_DEMO_PATIENCE", patience))
     for size in group_sizes:
@@ -98,15 +98,15 @@ def grade(
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser for FILE, and for the --report flag of the processes that run the answer."""
+    """Return a parser for FILE and --report. A grader that starts itself again adds --report."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("answer", type=lambda path: Path(path).resolve(), metavar="FILE")
-    parser.add_argument("--report", type=Path, metavar="FOLDER", help="run FILE and report here")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="write reports to FOLDER")
     return parser
 
 
 def verdict(judge: Callable[[], str]) -> int:
-    """Call `judge` and print "right: " with its result, or "wrong: " with the `Wrong` it raises.
+    """Call `judge`. Print "right: " and its result, or "wrong: " and the `Wrong` that it raises.
 
     Returns the exit code: 0 if the answer is right, 1 if it is wrong.
     """
@@ -136,7 +136,7 @@ def run_answer(
 
 
 def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None = None) -> None:
-    """Raise `Wrong` for the first mistake, or if a process wrote no report. See `grade`."""
+    """Raise `Wrong` for the first mistake, or if a report is missing. `grade` explains `judge`."""
     passed = ""
     for size in group_sizes:
         where = f"on {counted(size, 'process')}"
@@ -154,10 +154,10 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
     missing = set(names) - set(outcome.reports)
     if judge and not missing:
         lists = [outcome.reports[name]["seen"] for name in names]
-        for number, seen in enumerate(zip(*lists, strict=False)):  # shorter after a mistake
+        for number, seen in enumerate(zip(*lists, strict=False)):  # a mistake ends a list early
             judge(number, seen)
-    if missing and "preamble.length" in outcome.stderr:  # gloo prints this and aborts
-        raise Wrong("a message has more bytes than the tensor that it is received into")
+    if missing and "preamble.length" in outcome.stderr:  # from gloo's error message
+        raise Wrong("a message has more bytes than the tensor that receives it")
     for name, report in outcome.reports.items():
         if name in names and report["mistake"]:
             raise Wrong(report["mistake"])
@@ -173,7 +173,7 @@ def _early_end(outcome: Outcome) -> Wrong:
 
 
 def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, patience: float):
-    """Use the answer on one rank and write a report. After a mistake, end the whole group."""
+    """Use the answer on one rank and write a report. After a mistake, exit to end the group."""
     import torch.distributed as dist
 
     rank, size, report = dist.get_rank(), dist.get_world_size(), {}
@@ -194,7 +194,7 @@ def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, pati
     failure = f"rank {rank} cannot use the file"
     write_report(folder, name, fill_in(report, observe, answer, device, failure=failure))
     watch.cancel()
-    # Don't use a barrier here: it could match a collective of the answer on another rank.
+    # Don't use a barrier: it could pair with a collective that the answer calls on another rank.
     deadline = time.monotonic() + (0 if report["mistake"] else patience) + GRACE
     while len(list(folder.glob(f"{size}-*.json"))) < size and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -224,14 +224,14 @@ def fill_in(
 
 
 def write_report(folder: Path, name: str, report: dict) -> None:
-    """Write the report of one process. A process that is killed leaves no incomplete report."""
+    """Write a report under a temporary name and rename it, so that no report is incomplete."""
     unfinished = folder / f"{name}.unfinished"
     unfinished.write_text(json.dumps(report))
     unfinished.rename(folder / f"{name}.json")
 
 
 def read_reports(folder: Path) -> dict[str, Any]:
-    """Return the reports by name, oldest first."""
+    """Return {name: report} for all reports in the folder, oldest first."""
     files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
     return {file.stem: json.loads(file.read_text()) for file in files}
 
@@ -246,7 +246,7 @@ def import_answer(answer: Path) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Format an error in one line: "ValueError: too many values (line 12 of the answer)"."""
+    """Format an error on one line: "ValueError: too many values (line 12 of the answer)"."""
     first_line = str(error).partition("\n")[0]
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_globals.get("__name__") == ANSWER]

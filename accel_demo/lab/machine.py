@@ -37,7 +37,7 @@ def environment_rows() -> list[tuple[str, str]]:
 
 
 def environment() -> dict:
-    """Return the hardware, system, versions and variables that affect a measurement."""
+    """Return the hardware, operating system, versions and environment variables of this machine."""
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -63,13 +63,13 @@ def cpu_name() -> str:
 
 
 def has_bf16_instructions() -> bool:
-    """Return whether the CPU has bfloat16 instructions. If not, torch emulates bf16 slowly."""
-    words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # x86, ARM
+    """Return whether the CPU has bfloat16 instructions. Without them, bf16 is slow in torch."""
+    words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # keys on x86 and ARM
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 def _cpu_line(key: str) -> str:
-    """Return the first value of a key in /proc/cpuinfo, or "" if there is none, as on macOS."""
+    """Return the first value of a key in /proc/cpuinfo, or "" if the key or file does not exist."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

@@ -14,10 +14,10 @@ from accel_demo.wording import counted
 
 @dataclass
 class Measurements:
-    """The values of one table row, one per repeat, and their ratios to the reference row.
+    """One table row: a value for each repetition, and its ratio to the value of the reference row.
 
-    The intervals are computed by `median_interval`. If the table has no reference row, there are no
-    ratios, and `median_ratio` is NaN.
+    `median_interval` computes the intervals. If the table has no reference row, `ratios` is empty
+    and `median_ratio` is NaN.
     """
 
     values: list[float]
@@ -36,16 +36,16 @@ class Measurements:
 
 @dataclass
 class Table:
-    """Measurements whose rows take turns: each repeat measures every row once.
+    """A table of measurements. The rows take turns: each repetition measures every row once.
 
-    `values` contains the values of each row. A ratio divides two values from the same repeat, so a
-    period in which the machine is slow affects both. `digits` is the number of printed decimals.
+    `values` contains the values of each row. A ratio divides two values from the same repetition,
+    so that a slow phase of the machine affects both. `digits` is the number of decimals.
     """
 
     title: str
     unit: str
     values: InitVar[dict[str, list[float]]]
-    reference: str | None = None  # name of the row that ratios are relative to
+    reference: str | None = None  # the ratios divide by the values of this row
     digits: int = 1
     rows: dict[str, Measurements] = field(init=False)
 
@@ -77,8 +77,8 @@ class Table:
 class Report:
     """The result of one benchmark.
 
-    `findings` are sentences with the conclusions. `facts` are further numbers and settings by name,
-    such as "flops_per_step": 1.5e9 or "mixed_precision": "bf16".
+    `findings` are sentences with the conclusions. `facts` maps names to numbers and settings, such
+    as "flops_per_step": 1.5e9 or "mixed_precision": "bf16".
     """
 
     tables: list[Table]
@@ -86,7 +86,7 @@ class Report:
     facts: dict[str, float | str] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the tables, the findings and a line about the machine."""
+        """Return the tables, the findings and one line that describes the machine."""
         here = machine.environment()
         last = f"Measured on {here['cpu']}, {here['cores']} cores, {here['gpu'] or 'no GPU'}, "
         last += f"torch {here['torch']}, accelerate {here['accelerate']}."
@@ -115,9 +115,10 @@ class Report:
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:
     """Return the narrowest confidence interval for the median, without assuming a distribution.
 
-    The bounds are the k-th lowest and the k-th highest value. The only assumption is that the
-    values are independent. With fewer than five values, no interval reaches 90 %, and the result is
-    []. Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
+    The bounds are the k-th lowest and the k-th highest value, with the largest possible k. The only
+    assumption is that the values are independent. With fewer than five values, no interval has 90 %
+    confidence, and the result is [].
+    Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)
     below = 0.0  # probability that the median is below the k-th lowest value
@@ -131,8 +132,8 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
 
 
 def threads_of_a_command() -> str:
-    """Return OMP_NUM_THREADS for a measured command: the current value, else one thread per core.
+    """Return the OMP_NUM_THREADS of this process, or the number of cores if it is not set.
 
-    The variable is always set, because each launcher has a different default.
+    Every measured command gets this value, because the launchers have different defaults.
     """
     return os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())

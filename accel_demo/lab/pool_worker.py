@@ -1,8 +1,8 @@
-"""Train repeatedly on request, and time the optimizer steps.
+"""A worker process that trains once per request and times the optimizer steps.
 
 `WorkerPool` starts this module once per rank. Each line on stdin is a JSON object with the
-arguments of `run`, and each line on stdout is its result. The train files run unmodified, because
-torch calls a hook after every optimizer step.
+arguments of `run`, and each line on stdout is the result of one `run`. The train files need no
+changes for this, because torch calls a hook after every optimizer step.
 """
 
 import cProfile
@@ -37,7 +37,7 @@ TRAIN_FILES = {
 def main() -> None:
     results = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # drop all other output, including output from C++
+        os.dup2(nowhere.fileno(), 1)  # discard all other output, even from C++
         for line in sys.stdin:
             with redirect_stderr(nowhere):
                 result = run(**json.loads(line))
@@ -55,7 +55,10 @@ def run(
     warm_up: int = 1,
     watched: str = "",
 ) -> WorkerResult:
-    """Train once. `version` is a key of `TRAIN_FILES`. `watched` is "parts", "profile" or ""."""
+    """Train once with the train file `TRAIN_FILES[version]`.
+
+    `watched` selects what to record: "parts" of the steps, a "profile", or "" for neither.
+    """
     forget_the_last_run()
     if world_size > 1 or version == "raw DDP":
         os.environ.update(rank_environment(rank, world_size, port))
@@ -69,7 +72,7 @@ def run(
         nonlocal steps
         steps += 1
         if steps in (warm_up, config.max_steps) and torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # kernels run asynchronously
+            torch.accelerator.synchronize()  # wait for asynchronous kernels
         if steps >= warm_up:
             stamps.append(time.perf_counter())
 
@@ -100,7 +103,7 @@ def run(
 
 
 def forget_the_last_run() -> None:
-    """Reset Accelerate's state and the launch variables, which contain the last process count."""
+    """Reset Accelerate's state and remove the launch variables, which describe the last run."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     for name in (*rank_environment(0, 1, 0), "ACCELERATE_MIXED_PRECISION"):
@@ -110,20 +113,21 @@ def forget_the_last_run() -> None:
 def profile_of(profiler: cProfile.Profile) -> tuple[dict[str, list], dict[str, int]]:
     """Return the time spent in Accelerate's functions, and the call count of every function.
 
-    The values of the first dict are [calls, seconds]. The key "function, its own lines" is the time
-    in a function of Accelerate without its callees. The key "caller: function" is the time in a
-    function of another package that Accelerate calls. The rows do not overlap.
+    The values of the first dict are [calls, seconds]. The key "function, its own lines" stands for
+    a function of Accelerate without the functions that it calls, and "caller: function" for another
+    package's function that Accelerate calls. No time is counted twice.
     """
-    # {function: (_, calls, own seconds, _, {caller: (calls, …, seconds)})}
+    # stats: {function: (_, calls, own seconds, _, {caller: (calls, …, seconds)})}
     stats = vars(pstats.Stats(profiler))["stats"]
     library = str(Path(accelerate.__file__).parent)
 
     def name_of(function: tuple[str, int, str]) -> str:
-        file, _, name = function  # torch and Accelerate both have an optimizer module
+        # torch and Accelerate both have an optimizer module, so add a prefix to one of them.
+        file, _, name = function
         return f"{'accelerate/' if file.startswith(library) else ''}{Path(file).stem}.{name}"
 
     from_accelerate = {function for function in stats if function[0].startswith(library)}
-    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # two functions may share a name
+    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # adds up functions with equal names
     counts: dict[str, int] = defaultdict(int)
     for function, (_, calls, own_seconds, _, callers) in stats.items():
         name = name_of(function)

@@ -12,7 +12,7 @@ from accel_demo import show
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 
-MOST_IMAGES = 200  # more images make the picture too tall
+MOST_IMAGES = 200  # more images would make the picture too tall
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     """Print a table of true and predicted classes. Draw the images if matplotlib is installed."""
     parser = Parser(__doc__, prog="accel-demo predict")
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    help = "test images: 7, or 0-9, or 3,5,7 (default: the first ten)"
+    help = "indices of test images, such as 7, 0-9 or 3,5,7 (default: the first ten)"
     parser.add_argument("--index", metavar="N", help=help)
     flags.add_json(parser)
     help = "draw the images to FILE (default: predictions.png in the run folder)"
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parse_indices(text: str, count: int) -> list[int]:
-    """Parse "7", "0-9" or "3,5,7". Raise `UserError` if the text or an index is invalid."""
+    """Parse "7", "0-9" or "3,5,7" into a list. Raise `UserError` if the text is invalid."""
     indices = []
     try:
         for part in text.split(","):
@@ -85,7 +85,7 @@ def parse_indices(text: str, count: int) -> list[int]:
 
 
 def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]:
-    """Return the predictions of the trained model for these test images."""
+    """Return what the model trained in the folder `run` predicts for these test images."""
     import torch
 
     from accel_demo.models import make_model
@@ -103,7 +103,7 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]
 
 
 def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
-    """Draw the images in rows of five, each with its predicted class, in red if incorrect."""
+    """Draw rows of five images, each below its predicted class, which is red if it is wrong."""
     rows = (len(predictions) + 4) // 5
     figure = show.new_figure(9, 2.2 * rows)
     axes = figure.subplots(rows, 5, squeeze=False).flatten()

@@ -1,4 +1,4 @@
-"""Time the parts of a training step with torch's hooks, without changes to the training loop."""
+"""Time the parts of a training step with torch's hooks, without changing the training loop."""
 
 import time
 from collections import defaultdict
@@ -22,16 +22,16 @@ PARTS = [FORWARD, BEFORE_BACKWARD, BACKWARD, BEFORE_STEP, STEP, BEFORE_FORWARD]
 
 @contextmanager
 def timed_parts() -> Iterator[list[dict[str, float]]]:
-    """Yield a list that receives {part: seconds} after each optimizer step in this process.
+    """Yield a list, and append {part: seconds} to it after each optimizer step in this process.
 
     "forward", "backward" and "optimizer step" are the times inside torch's modules,
     `Tensor.backward` and optimizers. Code that a library runs before or after these calls is
     included in the "between" parts. A part ends when the next one begins, so the parts add up to
     the time from the end of one optimizer step to the end of the next.
 
-    The first step is left out, because its beginning is unknown. The time of an evaluation is added
-    to the part that it interrupts. Each step must have one micro-batch. On a GPU, only the time of
-    the Python code is measured.
+    The first step is not recorded, because its beginning is unknown. The time of an evaluation is
+    added to the part that it interrupts. Each step must have exactly one micro-batch. On a GPU,
+    these are the times of the Python code, which does not wait for the kernels.
     """
     steps: list[dict[str, float]] = []
     seconds: dict[str, float] = defaultdict(float)

@@ -18,13 +18,13 @@ TIME_LIMIT = 2 * 60 * 60  # seconds
 
 @dataclass(frozen=True)
 class Timed:
-    """A command that exited after `seconds`. `lines` are (seconds since the start, text)."""
+    """A command that took `seconds`. `lines` contains (seconds since the start, text) pairs."""
 
     lines: list[tuple[float, str]]
     seconds: float
 
     def first_step(self, first_line: str) -> float:
-        """Return the seconds until the first line, which train files print before their first step.
+        """Return the seconds until the first line. Train files print it before their first step.
 
         Raises `RuntimeError` if the line does not begin with `first_line`, such as "1 process on
         cpu".
@@ -44,9 +44,9 @@ def run_timed(
 ) -> Timed:
     """Run `command` in the repository's root folder, and call `on_line` with each output line.
 
-    `python`, `accelerate` and `torchrun` are taken from this environment. `on_cpu` hides the GPUs.
-    Raises `UserError` if the command fails and prints an "error: …" line. Raises `RuntimeError` if
-    it fails without such a line or takes more than `time_limit` seconds.
+    `python`, `accelerate` and `torchrun` are those of this Python environment. `on_cpu` hides the
+    GPUs. Raises `UserError` if the command fails and prints an "error: …" line. Raises
+    `RuntimeError` if it fails without such a line or takes more than `time_limit` seconds.
     """
     lines: list[tuple[float, str]] = []
     kept = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
@@ -64,7 +64,7 @@ def run_timed(
             returncode = process.wait()
         finally:
             guard.cancel()
-            if process.poll() is None:  # after Ctrl-C
+            if process.poll() is None:  # Ctrl-C interrupted the loop
                 kill_tree(process)
                 process.wait()
             process.stdout.close()
@@ -82,7 +82,7 @@ def run_timed(
 
 
 def accelerate_launch(config: str, *options: str) -> list[str]:
-    """Return an `accelerate launch` command for a file in accelerate_configs/, with `options`."""
+    """Return an `accelerate launch` command that uses accelerate_configs/`config` and `options`."""
     if not (REPOSITORY / "accelerate_configs" / config).exists():
         raise UserError(
             f"accelerate_configs/{config} is missing: it is in the repository, but not in an "

@@ -28,17 +28,18 @@ th { background: var(--shade); font-weight: 600; }
 def write_page(
     path: Path, title: str, body: str, style: str = "", script: str = "", data: object = None
 ) -> None:
-    """Write the page. `title` is plain text. `body` is HTML with escaped text from files.
+    """Write the page. `title` is plain text. `body` is HTML, so text from files must be escaped.
 
-    `script` runs after the body and reads `data`, which must not contain NaN, with
+    `script` runs after the body has been parsed. It can read `data`, which must not contain NaN, as
     `JSON.parse(document.getElementById("data").textContent)`. A content security policy blocks all
     other scripts and all requests to servers: https://www.w3.org/TR/CSP3/
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no "</script>" inside
-    # If `path` is a link, this replaces the link and not the file that it points to.
+    # Escape "<", so that the data cannot contain "</script>".
+    json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    # Write a new file and rename it. If `path` is a link, this replaces only the link.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(
         f"""<!doctype html>
@@ -66,7 +67,7 @@ def write_page(
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:
     """Return an HTML table that scrolls horizontally if the screen is narrow. All cells are HTML.
 
-    The first cell of each row is the row's heading. `label` describes the table to a screen reader.
+    The first cell of each row is its heading. Screen readers read `label` aloud.
     """
     headings = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     lines = [

@@ -1,4 +1,4 @@
-"""Worker processes that stay alive between runs, so that many short runs can take turns."""
+"""Worker processes that stay alive between training runs, so that a short run starts quickly."""
 
 import json
 import os
@@ -24,18 +24,18 @@ class WorkerResult(TypedDict):
     processes: int  # connected processes
     device: str
     threads: int  # per process
-    stamps: list[float]  # clock at the end of each step, from step `warm_up` on
+    stamps: list[float]  # time.perf_counter() after each step, from step `warm_up` on
     seconds_per_step: float  # mean
     parts: list[dict[str, float]]  # from `timed_parts`, if `watched` is "parts"
     inside: dict[str, list]  # from `profile_of`, if `watched` is "profile"
-    counts: dict[str, int]  # also from `profile_of`
+    counts: dict[str, int]  # from `profile_of`, if `watched` is "profile"
 
 
 class WorkerPool:
-    """Connected worker processes with `threads` threads each. Use it in a `with` statement.
+    """A pool of worker processes with `threads` threads each. Use it in a `with` statement.
 
-    `gpus` is the workers' CUDA_VISIBLE_DEVICES, and `ON_CPU` hides every accelerator. By default,
-    the workers train on GPUs if there is one for each worker.
+    `gpus` is the value of CUDA_VISIBLE_DEVICES in the workers. `ON_CPU` hides all accelerators. By
+    default, the workers train on GPUs if there is one for each worker.
     """
 
     def __init__(self, processes: int, threads: int, gpus: str | None = None):
@@ -45,7 +45,7 @@ class WorkerPool:
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = gpus
-        python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun chooses it
+        python = os.environ.get("PYTHON_EXEC", sys.executable)  # the same choice as torchrun's
         command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
         for path in self.errors:
@@ -66,8 +66,8 @@ class WorkerPool:
         """Train once and return rank 0's result. `choices` are fields of TrainConfig.
 
         If `processes` is given, only that many workers train, and the others stay idle. Raises
-        `RuntimeError` if a worker dies, takes more than `time_limit` seconds, or uses a different
-        number of processes or threads, or a different device, than requested.
+        `RuntimeError` if a worker dies or takes more than `time_limit` seconds, or if the number of
+        processes, the number of threads or the device is not what was requested.
         """
         port, started_at = free_port(), time.monotonic()
         workers = self.workers[:processes]
@@ -90,7 +90,7 @@ class WorkerPool:
                         "warm_up": warm_up,
                         "watched": watched,
                     }
-                    with suppress(BrokenPipeError):  # a dead worker's line is empty
+                    with suppress(BrokenPipeError):  # the worker died: see `_line_from`
                         worker.stdin.write(json.dumps(request) + "\n")
                         worker.stdin.flush()
                 lines = list(readers.map(self._line_from, workers))
@@ -119,7 +119,7 @@ class WorkerPool:
     def _line_from(self, worker: Any) -> str:
         line = worker.stdout.readline()
         if not line:
-            self.stop()  # otherwise the other workers wait for the dead one
+            self.stop()  # the other workers would wait forever for the dead one
         return line
 
     def __enter__(self):

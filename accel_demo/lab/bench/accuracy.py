@@ -1,14 +1,14 @@
-"""Measure the time to 90 % and 92 % test accuracy, compared with a conventional training loop.
+"""Compare how fast train.py and a conventional loop reach 90 % and 92 % test accuracy.
 
 accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist
 accel-demo bench accuracy --data-dir data --quick --json accuracy.json
 
 Both programs train on the 60,000 images of Fashion-MNIST, in one process on the CPU, with the same
-number of threads. Ours is train.py under `accelerate launch` with its default hyperparameters, and
-a run length for each target. The baseline is PyTorch's MNIST example
-(accel_demo/lab/bench/baseline.py). They take turns, and repeat i uses seed i. The clock stops when
-an evaluation at or above the target is printed. The last evaluation of a seed may be 0.3 points
-below the target. The benchmark takes half an hour on two cores.
+number of threads. Our program is train.py under `accelerate launch`, with its default
+hyperparameters and a training length that depends on the target. The baseline is PyTorch's MNIST
+example (accel_demo/lab/bench/baseline.py). Repetition i of each measurement uses seed i. The clock
+stops when a program prints a test accuracy at or above the target. The last accuracy of a run may
+be up to 0.3 percentage points below the target. The benchmark takes half an hour on two cores.
 """
 
 import json
@@ -33,17 +33,17 @@ from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
 
 REPEATS = 3
 QUICK = {"train_samples": 2000, "epochs_baseline": 1}
-# The length of our run for each target. A run is only as long as its target needs, because the
-# one-cycle schedule reaches its best accuracy at the end, with the lowest learning rate.
+# The training length of train.py for each target. The one-cycle schedule reaches its best accuracy
+# at the end, when the learning rate is lowest, so a lower target gets a shorter training.
 LENGTH = {0.90: ["--epochs", 1, "--max-steps", 375], 0.92: ["--epochs", 3]}
-MARGIN = 0.003  # a single seed may miss the target by this much if the mean reaches it
+MARGIN = 0.003  # a single run may miss the target by this much if the mean reaches it
 OURS, BASELINE = "accel-demo", "conventional baseline"
-EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # both programs print such lines
+EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # printed by both programs
 
 
 @dataclass(frozen=True)
 class TimedTraining:
-    """First step and evaluations of a run. All times are in seconds since the command started."""
+    """Times of a run's first step and evaluations, in seconds since the command started."""
 
     first_step_seconds: float
     evaluations: list[tuple[float, float]]  # (seconds, accuracy), one per epoch
@@ -56,31 +56,31 @@ class TimedTraining:
 
 @dataclass(kw_only=True)
 class AccuracyReport(Report):
-    """A report with every training run. Item i of each list has seed i."""
+    """A report that also contains every training run. Item i of each list is for seed i."""
 
-    ours: dict[float, list[TimedTraining]]  # by target
+    ours: dict[float, list[TimedTraining]]  # {target accuracy: runs}
     baseline: list[TimedTraining]
 
 
 def add_options(parser: ArgumentParser) -> None:
     help = "folder with Fashion-MNIST (default: data)"
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help=help)
-    help = "use the first N training images, for a quick look; 0 means all (default: 0)"
+    help = "train on only the first N images; 0 means all (default: 0)"
     parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
-    help = f"maximum number of baseline epochs (default: {baseline.EPOCHS})"
+    help = f"maximum number of epochs of the baseline (default: {baseline.EPOCHS})"
     parser.add_argument(
         "--epochs-baseline", type=int, default=baseline.EPOCHS, metavar="N", help=help
     )
 
 
 def measure(options: Namespace) -> Report:
-    """Train with both programs in turns, once per seed, and compare the times to each target."""
+    """Run both programs with each seed, and compare how long they take to reach each target."""
     samples, epochs = options.train_samples, options.epochs_baseline
     if epochs < 1:
         raise UserError(f"--epochs-baseline must be at least 1, got {epochs}")
     images = baseline.idx_folder(options.data_dir.resolve())
     config = TrainConfig("fashion-mnist", data_dir=str(images), train_samples=samples)
-    load_datasets(config, world_size=1)  # raises `UserError` before any process is started
+    load_datasets(config, world_size=1)  # checks the data before any process is started
     precision = "bf16" if machine.has_bf16_instructions() else "no"
     launch = accelerate_launch("cpu.yaml", "--mixed_precision", precision)
     launch += ["accel_demo/train.py", "--dataset", "fashion-mnist", "--data-dir", str(images)]
@@ -89,7 +89,7 @@ def measure(options: Namespace) -> Report:
     baseline_runs: list[TimedTraining] = []
     total = options.repeats * (len(LENGTH) + 1)
     bar = tqdm(total=total, desc="training", unit="run", leave=False)
-    # The baseline's images are unpacked before its clock starts. train.py reads compressed files.
+    # torchvision cannot read compressed files, so they are unpacked here, before the clock starts.
     with bar, baseline.torchvision_folder(options.data_dir.resolve()) as unpacked:
         for seed in range(options.repeats):
             flags = ["--seed", seed, "--train-samples", samples]
@@ -108,13 +108,13 @@ def measure(options: Namespace) -> Report:
         f"{precision} in {OURS}, the {BASELINE} is fp32."
     )
     if samples:
-        report.findings.append(f"Only a quick look: the first {samples:,} training images.")
+        report.findings.append(f"Only a quick look: both programs trained on {samples:,} images.")
     report.facts |= {"mixed_precision": precision, "train_samples": samples}
     return report
 
 
 def run_ours(command: list) -> TimedTraining:
-    """Run the command as a user would, with a temporary run folder."""
+    """Run train.py as a user would, with a temporary run folder."""
     with tempfile.TemporaryDirectory() as run_dir:
         timed = run_command([*command, "--run-dir", run_dir])
         environment = json.loads(Path(run_dir, "environment.json").read_text())
@@ -134,7 +134,7 @@ def run_command(command: list) -> Timed:
 
 
 def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
-    """Parse the output of a training run, whose first line must begin with `first_line`."""
+    """Parse the output of a training run. Its first line must begin with `first_line`."""
     matches = [(seconds, EVALUATION.match(line)) for seconds, line in timed.lines]
     evaluations = [(seconds, float(match[1])) for seconds, match in matches if match]
     return TimedTraining(timed.first_step(first_line), evaluations, threads)
@@ -143,7 +143,7 @@ def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
 def compare(
     ours: dict[float, list[TimedTraining]], baseline_runs: list[TimedTraining]
 ) -> AccuracyReport:
-    """Return the tables and findings. `ours` contains our training runs for each target."""
+    """Return a report that compares the runs. `ours` maps each target to the runs of train.py."""
     sides = {BASELINE: baseline_runs, OURS: next(iter(ours.values()))}
     starts = {name: [run.first_step_seconds for run in runs] for name, runs in sides.items()}
     tables = [Table("From process start to the first step", "s", starts)]
@@ -171,7 +171,7 @@ def compare(
         findings.append(f"{BASELINE}, seed {seed}, epoch by epoch: {accuracies}{short}.")
     threads = {run.threads for runs in (baseline_runs, *ours.values()) for run in runs}
     if len(threads) > 1:
-        raise RuntimeError(f"the two sides used different numbers of threads: {threads}")
+        raise RuntimeError(f"the two programs used different numbers of threads: {threads}")
     facts: dict[str, float | str] = {"threads": threads.pop()}
     return AccuracyReport(tables, findings, facts, ours=ours, baseline=baseline_runs)
 
@@ -179,9 +179,9 @@ def compare(
 def tables_to(
     target: float, ours: list[TimedTraining], baseline_runs: list[TimedTraining]
 ) -> list[Table]:
-    """Return tables of the seconds to the target, from process start and from the first step.
+    """Return two tables: seconds from process start to the target, and from the first step to it.
 
-    A program that misses the target has no row. If both miss the target, there are no tables.
+    A program that misses the target has no row. If both miss the target, the list is empty.
     """
     sides = {}
     if all(time_to(target, run.evaluations) < math.inf for run in baseline_runs):
@@ -203,9 +203,9 @@ def tables_to(
 
 
 def time_to(target: float, evaluations: list[tuple[float, float]]) -> float:
-    """Return the seconds until the first evaluation at or above `target`, or infinity.
+    """Return the seconds until the first accuracy at or above `target`, or infinity.
 
-    The last evaluation is also accepted if it is at most `MARGIN` below.
+    The last accuracy is accepted even if it is up to `MARGIN` below `target`.
     """
     for seconds, accuracy in evaluations:
         if accuracy >= target:
@@ -215,18 +215,18 @@ def time_to(target: float, evaluations: list[tuple[float, float]]) -> float:
 
 
 def is_reached(target: float, runs: list[TimedTraining]) -> bool:
-    """Return whether the mean reaches the target and no seed misses it by more than `MARGIN`."""
+    """Return whether the mean reaches `target` and every run reaches `target - MARGIN`."""
     accuracies = [run.final_accuracy for run in runs]
     enough = is_within(0.0, statistics.mean(accuracies), target)
     return enough and all(is_within(MARGIN, accuracy, target) for accuracy in accuracies)
 
 
 def is_within(margin: float, accuracy: float, target: float) -> bool:
-    return accuracy >= target - margin - 1e-9  # 0.92 - 0.003 is a little above 0.917 in floats
+    return accuracy >= target - margin - 1e-9  # rounding can make a mean slightly too low
 
 
 def verdict(target: float, runs: list[TimedTraining]) -> str:
-    """Return a sentence with the accuracy of each of our runs and whether they reach the target."""
+    """Return sentences about the accuracy of each of our runs, and whether they reach `target`."""
     accuracies, length = [run.final_accuracy for run in runs], " ".join(map(str, LENGTH[target]))
     ends = "reaches it" if is_reached(target, runs) else "MISSES IT"
     return (

@@ -1,16 +1,18 @@
-"""Compare our training loop with the loop from an article, both on ResNet-101.
+"""Compare the speed of our training loop and of an article's loop on ResNet-101.
 
 accel-demo bench article
 accel-demo bench article --repeats 1 --steps 3
 
-The article's loop (article_loop.py) trains in fp32 on contiguous images, which torchvision reads
-one by one. It calls `loss.item()` every ten steps. Our loop is train.py with `accelerate launch`.
-It uses the channels-last memory format, reads whole batches, keeps losses on the device, reuses
-freed memory, and computes in bf16 if the processor has bf16 instructions.
+The article's loop (article_loop.py) trains in fp32 with PyTorch's default memory format, reads its
+images one by one with torchvision, and calls `loss.item()` every ten steps. Our loop is train.py
+under `accelerate launch`. It uses the channels-last memory format, reads whole batches, keeps
+losses on the device, and reuses freed memory. It is measured in fp32, in bf16 if the processor has
+bf16 instructions, and on a GPU also with torch.compile.
 
 Both loops train with Adam on 256 packaged images per step, on the same cores or GPU. The first
-sixth of the steps (two to ten) is warm-up. The losses do not show which loop learns better: only
-our learning rate decays to zero (one cycle), and the images are normalised differently.
+sixth of the steps is not measured (at least two steps, at most ten). The losses do not show which
+loop learns better, because only our loop has a learning rate schedule (one-cycle), and the loops
+normalise the images differently.
 """
 
 import json
@@ -35,15 +37,15 @@ FLAGS += " --label-smoothing 0 --weight-decay 0 --warmup 0 --dropout 0 --test-sa
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "optimizer steps in each run (default: 4 on a CPU, 60 on a GPU)"
+    help = "optimizer steps per run (default: 4 on a CPU, 60 on a GPU)"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
 
 
 def measure(options: Namespace) -> Report:
-    """Train with both loops in turns, with a different seed in each repeat."""
+    """Train with both loops in each repetition, with a new seed, and compare their speed."""
     device = own_device().type
     steps = (4 if device == "cpu" else 60) if options.steps is None else options.steps
-    warm_up_steps(steps)  # raises an error now rather than in a child process
+    warm_up_steps(steps)  # raises `UserError` here rather than in a child process
     launches = our_launches(device)
     rates: dict[str, list[float]] = {name: [] for name in (ARTICLE, *launches)}
     losses: dict[str, list[float]] = {name: [] for name in rates}
@@ -68,7 +70,7 @@ def measure(options: Namespace) -> Report:
 
 
 def our_launches(device: str) -> dict[str, tuple[str, list[str]]]:
-    """Return the launch precision and extra train.py flags for each of our table rows."""
+    """Map each table row of our loop to its mixed precision and its extra train.py flags."""
     launches: dict[str, tuple[str, list[str]]] = {"ours, fp32": ("no", [])}
     if device != "cpu" or machine.has_bf16_instructions():
         launches["ours, bf16"] = ("bf16", [])
@@ -84,7 +86,7 @@ def train_article(steps: int, seed: int) -> LoopResult:
 
 
 def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopResult:
-    """Run train.py and read the result from its run folder."""
+    """Run train.py, and read its speed and loss from its run folder."""
     config = "cpu" if own_device().type == "cpu" else "single_gpu"
     command = accelerate_launch(f"{config}.yaml", "--mixed_precision", precision)
     command += ["accel_demo/train.py", *FLAGS.split(), *flags, "--seed", str(seed)]
@@ -95,7 +97,7 @@ def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopR
         environment = json.loads(Path(run_dir, "environment.json").read_text())
         lines = Path(run_dir, "metrics.jsonl").read_text().splitlines()
     if not first_line.startswith("1 process on "):
-        raise RuntimeError(f"train.py must run in one process, but printed: {first_line}")
+        raise RuntimeError(f"train.py should have run in one process, but printed: {first_line}")
     metrics = [json.loads(line) for line in lines]
     warm_up, *intervals = (line for line in metrics if "train_loss" in line)
     seconds, loss, steps_done = 0.0, 0.0, warm_up["step"]
@@ -113,20 +115,19 @@ def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopR
 
 
 def output_of(command: list[str]) -> list[str]:
-    """Return the lines that the command prints."""
+    """Run the command, and return the lines that it prints."""
     timed = run_timed(command, on_cpu=False, OMP_NUM_THREADS=threads_of_a_command())
     return [line for _, line in timed.lines]
 
 
 def check_alike(result: LoopResult, article: LoopResult, device: str) -> None:
-    """Raise `RuntimeError` if a loop used an unexpected device or number of threads."""
+    """Raise `RuntimeError` unless a run used `device` and as many threads as the article's run."""
     expected, actual = (device, article.threads), (result.device, result.threads)
     if actual != expected:
         raise RuntimeError(f"device and threads should have been {expected}, but were {actual}")
 
 
 def findings(ratios: dict[str, float], losses: dict[str, float], steps: int) -> list[str]:
-    """Return sentences about the speed ratios and the losses."""
     best = max(ratios, key=lambda name: ratios[name])
     precision = best.removeprefix("ours, ")
     sentences = [
@@ -134,8 +135,8 @@ def findings(ratios: dict[str, float], losses: dict[str, float], steps: int) -> 
     ]
     if list(ratios) == ["ours, fp32"]:
         sentences.append(
-            "This CPU has no bf16 instructions, so our loop ran only in fp32: most of its gain on "
-            "a CPU comes from bf16."
+            "This CPU has no bf16 instructions, so our loop ran only in fp32. On other CPUs, most "
+            "of its speed-up comes from bf16."
         )
     values = "; ".join(f"{name} {value:.2f}" for name, value in losses.items())
     first = warm_up_steps(steps) + 1

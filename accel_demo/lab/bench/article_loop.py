@@ -1,9 +1,9 @@
-"""Train ResNet-101 with the loop from the article that this course started from.
+"""Train ResNet-101 with the training loop from the article that inspired this course.
 
 python -m accel_demo.lab.bench.article_loop --steps 4 --seed 0
 
 The loop trains in fp32 on batches of 256 packaged images, which torchvision reads one by one. The
-last output line is the result as JSON, which `accel-demo bench article` reads.
+last line of the output is the result as JSON, for `accel-demo bench article`.
 """
 
 import json
@@ -24,7 +24,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class LoopResult:
-    """Speed and mean loss after the warm-up, with the device and number of threads."""
+    """A run's speed and mean loss after the warm-up, its device and its number of threads."""
 
     images_per_second: float
     mean_loss: float
@@ -79,7 +79,7 @@ def make_model() -> nn.Module:
 def warm_up_steps(steps: int) -> int:
     """Return the number of warm-up steps: a sixth of all steps, but at least two and at most ten.
 
-    Raises `UserError` if there is no step left to measure.
+    Raises `UserError` if all steps would be warm-up steps.
     """
     if steps < 3:
         raise UserError(f"--steps must be at least 3, got {steps}: the first two are warm-up")
@@ -89,7 +89,7 @@ def warm_up_steps(steps: int) -> int:
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
-        parser.add_argument("--steps", type=int, default=4, help="at least 3 (default: 4)")
+        parser.add_argument("--steps", type=int, default=4, help="steps, at least 3 (default: 4)")
         parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
         options = parser.parse_args()
         print(json.dumps(asdict(train(options.steps, options.seed))))

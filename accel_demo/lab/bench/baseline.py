@@ -1,12 +1,12 @@
-"""Train PyTorch's MNIST example, the conventional baseline of `accel-demo bench accuracy`.
+"""Train like PyTorch's MNIST example, as the baseline of `accel-demo bench accuracy`.
 
 python -m accel_demo.lab.bench.baseline --data-dir /usr/share/datasets/fashion-mnist --seed 0
 
-The network, optimizer, learning rates, batch sizes and number of epochs are those of
-https://github.com/pytorch/examples/blob/main/mnist/main.py. That example shuffles only on a GPU;
-this program always shuffles. It trains on Fashion-MNIST, normalised with the mean and standard
-deviation of that data set. It evaluates after every epoch, and stops when an epoch reaches the
-highest target.
+The network, optimizer, learning rates, batch sizes and number of epochs are the same as in
+https://github.com/pytorch/examples/blob/main/mnist/main.py. Unlike the example, this program
+trains on Fashion-MNIST, normalised with the mean and standard deviation of Fashion-MNIST. It always
+shuffles the images, whereas the example shuffles them only on a GPU. It stops after the first epoch
+that reaches the highest target accuracy.
 """
 
 import gzip
@@ -35,10 +35,10 @@ def main() -> None:
     parser = Parser(__doc__, prog="python -m accel_demo.lab.bench.baseline")
     parser.add_argument("--data-dir", type=Path, required=True, help="folder with Fashion-MNIST")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
-    help = "target accuracies, such as 0.92; training stops at the highest"
+    help = "target accuracies, such as 0.92; training stops once it reaches the highest"
     parser.add_argument("--targets", type=float, nargs="+", default=[0.9, 0.92], help=help)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="maximum number of epochs")
-    help = "use the first N training images; 0 means all"
+    help = "train on only the first N images; 0 means all"
     parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
     options = parser.parse_args()
     with torchvision_folder(options.data_dir) as folder:
@@ -75,7 +75,7 @@ def train(options, folder: Path) -> None:
 
 
 class Net(nn.Sequential):
-    """The network from pytorch/examples, with log_softmax moved to the loss."""
+    """The network from PyTorch's example, without log_softmax, which our loss function applies."""
 
     def __init__(self):
         super().__init__(
@@ -108,7 +108,7 @@ def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
 def torchvision_folder(data_dir: Path) -> Iterator[Path]:
     """Yield a folder in torchvision's layout, with uncompressed files in FashionMNIST/raw.
 
-    This is `data_dir` if it already has this layout, else a temporary folder.
+    The folder is `data_dir` if that already has this layout, otherwise a temporary folder.
     """
     source = idx_folder(data_dir)
     raw = Path("FashionMNIST", "raw")
@@ -118,7 +118,7 @@ def torchvision_folder(data_dir: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, raw).mkdir(parents=True)
         for name in FASHION_MNIST_SUMS:
-            read_idx(source, name)  # raises UserError if the file is damaged
+            read_idx(source, name)  # raises `UserError` if the file is damaged
             if (source / name).exists():
                 shutil.copyfile(source / name, Path(folder, raw, name))
             else:
@@ -130,8 +130,8 @@ def torchvision_folder(data_dir: Path) -> Iterator[Path]:
 def idx_folder(data_dir: Path) -> Path:
     """Return the folder that contains the four idx files, compressed or not.
 
-    This is `data_dir` or its subfolder FashionMNIST/raw. Raises `UserError` if neither contains all
-    four files.
+    The folder is `data_dir` or its subfolder FashionMNIST/raw. Raises `UserError` if neither
+    contains all four files.
     """
     for folder in (data_dir, data_dir / "FashionMNIST" / "raw"):
         files = {path.name.removesuffix(".gz") for path in folder.glob("*-ubyte*")}

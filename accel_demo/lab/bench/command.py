@@ -10,24 +10,25 @@ from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 
 BENCHMARKS = {
-    "input": "images per second read by our data path and by torchvision's",
+    "input": "images per second of our data loading and of torchvision's",
     "overhead": "time per training step in plain PyTorch, raw DDP and Accelerate",
     "accuracy": "time to 90 % and 92 % test accuracy, compared with a conventional loop",
-    "article": "images per second of ResNet-101 in an article's loop and in ours",
-    "scaling": "speed of two processes compared with one",
+    "article": "images per second on ResNet-101, with an article's loop and with ours",
+    "scaling": "speed of two processes, compared with one process",
     "dataparallel": "images per second of nn.DataParallel and raw DDP on the same devices",
     "optimizer": "time per AdamW step, fused and unfused",
-    "limit": "share of the machine's matrix-multiply rate that a training step reaches",
+    "limit": "FLOP/s of a training step, compared with large matrix products",
     "precision": "speed, memory and loss with bf16 and torch.compile, and the compile time",
-    "startup": "seconds from a command to its first training step",
+    "startup": "seconds from starting a command to its first training step",
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Run one benchmark and print its report. Write and draw the report if requested.
+    """Run one benchmark and print its report. --json writes the report, and --plot draws it.
 
-    Each benchmark is a module with REPEATS and `measure(options)`. It may also have
-    `add_options(parser)`, and QUICK with the defaults of these options for --quick.
+    Each benchmark is a module that defines `measure(options)` and REPEATS, the default for
+    --repeats. If it has options of its own, it also defines `add_options(parser)`. QUICK contains
+    the values that --quick sets for these options.
     """
     names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
     parser = Parser(
@@ -39,9 +40,9 @@ def main(arguments: list[str]) -> int:
     name = parser.parse_args(arguments[:1]).benchmark
     module = importlib.import_module(f"accel_demo.lab.bench.{name}")
 
-    quick = "one repeat, with fewer images, steps or networks in the slow benchmarks"
+    quick = "measure once, with fewer images, steps or networks in slow benchmarks"
     parser = flags.parser_of(f"bench {name}", module.__doc__, quick, quick_seconds=60)
-    help = f"number of repeats of each measurement (default: {module.REPEATS})"
+    help = f"number of times to take each measurement (default: {module.REPEATS})"
     parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)
     if hasattr(module, "add_options"):
         module.add_options(parser)

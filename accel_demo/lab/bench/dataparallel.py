@@ -3,10 +3,10 @@
 accel-demo bench dataparallel
 accel-demo bench dataparallel --quick --model tiny_cnn
 
-Plain PyTorch, nn.DataParallel and raw DDP take turns. They train the same model with the same
-global batch. nn.DataParallel uses one process with one thread per GPU; with fewer than two GPUs, it
-only calls the module that it wraps. Raw DDP uses two processes. Each process gets half of the
-batch, and one GPU or half of the CPU threads.
+Plain PyTorch, nn.DataParallel and raw DDP train the same model with the same global batch size.
+Their runs alternate. nn.DataParallel uses one process with one thread per GPU; with fewer than two
+GPUs, it only calls the module that it wraps. Raw DDP uses two processes. Each process gets half of
+each batch, and one GPU or half of the CPU threads.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -21,29 +21,28 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 9
-STEPS, WARM_UP = 40, 4  # steps per run, including warm-up steps
+STEPS, WARM_UP = 40, 4  # steps per run, and how many of them are warm-up
 PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
 
 
 def add_options(parser: ArgumentParser) -> None:
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
-    help = "images per optimizer step, over all devices (default: 256)"
+    help = "images per optimizer step on all devices together (default: 256)"
     parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)
 
 
 def measure(options: Namespace) -> Report:
-    """Measure the images per second of plain PyTorch, nn.DataParallel and raw DDP in turns."""
     batch = options.global_batch
     if batch < 2 or batch % 2:
-        raise UserError(f"--global-batch must be even for two processes, got {batch}")
+        raise UserError(f"--global-batch must be a positive even number, got {batch}")
     choices = {"model": options.model, "dataset": "synthetic", "max_steps": STEPS}
     choices |= {"train_samples": STEPS * batch, "test_samples": 64}
     batch_sizes = {PLAIN: batch, DATA_PARALLEL: batch, DDP: batch // 2}
-    TrainConfig(**choices, batch_size=batch)  # raises `UserError` before any process is started
+    TrainConfig(**choices, batch_size=batch)  # checks the options before any process is started
     on_cpu = torch.cuda.device_count() < 2
     one_gpu, both_gpus = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
-    threads = max(2, usable_cores() // 2 * 2)  # even, so that the pair has the same total
+    threads = max(2, usable_cores() // 2 * 2)  # even, because raw DDP uses half per process
     rates: dict[str, list[float]] = {PLAIN: [], DATA_PARALLEL: [], DDP: []}
     with (
         WorkerPool(1, threads, one_gpu) as alone,
@@ -51,7 +50,7 @@ def measure(options: Namespace) -> Report:
         WorkerPool(2, threads // 2, both_gpus) as pair,
     ):
         pools = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
-        for name, pool in pools.items():  # not measured, because the first step imports modules
+        for name, pool in pools.items():  # not measured: the first step imports modules
             pool.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
         for repeat in tqdm(range(options.repeats), desc="dataparallel", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:

@@ -1,15 +1,16 @@
-"""Compare how fast our data path and torchvision's read the same images.
+"""Compare how fast train.py's data loading and torchvision's read the same images.
 
 accel-demo bench input
 accel-demo bench input --repeats 3 --json input.json --plot input.svg
 
-Both compute in one thread and load the 12,000 packaged training images, shuffled, in batches of
-128. Ours is the data path of train.py. torchvision's is FashionMNIST, with ToTensor and Normalize
-for each image. Workers load one epoch before the clock starts, so their start-up time is not
-included.
+Both load the 12,000 packaged training images in shuffled batches of 128, with one thread per
+process. train.py processes a whole batch at once. torchvision's FashionMNIST applies ToTensor and
+Normalize to each image. DataLoader workers load one epoch before the clock starts, so that their
+start-up time is not measured.
 
-The second table shows the percentage of a step that train.py spends waiting for its next batch. It
-covers the first 40 steps of the default run, with OMP_NUM_THREADS threads or on all CPU cores.
+The second table shows the percentage of a step that train.py spends waiting for its next batch, in
+steps 6 to 40 of a run with the default settings. This run uses OMP_NUM_THREADS threads, or one
+thread per CPU core if the variable is not set.
 """
 
 import statistics
@@ -35,19 +36,19 @@ from accel_demo.lab.timed_command import run_timed
 
 REPEATS = 5
 BATCH_SIZE = 128
-LEAST_SECONDS = 0.3  # per measurement, because one epoch of ours is too short
-STEPS, WARM_UP = 40, 5  # steps per run, including warm-up steps
+LEAST_SECONDS = 0.3  # per measurement, because our loader reads an epoch too fast to time
+STEPS, WARM_UP = 40, 5  # steps per run, and how many of them are warm-up
 OURS, TORCHVISION = "ours, 0 workers", "torchvision, 0 workers"
 TWO_WORKERS = "torchvision, 2 workers"
 
 
 def measure(options: Namespace) -> Report:
-    """Measure the images per second of each loader, then the data wait of the default run."""
+    """Measure how fast each loader reads, and how long a default run waits for data."""
     with one_torch_thread():
         loaders = make_loaders()
         agreement = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
         rates = measure_rates(loaders, options.repeats)
-    del loaders  # stops the workers
+    del loaders  # stops the DataLoader workers
     repeats = tqdm(range(options.repeats), desc="training", unit="run", leave=False)
     waits = [wait_of_a_run() for _ in repeats]
     reading = Table("Reading images", "images/s", rates, reference=TORCHVISION, digits=0)
@@ -64,7 +65,7 @@ def measure(options: Namespace) -> Report:
 
 
 def make_loaders() -> dict[str, DataLoader]:
-    """Return a loader of the packaged training images for each table row."""
+    """Return a DataLoader for each table row. All read the packaged training images."""
     config = TrainConfig()
     shuffled = {"batch_size": BATCH_SIZE, "shuffle": True}
     ours = {**shuffled, "drop_last": True, **loader_options(config, torch.device("cpu"))}
@@ -91,7 +92,7 @@ def torchvision_set(mean: Sequence[float], std: Sequence[float]):
 
 
 def compare(our_set, their_set) -> str:
-    """Check that both sets return the same first batch, and return a sentence about it.
+    """Check that both datasets return the same first batch, and return a one-line summary.
 
     Raises `AssertionError` if the batches differ.
     """
@@ -105,8 +106,8 @@ def compare(our_set, their_set) -> str:
 
 
 def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, list[float]]:
-    """Return the images per second of every loader, measured in turns."""
-    for loader in loaders.values():  # start the workers before this process has other threads
+    """Return the images per second of every loader, measured once per repetition."""
+    for loader in loaders.values():  # fork the workers before this process has other threads
         for _ in loader:
             pass
     rates: dict[str, list[float]] = {name: [] for name in loaders}
@@ -121,7 +122,7 @@ def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, lis
 def images_per_second(loader: DataLoader) -> float:
     """Read whole epochs for at least `LEAST_SECONDS`, and return the images per second.
 
-    The time includes the creation of the iterator for each epoch.
+    The time includes creating the iterator of each epoch.
     """
     images, seconds, started_at = 0, 0.0, time.perf_counter()
     while seconds < LEAST_SECONDS:
@@ -131,9 +132,9 @@ def images_per_second(loader: DataLoader) -> float:
 
 
 def wait_of_a_run() -> float:
-    """Call `data_wait` in a new process.
+    """Call `data_wait` in a new process, and return its result.
 
-    `data_wait` modifies `DataLoader`, and Accelerate has global state.
+    The process is new because `data_wait` patches `DataLoader`, and Accelerate has global state.
     """
     with tempfile.TemporaryDirectory() as run_dir:
         command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
@@ -144,8 +145,8 @@ def wait_of_a_run() -> float:
 def data_wait(run_dir: str) -> float:
     """Return the percentage of a step that train.py spends waiting for its next batch.
 
-    A step lasts from the end of one optimizer step to the end of the next. The wait is the time in
-    `next` on the DataLoader's iterator. It excludes Accelerate's work on the batch afterwards.
+    A step lasts from the end of one optimizer step to the end of the next. The waiting time is the
+    time inside `next` of the DataLoader's iterator, without Accelerate's later work on the batch.
     """
     from accel_demo import train
 
@@ -162,14 +163,14 @@ def data_wait(run_dir: str) -> float:
                 return
             yield batch
 
-    setattr(DataLoader, "__iter__", timed)  # noqa: B010 (torch's annotation forbids the plain form)
+    setattr(DataLoader, "__iter__", timed)  # noqa: B010 (type checkers reject plain assignment)
     register_optimizer_step_post_hook(lambda *step: ends.append(time.perf_counter()))
     with redirect_stdout(sys.stderr):
         train.main(TrainConfig(max_steps=STEPS, run_dir=run_dir))
     start, end = ends[WARM_UP - 1], ends[-1]
     within = [seconds for started_at, seconds in waits if start <= started_at < end]
     if len(ends) != STEPS or len(within) != STEPS - WARM_UP:
-        raise RuntimeError(f"got {len(ends)} steps and {len(within)} batches in {STEPS} steps")
+        raise RuntimeError(f"saw {len(ends)} steps and {len(within)} waits, in {STEPS} steps")
     return 100 * sum(within) / (end - start)
 
 

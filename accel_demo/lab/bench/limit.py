@@ -1,12 +1,12 @@
-"""Measure how close a training step comes to the fastest matrix multiplication on this machine.
+"""Compare the FLOP/s of a training step with this machine's fastest matrix multiplication.
 
 accel-demo bench limit
 accel-demo bench limit --precision no --plot limit.svg
 
-The rate of a step is its floating-point operations per second. torch.utils.flop_counter counts the
-operations of convolutions and matrix products. The rate is compared with the best rate of square
-matrix products in the same process, with the same precision and number of threads. On a CPU, a
-profile shows what else takes time in a step.
+FLOP/s means floating-point operations per second. In a step, torch.utils.flop_counter counts only
+the operations of convolutions and matrix products. The reference is the fastest product of two
+square matrices, measured in the same process with the same precision and number of threads. On a
+CPU, a profile shows what else takes time in a step.
 """
 
 import json
@@ -34,11 +34,11 @@ from accel_demo.processes.connect import own_device
 from accel_demo.wording import counted
 
 REPEATS = 7
-STEPS, WARM_UP = 50, 5  # steps per run, including warm-up steps
+STEPS, WARM_UP = 50, 5  # steps per run, and how many of them are warm-up
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 
-# Kinds of operators, with prefixes of their names in torch. An operator belongs to the first kind
-# with a prefix that matches the operator's name or the name of one of its callers.
+# Kinds of operators, with prefixes of the operators' names in torch. An operator belongs to the
+# first kind that has a prefix of the operator's name or of the name of one of its callers.
 KINDS = {
     "optimizer": ("Optimizer.",),
     "data": ("enumerate(DataLoader)",),
@@ -53,17 +53,17 @@ KINDS = {
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "mixed precision; no means fp32 (default: bf16 if the hardware has it, else no)"
+    help = "mixed precision; no means fp32 (default: bf16 if the hardware supports it, else no)"
     parser.add_argument("--precision", choices=PRECISIONS, default=None, help=help)
 
 
 def measure(options: Namespace) -> Report:
-    """Measure both rates with one thread and with all threads, and profile a step."""
+    """Measure matrix products and steps with one thread and with all threads. Profile a step."""
     device = own_device()
     has_bf16 = device.type != "cpu" or machine.has_bf16_instructions()
     precision = options.precision or ("bf16" if has_bf16 else "no")
     name = {"no": "fp32", "bf16": "bf16"}[precision]
-    torch.backends.cudnn.allow_tf32 = False  # compute convolutions in fp32, like matrix products
+    torch.backends.cudnn.allow_tf32 = False  # no TF32 in convolutions, as in matrix products
     config = TrainConfig()
     flops = flops_of_step(config)
     every_thread = torch.get_num_threads()
@@ -82,8 +82,8 @@ def measure(options: Namespace) -> Report:
         findings.append(f"{place}: a step reaches {share:.0%} of the matrix-product rate.")
         tables.append(table)
     torch.set_num_threads(every_thread)
-    if device.type == "cpu":  # on a GPU, kernels run in parallel with Python
-        # In a new process, because the profiler's C++ code writes to stderr.
+    if device.type == "cpu":  # on a GPU, kernels and Python overlap in time
+        # Profile in a new process, because the profiler's C++ code writes to stderr.
         command = ["python", "-m", "accel_demo.lab.bench.limit", precision]
         *_, (_, line) = run_timed(command, OMP_NUM_THREADS=str(every_thread)).lines
         title = f"Where a step's time goes, {place}, under the profiler"
@@ -92,12 +92,12 @@ def measure(options: Namespace) -> Report:
         f"A step is {flops / 1e9:.2f} GFLOP: {flops / config.batch_size / 1e6:.1f} MFLOP per image."
     )
     if not has_bf16:
-        findings.append("This CPU has no bf16 instructions; torch would emulate bf16, slowly.")
+        findings.append("This CPU has no bf16 instructions: torch can only emulate bf16, slowly.")
     return Report(tables, findings, {"flops_per_step": flops})
 
 
 def flops_of_step(config: TrainConfig) -> int:
-    """Count the floating-point operations of forward and backward for a batch of 28×28 images."""
+    """Count the floating-point operations of forward and backward on one batch of 28×28 images."""
     model, labels = make_model(config), torch.zeros(config.batch_size, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(torch.rand(config.batch_size, 1, 28, 28)), labels).backward()
@@ -122,7 +122,7 @@ def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float]]:
-    """Return the percentage of train_plain.py's step time for each kind of operator."""
+    """Return the percentage of a train_plain.py step that each kind of operator takes."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train_plain(config, precision)
     events = profiler.events() or []
@@ -137,7 +137,7 @@ def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float
 
 
 def kind_of(event) -> str:
-    """Return the kind of a profiler event, from its name and its callers' names."""
+    """Return the key of `KINDS` for a profiler event, or "other operators"."""
     names = []
     while event is not None:
         names.append(event.name.removeprefix("aten::"))
@@ -149,7 +149,7 @@ def kind_of(event) -> str:
 
 
 def train_plain(config: TrainConfig, precision: str) -> WorkerResult:
-    """Train on synthetic images in this process. Return the result of `pool_worker.run`."""
+    """Run train_plain.py on synthetic images in this process, and return its step times."""
     with (
         tempfile.TemporaryDirectory() as run_dir,
         open(os.devnull, "w") as nowhere,
@@ -163,7 +163,7 @@ def train_plain(config: TrainConfig, precision: str) -> WorkerResult:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has finished its work. Call this before reading a clock."""
+    """Wait until a GPU has finished its work, so that a time measured next includes that work."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 

@@ -1,10 +1,10 @@
-"""Compare the time of AdamW's fused step, as in train.py, with torch's default.
+"""Compare the time of a fused AdamW step, as in train.py, with torch's default step.
 
 accel-demo bench optimizer
 accel-demo bench optimizer --quick --json optimizer.json
 
-Only `optimizer.step()` is measured, with random gradients, on a GPU if there is one, else on one
-CPU thread. Both optimizers update the same parameters and take turns.
+Only `optimizer.step()` is measured, with random gradients, on a GPU if there is one, otherwise on
+one CPU thread. Both optimizers update the same parameters, and their measurements alternate.
 """
 
 import time
@@ -20,12 +20,11 @@ from accel_demo.models import make_model
 from accel_demo.processes.connect import own_device
 
 REPEATS = 15
-STEPS = {"small_cnn": 100, "vgg11": 4, "resnet101": 4}  # per measurement
+STEPS = {"small_cnn": 100, "vgg11": 4, "resnet101": 4}  # steps per measurement
 FUSED = {"unfused": None, "fused": True}
 
 
 def measure(options: Namespace) -> Report:
-    """Measure the milliseconds per step for each network."""
     device = own_device()
     torch.set_num_threads(1)
     place = "1 thread" if device.type == "cpu" else device.type
@@ -42,7 +41,7 @@ def measure(options: Namespace) -> Report:
 def milliseconds_per_step(
     network: str, steps: int, repeats: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Return the milliseconds per step of each repeat, for each optimizer."""
+    """Return a list for each optimizer: the milliseconds per step in each repetition."""
     model = make_model(TrainConfig(model=network)).to(device)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -51,7 +50,7 @@ def milliseconds_per_step(
     }
     milliseconds: dict[str, list[float]] = {name: [] for name in optimizers}
     for optimizer in optimizers.values():
-        optimizer.step()  # the first step creates the optimizer's state
+        optimizer.step()  # not measured, because the first step creates the optimizer's state
     for _ in tqdm(range(repeats), desc=network, unit="repeat", leave=False):
         for name, optimizer in optimizers.items():
             wait_for(device)

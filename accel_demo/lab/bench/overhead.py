@@ -3,10 +3,11 @@
 accel-demo bench overhead
 accel-demo bench overhead --quick --json overhead.json
 
-The train files run unmodified and in turns, on one and on two processes with one thread each. They
-train the default model, and a tiny model that makes the overhead visible. The result of a run is
-the time of its median step. Further runs time the parts of a step with hooks. Others list the
-slowest calls with Python's profiler, which slows down calls of Python functions.
+The unmodified train files run alternately, in one process and in two processes with one thread
+each. They train the default model, and a tiny model that makes the overhead visible. The result of
+a run is its median step time on a CPU, and its mean step time on a GPU. In further runs, hooks time
+the parts of a step. In the last runs, Python's profiler finds the slowest calls; it makes each call
+of a Python function slower.
 """
 
 import cProfile
@@ -24,18 +25,18 @@ from accel_demo.wording import counted
 
 REPEATS = 21
 BATCH_SIZE = 128
-STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # per run; the first tenth is warm-up
+STEPS = {"tiny_cnn": 60, "small_cnn": 20}  # steps per run; the first tenth is warm-up
 VERSIONS = {1: ["plain PyTorch", "raw DDP", "Accelerate"], 2: ["raw DDP", "Accelerate"]}
 WATCHED_RUNS = 5
 SLOWEST = 6  # number of calls to list
 NO_PROFILE = (
-    f"No table of calls inside Accelerate: the profiler of Python {platform.python_version()} "
-    "misses calls that torch makes (cpython#122029)."
+    "No table of calls inside Accelerate, because the profiler of Python "
+    f"{platform.python_version()} misses some calls of C++ functions (cpython#122029)."
 )
 
 
 def measure(options: Namespace) -> Report:
-    """Measure the step times, and the time that Accelerate adds in each part and call."""
+    """Measure step times, and how much time Accelerate adds to each part of a step."""
     tables, findings = [], []
     added: dict[str, list[float]] = {}
     with WorkerPool(1, threads=1) as alone, WorkerPool(2, threads=1) as pair:
@@ -63,16 +64,15 @@ def measure(options: Namespace) -> Report:
 def in_turns(
     pools: dict[int, WorkerPool], model: str, repeats: int
 ) -> tuple[dict[tuple[int, str], list[float]], dict[int, str]]:
-    """Measure all versions in turns.
+    """Measure the step time of every version once per repetition.
 
-    Returns the microseconds per step by (processes, version), and the device by number of
-    processes.
+    Returns {(processes, version): [microseconds per step]} and {processes: device}.
     """
     runs = [(processes, version) for processes in VERSIONS for version in VERSIONS[processes]]
     microseconds: dict[tuple[int, str], list[float]] = {run: [] for run in runs}
     devices = {}
     for repeat in tqdm(range(repeats), desc=f"steps of {model}", unit="repeat"):
-        shift = repeat % len(runs)  # so that each version goes first in some repeats
+        shift = repeat % len(runs)  # so that each repetition starts with a different run
         for processes, version in runs[shift:] + runs[:shift]:
             warm_up = STEPS[model] // 10
             result = pools[processes].run(version, choices(model), warm_up=warm_up)
@@ -82,10 +82,10 @@ def in_turns(
 
 
 def typical_step(result: WorkerResult) -> float:
-    """Return the median step time in seconds, which short disturbances do not affect.
+    """Return the median step time in seconds. Short disturbances hardly affect it.
 
-    On a GPU, return the mean. Python runs ahead of the GPU, so the time of a single step means
-    little.
+    On a GPU, return the mean. Python does not wait until the GPU has finished a step, so the
+    measured times of single steps are meaningless.
     """
     if result["device"] != "cpu":
         return result["seconds_per_step"]
@@ -94,7 +94,7 @@ def typical_step(result: WorkerResult) -> float:
 
 
 def choices(model: str) -> dict:
-    """Return TrainConfig fields for a run of STEPS steps in one epoch, on up to two processes."""
+    """Return TrainConfig fields for `STEPS[model]` steps in one epoch, in up to two processes."""
     steps = STEPS[model]
     choices = {"model": model, "dataset": "synthetic", "max_steps": steps, "test_samples": 64}
     return {**choices, "train_samples": 2 * steps * BATCH_SIZE, "batch_size": BATCH_SIZE}
@@ -106,7 +106,7 @@ def sentence(
     median, interval = statistics.median(differences), median_interval(differences)
     text = f"{name}: Accelerate adds {median:.0f} µs per step to {reference}"
     if not interval:
-        return f"{text} (five repeats or more give an interval)."
+        return f"{text} (an interval needs at least five repetitions)."
     return (
         f"{text}, 90 % interval {interval[0]:.0f} to {interval[1]:.0f} µs; "
         f"the ratio's is {ratio_interval[0]:.3f} to {ratio_interval[1]:.3f}."
@@ -114,11 +114,11 @@ def sentence(
 
 
 def profiler_counts_all_calls() -> bool:
-    """Return False if cProfile misses calls to C functions that are bound as methods.
+    """Return False if cProfile misses calls of C functions that are bound as methods.
 
-    In Python 3.12.1 and 3.13.0, cProfile records the return of such a function, but not its call
-    (cpython#122029). It then attributes all later calls to the wrong caller. All functions of
-    torch's C++ classes are such functions, including those that write a file.
+    In Python 3.12.1 and 3.13.0, cProfile records the return from such a function but not the call
+    (cpython#122029), and so attributes all later calls to the wrong caller. The methods of torch's
+    C++ classes are such functions.
     """
 
     class Bound:
@@ -151,7 +151,7 @@ def median_seconds(result: WorkerResult, part: str) -> float:
 def slowest_calls(pool: WorkerPool) -> list[Table]:
     """Return a table of the slowest calls in Accelerate that a plain PyTorch step does not make.
 
-    The list is empty if there are no such calls.
+    The table is the only item of a list, which is empty if there are no such calls.
     """
     steps = STEPS["tiny_cnn"]
     microseconds: dict[str, list[float]] = {}
@@ -169,7 +169,7 @@ def slowest_calls(pool: WorkerPool) -> list[Table]:
 
 
 def both_loops(pool: WorkerPool, repeat: int, watched: str) -> tuple[WorkerResult, WorkerResult]:
-    """Train the tiny model with train_plain.py and with train.py, in alternating order."""
+    """Train the tiny model with train_plain.py and train.py. Odd repetitions swap the order."""
     versions = ["plain PyTorch", "Accelerate"]
     results = {}
     for version in versions if repeat % 2 else versions[::-1]:

@@ -1,12 +1,12 @@
-"""Measure how bf16 and torch.compile change speed, memory and loss, and the cost of compiling.
+"""Measure how bf16 and torch.compile affect speed, memory and loss, and how long compiling takes.
 
 accel-demo bench precision
 accel-demo bench precision --repeats 1 --models tiny_cnn --steps 2 --no-compiled
 
-All settings train the same network from the same weights on the same images. Each setting runs in a
-separate process, and the processes take turns of a few steps. The first step is reported separately
-because it includes compilation, which starts with an empty cache. Large networks take minutes to
-compile, so they are compiled only with --compile-large.
+In every setting, the network starts with the same weights and trains on the same images. Each
+setting has its own process, and the processes train alternately, a few steps at a time. The first
+step is reported separately because it includes compilation, which starts with an empty cache. Large
+networks take minutes to compile, so they are compiled only with --compile-large.
 """
 
 import os
@@ -37,29 +37,29 @@ from accel_demo.processes.launch import kill_tree
 
 REPEATS = 5
 QUICK = {"models": ["small_cnn"], "no_compiled": True}
-SETTINGS = {  # mixed precision, is_compiled
+SETTINGS = {  # {name: (mixed precision, is_compiled)}
     "fp32": ("no", False),
     "bf16": ("bf16", False),
     "fp32, compiled": ("no", True),
     "bf16, compiled": ("bf16", True),
 }
 STEPS, BATCH_SIZE = 3, 128  # steps per turn, images per step
-LARGE = ("resnet18", "resnet101", "vgg11")  # slow steps, especially with emulated bf16
+LARGE = ("resnet18", "resnet101", "vgg11")  # their steps are slow, especially with emulated bf16
 STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 
 
 @dataclass(frozen=True)
 class PrecisionRun:
-    """Result of training one network in one setting. The lists exclude the first step."""
+    """Result of training one network in one setting. The lists do not include the first step."""
 
     batch_size: int
     first_step_seconds: float
-    seconds_per_step: list[float]  # mean of each turn
+    seconds_per_step: list[float]  # one mean per turn
     losses: list[float]  # one per step
-    last_turn_loss: float  # mean
+    last_turn_loss: float  # mean over the steps of the last turn
     megabytes: float  # peak memory that a step allocates
-    logits_error: float  # of the first step: |logits - fp32's logits| / |fp32's logits|
+    logits_error: float  # in the first step: |logits - fp32 logits| / |fp32 logits|
 
     @property
     def images_per_second(self) -> list[float]:
@@ -68,7 +68,7 @@ class PrecisionRun:
 
 @dataclass(kw_only=True)
 class PrecisionReport(Report):
-    """A report with all runs by network and setting. The picture shows them side by side."""
+    """A report that also contains `runs[network][setting]`."""
 
     runs: dict[str, dict[str, PrecisionRun]]
 
@@ -83,21 +83,21 @@ def add_options(parser: ArgumentParser) -> None:
     help = f"steps per turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
     compiling = parser.add_mutually_exclusive_group()
-    help = "skip torch.compile, which is slow, and needs a C++ compiler on a CPU"
+    help = "skip torch.compile, which is slow and needs a C++ compiler on a CPU"
     compiling.add_argument("--no-compiled", action="store_true", help=help)
     help = f"also compile {', '.join(LARGE)}, which takes minutes"
     compiling.add_argument("--compile-large", action="store_true", help=help)
 
 
 def measure(options: Namespace) -> Report:
-    """Train each network in each setting, and compare speed, memory, loss and first step."""
+    """Train each network in each setting, and report speed, memory, loss and compile time."""
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps must be at least 1, got {options.steps}")
     device = own_device()
     settings = {model: settings_for(model, options) for model in options.models}
     if any(is_compiled for chosen in settings.values() for _, is_compiled in chosen.values()):
         check_compiler(device)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up, as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handle SIGTERM like Ctrl-C
     runs, findings = {}, []
     for model in settings:
         is_large = model in LARGE
@@ -112,25 +112,25 @@ def measure(options: Namespace) -> Report:
 
 
 def settings_for(model: str, options: Namespace) -> dict[str, tuple[str, bool]]:
-    """Return the settings to measure for this network."""
+    """Return the part of `SETTINGS` that is measured for this network."""
     compiles = options.compile_large or not (options.no_compiled or model in LARGE)
     return {name: setting for name, setting in SETTINGS.items() if compiles or not setting[1]}
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise `UserError` if torch.compile needs a C++ compiler for the CPU and there is none."""
+    """Raise `UserError` if the device is a CPU and torch.compile finds no C++ compiler."""
     names = (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise UserError(
             "torch.compile needs a C++ compiler on a CPU, but none was found. Install g++ or "
-            "clang++, or add --no-compiled.."
+            "clang++, or add --no-compiled."
         )
 
 
 def compare(
     model: str, settings: dict[str, tuple[str, bool]], repeats: int, steps: int, batch_size: int
 ) -> dict[str, PrecisionRun]:
-    """Train the network with all settings in turns, and return one run per setting."""
+    """Train the network in all settings, a few steps each in turn. Return {setting: run}."""
     processes, first_steps = {}, {}
     turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in settings}
     bar = tqdm(total=len(settings) * (repeats + 1), desc=model, unit="turn")
@@ -138,13 +138,13 @@ def compare(
         cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         for number, (name, (precision, is_compiled)) in enumerate(settings.items()):
             process = processes[name] = stack.enter_context(worker())
-            folder = str(Path(cache, str(number)))  # Inductor fails if a path contains spaces
+            folder = str(Path(cache, str(number)))  # without spaces, which Inductor cannot handle
             arguments = (model, precision, is_compiled, batch_size, torch.get_num_threads(), folder)
             first_steps[name] = process.submit(precision_training.begin, *arguments).result()
             bar.update()
         names = list(settings)
         for repeat in range(repeats):
-            shift = repeat % len(names)  # so that each setting goes first in some repeats
+            shift = repeat % len(names)  # so that each repetition starts with a different setting
             for name in names[shift:] + names[:shift]:
                 turns[name].append(processes[name].submit(precision_training.turn, steps).result())
                 bar.update()
@@ -172,8 +172,8 @@ def compare(
 def worker() -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of one process. If the `with` block raises, kill the process and its children.
 
-    Otherwise, Ctrl-C would wait for a compiler, which may take minutes. A terminal also sends
-    Ctrl-C to the worker, which ignores it.
+    Without the kill, this process would react to Ctrl-C only when a compiler in the pool has
+    finished, which may take minutes. The pool's process ignores Ctrl-C.
     """
     options = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **options) as executor:
@@ -181,13 +181,13 @@ def worker() -> Iterator[ProcessPoolExecutor]:
         try:
             yield executor
         except BaseException:
-            with suppress(psutil.NoSuchProcess):  # it may have died
-                kill_tree(process)  # pyright: ignore[reportArgumentType] (it has pid and kill)
+            with suppress(psutil.NoSuchProcess):  # the process may have exited
+                kill_tree(process)  # pyright: ignore[reportArgumentType] (only uses pid and kill)
             raise
 
 
 def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) -> list[Table]:
-    """Return one table of speeds per network, and tables of all other results."""
+    """Return a table of speeds for each network, and tables of memory, loss and first step."""
     tables = []
     for model, by_setting in runs.items():
         rows = {name: run.images_per_second for name, run in by_setting.items()}
@@ -206,7 +206,7 @@ def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) ->
 
 
 def sentences(model: str, runs: dict[str, PrecisionRun]) -> list[str]:
-    """Return sentences about the compile time and about the differences between logits."""
+    """Return sentences about the compile times and about how far the logits are from fp32."""
     lines = []
     for precision in ("fp32", "bf16"):
         if compiled := runs.get(f"{precision}, compiled"):
@@ -219,7 +219,7 @@ def sentences(model: str, runs: dict[str, PrecisionRun]) -> list[str]:
 
 
 def price(eager: list[float], compiled: list[float], first_step: float) -> str:
-    """Return a sentence with the compile time and the number of steps after which it pays off.
+    """Return the compile time and the number of steps after which compiling pays off, as text.
 
     `eager` and `compiled` contain the mean seconds per step of each turn.
     """
@@ -250,7 +250,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
         seconds = {name: [run.first_step_seconds] for name, run in by_setting.items()}
         bars(first_step, seconds, colours)
         speed.set_yticks(range(len(by_setting)), list(by_setting))
-        # Curves may coincide, so each is narrower than the ones below it.
+        # Curves may coincide, so each curve is narrower than the curves drawn before it.
         for width, (name, run) in zip((7, 5, 2.5, 1), by_setting.items(), strict=False):
             style = "--" if "compiled" in name else "-"
             options = {"color": colours[name], "linewidth": width, "label": name}
@@ -270,7 +270,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
 
 
 def bars(axis, rows: dict[str, list[float]], colours: dict[str, str]) -> None:
-    """Draw a bar for each median, with its number and an error bar from minimum to maximum."""
+    """Draw a bar and a number for each median, and an error bar from minimum to maximum."""
     for place, (name, values) in enumerate(rows.items()):
         median = statistics.median(values)
         spread = [[median - min(values)], [max(values) - median]] if len(values) > 1 else None

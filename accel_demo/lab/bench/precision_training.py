@@ -1,6 +1,7 @@
 """Train one network in one setting, a few steps per call.
 
-precision.py calls these functions in a separate process for each setting, beginning with `begin`.
+precision.py calls these functions in a separate process for each setting: `begin`, then `turn` once
+per repetition, and finally `bytes_of_a_step`.
 """
 
 import json
@@ -24,7 +25,7 @@ LEARNING_RATE = 1e-3
 
 
 class SteppedTraining:
-    """A network, its optimizer, and the position in the training images."""
+    """A network, its optimizer, and how many batches it has trained on."""
 
     def __init__(self, model: str, precision: str, is_compiled: bool, batch_size: int):
         config = TrainConfig(model=model)
@@ -38,7 +39,7 @@ class SteppedTraining:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Perform one training step as in train_plain.py. Return the logits and the loss."""
+        """Train on the next batch, and return the logits and the loss."""
         first = self.batches_done * self.batch_size
         indices = [(first + number) % len(self.train_set) for number in range(self.batch_size)]
         images, labels = (part.to(self.device) for part in self.train_set.__getitems__(indices))
@@ -52,24 +53,24 @@ class SteppedTraining:
         return logits.detach().float(), loss.detach()
 
 
-_training: SteppedTraining  # one per process, set by `begin`
+_training: SteppedTraining  # created by `begin`
 
 
 def begin(
     model: str, precision: str, is_compiled: bool, batch_size: int, threads: int, cache: str
 ) -> tuple[float, list[list[float]]]:
-    """Set up the training and perform the first step. Return its seconds and its logits.
+    """Set up the training and perform the first step. Return the step's seconds and logits.
 
     `cache` is a new folder for the compiler's cache and temporary files.
     """
     global _training
     os.makedirs(cache)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    os.environ["TMPDIR"] = cache  # for the files that a killed C++ compiler leaves behind
+    os.environ["TMPDIR"] = cache  # deleted later, with any files of a killed C++ compiler
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # hides compiler and profiler output
+        os.dup2(nowhere.fileno(), 2)  # hide the output of compiler and profiler
     torch.set_num_threads(threads)
-    torch.backends.cudnn.allow_tf32 = False  # compute fp32 convolutions in fp32
+    torch.backends.cudnn.allow_tf32 = False  # compute fp32 convolutions without TF32
     keep_freed_memory()
     _training = SteppedTraining(model, precision, is_compiled, batch_size)
     _take_a_small_step(_training.device)
@@ -90,10 +91,10 @@ def turn(steps: int) -> tuple[float, list[float]]:
 
 
 def bytes_of_a_step() -> int:
-    """Perform one more step, and return the peak number of bytes that it allocates on the device.
+    """Perform one more step, and return the peak number of bytes that the step allocates.
 
-    Weights and optimizer state are not included, because they were allocated earlier. On a CPU,
-    torch's profiler records all allocations, including those in compiled code.
+    Weights and optimizer state are not included, because they are allocated before this step. On a
+    CPU, torch's profiler records all allocations, including those in compiled code.
     """
     device = _training.device
     if device.type == "cuda":
@@ -114,7 +115,7 @@ def bytes_of_a_step() -> int:
 
 
 def _take_a_small_step(device: torch.device) -> None:
-    """Train a small layer once, because loading the optimizer and kernels takes seconds."""
+    """Train a small layer for one step, so that optimizer and kernels are loaded before timing."""
     layer = torch.nn.Conv2d(1, 8, 3, device=device)
     optimizer = torch.optim.AdamW(layer.parameters())
     F.cross_entropy(

@@ -4,9 +4,9 @@ accel-demo bench scaling
 accel-demo bench scaling --quick --accumulate 8
 
 Each process trains on one thread (or one GPU) with the same batch size, so two processes do twice
-the work of one. Two independent processes show how much the machine itself slows down when both
-cores are busy. The remaining loss is the cost of averaging gradients, and of waiting for the slower
-process in every step. With --accumulate, gradients are averaged less often.
+the work of one. Two independent processes show how much slower the machine itself becomes when two
+cores are busy. Two connected processes are even slower, because in each step they average gradients
+and wait for the slower process. With --accumulate, they average gradients less often.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -21,7 +21,7 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 15
-MICRO_BATCHES, LEAST_STEPS = 60, 10  # per run; the first tenth of the steps is warm-up
+MICRO_BATCHES, LEAST_STEPS = 60, 10  # both per run; the first tenth of the steps is warm-up
 ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 processes, one training"
 
 
@@ -35,13 +35,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def measure(options: Namespace) -> Report:
-    """Measure one and two processes in turns, and compute the efficiency of two processes."""
     choices = {"model": options.model, "batch_size": options.batch_size, "dataset": "synthetic"}
     steps = max(LEAST_STEPS, MICRO_BATCHES // max(1, options.accumulate))
     images = 2 * steps * options.batch_size * options.accumulate
     choices |= {"accumulate": options.accumulate, "max_steps": steps}
     choices |= {"train_samples": max(0, images), "test_samples": 64}
-    TrainConfig(**choices)  # raises `UserError` before any process is started
+    TrainConfig(**choices)  # checks the options before any process is started
     on_cpu = torch.cuda.device_count() < 2
     gpus = (ON_CPU,) * 3 if on_cpu else ("0", "1", "0,1")
     rates: dict[str, list[float]] = {ALONE: [], APART: [], TOGETHER: []}
@@ -52,7 +51,7 @@ def measure(options: Namespace) -> Report:
         ThreadPoolExecutor(2) as executor,
     ):
         pools = {ALONE: [first], APART: [first, second], TOGETHER: [pair]}
-        for pool in (first, second, pair):  # not measured, because the first step imports modules
+        for pool in (first, second, pair):  # not measured: the first step imports modules
             pool.run("Accelerate", {**choices, "max_steps": 2})
         for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:
@@ -87,7 +86,7 @@ def rate(pools: list[WorkerPool], choices: dict, executor: ThreadPoolExecutor) -
     for result in results:
         within = [stamp for stamp in result["stamps"] if start <= stamp <= end]
         if len(within) < steps // 2:
-            raise RuntimeError("the processes did not train at the same time: try again")
+            raise RuntimeError("the processes did not train at the same time. Try again.")
         steps_per_second = (len(within) - 1) / (within[-1] - within[0])
         images_per_step = result["processes"] * choices["batch_size"] * choices["accumulate"]
         images_per_second += images_per_step * steps_per_second

@@ -1,13 +1,13 @@
-"""Measure the time from a command to its first training step, and how much of it is imports.
+"""Measure how long a command takes until its first training step, and how long its imports take.
 
 accel-demo bench startup
 accel-demo bench startup --repeats 3 --json startup.json
 
-The commands take turns and train on 256 packaged images on the CPU. The clock starts with the
-command, and stops at the line that each train file prints just before its first step. The time of
-`accel-demo --help` ends when it exits. Each import is timed in a new Python process. A launcher
-imports torch and then starts a process that imports torch again. The first optimizer in a process
-imports torch._dynamo.
+The commands train on 256 packaged images on the CPU. Their runs alternate. The clock starts with
+the command, and stops when the train file prints a line just before its first step. For
+`accel-demo --help`, the clock stops when the command exits. Each import is timed in a new Python
+process. Under a launcher, torch is imported twice: by the launcher and by the training process. The
+first optimizer in a process imports torch._dynamo.
 """
 
 import statistics
@@ -21,7 +21,7 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import accelerate_launch, run_timed
 
 REPEATS = 5
-TIME_LIMIT = 120  # seconds for one command
+TIME_LIMIT = 120  # seconds per command
 SHORT = "--max-steps 1 --train-samples 256 --test-samples 256 --batch-size 64".split()
 PLAIN, HELP = "train_plain.py", "accel-demo --help"
 ONE, TWO = "accelerate launch, train.py, 1 process", "accelerate launch, train.py, 2 processes"
@@ -31,7 +31,7 @@ OPTIMIZER = "the first optimizer of train.py"
 LIBRARIES = "import torch, accelerate"
 READY = "import torch, accel_demo.train; from accel_demo import config, optimizer; "
 READY += "model, choices = torch.nn.Linear(1, 1), config.TrainConfig()"
-IMPORTS = {  # setup before the clock starts, and the timed statement
+IMPORTS = {  # {table row: (statements before the clock starts, timed statement)}
     "torch": ("", "import torch"),
     "accelerate, after torch": ("import torch", "import accelerate"),
     "accel_demo, after both": (LIBRARIES, "import accel_demo.train"),
@@ -43,7 +43,6 @@ IMPORTS = {  # setup before the clock starts, and the timed statement
 
 
 def measure(options: Namespace) -> Report:
-    """Time every command and every import, in turns."""
     commands = {
         PLAIN: ["python", "accel_demo/train_plain.py"],
         DDP: ["torchrun", "--standalone", "--nproc-per-node", "1", "accel_demo/train_ddp.py"],
@@ -89,7 +88,7 @@ def seconds_to_first_step(command: list[str], first_line: str) -> float:
 
 
 def seconds_of(before: str, statement: str) -> float:
-    """Time a statement in a new Python process, after the statements in `before`."""
+    """Run `before` and then `statement` in a new Python process. Return the time of `statement`."""
     code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{statement}\n"
     code += "print(time.perf_counter() - started_at)"
     return float(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1][1])

@@ -4,10 +4,10 @@ accel-demo crash
 accel-demo crash --processes 2 --kills 20 --seed 7
 
 The first run trains without interruption. The second run has the same settings, but one of its
-ranks receives SIGKILL at a random moment during a step, a save or start-up. The run then continues
-with `--resume auto` and is killed again, as often as planned. At the end, the weights and metrics
-of both runs are compared. The exit code is 1 if they differ, or if a launch did not resume from the
-newest complete checkpoint.
+ranks is killed with SIGKILL at a random moment during a step, a save or start-up. After each of the
+--kills kills, the run is launched again with `--resume auto`. The last launch trains to the end.
+The exit code is 1 if the weights or metrics of the two runs differ, or if a launch did not resume
+from the newest complete checkpoint.
 """
 
 import math
@@ -26,9 +26,9 @@ from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
 STEPS_PER_KILL = 5
-LAST_STEPS = 9  # without kills, so that a save follows every planned kill
+LAST_STEPS = 9  # no kill is planned in these steps, so that a save always follows
 BATCH_SIZE = 16
-PHASES = ("save", "step", "start-up", "save", "step")  # repeated, then shuffled
+PHASES = ("save", "step", "start-up", "save", "step")  # of the kills, repeated and shuffled
 TRAINING = (
     f"--batch-size {BATCH_SIZE} --accumulate 2 --dropout 0.2 --augment --num-workers 1 "
     "--test-samples 200 --eval-batch-size 100 --log-every 1 --checkpoint-every 3"
@@ -36,15 +36,15 @@ TRAINING = (
 
 
 def main(arguments: list[str]) -> int:
-    """Print a sentence for each launch and a summary. Return 0 if the check passed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop all processes, as after Ctrl-C
+    """Run the check and print its result. Return 0 if the check passed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handle SIGTERM like Ctrl-C
     parser = flags.parser_of("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
     flags.add_processes(parser, 1, "number of processes that train")
-    help = f"number of kills (default: {KILLS}; with --quick {QUICK_KILLS})"
+    help = f"number of kills (default: {KILLS}, or {QUICK_KILLS} with --quick)"
     parser.add_argument("--kills", type=int, metavar="N", help=help)
-    help = "seed for the random moments and ranks (default: 0)"
+    help = "random seed for the moments and ranks of the kills (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
-    help = "train.py uses Accelerate (default), train_ddp.py uses raw DDP"
+    help = "train file: train uses Accelerate (default), train_ddp uses raw DDP"
     scripts = ("train", "train_ddp")
     parser.add_argument("--script", choices=scripts, default="train", help=help)
     options = flags.read(parser, arguments)
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 
 def launch_command(script: str, processes: int) -> list[str]:
-    """Return the command that launches the script. Raise `UserError` outside a clone."""
+    """Return the command that launches the script. Raises `UserError` outside a clone."""
     from accel_demo.lab.timed_command import accelerate_launch
 
     command = accelerate_launch("cpu.yaml" if processes == 1 else "cpu_two_processes.yaml")
@@ -84,7 +84,7 @@ def launch_command(script: str, processes: int) -> list[str]:
 
 
 def plan(kills: int, processes: int, seed: int, total_steps: int) -> list[Kill]:
-    """Return random kills in all phases, spread over the run. The same seed repeats the plan."""
+    """Plan random kills that are spread over the run. The same seed gives the same kills."""
     draw = random.Random(seed)
     phases = draw.sample((PHASES * kills)[:kills], kills)
     steps_per_kill = (total_steps - LAST_STEPS) / (kills - phases.count("start-up"))
@@ -92,18 +92,18 @@ def plan(kills: int, processes: int, seed: int, total_steps: int) -> list[Kill]:
     for phase in phases:
         step = int(first_step + draw.random() * steps_per_kill)
         planned.append(Kill(phase, draw.randrange(processes), step, draw.random()))
-        if phase != "start-up":  # a launch killed during start-up makes no progress
+        if phase != "start-up":  # a launch that is killed during start-up makes no progress
             first_step += steps_per_kill
     return planned
 
 
 def crash(command: list[str], options, folder: Path) -> CrashResult:
     """Train an uninterrupted run and a killed run in `folder`, and compare them."""
-    from accel_demo.lab.crash.launches import Launch  # imports torch
+    from accel_demo.lab.crash.launches import Launch  # slow: imports torch
 
     epochs = math.ceil((STEPS_PER_KILL * options.kills + LAST_STEPS) / STEPS_PER_EPOCH)
     total_steps = epochs * STEPS_PER_EPOCH
-    # An odd number of micro-batches, so that the last step of an epoch accumulates only one.
+    # Test the case that the last step of an epoch accumulates only one micro-batch.
     samples = (2 * STEPS_PER_EPOCH - 1) * BATCH_SIZE * options.processes
     command = [*command, *TRAINING, "--epochs", str(epochs), "--train-samples", str(samples)]
     print(f"{' '.join(command)}\n{total_steps} steps; training the uninterrupted run …", flush=True)

@@ -22,14 +22,14 @@ from accel_demo.run.folder import read_json
 from accel_demo.run.manifest import Damaged, checkpoints_of, verify
 
 TIME_LIMIT = 180  # seconds that a launch may take
-TIME_TO_END = 60  # seconds that a launch may continue after a rank was killed
-MARK = "ACCEL_DEMO_CRASH"  # an environment variable that every process of a launch inherits
+TIME_TO_END = 60  # seconds that a launch may continue after one of its ranks was killed
+MARK = "ACCEL_DEMO_CRASH"  # environment variable that identifies the processes of a launch
 
 
 class Launch:
-    """A launcher, its ranks and their loader workers. Leaving the `with` block kills all of them.
+    """A launcher, its ranks and their DataLoader workers, killed at the end of the `with` block.
 
-    `points` are (seconds since the start, step) for each optimizer step in metrics.jsonl.
+    `points` contains (seconds since the start, step) for each optimizer step in metrics.jsonl.
     """
 
     def __init__(self, command: list[str], run: Path, processes: int):
@@ -38,7 +38,7 @@ class Launch:
         self.run, self.processes = run, processes
         self.points: list[tuple[float, int]] = []
         self.ranks: dict[int, psutil.Process] = {}
-        self.ranks_seen_at = 0.0  # seconds since the start; 0 until all ranks have been seen
+        self.ranks_seen_at = 0.0  # seconds since the start; 0 until all ranks are found
         self.killed: Kill | None = None
         self.mark = uuid.uuid4().hex
         self.stdout, self.stderr = (run.with_suffix(f".{self.mark}{number}") for number in (1, 2))
@@ -54,7 +54,7 @@ class Launch:
     def __exit__(self, *error) -> None:
         self.launcher.kill()
         self.launcher.wait()
-        while remaining := self._marked():  # again: a process may have started a new one
+        while remaining := self._marked():  # in a loop, because processes may start new ones
             for process in remaining:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -62,7 +62,7 @@ class Launch:
 
     @property
     def step(self) -> int:
-        """The last optimizer step of this launch, or 0 before its first one."""
+        """The last optimizer step of this launch, or 0 before the first step."""
         return self.points[-1][1] if self.points else 0
 
     @property
@@ -76,21 +76,21 @@ class Launch:
     def watch(self, until: Callable[[], object], pause: float = 0.001) -> None:
         """Read the metrics every `pause` seconds until `until()` is true.
 
-        Raises `RuntimeError` with the output if the launch exits earlier or exceeds `TIME_LIMIT`.
+        Raises `RuntimeError` if the launch exits before that, or runs longer than `TIME_LIMIT`.
         """
         while not until():
             has_ended = self.has_ended
             self._look()
             if has_ended and not until():
-                self.fail(f"ended by itself with exit code {self.launcher.returncode}")
+                self.fail(f"ended unexpectedly with exit code {self.launcher.returncode}")
             if self.seconds() > TIME_LIMIT:
-                self.fail(f"took over {TIME_LIMIT} s")
+                self.fail(f"ran for more than {TIME_LIMIT} s")
             time.sleep(pause)
 
     def is_saving(self) -> bool:
-        """Return whether an unfinished checkpoint from this launch exists.
+        """Return whether this launch is writing a checkpoint, or has left it unfinished.
 
-        An unfinished checkpoint from an earlier launch was modified before this launch started.
+        If an unfinished checkpoint is older than this launch, an earlier launch has left it.
         """
         try:
             written_at = (self.run / "checkpoints" / UNFINISHED).stat().st_mtime
@@ -106,7 +106,7 @@ class Launch:
             self.fail(f"ended with exit code {self.launcher.returncode}")
 
     def measure_phases(self) -> dict[str, float]:
-        """Wait until the launch exits. Return the usual duration of each phase in seconds."""
+        """Watch until the launch exits. Return the usual duration of each phase in seconds."""
         saves = []
         while not self.has_ended:
             self.watch(lambda: self.is_saving() or self.has_ended)
@@ -119,14 +119,14 @@ class Launch:
         moments = [seconds for seconds, _ in self.points]
         return {
             "step": statistics.median(b - a for a, b in zip(moments, moments[1:], strict=False)),
-            "save": sorted(saves)[len(saves) // 4],  # lower quartile: most saves take longer
+            "save": sorted(saves)[len(saves) // 4],  # so that few kills come after the save
             "start-up": moments[0] - self.ranks_seen_at,
         }
 
     def kill(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
         """Send SIGKILL to one rank at the planned moment, and wait until all processes have exited.
 
-        Raises `RuntimeError` if the launch continues without the rank, or another rank keeps
+        Raises `RuntimeError` if the launch continues without the rank, or if another rank is still
         running after the launcher has exited.
         """
         self._wait_for_moment(kill, usual_seconds)
@@ -145,11 +145,11 @@ class Launch:
         while alive := set(self.ranks.values()).intersection(self._marked()):
             if time.monotonic() > deadline:
                 self.fail(f"left {alive} running after rank {kill.rank} was killed")
-        self.__exit__()  # a killed rank's loader workers would run for a few more seconds
+        self.__exit__()  # kills the DataLoader workers, which would run for a few seconds
         self._look()
 
     def _wait_for_moment(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
-        """Watch until the planned moment. A start-up kill does not wait beyond the first step."""
+        """Wait until the planned moment. For a kill during start-up, wait at most until step 1."""
         self.watch(lambda: self.ranks_seen_at)
         if kill.planned_phase == "start-up":
             moment = self.seconds() + kill.fraction * usual_seconds["start-up"]
@@ -162,9 +162,9 @@ class Launch:
         self.watch(lambda: self.seconds() >= moment, pause=0.0003)
 
     def result(self, earlier: list[LaunchResult], first_start: float) -> LaunchResult:
-        """Return the result of this launch. `earlier` are the results of the previous launches.
+        """Return the result of this launch. `earlier` contains the results of earlier launches.
 
-        `first_start` is the clock time at which the first launch started.
+        `first_start` is the value of `time.monotonic()` when the first launch was started.
         """
         resumed_from, resumed_after_step = None, 0 if self.points else None
         resumed = re.search(r"^resumed from (.+), after step (\d+)$", self.stdout.read_text(), re.M)
@@ -198,8 +198,8 @@ class Launch:
     def has_connected(self) -> bool:
         """Return whether the processes have connected and written environment.json.
 
-        Raises `RuntimeError` if an unexpected number of processes connected, or if they do not use
-        the CPU.
+        Raises `RuntimeError` if an unexpected number of processes connected, if they do not use the
+        CPU, or if they trained without writing the file.
         """
         path = self.run / "environment.json"
         if not path.exists() or path.stat().st_mtime < self.date:
@@ -209,7 +209,7 @@ class Launch:
         environment = read_json(path)
         processes, device = environment["processes"], environment["device"]
         if (processes, device) != (self.processes, "cpu"):
-            self.fail(f"had {processes} connected processes on {device}")
+            self.fail(f"unexpectedly connected {processes} processes on {device}")
         return True
 
     def fail(self, reason: str) -> NoReturn:
@@ -218,7 +218,7 @@ class Launch:
         raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output}")
 
     def _look(self) -> None:
-        """Read the new lines of metrics.jsonl, and look for the ranks that are still missing."""
+        """Read the new lines of metrics.jsonl, and search for the ranks not found so far."""
         if len(self.ranks) < self.processes:
             self._find_ranks()
         text, seconds = self._metrics(), self.seconds()
@@ -248,7 +248,7 @@ class Launch:
         time.sleep(0.02)
 
     def _marked(self) -> list[psutil.Process]:
-        """Return the running processes of this launch. An exiting process has no environment."""
+        """Return the processes that have this launch's ID in their environment."""
         marked = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

@@ -15,7 +15,7 @@ MARKERS = {
 
 
 def sentence(number: int, launch: LaunchResult) -> str:
-    """Return a line about a launch: its first step, its last step, and how it ended."""
+    """Return a line about a launch: where it started, its last step, and how it ended."""
     parts = []
     if (step := launch.resumed_after_step) is not None:
         parts.append(f"resumed after step {step}" if step else "started from the beginning")
@@ -68,7 +68,7 @@ def draw(result: CrashResult, path: Path) -> None:
     axis.plot(*points, color="black", linewidth=1.2, label="uninterrupted run")
     killed_at, killed_step = 0.0, 0
     for index, launch in enumerate(result.launches):
-        # A launch killed before it resumed is drawn at the step from which the next launch resumes.
+        # If a launch was killed before it resumed, draw it where a later launch resumed.
         steps = [later.resumed_after_step for later in result.launches[index:]]
         first_step = next(step for step in steps if step is not None)
         points = [(launch.started_at + seconds, step) for seconds, step in launch.points]

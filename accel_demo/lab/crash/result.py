@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 class Kill:
     """A planned kill of one rank. `actual_phase` and `seconds` are set after the kill.
 
-    A phase is "save", "step" or "start-up". The kill is planned for the first save or step after
-    optimizer step `step`, at `fraction` of the usual duration of the phase.
+    A phase is "save", "step" or "start-up". A save or step is interrupted the first time it occurs
+    after optimizer step `step`, when `fraction` of its usual duration has passed.
     """
 
     planned_phase: str
@@ -25,11 +25,11 @@ class Kill:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """Result of one launch of the killed run, with the checkpoints after it, newest first.
+    """Result of one launch of the killed run. Checkpoints are listed newest first.
 
-    `started_at` is the time since the first launch. `points` are (seconds since `started_at`,
-    optimizer step). `resumed_after_step` is 0 if the launch started from the beginning, and None if
-    it was killed before it resumed or performed a step.
+    `started_at` is the time since the start of the first launch. `points` contains (seconds since
+    `started_at`, optimizer step). `resumed_after_step` is 0 if the launch started from the
+    beginning, and None if it was killed before it resumed or performed a step.
     """
 
     started_at: float
@@ -48,7 +48,7 @@ class LaunchResult:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Differences between the uninterrupted run and the killed run."""
+    """Comparison of the uninterrupted run and the killed run: weights and logged metrics."""
 
     tensors: int
     different_tensors: list[str]
@@ -64,14 +64,14 @@ class CrashResult:
     processes: int
     seed: int
     steps: int
-    usual_seconds: dict[str, float]  # for each phase
+    usual_seconds: dict[str, float]  # by phase
     uninterrupted_points: list[tuple[float, int]]
     launches: list[LaunchResult]
     comparison: RunComparison
 
     @property
     def passed(self) -> bool:
-        """True if both runs are equal and each launch used the newest complete checkpoint."""
+        """True if the two runs are equal and each launch used the newest complete checkpoint."""
         return (
             not self.comparison.different_tensors
             and self.comparison.equal_logged_steps == self.comparison.logged_steps
@@ -81,7 +81,7 @@ class CrashResult:
 
 
 def compare(uninterrupted: Path, killed: Path) -> RunComparison:
-    """Compare the bits of all tensors and the metrics of all steps, except for the speed."""
+    """Compare all weights bit for bit, and the metrics of all steps except the speed."""
     first, second = (load_file(run / "model.safetensors") for run in (uninterrupted, killed))
     different = first.keys() ^ second.keys()
     for name in first.keys() & second.keys():

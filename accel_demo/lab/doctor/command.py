@@ -3,9 +3,9 @@
 accel-demo doctor
 accel-demo doctor --config accelerate_configs/cpu_two_processes.yaml
 
-Without --config, the report also shows which of the repository's launch configs fit this machine.
-With --config, a small probe is launched. The exit code is 1 if the launch fails, or if the
-processes, devices or precision differ from the config.
+Without --config, this command also lists the launch configs in the repository, and whether each one
+fits this machine. With --config, it launches a small test program with that config. The exit code
+is 1 if the launch fails, or if the processes, devices or precision differ from the config.
 """
 
 import json
@@ -34,13 +34,13 @@ LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
 
 def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, prog="accel-demo doctor")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="launch a probe with FILE")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="launch config to check")
     path = parser.parse_args(arguments).config
     return report_machine() if path is None else check_launch(path)
 
 
 def report_machine() -> int:
-    """Print a description of this machine and the launch configs that fit it."""
+    """Print a description of this machine, and whether each launch config fits it."""
     import torch
 
     from accel_demo.anatomy import devices
@@ -48,19 +48,19 @@ def report_machine() -> int:
 
     print(table(["this machine", "value"], devices.machine_rows()) + "\n")
     print(table(["package", "version"], machine.version_rows()) + "\n")
-    print(table(["variable that a launch reads", "value"], machine.environment_rows()) + "\n")
+    print(table(["environment variable", "value"], machine.environment_rows()) + "\n")
     files, gpus = sorted(CONFIGS.glob("*.yaml")), torch.accelerator.device_count()
     if files:
         rows = [[file.name, *fit_of(file, gpus)] for file in files]
         print(table(["launch config", "starts", "fits this machine"], rows))
     else:
         print("Launch configs: there is no folder accelerate_configs/ next to the package.")
-        print("It is part of the repository, but not of an installed package.")
+        print("The folder is part of the repository, but not of an installed package.")
     return 0
 
 
 def fit_of(file: Path, gpus: int) -> tuple[str, str]:
-    """Return what a config starts, and "yes" or the reason why it does not fit this machine."""
+    """Return what the config would launch, and whether that fits this machine: "yes" or "no: …"."""
     try:
         promise = promise_of(read_config(file))
     except UserError as error:
@@ -72,10 +72,10 @@ def fit_of(file: Path, gpus: int) -> tuple[str, str]:
 
 
 def check_launch(path: Path) -> int:
-    """Launch the probe with a config, and compare the launched processes with the config."""
+    """Launch the probe with a config, and compare the processes with what the config promises."""
     config = read_config(path)
     promise = promise_of(config)
-    print(f"starting {path} with a small probe, about 10 seconds …", file=sys.stderr, flush=True)
+    print(f"launching a test program with {path} (about 10 seconds) …", file=sys.stderr, flush=True)
     try:
         answers = launch_probe(path)
     except LaunchFailed as failure:
@@ -85,7 +85,7 @@ def check_launch(path: Path) -> int:
     print(f"{path}\n\n{table(['', 'promised', 'obtained'], rows)}\n")
     different = [name for name, promised, obtained in rows if promised != obtained]
     if not different:
-        print("All as promised.")
+        print("Everything is as promised.")
         return 0
     for names, fix in fixes(config, promise, answers, different):
         print(f"Not as promised: {', '.join(names)}")
@@ -94,14 +94,14 @@ def check_launch(path: Path) -> int:
 
 
 def promised_cells(promise: Promise) -> list[str]:
-    """Return the values of `ROWS` that the config promises."""
+    """Return the cells of the column "promised", one for each of `ROWS`."""
     connected = "yes" if promise.processes > 1 else "alone"
     device = device_words(promise.device, promise.processes, promise.processes)
     return [str(promise.processes), connected, promise.backend, device, promise.dtype]
 
 
 def obtained_cells(answers: list[ProbeAnswer]) -> list[str]:
-    """Return the values of `ROWS` that the launched processes reported."""
+    """Return the cells of the column "obtained", one for each of `ROWS`."""
     devices = {answer.device for answer in answers}
     kinds = ", ".join(sorted({device.split(":")[0] for device in devices}))
     backends = ", ".join(sorted({answer.backend for answer in answers}))
@@ -111,9 +111,9 @@ def obtained_cells(answers: list[ProbeAnswer]) -> list[str]:
 
 
 def connection_of(answers: list[ProbeAnswer]) -> str:
-    """Return "yes", "alone" for a single process, or "no" with the reason.
+    """Return "yes", "alone" (for a single process), or "no" with the reason.
 
-    Connected processes participate in the same all-reduce and the same gather.
+    The processes are connected if an all-reduce and a gather included all of them.
     """
     count = len(answers)
     alone = sum(answer.world_size == 1 for answer in answers)
@@ -130,7 +130,7 @@ def connection_of(answers: list[ProbeAnswer]) -> str:
 
 
 def device_words(kind: str, processes: int, devices: int) -> str:
-    """Return "cpu" or "cuda". For several processes on GPUs, add "one each" or "shared"."""
+    """Return the kind of device. For several processes on GPUs, add "one each" or "shared"."""
     if processes == 1 or kind == "cpu":
         return kind
     return f"{kind}, one each" if devices == processes else f"{kind}, shared"
@@ -139,7 +139,7 @@ def device_words(kind: str, processes: int, devices: int) -> str:
 def fixes(
     config: dict, promise: Promise, answers: list[ProbeAnswer], different: list[str]
 ) -> list[tuple[list[str], list[str]]]:
-    """Return the causes of the differences: for each cause, the rows it explains and a fix."""
+    """For each cause of differences, return the rows that it explains, and lines with a fix."""
     connection = ("processes", "connected", "backend")
     causes: list[tuple[tuple[str, ...], list[str]]] = []
     if promise.processes > 1 and not starts_several(config):
@@ -149,11 +149,11 @@ def fixes(
         causes.append((("device", "backend"), device_fix(promise, len(answers), kind)))
     settings_fix = [
         "The processes did not receive the launcher's settings.",
-        "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE if they are set, and write",
-        "Accelerator(cpu=use_cpu()) as accel_demo/train.py does.",
+        "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and in your script write",
+        "Accelerator(cpu=use_cpu()), as in accel_demo/train.py.",
     ]
     dtype_fix = [
-        "This device does not compute in the dtype of mixed_precision.",
+        "This device does not compute in the dtype that mixed_precision selects.",
         'Fix: set mixed_precision to "no", or use another device.',
     ]
     causes += [(connection, settings_fix), (("dtype",), dtype_fix)]
@@ -167,10 +167,10 @@ def fixes(
 
 
 def processes_fix(config: dict, promise: Promise) -> list[str]:
-    """Explain why the launcher started only one process, and how to start several here."""
+    """Explain why the launcher started only one process, and how to start several."""
     import torch
 
-    reason = f"{config['distributed_type']} starts one process and ignores num_processes."
+    reason = f"{config['distributed_type']} starts only one process and ignores num_processes."
     if promise.device != "cpu" and torch.accelerator.device_count() >= promise.processes:
         fix = "Fix: use distributed_type: MULTI_GPU, as in accelerate_configs/multi_gpu.yaml"
         return [reason, fix]
@@ -179,18 +179,18 @@ def processes_fix(config: dict, promise: Promise) -> list[str]:
 
 
 def device_fix(promise: Promise, processes: int, kind: str) -> list[str]:
-    """Explain why the processes run on this kind of device instead of the promised device."""
+    """Explain why the processes run on devices of this kind instead of the promised kind."""
     import torch
 
     if promise.device == "cpu":
         return [
-            f"The processes are on {kind}: MULTI_GPU does not pass use_cpu to them.",
+            f"The processes run on {kind}, because MULTI_GPU does not pass use_cpu to them.",
             'Fix: add gpu_ids: "-1,-1", as in accelerate_configs/cpu_two_processes.yaml',
         ]
     needed, here = count_of(promise.processes), count_of(torch.accelerator.device_count())
     file = "cpu_two_processes.yaml" if promise.processes > 1 else "cpu.yaml"
     return [
-        f"Each process needs its own GPU. Needed: {needed}; here: {here}.",
+        f"Each process needs its own GPU: {needed} in total, but this machine has {here}.",
         f"So the launch started {counted(processes, f'{kind} process')}.",
         f"Fix: use accelerate_configs/{file}, or a machine with {needed}.",
     ]
@@ -201,11 +201,11 @@ def count_of(gpus: int) -> str:
 
 
 class LaunchFailed(Exception):
-    """A launch that failed or timed out."""
+    """Raised if a launch fails or times out."""
 
 
 def launch_probe(path: Path, seconds: float = 120) -> list[ProbeAnswer]:
-    """Launch the probe with a config, and return the answers of all processes in rank order.
+    """Launch the probe with a config, and return the answers of all processes by rank.
 
     Raises `LaunchFailed` if the launch fails or takes longer than `seconds`. All launched processes
     have exited when this function returns or raises.
@@ -213,16 +213,16 @@ def launch_probe(path: Path, seconds: float = 120) -> list[ProbeAnswer]:
     command = [*LAUNCH, str(path), "-m", "accel_demo.lab.doctor.probe"]
     ended = run_to_end(command, seconds, environment=dict(os.environ), cwd=Path.cwd())
     if ended.returncode is None:
-        raise LaunchFailed(f"no answer within {seconds} seconds; all its processes were stopped")
+        raise LaunchFailed(f"no answer within {seconds} seconds, so all processes were stopped")
     lines = [line for line in ended.stdout.splitlines() if line.startswith("PROBE ")]
     answers = [ProbeAnswer(**json.loads(line.removeprefix("PROBE "))) for line in lines]
     if ended.returncode != 0 or not answers:
-        raise LaunchFailed(cause_in(ended.stderr) or "the probe ended without an answer")
+        raise LaunchFailed(cause_in(ended.stderr) or "the test program exited without an answer")
     return sorted(answers, key=lambda answer: answer.rank)
 
 
 def cause_in(stderr: str) -> str:
-    """Return the program's last error line. The launcher's own error report is skipped."""
+    """Return the last error line of the launched program, without the launcher's own errors."""
     lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in stderr.splitlines()]
     lines = [line for line in lines if re.search(r"\w", line)]
     errors = [

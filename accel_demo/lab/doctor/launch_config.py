@@ -1,4 +1,4 @@
-"""Read launch configs, check them for mistakes, and predict what they will start."""
+"""Read launch configs, check them for mistakes, and predict which processes they will start."""
 
 import difflib
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ class Promise:
     """The processes that a launch config should start."""
 
     processes: int
-    backend: str  # "gloo" or "nccl"; "none" without a process group
-    device: str  # "cpu", "cuda"
-    dtype: str  # of layer outputs: "float32", "bfloat16", "float16"
+    backend: str  # "gloo" or "nccl"; "none" if there is no process group
+    device: str  # such as "cpu" or "cuda"
+    dtype: str  # of layer outputs: "float32", "bfloat16" or "float16"
 
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """Report from one launched process. The last two fields are results of collectives."""
+    """Report of one launched process. The last two fields are results of collectives."""
 
     rank: int
     world_size: int
     backend: str
-    device: str  # "cpu", "cuda:0"
+    device: str  # such as "cpu" or "cuda:0"
     dtype: str
     pid: int
     gathered_pids: list[int]
-    sum_of_ranks: float  # with ranks counted from 1
+    sum_of_ranks: float  # counting the ranks from 1
 
 
 def read_config(path: Path) -> dict:
@@ -40,7 +40,7 @@ def read_config(path: Path) -> dict:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = "it is not a file" if path.is_dir() else error.strerror
+        reason = "it is a folder" if path.is_dir() else error.strerror
         raise UserError(f"cannot read launch config {str(path)[:200]}: {reason}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -58,7 +58,7 @@ def read_config(path: Path) -> dict:
 
 
 def promise_of(config: dict) -> Promise:
-    """Return what a checked config promises, even if this machine has too few GPUs."""
+    """Return what a valid config promises, even if this machine has too few GPUs."""
     import torch
 
     processes = config.get("num_processes", 1)
@@ -66,7 +66,7 @@ def promise_of(config: dict) -> Promise:
     if not stays_on_cpu(config):
         accelerator = torch.accelerator.current_accelerator()
         device = accelerator.type if accelerator else "cuda"
-    # Multi-GPU launch types create a process group even for one process, if it has a GPU.
+    # MULTI_GPU and similar types create a process group even for one process, if it uses a GPU.
     is_connected = processes > 1 or (starts_several(config) and device != "cpu")
     backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
     return Promise(processes, backend, device, PRECISIONS[precision_of(config)])
@@ -80,7 +80,7 @@ def stays_on_cpu(config: dict) -> bool:
 
 
 def starts_several(config: dict) -> bool:
-    """Return whether the launcher uses num_processes. "NO" and MULTI_CPU without MPI do not."""
+    """Return False if the launcher ignores num_processes: for "NO", and MULTI_CPU without MPI."""
     kind = config["distributed_type"]
     return kind != "NO" and (kind != "MULTI_CPU" or bool(config.get("mpirun_config")))
 
@@ -99,14 +99,14 @@ def _check_keys(config: dict) -> None:
     if "distributed_type" not in config:
         raise UserError('distributed_type is missing. Add distributed_type: "NO" or MULTI_GPU.')
     known = set(ClusterConfig.__dataclass_fields__)
-    # Accelerate translates some old keys before it checks for unknown keys.
+    # Like Accelerate, translate old keys before the check for unknown keys.
     unknown = set(ClusterConfig.process_config(dict(config))) - known
     for key in sorted(map(str, unknown)):
         close = difflib.get_close_matches(key, known, n=1)
         advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it"
         raise UserError(f"unknown key {key}: {advice}")
     if config.get("num_machines", 1) != 1:
-        raise UserError("num_machines must be 1 here: doctor only starts processes on this machine")
+        raise UserError("num_machines must be 1 here, because doctor uses only this machine")
 
 
 def _check_processes(config: dict) -> None:
@@ -114,14 +114,14 @@ def _check_processes(config: dict) -> None:
 
     kind, types = config["distributed_type"], [known.value for known in DistributedType]
     if kind is False:
-        raise UserError('YAML reads a bare NO as false. Write distributed_type: "NO", in quotes.')
+        raise UserError('YAML reads NO as false. Write distributed_type: "NO", in quotes.')
     if kind not in types:
         raise UserError(f"distributed_type must be one of {', '.join(types)}; got {kind}")
     processes = config.get("num_processes")
     if "num_processes" not in config:
         if kind != "NO":
-            raise UserError(f"{kind} needs num_processes. Add num_processes: 2.")
-    elif type(processes) is not int or processes < 1:  # True is an int too
+            raise UserError(f"{kind} needs num_processes. Add num_processes: 2, for example.")
+    elif type(processes) is not int or processes < 1:  # `isinstance` would accept True
         raise UserError(f"num_processes must be an integer of at least 1, got {processes!r}")
 
 
@@ -142,7 +142,7 @@ def _check_precision(config: dict) -> None:
     import torch
 
     if config.get("mixed_precision") is False:
-        raise UserError('YAML reads a bare no as false. Write mixed_precision: "no", in quotes.')
+        raise UserError('YAML reads no as false. Write mixed_precision: "no", in quotes.')
     precision = precision_of(config)
     if precision not in PRECISIONS:
         raise UserError(f'mixed_precision must be "no", bf16 or fp16, got {precision}')
@@ -153,7 +153,7 @@ def _check_precision(config: dict) -> None:
     if stays_on_cpu(config) or accelerators < started:
         raise UserError(
             "fp16 needs a GPU for each process, but this config would run on the CPU. "
-            'Set mixed_precision to bf16 or "no"..'
+            'Set mixed_precision to bf16 or "no".'
         )
 
 

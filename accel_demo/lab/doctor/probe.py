@@ -1,4 +1,4 @@
-"""Print a one-line report about this process. `accel-demo doctor` launches it on every rank.
+"""Print a line about this process. `accel-demo doctor` launches this program on every rank.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml -m accel_demo.lab.doctor.probe
 """
@@ -34,7 +34,7 @@ def main() -> None:
         gathered_pids=pids.tolist(),
         sum_of_ranks=total.item(),
     )
-    # Write once: print writes twice, and another process could write in between.
+    # print would write the newline separately, and another process could write in between.
     sys.stdout.write(f"PROBE {json.dumps(asdict(answer))}\n")
     sys.stdout.flush()
     accelerator.wait_for_everyone()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def layer_dtype(accelerator: Accelerator) -> str:
-    """Return the dtype that a layer of a prepared model computes in, such as "bfloat16"."""
+    """Return the dtype in which a layer of a prepared model computes, such as "bfloat16"."""
     # Hook an inner layer, because Accelerate converts the model's output back to float32.
     layer, dtypes = nn.Linear(8, 8), []
     layer.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))

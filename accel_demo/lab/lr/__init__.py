@@ -1,1 +1,1 @@
-"""`accel-demo lr`: compare rules for moving a script to N processes."""
+"""`accel-demo lr`: compare rules for moving a training script from one process to N."""

@@ -1,12 +1,12 @@
-"""Compare learning rates and losses when a script moves to N processes.
+"""Train with several rules for moving a script to N processes, and compare the losses.
 
 accel-demo lr --plot lr.svg
 accel-demo lr --processes 1,2,4 --samples 4096
 
-Moving to N processes can change the global batch, the schedule and the learning rate. Each row of
-the table is a training run that follows one rule for these settings. All runs use the same images
-once. Each run is compared with the single-process run after equal numbers of images. On one
-process, all rules are the same.
+Moving a script to N processes can change its global batch, its learning rate and the length of its
+schedule. Each row of the table is a training run with one rule for these settings. All runs train
+on the same images once. Their losses are compared with those of the single-process run after the
+same numbers of images. On one process, all rules result in the same run.
 """
 
 import dataclasses
@@ -26,30 +26,30 @@ from accel_demo.show import COLOURS, new_figure, save, table
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
 LEARNING_RATE = 0.01  # low enough for the linear rule to hold: see `LearningRateRow`
-TOLERANCE = 1e-5  # for equal weights; rounding alone changes them by about 1e-7
+TOLERANCE = 1e-5  # largest difference of "equal" weights; rounding alone causes about 1e-7
 HEAD = ["rule", "processes", "global batch", "steps", "peak learning rate", "rate in the last step"]
 HEAD += ["schedule ends at", "weights", "loss", "loss difference"]
 LEGEND = f"""
 schedule ends at: images seen when the learning rate reached 0. weights: compared with one process,
 within {TOLERANCE}. loss: on test images, after all training images. loss difference: mean distance
 from the loss curve of one process, at equal images seen."""
-STYLES = {  # rules to draw; the other two rules have the same curves as two of these
+STYLES = {  # not drawn: two rules with the same curves as "right" and "global batch ×N"
     "right": {"color": COLOURS[0], "linewidth": 1.5},
     "scheduler stepped ×N": {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
     "global batch ×N": {"color": COLOURS[2], "linewidth": 1.5, "marker": "s"},
     "global batch ×N, learning rate ×√N": {"color": COLOURS[4], "linewidth": 1.5, "marker": "^"},
     "global batch ×N, learning rate ×N": {"color": COLOURS[1], "linewidth": 1.5, "marker": "D"},
 }
-ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # below other curves
+ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # drawn underneath
 
 
 @dataclass(frozen=True)
 class LearningRateRow:
     """A training run with one rule, compared with the single-process run.
 
-    With the linear rule (Goyal et al., 2017, https://arxiv.org/abs/1706.02677),
-    `mean_loss_difference` is small if the learning rate is low enough: two steps then have about
-    the same effect as one step of twice the length.
+    With the linear rule, which multiplies the learning rate by N, `mean_loss_difference` is small
+    if the rate is low: one step then has about the same effect as N steps with 1/N of the rate.
+    Source: Goyal et al., 2017, https://arxiv.org/abs/1706.02677
     """
 
     rule: str
@@ -57,7 +57,7 @@ class LearningRateRow:
     global_batch: int
     optimizer_steps: int
     learning_rates: list[tuple[int, float]]  # (images seen, rate)
-    schedule_ends_at: int | None  # images seen when the rate reaches 0, or None
+    schedule_ends_at: int | None  # images seen when the rate reaches 0; None if never
     losses: list[tuple[int, float]]  # (images seen, loss on test images)
     mean_loss_difference: float
     largest_weight_difference: float
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         samples = QUICK_SAMPLES if options.quick else SAMPLES
     check(counts, samples, options.learning_rate)
     if torch.accelerator.device_count() < counts[-1]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only smaller runs would use GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only some runs would use GPUs
 
     runs = [run for count in counts for run in measure(count, samples, options.learning_rate)]
     rows = [compare(run, runs[0]) for run in runs]
@@ -118,10 +118,10 @@ def check(counts: list[int], samples: int, learning_rate: float) -> None:
 
 
 def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTraining]:
-    """Train with every rule on connected processes, and return the runs.
+    """Train with every rule on `processes` connected processes, and return the runs.
 
-    On one process, return only one run if all are identical. Raises `UserError` if a loss is not
-    finite.
+    On one process, if all runs are identical, return only one of them. Raises `UserError` if a loss
+    is not finite.
     """
     by_rank = group.results_by_rank(train_with_rules, processes, samples, learning_rate, RULES)
     for runs in zip(*by_rank, strict=True):
@@ -166,7 +166,7 @@ def cells_of(row: LearningRateRow) -> list:
     rates = [rate for _, rate in row.learning_rates]
     return [
         *(row.rule, row.processes, row.global_batch, row.optimizer_steps),
-        *(f"{max(rates):.2g}", f"{rates[-2]:.1g}"),  # no step uses the last rate
+        *(f"{max(rates):.2g}", f"{rates[-2]:.1g}"),  # rates[-1] is set after the last step
         "never" if row.schedule_ends_at is None else row.schedule_ends_at,
         "equal" if row.largest_weight_difference <= TOLERANCE else "different",
         *(f"{row.losses[-1][1]:.2f}", f"{row.mean_loss_difference:.2f}"),
@@ -174,7 +174,7 @@ def cells_of(row: LearningRateRow) -> list:
 
 
 def draw(rows: list[LearningRateRow]):
-    """Draw learning rates above losses, in one column for each process count above one."""
+    """Draw the learning rates above the losses, with a column for each process count except 1."""
     counts = sorted({row.processes for row in rows if row.processes > 1})
     figure = new_figure(max(7.5, 4.2 * len(counts)), 6.6)
     grid = figure.subplots(2, len(counts), sharex=True, sharey="row", squeeze=False)

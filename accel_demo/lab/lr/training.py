@@ -1,4 +1,4 @@
-"""Train once with each rule for moving a script to N processes, for `accel-demo lr`."""
+"""The training runs of `accel-demo lr`: one for each rule for moving a script to N processes."""
 
 from dataclasses import dataclass
 
@@ -19,18 +19,18 @@ from accel_demo.wording import counted
 
 BATCH = 32  # global batch on one process
 TEST_IMAGES = 500
-LOSSES = 8  # recorded at equal intervals, after the initial loss
+LOSSES = 8  # number of losses to record at equal intervals, not counting the initial loss
 
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """A rule for moving a script to N processes. On one process, all rules are the same.
+    """A rule for moving a script to N processes. On one process, all rules have the same effect.
 
-    `is_divided`: each process takes 1/N of the batch, so the global batch does not change.
-    `is_split`: Accelerate splits the batch (`split_batches`) and steps the scheduler once.
-    `steps_per_process`: Accelerate's default, which steps a prepared scheduler N times.
-    `sized_before`: the schedule has the length of the loader before `prepare` shards it.
-    `power`: the learning rate is multiplied by N to this power.
+    `is_divided`: divide the batch size by N, so that the global batch does not change.
+    `is_split`: let Accelerate split each batch (`split_batches`) and step the scheduler only once.
+    `steps_per_process`: let Accelerate step the prepared scheduler N times, as it does by default.
+    `sized_before`: compute the length of the schedule before `prepare` shards the loader.
+    `power`: multiply the learning rate by N**power.
     """
 
     name: str
@@ -56,8 +56,8 @@ RULES = [
 class RuleTraining:
     """Result of a training run with one rule. The keys of both dicts are numbers of images seen.
 
-    `learning_rates` contains the rate at the start and after each step. `losses` on the test images
-    are recorded only on the main process.
+    `learning_rates` contains the rate at the start and after each step. `losses` contains losses on
+    the test images. It is empty except on the main process.
     """
 
     rule: str
@@ -70,16 +70,17 @@ class RuleTraining:
 def train_with_rules(
     device: torch.device, samples: int, learning_rate: float, rules: list[ScalingRule]
 ) -> list[RuleTraining]:
-    """Train with each rule in turn on the same images. Every process of a group must call this."""
+    """Train with each rule in turn on the same images. All processes of a group must call it."""
     name = f"on {counted(dist.get_world_size(), 'process')}"
     bar = tqdm(rules, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
     return [train(rule, samples, learning_rate) for rule in bar]
 
 
 def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining:
-    """Train for one epoch. `learning_rate` is the peak of the schedule on one process.
+    """Train for one epoch. `learning_rate` is the peak learning rate on one process.
 
-    The network has no batch normalization, so its output for an image does not depend on the batch.
+    The network has no batch normalization, so that its output for an image does not depend on the
+    rest of the batch.
     """
     accelerator = Accelerator(
         cpu=use_cpu(),
@@ -99,7 +100,7 @@ def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining
         learning_rate=learning_rate * processes**rule.power,
     )
     torch.backends.cudnn.allow_tf32 = False  # TF32 is less precise than float32
-    torch.backends.cudnn.deterministic = True  # makes equal runs end with bitwise equal weights
+    torch.backends.cudnn.deterministic = True  # so that identical runs end with identical weights
     torch.manual_seed(config.seed)
     train_set, test_set = load_datasets(config)
     options = loader_options(config, device)

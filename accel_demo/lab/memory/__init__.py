@@ -1,1 +1,1 @@
-"""`accel-demo memory`: compare predicted with measured memory of a training step."""
+"""`accel-demo memory`: compare the predicted and the measured memory of a training step."""

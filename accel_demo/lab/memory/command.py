@@ -1,12 +1,12 @@
-"""Compare predicted with measured memory of a training step, for DataParallel, DDP and FSDP2.
+"""Compare the predicted and measured memory of a training step: nn.DataParallel, DDP and FSDP2.
 
 accel-demo memory
 accel-demo memory --model resnet18 --optimizer sgd --plot memory.svg
 
-"predicted" is calculated from tensor shapes alone. "counted" is the size of the live tensors in a
-training step. "measured" is the growth of the process's resident memory or, on GPUs, the memory
-that CUDA's allocator has allocated. nn.DataParallel runs in one process, so on the CPU there is one
-measurement for all of its devices.
+"predicted" is calculated from tensor shapes alone. "counted" is the total size of the live tensors
+in a training step. "measured" is the growth in the process's resident memory, or on GPUs, in the
+memory that PyTorch has allocated. nn.DataParallel runs in one process, so on the CPU, its devices
+cannot be measured separately.
 """
 
 from tqdm import tqdm
@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
     choices = (options.model, options.optimizer, options.processes, options.batch_size)
     data_parallel, *distributed = STRATEGIES
     with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        start_preloading(PRELOADED)  # the other processes import torch while this one measures
+        # While this process measures nn.DataParallel, import torch for the other processes.
+        start_preloading(PRELOADED)
         with gil.one_torch_thread():
             here = measure_each(own_device(), [data_parallel], *choices)
         bar.update()
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """Return the options. Raises `UserError` if --batch-size is too small for the model."""
-    quick = f"{QUICK_BATCH_SIZE} images per device instead of {BATCH_SIZE}, {QUICK_OPTIMIZER}"
+    quick = f"use {QUICK_BATCH_SIZE} images per device, not {BATCH_SIZE}, and {QUICK_OPTIMIZER}"
     parser = flags.parser_of("memory", __doc__, quick=quick)
     flags.add_processes(parser, 2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
     help = "the network to train (default: vgg11)"

@@ -1,7 +1,7 @@
 """Predict the memory of a training step on each device, from tensor shapes alone.
 
-In the formulas, P is the number of parameters and N is the number of devices. A float32 takes four
-bytes.
+In the formulas, P is the number of parameters and N is the number of devices. The results are in
+bytes, and each float32 takes four.
 """
 
 import torch
@@ -12,13 +12,13 @@ from accel_demo.models import CLASSES, make_model
 
 KINDS = ["parameters", "gradients", "optimizer state", "buckets", "copies", "activations"]
 STRATEGIES = ["nn.DataParallel", "DDP", "FSDP2"]
-# Tensors per parameter in the optimizer state: AdamW keeps two averages, SGD keeps the momentum.
+# State tensors for each parameter: two moving averages with AdamW, the momentum with SGD.
 # https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 STATES = {"adamw": 2, "sgd": 1}
 FLOAT = 4  # bytes
-Bytes = dict[str, int]  # kind (one of KINDS) to bytes
+Bytes = dict[str, int]  # {kind of memory: bytes}
 
-# On the CPU, the formulas for nn.DataParallel are totals over all devices.
+# On the CPU, the formulas for nn.DataParallel give the total for all devices.
 FORMULAS = {
     "nn.DataParallel": {
         "parameters": "4P",
@@ -43,7 +43,7 @@ STATE_FORMULAS = {"adamw": "8P", "sgd": "4P"}
 
 
 def formula_of(strategy: str, kind: str, optimizer: str) -> str:
-    """Return the formula for this kind of memory as text. It is empty if the strategy has none."""
+    """Return the formula for this kind of memory, or "" if the strategy does not use this kind."""
     if kind == "optimizer state":
         return STATE_FORMULAS[optimizer] + (" / N" if strategy == "FSDP2" else "")
     return FORMULAS[strategy].get(kind, "")
@@ -52,10 +52,10 @@ def formula_of(strategy: str, kind: str, optimizer: str) -> str:
 def predict(
     strategy: str, model: str, optimizer: str, processes: int, batch_size: int
 ) -> list[Bytes]:
-    """Return the bytes of each kind on each device, for `batch_size` images per device.
+    """Predict the bytes of each kind of memory on each device, for `batch_size` images per device.
 
-    BatchNorm's buffers, images and scalars are not counted. Tensors that exist only during a part
-    of forward or backward are not counted either, except "copies".
+    The prediction ignores images, scalars, BatchNorm's buffers, and all tensors that exist only
+    during part of forward or backward, except "copies".
     """
     network, states = on_meta(model), STATES[optimizer]
     layers = activations(network, batch_size)
@@ -67,22 +67,23 @@ def predict(
     first = dict.fromkeys(KINDS, 0)
     first |= {"parameters": size, "gradients": size, "optimizer state": states * size}
     if strategy == "DDP":
-        # The buckets are a copy of all gradients, which gradient_as_bucket_view=True avoids.
+        # The buckets hold a copy of all gradients. gradient_as_bucket_view=True would avoid it.
         # https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         return [first | {"buckets": size, "activations": kept}] * processes
-    # The first device keeps all of this and computes the loss of all images. The others get a copy
-    # of the parameters in each step. Source: torch/nn/parallel/replicate.py
+    # Only the first device keeps gradients and optimizer state, and it computes the loss for all
+    # images. The other devices get a copy of the parameters in each step.
+    # Source: torch/nn/parallel/replicate.py
     loss = activations_of_the_loss(processes * batch_size)
     other = dict.fromkeys(KINDS, 0) | {"copies": size, "activations": layers}
     return [first | {"activations": layers + loss}, *[other] * (processes - 1)]
 
 
 def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
-    """Return the bytes of a rank's shards, and of the largest layer's gathered parameters.
+    """Return the bytes of a rank's shards, and of the largest layer after it has been gathered.
 
-    FSDP2 splits each parameter along its first dimension into chunks of equal length. A rank with a
-    shorter chunk still allocates a full one for the parameter and the gradient, but not for the
-    optimizer state.
+    FSDP2 splits each parameter along its first dimension into chunks of equal length. A rank that
+    gets a shorter chunk still allocates the full length for the parameter and the gradient, but not
+    for the optimizer state.
     Source: FSDPParam._init_sharded_param in torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     """
     share = state = 0
@@ -97,9 +98,9 @@ def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
 
 
 def gathered_bytes(layer: nn.Module, processes: int) -> int:
-    """Return the bytes of a layer's gathered parameters, each padded to `processes` full chunks.
+    """Return the bytes of a layer's own parameters after FSDP2 has gathered them.
 
-    The parameters of its child modules are not counted.
+    Each parameter is padded to `processes` chunks of equal length.
     """
     total = 0
     for parameter in layer.parameters(recurse=False):
@@ -110,16 +111,16 @@ def gathered_bytes(layer: nn.Module, processes: int) -> int:
 
 @torch.no_grad()
 def activations(network: nn.Module, batch_size: int) -> int:
-    """Return the bytes of the tensors that the layers save in forward for their backward.
+    """Return the bytes of the tensors that the layers save for backward.
 
     Convolutions and linear layers save their input. BatchNorm saves its input and each channel's
     mean and inverse standard deviation, ReLU saves its output, and max pooling saves its input and
-    the index of each maximum. A tensor that two layers save is counted once, and images are not
+    the index of each maximum. A tensor that two layers save is counted once. The images are not
     counted. Raises `ValueError` for a layer type without a formula.
     Source: tools/autograd/derivatives.yaml in https://github.com/pytorch/pytorch
     """
     images = torch.empty(batch_size, 1, 28, 28, device="meta")
-    saved = {}  # address to storage; a storage that is kept alive cannot have its address reused
+    saved = {}  # {address: storage}; keeps storages alive, so that no address is reused
 
     def save(layer, inputs, output):
         tensors = []
@@ -147,7 +148,7 @@ def activations(network: nn.Module, batch_size: int) -> int:
 
 
 def activations_of_the_loss(images: int) -> int:
-    """Return the bytes that cross_entropy saves: log-probabilities and the sum of the weights."""
+    """Return the bytes that cross_entropy saves: log-probabilities and one total weight."""
     return FLOAT * images * CLASSES + FLOAT
 
 

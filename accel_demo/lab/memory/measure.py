@@ -29,22 +29,22 @@ from accel_demo.anatomy.memory import (
 from accel_demo.lab.memory.formula import KINDS, Bytes
 from accel_demo.models import CLASSES
 
-# DDP creates its final buckets at the start of the second step and fills them during backward. The
-# other strategies make the same allocations in every step.
+# Tensors are counted in the last of these steps. DDP needs two, because it creates its final
+# buckets at the start of the second. The other strategies allocate the same tensors in every step.
 STEPS_TO_COUNT = {"nn.DataParallel": 1, "DDP": 2, "FSDP2": 1}
-MMAP_BYTES = 64 * 1024  # larger allocations are returned to the system as soon as they are freed
+MMAP_BYTES = 64 * 1024  # larger allocations than this are returned to the system when freed
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Memory of one process in a training step.
+    """Memory that one process uses in a training step.
 
-    `measured` has one item per GPU, or a single item for all CPU devices together.
+    `measured` has one item for each GPU, or a single item for all CPU devices together.
     """
 
     connected_processes: int
     device: str  # "cpu" or "cuda"
-    counted: Bytes  # total over all devices of the process
+    counted: Bytes  # sum over all devices of the process
     measured: list[Bytes]
 
 
@@ -60,9 +60,9 @@ def measure(
 ) -> ProcessMemory:
     """Train twice in this process: once to count tensors, once to measure memory.
 
-    The first run also allocates all memory that is never freed, such as libraries, their scratch
-    memory and connections. All ranks must call this function. nn.DataParallel uses `replicas`
-    devices in one process and needs no process group.
+    The first run also loads libraries, allocates their scratch memory and opens connections. That
+    memory is never freed, so it does not grow again in the second run. All ranks must call this
+    function. nn.DataParallel uses `replicas` devices in one process and needs no process group.
     """
     return_freed_memory()
     is_data_parallel = strategy == "nn.DataParallel"
@@ -71,7 +71,8 @@ def measure(
     arguments = (strategy, model, OPTIMIZERS[optimizer], devices, images, labels)
     counted = count_tensors(*arguments)
     if is_data_parallel:
-        del counted["activations"]  # saved-tensor hooks do not run in the replicas' threads
+        # Saved-tensor hooks do not run in the replicas' threads, so this count is incomplete.
+        del counted["activations"]
     gc.collect()
     connected = dist.get_world_size() if dist.is_initialized() else 1
     return ProcessMemory(connected, device.type, counted, measure_growth(*arguments))
@@ -80,9 +81,9 @@ def measure(
 def count_tensors(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> Bytes:
-    """Return the bytes of the live tensors of each kind, in the last of `STEPS_TO_COUNT` steps.
+    """Train for `STEPS_TO_COUNT` steps. Return the bytes of each kind of live tensor in the last.
 
-    Activations are the tensors that autograd saves for backward, without those that already existed
+    Activations are the tensors that autograd saves for backward, except those that already existed
     before forward.
     Source: https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks
     """
@@ -98,7 +99,7 @@ def count_tensors(
 
     def save(tensor: torch.Tensor) -> torch.Tensor:
         base = tensor if tensor._base is None else tensor._base
-        if not (base.is_leaf and base.requires_grad):  # a parameter, or a view of one
+        if not (base.is_leaf and base.requires_grad):  # neither a parameter nor a view of one
             saved.append(tensor.detach())
         return tensor.detach()
 
@@ -120,9 +121,10 @@ def count_tensors(
 def measure_growth(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> list[Bytes]:
-    """Return the bytes of each kind on each device, as differences between calls of `bytes_held`.
+    """Train, and return by how many bytes each kind of memory grows on each device.
 
-    "buckets" is all memory held between two steps, except parameters and optimizer state.
+    "buckets" is all memory still allocated between two steps, except parameters and optimizer
+    state.
     """
     at, copies = {"start": bytes_held(devices)}, []
 
@@ -141,7 +143,8 @@ def measure_growth(
     wrapped = wrap(strategy, network, devices, Watch(lambda: note("before copies"), after_copies))
     note("wrapped")
     optimizer = make_optimizer(network.parameters())
-    for step in range(STEPS_TO_COUNT[strategy] + 1):  # the first step allocates optimizer state
+    # One more step, because the first step also allocates the optimizer state.
+    for step in range(STEPS_TO_COUNT[strategy] + 1):
         note("before")
         loss = F.cross_entropy(wrapped(images), labels)
         note("forward")
@@ -153,15 +156,15 @@ def measure_growth(
             note("step")
             state = growth("backward", "step")
         optimizer.zero_grad()
-    # Wrapping frees FSDP2's unsharded parameters, so measure after it. With DDP, wrapping allocates
-    # the first buckets, so measure before it.
+    # Measure FSDP2's parameters after wrapping, which frees the unsharded parameters. Measure DDP's
+    # parameters before wrapping, which allocates the first buckets.
     parameters = growth("start", "wrapped" if strategy == "FSDP2" else "network")
     remaining, forward = growth("start", "before"), growth("before", "forward")
     gradients = growth("before", "backward")
     measured = []
     for index in range(len(at["start"])):
         most = max((sizes[index] for sizes in copies), default=0)
-        in_forward = most if strategy == "nn.DataParallel" else 0  # copies exist until backward
+        in_forward = most if strategy == "nn.DataParallel" else 0  # freed only in backward
         sizes = {
             "parameters": parameters[index],
             "gradients": gradients[index],
@@ -175,7 +178,7 @@ def measure_growth(
 
 
 def bytes_held(devices: list[torch.device]) -> list[int]:
-    """Return the allocated bytes of each GPU or, on the CPU, the resident bytes of the process.
+    """Return the bytes allocated on each GPU. On the CPU, return the process's resident bytes.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -184,7 +187,7 @@ def bytes_held(devices: list[torch.device]) -> list[int]:
             torch.cuda.synchronize(device)
         return [torch.cuda.memory_allocated(device) for device in devices]
     now = _resident_bytes()
-    for _ in range(50):  # a gloo thread frees the tensors of a collective with a delay
+    for _ in range(50):  # a gloo thread may still be freeing tensors: wait until it is done
         time.sleep(0.02)
         before, now = now, _resident_bytes()
         if now == before:
@@ -204,8 +207,8 @@ def return_freed_memory() -> None:
     Otherwise the resident memory of a process does not shrink when its tensors are freed. Only
     glibc has this option. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    mmap_threshold, trim_threshold = -3, -1  # parameter numbers from malloc.h, both in bytes
-    with suppress(AttributeError, TypeError):  # macOS has no mallopt, Windows no CDLL(None)
+    mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h
+    with suppress(AttributeError, TypeError):  # no mallopt on macOS, no CDLL(None) on Windows
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(mmap_threshold, MMAP_BYTES)
         mallopt(trim_threshold, MMAP_BYTES)
@@ -219,10 +222,10 @@ def batch(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 
 @dataclass(frozen=True)
 class Watch:
-    """Callbacks before and after parameters are copied, and for each full DDP bucket.
+    """Callbacks that run before and after parameters are copied, and for each full DDP bucket.
 
-    nn.DataParallel and FSDP2 copy parameters in every step. We measure an additional copy, made
-    with the same function while nothing else is allocated.
+    nn.DataParallel and FSDP2 copy parameters in every step. To measure only the copy, `wrap` makes
+    an additional one with the same function, when nothing else is allocated.
     """
 
     before_copies: Callable[[], None]
@@ -231,13 +234,13 @@ class Watch:
 
 
 def wrap(strategy: str, network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Wrap the network for this strategy. The network must be on the first device."""
+    """Wrap the network for this strategy. The network must already be on the first device."""
     wrapper = {"nn.DataParallel": _data_parallel, "DDP": _ddp, "FSDP2": _fsdp}[strategy]
     return wrapper(network, devices, watch)
 
 
 def _data_parallel(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Wrap with nn.DataParallel. It makes no replicas on the CPU, so use our version there."""
+    """Wrap with nn.DataParallel. On the CPU, where it makes no replicas, use our version."""
     watch.before_copies()
     replicas = phases.replicate(network, devices)
     names = [name for name, _ in network.named_parameters()]
@@ -259,9 +262,10 @@ def _ddp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
 
 
 def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Shard each layer separately, and gather the largest layer once for `watch`.
+    """Shard each layer separately, and gather the largest layer once, so that `watch` measures it.
 
-    In forward, FSDP2 also keeps the buffer of a gathered layer until the next layer is gathered.
+    This does not include the buffer of a gathered layer, which FSDP2 keeps only in forward, until
+    it gathers the next layer.
     Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
     """
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
@@ -278,6 +282,6 @@ def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
 
 
 def _parameter(replica: nn.Module, name: str) -> torch.Tensor:
-    """Return a replica's parameter: a plain attribute, which `get_parameter` does not find."""
+    """Return a replica's parameter. It is a plain attribute, so `get_parameter` cannot find it."""
     path, _, last = name.rpartition(".")
     return getattr(replica.get_submodule(path), last)

@@ -1,4 +1,4 @@
-"""The result of `accel-demo memory`: predicted, counted and measured bytes, device by device."""
+"""The result of `accel-demo memory`: the predicted, counted and measured bytes on each device."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,10 @@ from accel_demo.lab.memory.measure import ProcessMemory
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Bytes of a training step on one device, or on all CPU devices of nn.DataParallel together.
+    """Bytes that a training step uses on one device, or with nn.DataParallel on all CPU devices.
 
-    `counted` is empty if the process counted its tensors over several devices, not over this one.
+    `counted` is empty if the process uses several GPUs, because it counts the tensors on all GPUs
+    together.
     """
 
     strategy: str
@@ -20,12 +21,12 @@ class MemoryRow:
     predicted: Bytes
     counted: Bytes
     measured: Bytes
-    relative_error: dict[str, float]  # of the prediction, by kind
+    relative_error: dict[str, float]  # predicted / measured - 1, for each kind
 
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """Memory of a training step under each strategy."""
+    """Memory that a training step uses with each strategy."""
 
     model: str
     parameters: int
@@ -43,8 +44,8 @@ def memory_result(
 ) -> MemoryResult:
     """Compare the measurements with the formulas.
 
-    `choices` is (model, optimizer, processes, batch size). `ranks` contains each rank's
-    measurements of DDP and FSDP2.
+    `choices` is (model, optimizer, processes, batch size). `ranks` contains the
+    measurements of DDP and FSDP2 on each rank.
     """
     model, optimizer, processes, batch_size = choices
     devices = processes if data_parallel.device == "cpu" else len(data_parallel.measured)

@@ -13,18 +13,18 @@ HEAD += ["predicted (MiB)", "counted (MiB)", "measured (MiB)", "error"]
 LEFT_OUT = """The formulas leave out:
 - BatchNorm's buffers, the images, and scalars such as AdamW's step count
 - the gradients on the additional nn.DataParallel devices, which exist only during backward
-- the buffer of a layer that FSDP2 gathers: as large as the layer, kept until the next is gathered
+- FSDP2's all-gather buffer: as large as one layer, and kept until the next layer is gathered
 - a GPU's CUDA context, the cuDNN workspace, and free blocks that the allocator caches
 - the unused part of a tensor's last memory page: at most 4096 bytes per tensor
-- freed memory that the C library keeps, if it is not glibc"""
+- freed memory that a C library other than glibc does not return to the system"""
 
 
 def text(result: MemoryResult) -> str:
-    """Return a table with one row per kind and device, and the limits of the formulas."""
+    """Return a table with a row for each kind of memory on each device, and the text `LEFT_OUT`."""
     rows = [cells for row in result.rows for cells in _cells(row, result.optimizer)]
     last = result.rows[-1]
     connected = counted(last.connected_processes, "connected process")
-    source = "resident memory" if last.device == "cpu" else "memory allocated by CUDA's allocator"
+    source = "resident memory" if last.device == "cpu" else "memory allocated by PyTorch on the GPU"
     devices = [
         f"device {index} {byte_size(sum(sizes.values()))}"
         for index, sizes in enumerate(result.predicted_data_parallel_devices)
@@ -37,12 +37,12 @@ DDP and FSDP2: {connected} on {last.device}. Measured: {source}.
 {show.table(HEAD, rows)}
 
 Predicted for nn.DataParallel: {", ".join(devices)}.
-Not all kinds exist at the same time: backward frees activations while it creates gradients.
+Not all kinds are allocated at once: backward frees activations while it creates gradients.
 {LEFT_OUT}"""
 
 
 def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
-    """Return one row per kind of memory that the strategy uses, and a row for the total."""
+    """Return a line for each kind of memory that the strategy uses, and a line for the total."""
     lines = []
     for kind, predicted in row.predicted.items():
         if predicted:
@@ -52,7 +52,7 @@ def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
             formula = formula_of(row.strategy, kind, optimizer)
             lines.append([kind, formula, *map(_mib, sizes), percent])
     predicted, measured = sum(row.predicted.values()), sum(row.measured.values())
-    error = f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"  # too small to measure
+    error = f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"  # no measurable growth
     lines.append(["total", "", _mib(predicted), "", _mib(measured), error])
     return [[row.strategy, row.place, *line] for line in lines]
 
@@ -71,7 +71,7 @@ def draw(result: MemoryResult, path: Path) -> None:
         for offset, name, sizes in bars:
             low = 0.0
             for kind, colour in zip(KINDS, show.COLOURS, strict=False):
-                # If the strategy does not have this kind, the measurement is only noise.
+                # If the strategy does not use this kind of memory, the measurement is only noise.
                 size = sizes[kind] / MIB if row.predicted[kind] else 0.0
                 label = kind if not positions else None
                 style = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
@@ -87,7 +87,7 @@ def draw(result: MemoryResult, path: Path) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(result.rows) - 0.5, -0.5)
     axes.margins(x=0.08)
-    axes.set_xlabel("MiB in a training step")
+    axes.set_xlabel("memory in a training step (MiB)")
     images = counted(result.images_per_device, "image")
     title = f"{result.model}, {result.optimizer}, {images} per device"
     axes.set_title(title, fontsize=10, loc="left")

@@ -1,1 +1,1 @@
-"""`accel-demo parity`: train every version of the training loop and compare the weights."""
+"""`accel-demo parity`: train with every version of the training loop, and compare the weights."""

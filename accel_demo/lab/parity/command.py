@@ -4,9 +4,10 @@ accel-demo parity
 accel-demo parity --processes 1,2,3 --model tiny_cnn
 
 On one process, train.py is compared with train_plain.py, train_dp.py and train_ddp.py. On several
-processes it is compared with train_ddp.py, and with train.py on one process at the same global
-batch size, either accumulated or as one batch. All runs read the same images in the same order, and
-cuDNN is deterministic. The exit code is 1 if the weights differ by more than the table promises.
+processes, it is compared with train_ddp.py, and with two runs of train.py on one process that have
+the same global batch: one accumulates smaller batches, the other uses one large batch. All runs
+read the same images in the same order, and cuDNN is deterministic. The exit code is 1 if the
+weights differ by more than the table promises.
 """
 
 import tempfile
@@ -26,7 +27,7 @@ WEIGHT_DECAY = {"sgd": 5e-4, "adamw": 0.1, "adam": 5e-4}
 
 
 def main(arguments: list[str]) -> int:
-    """Print a table of the differences. Return 0 if all promises are kept, otherwise 1."""
+    """Print how much the weights differ. Return 0 if all promises are kept, otherwise 1."""
     options, config = read(arguments)
     pairs = plan(options.processes, options.batch_size)
     runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # unique runs
@@ -45,10 +46,10 @@ def main(arguments: list[str]) -> int:
 def read(arguments: list[str]):
     """Return the options, and the config that all runs share.
 
-    The dataset is large enough for all steps, so no run begins a second epoch. Raises `UserError`
+    The training set is large enough that no run begins a second epoch. Raises `UserError`
     if the options are invalid.
     """
-    parser = flags.parser_of("parity", __doc__, quick=f"{QUICK_STEPS} steps instead of {STEPS}")
+    parser = flags.parser_of("parity", __doc__, quick=f"train for {QUICK_STEPS} steps, not {STEPS}")
     help = "process counts to compare (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = f"optimizer steps in each run (default: {STEPS})"
@@ -78,8 +79,8 @@ def read(arguments: list[str]):
     train_set, _ = load_datasets(TrainConfig())
     if config.train_samples > len(train_set):
         raise UserError(
-            f"{options.steps} steps with {max(options.processes)} x batch_size "
-            f"{options.batch_size} need {config.train_samples} images, but there are only "
+            f"{options.steps} steps of {max(options.processes)} x {options.batch_size} images "
+            f"need {config.train_samples} images, but there are only "
             f"{len(train_set)}. Use fewer --steps or a smaller --batch-size."
         )
     return options, config

@@ -1,4 +1,4 @@
-"""Compare the weights of pairs of runs: the promise, the actual difference and its reason."""
+"""Compare the weights of two runs: how much may they differ, how much do they differ, and why?"""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 
-# The largest allowed weight difference if only the order of additions differs. Rounding changes a
-# weight below 1 by at most 3e-8, so a few errors per step stay far below the bound.
+# BOUND is how much the weights may differ if two runs only add numbers in a different order. One
+# rounding changes a weight below 1 by at most 3e-8, so after BOUND_STEPS steps with a few roundings
+# each, the difference is still far below BOUND.
 BOUND, BOUND_STEPS = 1e-5, 20
 SAME_BITS, WITHIN_BOUND, NOTHING = "same bits", f"within {BOUND:g}", "nothing"
 
@@ -32,17 +33,17 @@ class Pair:
         if self.kind == "versions":
             return f"{self.first.script}.py and {self.second.script}.py"
         if self.kind == "accumulated":
-            return f"train.py: {processes} processes, or 1 accumulating {processes} batches"
-        return f"train.py: {processes} processes, or 1 with a batch of {processes * images}"
+            return f"train.py: {processes} processes and 1 process accumulating {processes} batches"
+        return f"train.py: {processes} processes and 1 process with a batch of {processes * images}"
 
 
 @dataclass(frozen=True)
 class StateDifference:
     """Difference between two state dicts.
 
-    `weights` and `statistics` are the largest differences in the parameters and in BatchNorm's
-    running statistics. They are infinite if a differing tensor contains NaN, and `statistics` is
-    None for a model without BatchNorm. `same_file` also compares BatchNorm's batch counters.
+    `weights` is the largest difference between parameters. `statistics` is the largest difference
+    between BatchNorm's running statistics, or None for a model without BatchNorm. A NaN in only one
+    of the tensors is an infinite difference. `same_file` also compares BatchNorm's batch counters.
     """
 
     weights: float
@@ -53,18 +54,18 @@ class StateDifference:
 
 @dataclass
 class ParityRow:
-    """One compared pair. `promised` is SAME_BITS, WITHIN_BOUND (weights only) or NOTHING."""
+    """Result for a pair. `promised` is SAME_BITS, WITHIN_BOUND (for weights only) or NOTHING."""
 
     pair: str
     kind: str
     connected_processes: list[int]
     difference: StateDifference
     promised: str
-    why: str = ""  # why the files differ; empty if they do not
+    why: str = ""  # why the files differ; "" if they are identical
 
     @property
     def keeps_promise(self) -> bool:
-        """True if the difference is as small as promised."""
+        """Whether the difference is as small as promised."""
         if self.promised == SAME_BITS:
             return self.difference.same_file
         return self.promised == NOTHING or self.difference.weights <= BOUND
@@ -72,7 +73,7 @@ class ParityRow:
 
 @dataclass(frozen=True)
 class ParityResult:
-    """The compared pairs, and the config that their runs share."""
+    """The compared pairs, and the config that all runs share."""
 
     config: TrainConfig
     device: str
@@ -80,7 +81,7 @@ class ParityResult:
 
 
 def plan(process_counts: list[int], batch_size: int) -> list[Pair]:
-    """Return the pairs to compare with these numbers of processes."""
+    """Return the pairs of runs to compare for each process count."""
     pairs = []
     for count in process_counts:
         accelerate = ParityRun("train", count, batch_size=batch_size)
@@ -98,7 +99,7 @@ def plan(process_counts: list[int], batch_size: int) -> list[Pair]:
 def compare_pairs(
     pairs: list[Pair], config: TrainConfig, environments: dict[ParityRun, dict], folder: Path
 ) -> list[ParityRow]:
-    """Compare the model.safetensors files of each pair of runs in `folder`.
+    """Compare the two model.safetensors files of each pair. The runs are subfolders of `folder`.
 
     `environments` maps each run to the contents of its environment.json.
     """
@@ -146,12 +147,12 @@ def compare(first: dict, second: dict, names: set[str]) -> StateDifference:
 
 
 def promise(pair: Pair, config: TrainConfig, has_batch_norm: bool, replicas: int) -> str:
-    """Return the promise for this pair on any machine: SAME_BITS, WITHIN_BOUND or NOTHING.
+    """Return what we promise for this pair on any machine: SAME_BITS, WITHIN_BOUND or NOTHING.
 
     `replicas` is the number of nn.DataParallel replicas. The sum of two gradients does not depend
-    on their order. With three or more gradients, rounding depends on the order. SGD only adds up
-    the rounding errors. Adam divides each gradient by its magnitude, and BatchNorm divides each
-    channel by its standard deviation. Both can amplify the errors in every step, beyond any bound.
+    on their order, but the rounded sum of three or more does. SGD only adds up the rounding errors.
+    Adam divides each gradient by its magnitude, and BatchNorm divides each channel by its standard
+    deviation. Both divisions can amplify the errors in every step, so that there is no bound.
     """
     is_split = pair.second.script == "train_dp" and replicas > 1
     is_accumulated_by_two = pair.kind == "accumulated" and pair.first.processes == 2
@@ -164,37 +165,41 @@ def promise(pair: Pair, config: TrainConfig, has_batch_norm: bool, replicas: int
 
 
 def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool) -> str:
-    """Return the reason why the two files differ, or an empty string if they are identical."""
+    """Explain why the two files differ. Return "" if they are identical."""
     difference = row.difference
     if difference.same_file:
         return ""
     if not row.keeps_promise:
         return (
-            "a broken promise: the runs differ by more than they should, so one of them has changed"
+            "a broken promise: the weights differ more than they should, so one script has changed"
         )
     if pair.kind == "versions":
-        return "nn.DataParallel splits each batch among GPUs and adds gradients in another order"
+        return "nn.DataParallel splits batches among GPUs and adds gradients in a different order"
     processes, images = pair.first.processes, pair.first.batch_size
     reasons = []
     if pair.kind == "one batch" and has_batch_norm:
         reasons.append(f"BatchNorm normalises over {processes * images} images instead of {images}")
     elif difference.same_weights and processes == 2:
-        reasons.append("the weights are equal: halving is exact, and a + b is b + a")
+        reasons.append("the weights are equal, because halving is exact and a + b equals b + a")
     elif difference.same_weights:
         reasons.append("the weights are equal by chance: all sums rounded to the same values")
     elif pair.kind == "one batch":
-        reasons.append(f"one sum over {processes * images} images is rounded at different points")
+        reasons.append(
+            f"one sum over {processes * images} images rounds at different points than partial sums"
+        )
     elif processes & (processes - 1):  # not a power of two
         reasons.append(
             f"DDP multiplies each gradient by 1/{processes} and adds around a ring, while one "
             "process divides its loss and adds batch by batch: they round at different points"
         )
-    else:  # multiplying by 1/4 is exact
+    else:  # dividing by a power of two is exact
         reasons.append(
-            "DDP adds around a ring, while one process adds batch by batch: they round differently"
+            "DDP adds around a ring, but one process adds batch by batch, so they round differently"
         )
     if config.optimizer != "sgd" and not difference.same_weights:
-        reasons.append("Adam divides by a gradient's magnitude, so tiny errors become whole steps")
+        reasons.append(
+            "Adam divides each gradient by its magnitude, so tiny errors become whole steps"
+        )
     if pair.kind == "accumulated" and has_batch_norm and not difference.same_weights:
         reasons.append(
             "BatchNorm divides by the standard deviation, so errors grow from step to step"
@@ -205,4 +210,4 @@ def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.numpy().tobytes()  # stricter than torch.equal, for which 0.0 equals -0.0
+    return tensor.numpy().tobytes()  # torch.equal would not distinguish 0.0 from -0.0

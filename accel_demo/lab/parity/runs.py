@@ -1,4 +1,4 @@
-"""Train several versions of the training loop with the same config, in one launch."""
+"""Train with several versions of the training loop, with the same config, in one launch."""
 
 import importlib
 import json
@@ -32,12 +32,11 @@ class ParityRun:
 
 
 def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[ParityRun, dict]:
-    """Train each run in a subfolder of `folder` and return the contents of its environment.json.
+    """Train each run in its own subfolder, and return the contents of each environment.json.
 
-    The largest run determines the number of processes. A smaller run uses the first ranks, and the
-    other processes wait for the next run. Each process uses one thread, or one GPU if there are
-    enough GPUs. Raises `RuntimeError` if the number of connected processes of a run is not as
-    requested.
+    The run with the most processes determines how many are started. In smaller runs,
+    the last ranks wait for the next run. Each process uses one thread, or one GPU if there are
+    enough GPUs. Raises `RuntimeError` if a run has the wrong number of connected processes.
     """
     processes = max(run.processes for run in runs)
     ports = [free_port() for _ in runs]
@@ -46,13 +45,13 @@ def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[
     for run in runs:
         environment = json.loads((folder / run.name / "environment.json").read_text())
         if environment["processes"] != run.processes:
-            raise RuntimeError(f"{run.name} had {environment['processes']} connected processes")
+            raise RuntimeError(f"{run.name} ran on {environment['processes']} connected processes")
         environments[run] = environment
     return environments
 
 
 def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder: Path) -> None:
-    """Train the runs that include this rank, one after the other. Called in every process."""
+    """Train the runs that use this rank, one after the other. Every process calls this."""
     from accel_demo.lab.pool_worker import forget_the_last_run
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -66,7 +65,7 @@ def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder:
         if run.processes > 1 or run.script == "train_ddp":
             os.environ.update(rank_environment(rank, run.processes, port))
         else:
-            os.environ["LOCAL_WORLD_SIZE"] = "1"  # a launcher would set it
+            os.environ["LOCAL_WORLD_SIZE"] = "1"  # as a launcher does, to avoid Apple's GPU
         script = importlib.import_module(f"accel_demo.{run.script}")
         run_dir = str(folder / run.name)
         share = {"batch_size": run.batch_size, "accumulate": run.accumulate}
@@ -85,6 +84,6 @@ def _make_deterministic(processes: int) -> None:
     torch.set_num_threads(1)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if torch.cuda.device_count() < processes:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise runs on one process would use a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only some runs would use GPUs
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.backends.cudnn.allow_tf32 = False  # the bound assumes float32 precision
+    torch.backends.cudnn.allow_tf32 = False  # `BOUND` assumes float32 precision

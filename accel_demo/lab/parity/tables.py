@@ -10,7 +10,7 @@ HEAD = ["runs", "connected processes", "weights differ by", "bitwise", "promised
 
 
 def text(result: ParityResult) -> str:
-    """Return the table, the reasons for differences, and the number of kept or broken promises."""
+    """Return the table, the reasons for the differences, and the number of broken promises."""
     reasons = list(dict.fromkeys(row.why for row in result.rows if row.why))
     cells = []
     for row in result.rows:
@@ -31,7 +31,7 @@ def text(result: ParityResult) -> str:
 
 
 def draw(result: ParityResult, path: Path) -> None:
-    """Draw a row for each pair: the largest difference in its weights, and the promised limit."""
+    """Draw one row for each pair of runs: the largest weight difference and the promised limit."""
     rows = result.rows
     blue, orange, black = show.COLOURS[0], show.COLOURS[3], show.COLOURS[7]
     left, zero, no_longer_zero, right = 3e-11, 1e-10, 4e-10, 1e4

@@ -1,1 +1,1 @@
-"""`accel-demo report`: write one page about one or more runs, from their files."""
+"""`accel-demo report`: write an HTML page about one or more saved runs."""

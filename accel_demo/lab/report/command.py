@@ -1,12 +1,12 @@
-"""Show the curves, final figures and mistakes of one or more runs, side by side.
+"""Show the curves, final results and mistakes of one or more runs, side by side.
 
 accel-demo report runs/train
 accel-demo report runs/train runs/train_ddp-2-processes --html both.html
 
-The command writes an HTML page with final figures, curves, confusion matrices, the most confident
-mistakes with their images, and the differences between the configs and environments of the runs.
-The page is a single file that needs no network. The command also prints everything except the
-images. If a file of a run is missing or damaged, the report names it and shows the rest.
+The command writes an HTML page with the runs' final results, curves, confusion matrices and most
+confident mistakes, and the differences between their configs and environments. The page is a single
+file that works offline. The command also prints the report, without the images of the mistakes. If
+a file of a run is missing or damaged, the report lists the file and shows everything else.
 """
 
 import sys
@@ -23,13 +23,13 @@ from accel_demo.show import check_outputs
 
 @dataclass(frozen=True)
 class RunsReport:
-    """Contents of the JSON file."""
+    """The contents of the file that `--json` writes."""
 
     runs: list[SavedRun]
 
 
 def without_images(run: SavedRun) -> SavedRun:
-    """Return the run without the images of its mistakes, which do not belong in the JSON file."""
+    """Return a copy of the run without the images of its mistakes, which the JSON file omits."""
     if run.predictions is None:
         return run
     mistakes = [replace(mistake, png="") for mistake in run.predictions.mistakes]
@@ -37,16 +37,16 @@ def without_images(run: SavedRun) -> SavedRun:
 
 
 def printable(text: str) -> str:
-    """Escape the nonprintable characters of a text, because they could control the terminal."""
+    """Escape nonprintable characters, so that a run's files cannot send codes to the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report and write the page. A `UserError` is raised before anything is written."""
+    """Print the report and write the page. Raises `UserError` only before anything is written."""
     parser = Parser(__doc__, prog="accel-demo report")
     help = "the folder of a run, such as runs/train"
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
-    help = "write the page here (default: report.html in the first run's folder)"
+    help = "write the page to FILE (default: report.html in the first run's folder)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=help)
     flags.add_json(parser)
     help = "print the report without writing a page"
@@ -67,13 +67,13 @@ def main(arguments: list[str]) -> int:
     if options.html:
         write_report(options.html, runs)
         text += f"\n\nreport: {options.html}"
-    encoding = sys.stdout.encoding or "utf-8"  # some terminals cannot encode the curves
+    encoding = sys.stdout.encoding or "utf-8"  # some terminals cannot encode sparklines
     print(text.encode(encoding, "replace").decode(encoding))
     return 0
 
 
 def _check_nothing_is_replaced(options) -> None:
-    """Raise `UserError` if an output would replace a file of a run or the other output."""
+    """Raise `UserError` if an output would overwrite a file of a run or the other output."""
     taken = {(folder / file).resolve() for folder in options.runs for file in FILES}
     for flag, path in (("--json", options.json), ("--html", options.html)):
         if path and path.resolve() in taken:

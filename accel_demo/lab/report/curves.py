@@ -1,4 +1,4 @@
-"""Draw a curve of several runs as inline SVG. page.js uses the same geometry for its tooltips."""
+"""Draw the curves of several runs as inline SVG. The tooltips of page.js use the same geometry."""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from accel_demo.lab.report.text import number
 from accel_demo.lab.web_page import escape
 from accel_demo.show import COLOURS
 
-WIDTH, HEIGHT = 380, 220  # SVG units; the page scales the chart to the width of a column
-LEFT, RIGHT, TOP, BOTTOM = 50, 368, 10, 184  # edges of the axes
+WIDTH, HEIGHT = 380, 220  # SVG units; the page scales each chart to the width of its column
+LEFT, RIGHT, TOP, BOTTOM = 50, 368, 10, 184  # edges of the plot area
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
-MARKERS = (  # SVG paths, about 8 units wide and centred at 0,0
+MARKERS = (  # SVG paths, about 8 units wide and centred at (0, 0)
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
     "M-3.2-3.2h6.4v6.4h-6.4z",
     "M0-4.4L4.4 0L0 4.4L-4.4 0z",
     "M0-4.2L4 3H-4z",
     "M0 4.2L4-3H-4z",
 )
-MOST_MARKERS = 8  # per run and chart; more would hide the line
-MOST_POINTS = 4000  # per run and chart; longer curves are thinned
-LOG_SCALE_RATIO = 30  # a loss gets a log scale if its highest value is this many times its lowest
+MOST_MARKERS = 8  # per line; more markers would hide the line
+MOST_POINTS = 4000  # per line; `thinned` shortens longer curves
+LOG_SCALE_RATIO = 30  # the y axis is logarithmic for a loss whose maximum / minimum exceeds this
 
 
 @dataclass(frozen=True)
 class LineStyle:
-    """The style of a run's curves. `stroke` contains the SVG attributes of the line."""
+    """How to draw a run's curves. `stroke` contains SVG attributes, and `marker` is an SVG path."""
 
     colour: str
     stroke: str
@@ -34,7 +34,7 @@ class LineStyle:
 
 @dataclass(frozen=True)
 class Axes:
-    """The scales of a chart: x from 0 to `right`, y from `low` to `high`."""
+    """The ranges of a chart's axes: 0 to `right` for x, and `low` to `high` for y."""
 
     right: float
     low: float
@@ -42,18 +42,18 @@ class Axes:
     is_log: bool
 
     def x(self, value: float) -> float:
-        """Return the horizontal position of a value in the SVG."""
+        """Return the x coordinate of a value in the SVG."""
         return round(LEFT + value / self.right * (RIGHT - LEFT), 1)
 
     def y(self, value: float) -> float:
-        """Return the vertical position of a value in the SVG."""
+        """Return the y coordinate of a value in the SVG."""
         scaled = math.log10 if self.is_log else float
         low, high = scaled(self.low), scaled(self.high)
         return round(BOTTOM - (scaled(value) - low) / (high - low) * (BOTTOM - TOP), 1)
 
 
 def style_of(index: int) -> LineStyle:
-    """Return the style of a run by its index. The first 40 styles are different."""
+    """Return the line style of the run with this index. The first 40 runs have different styles."""
     colour, dashes = COLOURS[index % 8], DASHES[(index + index // 8) % 4]
     stroke = f'fill="none" stroke="{colour}" stroke-width="2"'
     stroke += f' stroke-dasharray="{dashes}"' if dashes else ""
@@ -61,7 +61,7 @@ def style_of(index: int) -> LineStyle:
 
 
 def swatch(index: int) -> str:
-    """Return a sample of a run's line, for legends and headings."""
+    """Return a sample of a run's line as SVG, for legends and headings."""
     style = style_of(index)
     return (
         '<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">'
@@ -71,10 +71,10 @@ def swatch(index: int) -> str:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Reduce a curve to at most `MOST_POINTS` points and keep its outline.
+    """Reduce a curve to at most `MOST_POINTS` points without changing its outline.
 
-    A longer curve is split into equal parts. Each part keeps its first, lowest, highest and last
-    point.
+    If a curve has more points, it is split into parts with equally many points, and only the first,
+    lowest, highest and last point of each part are kept.
     """
     if len(points) <= MOST_POINTS:
         return points
@@ -89,10 +89,10 @@ def thinned(points: list[Point]) -> list[Point]:
 
 
 def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int) -> str:
-    """Return an SVG chart of one metric with a line for each run, or "" if no run has a value.
+    """Return an SVG chart of one metric with a line for each run, or "" if there are no values.
 
-    `lines` contains the (x, value) points of each run. `axis` is the label of the x axis, which
-    ends at `right`.
+    `lines` contains the (x, value) points of each run. `axis` is the label of the x axis, and
+    `right` is its upper limit.
     """
     values = [value for points in lines for _, value in points]
     if not values:
@@ -114,9 +114,9 @@ def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return round numbers from at most `low` to at least `high`, with `about` steps between them.
+    """Return evenly spaced round numbers that cover `low` to `high`, with about `about` intervals.
 
-    `low` and `high` must not be negative. If they are nearly equal, the ticks begin at 0.
+    `low` and `high` must not be negative. If they are nearly equal, the ticks start at 0.
     """
     if high - low <= max(1e-30, 1e-9 * high):
         low, high = 0, high if high > 1e-30 else 1
@@ -128,7 +128,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return up to seven powers of ten, from at most `low` to at least `high`."""
+    """Return up to seven powers of ten that cover `low` to `high`."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = math.ceil((last - first) / 6) or 1
     last = first + math.ceil((last - first) / step) * step
@@ -136,7 +136,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """Return a number in short form: 0.05, 1,500, 2M, 1e+09."""
+    """Format the label of a tick, such as 0.05, 1,500, 2M or 1e+09."""
     if abs(value) >= 1e9 or 0 < abs(value) < 1e-4:
         return f"{value:.3g}"
     if abs(value) >= 1e6:
@@ -157,13 +157,13 @@ def _axes(axes: Axes, y_ticks: list[float], axis: str) -> list[str]:
         parts.append(
             f'<text class="{anchor}" x="{text_x}" y="{BOTTOM + 16}">{tick_text(value)}</text>'
         )
-    middle, unit = (LEFT + RIGHT) / 2, ", y axis in log scale" if axes.is_log else ""
+    middle, unit = (LEFT + RIGHT) / 2, ", y axis on a log scale" if axes.is_log else ""
     parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 5}">{axis}{unit}</text>')
     return parts
 
 
 def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
-    """Return the line of one run and its markers. If the steps go back, a new line begins."""
+    """Return the line and the markers of one run as SVG paths. Break the line if x decreases."""
     places = [(axes.x(x), axes.y(value)) for x, value in points]
     path, last_x = "", math.inf
     for x, y in places:
@@ -171,7 +171,7 @@ def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
         last_x = x
     parts = [f'<path class="line" d="{path}" {style.stroke}/>'] if path else []
     stride = math.ceil(len(places) / MOST_MARKERS) or 1
-    for x, y in places[::-1][::stride]:  # the last value always has a marker
+    for x, y in places[::-1][::stride]:  # backwards, so that the last point has a marker
         shape = f'd="{style.marker}" fill="{style.colour}"'
         parts.append(f'<path class="mark" transform="translate({x} {y})" {shape}/>')
     return parts

@@ -1,4 +1,4 @@
-"""Write one HTML page about one or more runs. Several runs are shown side by side."""
+"""Write the HTML page of `accel-demo report`, with the runs side by side."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from accel_demo.lab.web_page import escape, html_table, write_page
 
 STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("page.js")
-RIGHT_COLOUR, WRONG_COLOUR = (0, 114, 178), (213, 94, 0)  # from show.COLOURS
+RIGHT_COLOUR, WRONG_COLOUR = (0, 114, 178), (213, 94, 0)  # blue and orange from show.COLOURS
 NO_PREDICTIONS = "<p>This run has no readable predictions.</p>"
 
 
@@ -24,7 +24,7 @@ def write_report(path: Path, runs: list[SavedRun]) -> None:
         *(_figures(runs), _problems(runs), _curves(runs, points), _confusion(runs)),
         *(_mistakes(runs), _choices(runs), "</main>"),
     ]
-    data = {  # for the tooltips
+    data = {  # for the tooltips in page.js
         "names": names,
         "colours": [curves.style_of(index).colour for index in range(len(runs))],
         "imagesPerStep": [run.images_per_step for run in runs],
@@ -41,8 +41,8 @@ def write_report(path: Path, runs: list[SavedRun]) -> None:
 def _figures(runs: list[SavedRun]) -> str:
     rows = final_figures(runs)
     if len(runs) == 1:
-        return f"<h2>Final figures</h2>{_list({name: text for name, (text,) in rows.items()})}"
-    return f"<h2>Final figures</h2>{_table('figure', rows, runs)}"
+        return f"<h2>Final results</h2>{_list({name: text for name, (text,) in rows.items()})}"
+    return f"<h2>Final results</h2>{_table('result', rows, runs)}"
 
 
 def _problems(runs: list[SavedRun]) -> str:
@@ -79,19 +79,19 @@ def _curves(runs: list[SavedRun], points: dict[str, list[list[Point]]]) -> str:
     return (
         f'<h2>Curves</h2>{_axis_choice(per_step)}<ul class="legend">{legend}</ul>'
         f'<div class="charts">{"".join(plots)}</div>'
-        '<p class="soft hint">To read the values, point at a curve, or tab to it and use the arrow '
-        "keys. A train value is the mean over one log interval. A test value is the mean over the "
-        "whole test set.</p>"
+        '<p class="soft hint">To read the values, point at a chart, or tab to it and use the arrow '
+        "keys. Train values are means over one log interval. Test values are means over the whole "
+        "test set.</p>"
     )
 
 
 def _axis_choice(per_step: set[int | None]) -> str:
-    """Return the radio buttons for the horizontal axis, if the images per step are known."""
+    """Return radio buttons for the horizontal axis, or "" if the images per step are unknown."""
     if None in per_step:
         return ""
     note, over_steps, over_images = "", " checked", ""
     if len(per_step) > 1:
-        note = "<p>The runs differ in images per step. Compare them by images seen.</p>"
+        note = "<p>The numbers of images per step differ. Compare the runs by images seen.</p>"
         over_steps, over_images = "", " checked"
     return (
         f'{note}<fieldset class="axes"><legend>Horizontal axis</legend>'
@@ -102,7 +102,7 @@ def _axis_choice(per_step: set[int | None]) -> str:
 
 
 def _confusion(runs: list[SavedRun]) -> str:
-    """Return a heat map and a list of the worst confusions for each run."""
+    """Return each run's confusion matrix as a heat map, with a list of the worst confusions."""
     pairs = [pair for run in runs if run.predictions for pair in run.predictions.confusions()]
     largest = max((pair.images / pair.images_of_class for pair in pairs), default=1)
     css_class = ' class="alone"' if len(runs) == 1 else ""
@@ -121,12 +121,13 @@ def _confusion(runs: list[SavedRun]) -> str:
             )
         else:
             sections.append(NO_PREDICTIONS)
-    same_scales = " All runs use the same scales." if len(runs) > 1 else ""
+    same_scales = " The scales are the same for all runs." if len(runs) > 1 else ""
     return (
         "<h2>Confusion matrix</h2>"
-        '<p class="soft">Row: true class. Column: predicted class. The darker a cell, the larger '
-        "its share of the row. Blue cells are correct, on a scale from 0 to 100%. Orange cells are "
-        f"mistakes, on a scale from 0 to {largest:.1%}.{same_scales}</p>"
+        '<p class="soft">Rows are true classes, and columns are predicted classes. A cell is '
+        "darker if it has a larger fraction of the images in its row. Blue cells are correct "
+        "predictions, on a colour scale from 0 to 100%. Orange cells are mistakes, on a colour "
+        f"scale from 0 to {largest:.1%}.{same_scales}</p>"
         f"{_side_by_side(runs, sections)}"
     )
 
@@ -146,9 +147,9 @@ def _matrix(predictions: Predictions, largest: float) -> str:
 
 
 def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
-    """Return a table cell with a coloured background, which is darker for a larger share.
+    """Return a table cell. Its background is darker if `share`, its fraction of the row, is larger.
 
-    Mistakes have a separate colour scale. Otherwise they would be too pale.
+    Mistakes have a separate colour scale, because they would be too pale on the other scale.
     """
     strength = share if is_right else share / largest
     full_colour = RIGHT_COLOUR if is_right else WRONG_COLOUR
@@ -171,8 +172,8 @@ def _mistakes(runs: list[SavedRun]) -> str:
             sections.append(f'<ul class="mistakes">{"".join(items)}</ul>')
     return (
         "<h2>Most confident mistakes</h2>"
-        '<p class="soft">The wrong predictions with the highest probability: the predicted class, '
-        f"its probability, and the true class.</p>{_side_by_side(runs, sections)}"
+        '<p class="soft">The wrong predictions with the highest probabilities, each with the '
+        f"predicted class, its probability and the true class.</p>{_side_by_side(runs, sections)}"
     )
 
 
@@ -201,7 +202,7 @@ def _choices(runs: list[SavedRun]) -> str:
 
 
 def _list(entries: dict[str, str]) -> str:
-    """Return a list of names and values, in as many columns as fit."""
+    """Return an HTML list of names and values, in as many columns as fit on the page."""
     parts = [
         f"<div><dt>{_breakable(name)}</dt><dd>{_breakable(text)}</dd></div>"
         for name, text in entries.items()
@@ -218,7 +219,7 @@ def _table(
 
 
 def _breakable(text: str) -> str:
-    """Escape the text and allow a line break after each underscore."""
+    """Escape the text for HTML, and allow a line break after each underscore."""
     return escape(text).replace("_", "_<wbr>")
 
 
@@ -231,10 +232,10 @@ def _side_by_side(runs: list[SavedRun], contents: list[str]) -> str:
 
 
 def _headings(runs: list[SavedRun]) -> list[str]:
-    """Return a heading for each run, or an empty string if there is only one run."""
+    """Return a heading for each run, or [""] if there is only one run."""
     return [f"<h3>{name}</h3>" for name in _names(runs)] if len(runs) > 1 else [""]
 
 
 def _names(runs: list[SavedRun]) -> list[str]:
-    """Return the name of each run with a sample of its line."""
+    """Return the name of each run, after a sample of its line."""
     return [curves.swatch(index) + _breakable(run.name) for index, run in enumerate(runs)]

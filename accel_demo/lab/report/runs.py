@@ -1,4 +1,4 @@
-"""Read run folders, and list missing and damaged files. This module does not import torch."""
+"""Read runs from their folders without importing torch, and list missing or damaged files."""
 
 import json
 import math
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from accel_demo.errors import UserError
 from accel_demo.wording import counted
 
-FILES = {  # each file of a run, and the consequence if it is missing or damaged
+FILES = {  # each file of a run, and the consequence for the report if it is missing or damaged
     "config.json": "the config is unknown",
     "environment.json": "the machine and the library versions are unknown",
     "metrics.jsonl": "there are no curves",
-    "summary.json": "the final figures come from metrics.jsonl",
+    "summary.json": "the final results come from metrics.jsonl",
     "predictions.json": "the confusion matrix and the mistakes are not shown",
 }
 CURVES = {
@@ -32,7 +32,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The curves in metrics.jsonl: the points of each name in `CURVES`."""
+    """The curves from metrics.jsonl: a list of points for each name in `CURVES`."""
 
     lines: int = 0
     lines_drawn: int = 0
@@ -40,17 +40,17 @@ class RunMetrics:
 
     @property
     def last_step(self) -> int:
-        """The highest step of a point in any curve, or 0 if there are no points."""
+        """The highest step of any curve, or 0 if all curves are empty."""
         return max((step for points in self.curves.values() for step, _ in points), default=0)
 
     def values(self, name: str) -> list[float]:
-        """Return the values of a curve without their steps."""
+        """Return the values of a curve, without the steps."""
         return [value for _, value in self.curves[name]]
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The final figures of a finished run, from summary.json."""
+    """The final results of a finished run, from summary.json."""
 
     test_accuracy: float
     best_test_accuracy: float
@@ -63,7 +63,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A misclassified test image. `png` is the image, encoded in base64."""
+    """A misclassified test image. `png` is the image file, encoded in base64."""
 
     index: int
     label: int
@@ -74,7 +74,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class ClassConfusion:
-    """A true class, an incorrectly predicted class, and the number of such images."""
+    """How many of the images of class `true` were misclassified as `predicted`."""
 
     true: str
     predicted: str
@@ -84,7 +84,7 @@ class ClassConfusion:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The confusion matrix (rows: true classes) and the most confident mistakes."""
+    """A run's confusion matrix, with one row per true class, and its most confident mistakes."""
 
     classes: list[str]
     confusion: list[list[int]]
@@ -96,7 +96,7 @@ class Predictions:
         return f"{right:,} of {sum(map(sum, self.confusion)):,} test images right"
 
     def confusions(self) -> list[ClassConfusion]:
-        """Return the pairs of confused classes, with the most frequent pair first."""
+        """Return all confusions between two classes, the most frequent first."""
         pairs = [
             ClassConfusion(self.classes[label], self.classes[predicted], images, sum(row))
             for label, row in enumerate(self.confusion)
@@ -108,7 +108,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A file that the report cannot show completely, and the reason."""
+    """A problem with a file of a run: for example, it is missing, or lines were skipped."""
 
     file: str
     message: str
@@ -116,7 +116,7 @@ class FileProblem:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """One run, read from its files. A field is None if its file is missing or damaged."""
+    """A run, read from its files. Optional fields are None if their file is missing or damaged."""
 
     name: str
     folder: str
@@ -130,14 +130,14 @@ class SavedRun:
 
     @property
     def images_per_step(self) -> int | None:
-        """The number of images in one optimizer step over all processes, or None if unknown."""
+        """Images per optimizer step, summed over all processes, or None if unknown."""
         config, environment = self.config or {}, self.environment or {}
         factors: list[Any] = [config.get("batch_size"), config.get("accumulate")]
         factors.append(environment.get("processes"))
         return math.prod(factors) if all(factors) else None
 
     def lines_text(self) -> str:
-        """Return the numbers of drawn and skipped lines of metrics.jsonl as text."""
+        """Describe how many lines of metrics.jsonl the report draws, and how many it skips."""
         lines, drawn = self.metrics.lines, self.metrics.lines_drawn
         return f"{drawn:,} of {lines:,} lines of metrics.jsonl drawn, {lines - drawn:,} skipped"
 
@@ -147,15 +147,15 @@ def check_folders(folders: list[Path]) -> None:
     for index, folder in enumerate(folders):
         if not folder.is_dir():
             problem = "is not a folder" if folder.exists() else "does not exist"
-            raise UserError(f"{folder} {problem}. Name the folder of a run.")
+            raise UserError(f"{folder} {problem}. Pass the folder of a run.")
         if not any(os.path.exists(folder / file) for file in FILES):
             raise UserError(f"{folder} does not contain a run: it has none of {', '.join(FILES)}")
         if folder.resolve() in [other.resolve() for other in folders[:index]]:
-            raise UserError(f"{folder} is given twice. Name each run once.")
+            raise UserError(f"{folder} is given twice. Pass each run only once.")
 
 
 def read_runs(folders: list[Path]) -> list[SavedRun]:
-    """Read each folder. Runs are named by folder, or by relative path if two names are equal."""
+    """Read each run, and name it after its folder, or its relative path if two names are equal."""
     paths = [os.path.abspath(folder) for folder in folders]
     names = [os.path.basename(path) or path for path in paths]
     if len(set(names)) < len(names):
@@ -165,7 +165,7 @@ def read_runs(folders: list[Path]) -> list[SavedRun]:
 
 
 def read_run(folder: Path, name: str) -> SavedRun:
-    """Read one folder. Missing and damaged files are listed in `problems`."""
+    """Read the run in a folder. Its `problems` list missing and damaged files."""
     problems: list[FileProblem] = []
     metrics, remarks = _read(folder / "metrics.jsonl", _metrics, problems) or (RunMetrics(), [])
     problems += [FileProblem("metrics.jsonl", remark) for remark in remarks]
@@ -185,7 +185,7 @@ def read_run(folder: Path, name: str) -> SavedRun:
 def _read(
     path: Path, parse: Callable[[bytes], Content], problems: list[FileProblem]
 ) -> Content | None:
-    """Read a file and parse its bytes. If this fails, add a problem and return None."""
+    """Read and parse a file. If this fails, append to `problems` and return None."""
     content, consequence = b"", FILES[path.name]
     try:
         content = path.read_bytes()
@@ -196,7 +196,7 @@ def _read(
             consequence = "the run has not finished"
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    except (ValueError, LookupError, TypeError, OverflowError):  # truncated or overwritten
+    except (ValueError, LookupError, TypeError, OverflowError):  # truncated or corrupt file
         reason = "is damaged" if content else "is empty"
     problems.append(FileProblem(path.name, f"{reason}: {consequence}"))
     return None
@@ -234,8 +234,8 @@ def _predictions(content: bytes) -> Predictions:
 def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
     """Return the curves, and remarks about skipped lines and unusual values.
 
-    A killed run may leave half a line, and a run that diverges writes NaN or infinity. A run that
-    resumes with more processes needs fewer steps per epoch, so its step numbers may go back.
+    If a run is killed, its last line may be incomplete. If it diverges, it writes NaN or infinity.
+    If it is resumed with more processes, its epochs have fewer steps, so step numbers may decrease.
     """
     lines = content.splitlines()
     if not lines:
@@ -269,7 +269,7 @@ def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
 
 
 def _lines(numbers: list[int]) -> str:
-    """Return "line 7", or "12 lines, from line 3 to line 20"."""
+    """Return text such as "line 7" or "12 lines, from line 3 to line 20"."""
     first, last = numbers[0], numbers[-1]
     many = f"{counted(len(numbers), 'line')}, from line {first} to line {last}"
     return f"line {first}" if first == last else many

@@ -1,4 +1,4 @@
-"""Describe one or more runs as text: final figures, differences, curves, confusion matrices."""
+"""Describe runs as text: their final results, differences, curves and confusion matrices."""
 
 import json
 from statistics import median
@@ -11,14 +11,14 @@ from accel_demo.wording import byte_size
 NO_VALUE, UNKNOWN, NOT_SET = "–", "unknown", "not set"
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32  # characters
-WIDEST_CELL = 40  # characters; the page and the JSON file contain the full text
-WORST = 5  # confusions in the text and on the page
+WIDEST_CELL = 40  # characters; only the page and the JSON file contain the full text
+WORST = 5  # number of confusions to list, in the text and on the page
 
 
 def as_text(runs: list[SavedRun]) -> str:
-    """Return the full report as text, without the images."""
+    """Return the whole report as text, without the images of mistakes."""
     figures = [[name, *map(_short, texts)] for name, texts in final_figures(runs).items()]
-    parts = [table(["figure", *(_short(run.name) for run in runs)], figures)]
+    parts = [table(["result", *(_short(run.name) for run in runs)], figures)]
     parts += _choices(runs) + _curves(runs)
     for run in runs:
         parts += _confusion(run)
@@ -30,9 +30,9 @@ def as_text(runs: list[SavedRun]) -> str:
 
 
 def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
-    """Return the figures that at least one run has, with one string per run.
+    """Return the final results that are known for at least one run, as one string per run.
 
-    If a run has no summary.json, its accuracies and images/s come from metrics.jsonl.
+    If a run has no summary.json, its accuracies and images/s are taken from metrics.jsonl.
     """
     columns = [_figures(run) for run in runs]
     rows = {name: [column[name] or NO_VALUE for column in columns] for name in columns[0]}
@@ -42,9 +42,9 @@ def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
 def differences(
     entries: list[dict[str, Any] | None],
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the entries that differ, with one string per run, and the entries that are equal.
+    """Return the entries that differ, as one string per run, and the entries that are equal.
 
-    `entries` contains the config or environment of each run. Runs with None are not compared.
+    `entries` contains the config or environment of each run, or None for a run not to compare.
     """
     known = [run_entries for run_entries in entries if run_entries is not None]
     differing, equal = {}, {}
@@ -61,15 +61,15 @@ def differences(
 
 
 def number(value: float, digits: int = 6) -> str:
-    """Format a value with at most `digits` significant digits: 0.000123457, 0.8815, 1,630.71."""
+    """Format a value with at most `digits` significant digits, such as 0.000123457 or 1,630.71."""
     return f"{value:,.{digits}g}"
 
 
 def sparkline(points: list[Point], low: float, high: float, last_step: int) -> str:
-    """Return a curve as `SPARKLINE_WIDTH` characters, from step 0 to `last_step`.
+    """Draw a curve from step 0 to `last_step` with `SPARKLINE_WIDTH` block characters.
 
-    The lowest block represents `low`, the highest block `high`. Values between two points are
-    interpolated. If several points share a character, the last point is shown.
+    The lowest block represents `low`, and the highest block represents `high`. Values between two
+    points are interpolated. If several points fall on one character, it shows the last of them.
     """
     line = [" "] * SPARKLINE_WIDTH
     places = [(round(step / (last_step or 1) * (len(line) - 1)), value) for step, value in points]
@@ -164,7 +164,7 @@ def _confusion(run: SavedRun) -> list[str]:
         f"  {pair.images:,} of {pair.images_of_class:,} {pair.true} were taken for {pair.predicted}"
         for pair in predictions.confusions()[:WORST]
     ]
-    parts += ["the worst confusions:", *worst] if worst else ["no image is misclassified"]
+    parts += ["the worst confusions:", *worst] if worst else ["no image was misclassified"]
     for mistake in predictions.mistakes[:1]:
         true, predicted = classes[mistake.label], classes[mistake.predicted]
         parts.append(

@@ -1,1 +1,1 @@
-"""`accel-demo scaling`: measure the speed-up from more processes and fit a scaling law."""
+"""`accel-demo scaling`: measure the speed-up with more processes, and fit scaling laws to it."""

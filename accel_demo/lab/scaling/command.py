@@ -1,13 +1,13 @@
-"""Measure the speed-up from more processes, and the share of the work that stays serial.
+"""Measure how much faster training runs on more processes, and how much of the work is serial.
 
 accel-demo scaling
 accel-demo scaling --processes 1,2,4 --batch-size 512 --plot scaling.svg
 
 Strong scaling splits one global batch among the processes. Weak scaling gives each process a full
-batch. Speed-ups are relative to plain PyTorch in one process. Each repeat measures all cases in a
-random order, and all repeats use the same processes. The last table compares two threads with two
-processes, for work in Python and in torch. Only one thread at a time can hold Python's global
-interpreter lock.
+batch. Speed-ups are relative to plain PyTorch in one process. Each repetition measures all cases in
+random order, in the same worker processes. The last table compares two threads with two processes,
+for work in Python and in torch. It shows the effect of Python's global interpreter lock, which only
+one thread can hold at a time.
 """
 
 import os
@@ -34,8 +34,8 @@ from accel_demo.lab.scaling.result import (
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool, WorkerResult
 
 REPEATS, QUICK_REPEATS = 9, 2
-STEPS, QUICK_STEPS = 20, 3  # optimizer steps per training run; the first tenth is warm-up
-MOST_IMAGES = 1_000_000  # size limit of the synthetic dataset
+STEPS, QUICK_STEPS = 20, 3  # optimizer steps per training run, including the warm-up
+MOST_IMAGES = 1_000_000  # maximum size of the synthetic dataset
 
 
 def main(arguments: list[str]) -> int:
@@ -45,11 +45,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = "CPU threads per process (default: 1)"
     parser.add_argument("--threads", type=int, default=1, metavar="N", help=help)
-    help = f"how often to measure each case (default: {REPEATS})"
+    help = f"how many times to measure each case (default: {REPEATS})"
     parser.add_argument("--repeats", type=int, metavar="N", help=help)
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
-    help = "images per step, per process (weak) or in total (strong) (default: 128)"
+    help = "images per step: per process for weak scaling, in total for strong (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
     options = flags.read(parser, arguments)
     counts = sorted({1, *flags.process_counts(options.processes)})
@@ -88,7 +88,7 @@ def check(options, counts: list[int], steps: int) -> None:
 
 
 def scaling_cases(counts: list[int], batch_size: int) -> list[ScalingCase]:
-    """Return all cases to measure. Strong and weak scaling share the case with one process."""
+    """Return all cases to measure. On one process, strong and weak scaling are the same case."""
     cases = [ScalingCase(PLAIN, 1, batch_size)]
     for version in PARALLEL:
         for count in counts:
@@ -98,12 +98,12 @@ def scaling_cases(counts: list[int], batch_size: int) -> list[ScalingCase]:
 
 
 def measure(options, counts: list[int], steps: int) -> ScalingResult:
-    """Measure all cases in each repeat, then compare threads with processes."""
+    """Measure all cases once per repetition, and then compare threads with processes."""
     cases = scaling_cases(counts, options.batch_size)
     gpus = first_gpus(counts[-1]) if torch.cuda.device_count() >= counts[-1] else ON_CPU
-    rates: dict[ScalingCase, list[float]] = {case: [] for case in cases}  # images/s by repeat
+    rates: dict[ScalingCase, list[float]] = {case: [] for case in cases}  # images/s per repetition
     with WorkerPool(counts[-1], options.threads, gpus) as pool:
-        # A worker's first step imports modules. This run keeps the imports out of the measurements.
+        # Workers import some modules in their first step, so let them train once before measuring.
         first_run = train(pool, cases[-1], options.model, steps=2)
         with tqdm(total=options.repeats * len(cases), desc="scaling", unit="run") as bar:
             for repeat in range(options.repeats):
@@ -137,7 +137,7 @@ def first_gpus(count: int) -> str:
 
 
 def train(pool: WorkerPool, case: ScalingCase, model: str, steps: int) -> WorkerResult:
-    """Train once, on the first workers of the pool."""
+    """Train once, on as many workers of the pool as the case has processes."""
     samples = steps * case.batch_size * case.processes
     choices = {"model": model, "batch_size": case.batch_size, "max_steps": steps}
     choices |= {"dataset": "synthetic", "train_samples": samples, "test_samples": 64}

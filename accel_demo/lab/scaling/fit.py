@@ -1,4 +1,4 @@
-"""Fit the serial share, the part of a training step that more processes do not speed up."""
+"""Fit the serial share: the fraction of a training step that more processes do not speed up."""
 
 import statistics
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from accel_demo.lab.measurements import median_interval
 
 @dataclass(frozen=True)
 class SerialShareFit:
-    """A scaling law, fitted to one version of the training loop.
+    """A scaling law, fitted to the speed-ups of one version of the training loop.
 
-    `shares` has the fit of each repeat. `serial_share` is the median of `shares`, and `interval` is
-    its 90 % confidence interval, which is empty below five repeats. `misfit` is the largest
-    relative difference between the law and a median speed-up. It is None if only one process count
-    is above 1, because any speed-up fits the law then.
+    `shares` contains the serial share of each repetition. `serial_share` is the median of `shares`,
+    and `interval` is its 90 % confidence interval (empty with fewer than five repetitions).
+    `misfit` is the largest relative difference between the law and a median speed-up. It is None if
+    only one process count is above 1, because the law can fit a single speed-up exactly.
     """
 
     scaling: str  # "strong" or "weak"
@@ -27,7 +27,7 @@ class SerialShareFit:
 
 
 def amdahl(serial_share: float, processes: float) -> float:
-    """Return the speed-up of a fixed amount of work if a share of it stays serial.
+    """Return the speed-up of a fixed amount of work, of which `serial_share` stays serial.
 
     Source: Amdahl, AFIPS 1967, https://doi.org/10.1145/1465482.1465560
     """
@@ -37,7 +37,7 @@ def amdahl(serial_share: float, processes: float) -> float:
 def gustafson(serial_share: float, processes: float) -> float:
     """Return the speed-up if the work grows with the number of processes.
 
-    `serial_share` is the share of the parallel run's time that is serial.
+    `serial_share` is the fraction of the parallel run's time that is spent on serial work.
     Source: Gustafson, Communications of the ACM, 1988, https://doi.org/10.1145/42411.42415
     """
     return processes - serial_share * (processes - 1)
@@ -50,9 +50,10 @@ def serial_share_of(law: Callable, speedups: dict[int, float]) -> float:
     """Return the serial share that fits these speed-ups best.
 
     `speedups` maps process counts to speed-ups. The fit uses least squares in the quantity that is
-    linear in the share: the time for `amdahl`, the speed-up for `gustafson`. The point at one
-    process has no influence. A share above 1 means slower than one process, and a share below 0
-    means faster than ideal. The laws explain neither. Raises `ValueError` if no count is above 1.
+    linear in the share: the time for `amdahl`, and the speed-up for `gustafson`. The speed-up on
+    one process has no influence. The share is above 1 if more processes are slower than one, and
+    below 0 if they are faster than the ideal, neither of which the laws can explain. Raises
+    `ValueError` if no count is above 1.
     """
     if law is amdahl:  # 1/speedup = 1/n + share × (1 − 1/n)
         points = [(1 - 1 / n, 1 / speedup - 1 / n) for n, speedup in speedups.items()]
@@ -64,7 +65,10 @@ def serial_share_of(law: Callable, speedups: dict[int, float]) -> float:
 
 
 def fit(scaling: str, version: str, speedups: dict[int, list[float]]) -> SerialShareFit:
-    """Fit the law for this scaling. `speedups` maps each process count to one value per repeat."""
+    """Fit Amdahl's law to strong scaling, or Gustafson's law to weak scaling.
+
+    `speedups` maps each process count to one speed-up per repetition.
+    """
     law = LAWS[scaling]
     shares = [
         serial_share_of(law, dict(zip(speedups, repeat, strict=True)))

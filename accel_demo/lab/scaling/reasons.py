@@ -1,11 +1,11 @@
-"""Reproduce each reason why DDP can be slower than one process, and measure its fix.
+"""Reproduce the reasons why DDP can be slower than one process, and measure the fix for each.
 
 python -m accel_demo.lab.scaling.reasons
 python -m accel_demo.lab.scaling.reasons --quick --json reasons.json
 
-Two connected processes train a small dense network with each method in turn. Each method changes
-one thing, so the difference in time is the cost of that change. The measurements answer an open
-issue: https://github.com/pytorch/pytorch/issues/73600
+Two connected processes train a small dense network with each method in turn. We compare methods
+that differ in only one thing, so the difference between their times is its effect. The measurements
+answer the question in an open issue: https://github.com/pytorch/pytorch/issues/73600
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from accel_demo.show import table
 from accel_demo.wording import counted, duration
 
 REPEATS, QUICK_REPEATS = 9, 1
-STEPS, QUICK_STEPS = 6, 2  # per measurement
+STEPS, QUICK_STEPS = 6, 2  # optimizer steps per measurement
 PROCESSES = 2
 
 
 @dataclass(frozen=True)
 class ReasonsResult:
-    """Milliseconds per optimizer step with each method, on one rank or on the slowest rank."""
+    """Step times of each method in ms, on one rank or (after `combine`) on the slowest rank."""
 
     repeats: int
     processes: int
@@ -45,9 +45,9 @@ class ReasonsResult:
     backend: str
     seconds_to_first_step: float
     first_steps_ms: list[float]
-    megabytes: float  # of gradients
-    ms_per_step: dict[str, list[float]]  # by method, one value per repeat
-    straggler_ms_by_rank: list[float]  # median of each rank
+    megabytes: float  # total size of the gradients
+    ms_per_step: dict[str, list[float]]  # for each method, one value per repetition
+    straggler_ms_by_rank: list[float]  # median step time of each rank
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = flags.read(parser, sys.argv[1:] if arguments is None else arguments)
     repeats, steps = (QUICK_REPEATS, QUICK_STEPS) if options.quick else (REPEATS, STEPS)
     threads = max(1, usable_cores() // PROCESSES)
-    # Otherwise torch's C++ code warns on each rank that find_unused_parameters found none.
+    # Suppress torch's C++ warning that find_unused_parameters found no unused parameters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     call = (measure, PROCESSES, repeats, steps, time.time())
     result = combine(group.results_by_rank(*call, threads=threads))
@@ -79,7 +79,7 @@ def measure(device: torch.device, repeats: int, steps: int, started_at: float) -
     seconds = [trainings.seconds_per_call(first.step, 1, device) for _ in range(4)]
     seconds_to_first_step = time.time() - started_at - sum(seconds[1:])
     methods = trainings.make_methods(device)
-    for method in methods.values():  # three steps, because DDP rebuilds its buckets after the first
+    for method in methods.values():  # warm-up: DDP rebuilds its buckets after the first step
         trainings.seconds_per_step(method, 3, device)
     ms_per_step: dict[str, list[float]] = {name: [] for name in methods}
     for repeat in tqdm(range(repeats), desc="reasons", unit="repeat", disable=dist.get_rank() > 0):
@@ -101,7 +101,7 @@ def measure(device: torch.device, repeats: int, steps: int, started_at: float) -
 
 
 def combine(by_rank: list[ReasonsResult]) -> ReasonsResult:
-    """Combine the results of all ranks. The time of a step is its time on the slowest rank."""
+    """Combine the results of all ranks. The step times are those of the slowest rank."""
     first = by_rank[0]
     return dataclasses.replace(
         first,

@@ -1,4 +1,4 @@
-"""The result of `accel-demo scaling`: speed-ups and serial shares, from images per second."""
+"""The result of `accel-demo scaling`: speed-ups and serial shares."""
 
 import statistics
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PLAIN, PARALLEL = "plain PyTorch", ("raw DDP", "Accelerate")
 
 @dataclass(frozen=True)
 class ScalingCase:
-    """A training run to measure: a version of the training loop, and its batch size per process."""
+    """A training run to measure. `batch_size` is per process."""
 
     version: str
     processes: int
@@ -21,7 +21,7 @@ class ScalingCase:
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """The speed of one case. Each speed-up is relative to plain PyTorch in the same repeat."""
+    """The speed of one case. Speed-ups are relative to plain PyTorch in the same repetition."""
 
     scaling: str  # "strong" or "weak"
     version: str
@@ -36,7 +36,7 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class GilRow:
-    """The speed of threads or processes, relative to running the parts one after the other."""
+    """The speed of two workers, relative to running both parts of the work one after the other."""
 
     work: str
     workers: str
@@ -66,7 +66,7 @@ class ScalingResult:
 def scaling_rows(
     rates: dict[ScalingCase, list[float]], counts: list[int], batch_size: int
 ) -> list[ScalingRow]:
-    """Return one row per kind of scaling, version and process count. `rates` is in images/s."""
+    """Return a row for each scaling, version and process count. `rates` contains images/s."""
     rows = []
     for scaling in LAWS:
         for version in (PLAIN, *PARALLEL):
@@ -84,7 +84,7 @@ def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
     """Fit the serial shares of DDP and Accelerate, for strong and weak scaling.
 
     A scaling law compares a program with itself, so these speed-ups are relative to the same
-    version on one process. With only one process count there is nothing to fit.
+    version on one process. The list is empty if there is only one process count.
     """
     fits = []
     for scaling in LAWS:
@@ -101,7 +101,7 @@ def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
 
 
 def measure_gil(repeats: int) -> list[GilRow]:
-    """Compare threads with processes, for work in Python and in torch."""
+    """Compare the speed of threads and processes, for work in Python and in torch."""
     rows = []
     for work, measured in gil.measure(repeats).items():
         seconds = {workers: [time.seconds for time in times] for workers, times in measured.items()}

@@ -9,7 +9,7 @@ from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
 from accel_demo.show import COLOURS, new_figure, save, table
 from accel_demo.wording import counted
 
-STYLES = {  # colour, marker, and an offset in x so that markers do not overlap
+STYLES = {  # colour, marker, and a horizontal offset so that markers do not overlap
     "plain PyTorch": (COLOURS[7], "D", -0.05),
     "raw DDP": (COLOURS[0], "o", 0.0),
     "Accelerate": (COLOURS[1], "s", 0.05),
@@ -36,7 +36,7 @@ def text(result: ScalingResult) -> str:
         counts = " and ".join(map(str, crowded)) + (" process" if crowded == [1] else " processes")
         parts.append(
             f"{counts} with {threads} each share {counted(result.cores, 'core')}: "
-            "threads take turns on a core, so do not expect more threads to be faster."
+            "threads take turns on a core, so do not expect a speed-up from more threads."
         )
     cells = [
         [row.work, row.workers, f"{row.median_speedup:.2f}", f"{row.cores_busy:.2f}"]
@@ -90,12 +90,12 @@ def explain_fits(result: ScalingResult) -> str:
     if min(shares) < 0:
         sentences.append("Below 0: faster than the ideal. No serial share explains that.")
     if max(shares) > 1 or min(shares) < 0:
-        sentences.append("Noise can cause this too: check if the whole interval is outside 0 to 1.")
+        sentences.append("Noise is another cause: check if the whole interval is outside 0 to 1.")
     return " ".join(sentences)
 
 
 def draw(result: ScalingResult, path: Path) -> None:
-    """Draw two panels of speed-ups with their spread and fit, and one of threads vs. processes."""
+    """Draw three panels: strong scaling, weak scaling, and threads compared with processes."""
     figure = new_figure(12, 4.6)
     strong, weak, threads = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     draw_scaling(strong, result, "strong")
@@ -104,7 +104,7 @@ def draw(result: ScalingResult, path: Path) -> None:
     draw_gil(threads, result.gil_rows)
     for axis in (strong, weak, threads):
         axis.spines[["top", "right"]].set_visible(False)
-        # A legend below the panel cannot cover a point.
+        # Put the legend below the panel, so that it does not cover a point.
         position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
         axis.legend(frameon=False, fontsize=9, ncols=2, **position)
     save(figure, path)
@@ -143,7 +143,7 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
 
 
 def draw_gil(axis, rows: list[GilRow]) -> None:
-    """Draw a group of bars per kind of work. The whiskers are the extremes of the repeats."""
+    """Draw a group of bars for each kind of work, with whiskers from minimum to maximum."""
     works = list(dict.fromkeys(row.work for row in rows))
     for index, workers in enumerate(dict.fromkeys(row.workers for row in rows)):
         bars = [row for row in rows if row.workers == workers]

@@ -1,4 +1,4 @@
-"""Training methods for a small dense network. Each changes one thing that affects the speed."""
+"""Training methods for a small dense network, each with one change that affects the speed."""
 
 import os
 import time
@@ -19,14 +19,14 @@ from accel_demo.anatomy.gil import preprocess
 
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
 LATE = 0.020  # seconds that the straggler sleeps in each step
-PREPROCESSED = 8  # images preprocessed in pure Python, per step and process
+PREPROCESSED = 8  # images that "Python in the loop" preprocesses per step and process
 IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters  # torch 2.15
 BUFFERS = "forward_sync_buffers" if IS_RENAMED else "broadcast_buffers"
 NO_BUFFERS: dict[str, Any] = {BUFFERS: False}
 
 
 def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
-    """Return all methods by name. Each method has a separate replica of the network."""
+    """Return all methods in a dictionary. Each method trains a separate replica of the network."""
     methods = {
         "one process": TrainingMethod(device, is_alone=True),
         "DDP": TrainingMethod(device),
@@ -54,8 +54,8 @@ def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
 class TrainingMethod:
     """A replica of the network, a batch, and one change to the training step.
 
-    If `is_alone`, only rank 0 trains, without DDP. `before` is called before each step, and all
-    steps run inside the context manager `around`. `options` are passed to DDP.
+    If `is_alone` is true, only rank 0 trains, without DDP. `before` is called before each step, and
+    `around` returns a context manager in which the steps run. `options` are passed to DDP.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TrainingMethod:
 
 
 def network() -> torch.nn.Module:
-    """Return a network with 1.9 million parameters to send and little to compute per image."""
+    """Return a network with 1.9 million gradients to send but little to compute per image."""
     layers: list[torch.nn.Module] = []
     for inputs in (784, 1024):
         layers += [torch.nn.Linear(inputs, 1024), torch.nn.BatchNorm1d(1024), torch.nn.ReLU()]
@@ -113,7 +113,7 @@ def seconds_per_step(method: TrainingMethod, steps: int, device: torch.device) -
 
 
 def seconds_per_call(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Return the mean seconds per call of `step`, including the work that it queues on a GPU."""
+    """Return the mean seconds per call of `step`, including the GPU work that it queues."""
     started_at = time.perf_counter()
     for _ in range(steps):
         step()
@@ -129,7 +129,7 @@ def sleep_on_rank_1() -> None:
 
 @contextmanager
 def with_threads() -> Iterator[None]:
-    """Use one thread per core (at least two) in each process, as torch does without a launcher."""
+    """Use a thread per core in each process, as torch does without a launcher, but at least two."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(2, usable_cores()))
     yield
@@ -138,7 +138,7 @@ def with_threads() -> Iterator[None]:
 
 @contextmanager
 def on_half_of_the_cores() -> Iterator[None]:
-    """Pin all threads of this process to half of the cores: the same half in both processes."""
+    """Pin all threads of this process to half of the cores. Both processes use the same half."""
     cores = sorted(os.sched_getaffinity(0))
     pin(set(cores[: max(1, len(cores) // 2)]))
     yield

@@ -3,10 +3,10 @@
 accel-demo shards --processes 3 --batch-size 5 --plot shards.png
 accel-demo shards --method Accelerate --no-even-batches
 
-The result is taken from the batches that the loaders return. By default, `DistributedSampler`
-repeats samples until the dataset divides evenly among the ranks. Accelerate repeats samples until
-the batches divide evenly. All ranks then have the same number of batches, but some samples are read
-twice, and a metric must not count them twice.
+All numbers come from the batches that the loaders actually return. By default, `DistributedSampler`
+repeats samples until the dataset divides evenly among the ranks, and Accelerate repeats samples
+until the batches divide evenly. As a result, all ranks have the same number of batches, but some
+samples are read twice, and a metric must not count those samples twice.
 """
 
 import textwrap
@@ -19,13 +19,13 @@ from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 
 QUICK_EPOCHS = 2
-MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # more would take minutes: each batch is gathered
+MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # more would take minutes, because each batch is gathered
 MOST_DRAWN_SAMPLES, MOST_DRAWN_EPOCHS = 400, 20
 
 
 def main(arguments: list[str]) -> int:
     options = read_options(arguments)
-    preloaded = ("torch", read_all.__module__)  # without an optimizer, torch._dynamo is not needed
+    preloaded = ("torch", read_all.__module__)  # not torch._dynamo, which only optimizers need
     settings = settings_of(options)
     result, *_ = results_by_rank(read_all, options.processes, settings, preloaded=preloaded)
     print(f"{tables.headline(result)}\n")
@@ -47,18 +47,18 @@ def main(arguments: list[str]) -> int:
 
 
 def read_options(arguments: list[str]):
-    """Return the options. Raises `UserError` if they are invalid or cannot be combined."""
+    """Parse and check the options. Raises `UserError` if they are invalid or cannot be combined."""
     parser = flags.parser_of("shards", __doc__, quick=f"at most {QUICK_EPOCHS} epochs")
     flags.add_processes(parser, 2, "number of processes")
     numbers = {
         "--samples": (22, "size of the dataset"),
-        "--batch-size": (4, "batch size per process, or of all processes with --split-batches"),
+        "--batch-size": (4, "batch size per process, or global batch size with --split-batches"),
         "--epochs": (3, "number of epochs to read"),
     }
     for flag, (default, help) in numbers.items():
         help += f" (default: {default})"
         parser.add_argument(flag, type=int, default=default, metavar="N", help=help)
-    choices, help = [TORCH, ACCELERATE, "both"], "default: both"
+    choices, help = [TORCH, ACCELERATE, "both"], "which loader to read with (default: both)"
     parser.add_argument("--method", choices=choices, default="both", help=help)
     switches = {
         "--no-set-epoch": "do not call set_epoch before each epoch",
@@ -76,7 +76,7 @@ def read_options(arguments: list[str]):
 
 
 def settings_of(options) -> list[LoaderSettings]:
-    """Return the settings of the loaders to read. Both loaders have the same global batch size."""
+    """Return the settings of each loader to read. Both loaders have the same global batch size."""
     epochs = min(options.epochs, QUICK_EPOCHS) if options.quick else options.epochs
     common = (epochs, not options.no_set_epoch, not options.no_shuffle, options.drop_last)
     accelerate_only = (options.split_batches, options.dispatch_batches, not options.no_even_batches)
@@ -120,5 +120,5 @@ def check(options) -> None:
     ):
         raise UserError(
             f"--plot draws at most {MOST_DRAWN_SAMPLES} samples and {MOST_DRAWN_EPOCHS} epochs. "
-            "Use fewer, or --json."
+            "Choose smaller numbers, or use --json."
         )

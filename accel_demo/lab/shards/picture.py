@@ -1,4 +1,4 @@
-"""Draw a heat map of the rank that read each sample: samples on the x axis, one row per epoch."""
+"""Draw which rank read which sample, as a heat map with a column per sample and a row per epoch."""
 
 import math
 
@@ -11,22 +11,22 @@ from accel_demo.anatomy.shards import in_words
 from accel_demo.lab.shards.reading import EpochReads, LoaderReads
 from accel_demo.show import COLOURS, new_figure
 
-ROOM_FOR_RANKS = 16  # a cell of at least this width, in points, has room for the rank's number
-GAP = 0.06  # between rows and between cells, as a fraction of a cell
+ROOM_FOR_RANKS = 16  # points; cells of at least this width have room for a rank number
+GAP = 0.06  # margin around each cell, as a fraction of the cell
 
 
 def draw(loaders: list[LoaderReads]):
-    """Draw a panel for each loader. The colour of a cell shows the rank that read the sample.
+    """Draw a panel for each loader. The colour of a cell shows which rank read the sample.
 
-    If a sample was read more than once, its cell has a frame and one part per read. A cross marks a
-    sample that was never read.
+    If a sample was read more than once, its cell has a frame and is split into one part per read. A
+    cross marks a sample that was never read.
     """
     samples, epochs = loaders[0].settings.samples, len(loaders[0].epochs)
     ranks = len(loaders[0].epochs[0].batches)
     width = min(18, max(7.5, 3.2 + 0.27 * samples))  # inches
     legend = _legend(ranks)
     columns = int(width / 1.4)
-    below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # inches
+    below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # inches, for the legend
     figure = new_figure(width, below + (0.45 + 0.36 * epochs) * len(loaders))
     panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
     room = 72 * (width - 3.2) / samples  # cell width in points
@@ -49,7 +49,7 @@ def draw(loaders: list[LoaderReads]):
 
 
 def _readers(epoch: EpochReads, samples: int) -> list[list[int]]:
-    """Return a list for each sample, with the rank of each read."""
+    """Return, for each sample, the ranks that read it, with one entry per read."""
     readers = [[] for _ in range(samples)]
     for rank, batches in enumerate(epoch.batches):
         for batch in batches:
@@ -83,14 +83,14 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
 
 
 def _summary(epoch: EpochReads, samples: int) -> str:
-    """Return the label at the right end of a row."""
+    """Return the label to the right of an epoch's row."""
     words = in_words(epoch.batches, samples)
     return f"{words}\nas epoch 1" if epoch.same_order_as_epoch_1 else words
 
 
 def _legend(ranks: int) -> list:
     marks = []
-    for rank in range(min(ranks, 6)):  # there are six colours: rank 6 has the colour of rank 0
+    for rank in range(min(ranks, 6)):  # six colours, so rank 6 has the colour of rank 0
         label = ", ".join(map(str, range(rank, ranks, 6)))
         marks.append(Patch(color=COLOURS[rank], label=f"rank {label}"))
     frame = Patch(facecolor="none", edgecolor="black", linewidth=2, label="read more than once")

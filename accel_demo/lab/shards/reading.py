@@ -1,4 +1,4 @@
-"""Read full epochs on every rank, and gather one epoch as a metric would."""
+"""Read all epochs on every rank, and gather the samples of one epoch as a metric would."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ ACCELERATE = "Accelerate"
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings of a loader that returns sample ids. The last three apply only to Accelerate.
+    """Settings of a loader that returns sample ids. The last three are only for Accelerate.
 
-    `batch_size` is passed to the DataLoader. With `split_batches` it is the global batch size.
+    `batch_size` is passed to the DataLoader. It is per process, or global with `split_batches`.
     """
 
     method: str
@@ -49,7 +49,7 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class EpochReads:
-    """Samples that all ranks read in one epoch."""
+    """The samples that the ranks read in one epoch."""
 
     epoch: int  # counted from 1
     more_than_once: list[int]
@@ -60,10 +60,11 @@ class EpochReads:
 
 @dataclass(frozen=True)
 class LoaderReads:
-    """Samples read with one loader.
+    """The samples that the ranks read with one loader.
 
-    `gather` and `gather_for_metrics` are the sample ids that these functions collect in an epoch.
-    They are None if the ranks' batches differ in number or size, because gathering could hang.
+    `gather` and `gather_for_metrics` contain the sample ids that Accelerate's functions of the same
+    names return in one epoch. They are None if the ranks have different numbers or sizes of
+    batches, because then gathering could hang.
     """
 
     settings: LoaderSettings
@@ -74,7 +75,7 @@ class LoaderReads:
 
 @dataclass(frozen=True)
 class ShardsResult:
-    """Samples that the connected processes read with each loader."""
+    """The samples that the connected processes read with each loader."""
 
     processes: int
     device: str
@@ -82,7 +83,7 @@ class ShardsResult:
 
 
 def read_all(device: torch.device, loaders: list[LoaderSettings]) -> ShardsResult:
-    """Return the samples read on all ranks. Every rank must call this and gets the same result."""
+    """Return the samples that all ranks read. All ranks must call this, and get the same result."""
     total = sum(settings.epochs for settings in loaders)
     with tqdm(total=total, desc="reading", unit="epoch", disable=dist.get_rank() > 0) as bar:
         reads = [read_with(device, settings, bar) for settings in loaders]
@@ -90,7 +91,7 @@ def read_all(device: torch.device, loaders: list[LoaderSettings]) -> ShardsResul
 
 
 def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> LoaderReads:
-    """Read all epochs on this rank, then collect the batches of all ranks."""
+    """Read all epochs with one loader on this rank, and collect the batches of all ranks."""
     epochs = list(zip(*gather_objects(read_epochs(settings, bar)), strict=True))
     sizes = [[len(batch) for batch in batches] for batches in epochs[0]]
     are_even = all(rank_sizes == sizes[0] for rank_sizes in sizes)
@@ -105,8 +106,8 @@ def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> Load
 def read_epochs(settings: LoaderSettings, bar: tqdm) -> list[Batches]:
     """Return the batches that this rank reads in each epoch.
 
-    The ranks may have different numbers of batches, so an additional collective in this loop could
-    hang. Only the loader itself may communicate.
+    While the loader is read, only the loader itself may communicate: the ranks may have different
+    numbers of batches, so any other collective could hang.
     """
     loader: Any = make_loader(settings)
     epochs = []
@@ -150,7 +151,7 @@ def gather_an_epoch(device: torch.device, settings: LoaderSettings) -> dict[str,
 def epoch_reads(
     number: int, ranks: Sequence[Batches], first_epoch: Sequence[Batches], samples: int
 ) -> EpochReads:
-    """Count how often each sample was read, and compare the order with epoch 1."""
+    """Find samples that were read more than once or never, and compare the order with epoch 1."""
     reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
     return EpochReads(
         epoch=number,

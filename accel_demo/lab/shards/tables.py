@@ -7,12 +7,12 @@ from accel_demo.lab.shards.reading import EpochReads, LoaderReads, ShardsResult
 from accel_demo.show import table
 from accel_demo.wording import counted
 
-MARKS = string.digits + string.ascii_lowercase  # rank 10 is a, and so on
-WIDEST_MAP = 64  # samples; a longer map makes the table too wide
+MARKS = string.digits + string.ascii_lowercase  # rank 10 is shown as "a", rank 11 as "b"
+WIDEST_MAP = 64  # samples; with more samples, the map would make the table too wide
 
 
 def headline(result: ShardsResult) -> str:
-    """Return a line with the number of processes and the settings that all loaders share."""
+    """Describe the number of processes, and the settings that are equal for all loaders."""
     settings = result.loaders[0].settings
     batch_size = settings.batch_size // (result.processes if settings.split_batches else 1)
     words = [counted(settings.samples, "sample"), f"batches of {batch_size} per process"]
@@ -42,7 +42,7 @@ def reading_table(loaders: list[LoaderReads]) -> str:
 
 
 def _map(epoch: EpochReads, samples: int) -> str:
-    """Return one character per sample: the rank that read it, * for several reads, - for none."""
+    """Return a character per sample: the rank that read it, "*" for several reads, "-" for none."""
     marks = ["-"] * samples
     for rank, batches in enumerate(epoch.batches):
         for batch in batches:
@@ -52,7 +52,7 @@ def _map(epoch: EpochReads, samples: int) -> str:
 
 
 def metric_table(loaders: list[LoaderReads]) -> str:
-    """Return a table of the samples that a metric counts in an epoch, with and without repeats."""
+    """Return a table of how many samples `gather` and `gather_for_metrics` return in an epoch."""
     rows = []
     for loader in loaders:
         row = [loader.settings.name, loader.settings.samples]
@@ -63,7 +63,7 @@ def metric_table(loaders: list[LoaderReads]) -> str:
 
 
 def explain_uneven_batches(ranks: list[Batches]) -> str:
-    """Explain why the batches of this epoch cannot be gathered, and what happens in training."""
+    """Explain why the ranks' batches cannot be gathered, and what would happen in training."""
     lengths = [len(batches) for batches in ranks]
     most, fewest = max(lengths), min(lengths)
     if most > fewest:
@@ -79,6 +79,6 @@ def explain_uneven_batches(ranks: list[Batches]) -> str:
     number, uneven = next(item for item in enumerate(sizes, start=1) if len(set(item[1])) > 1)
     return (
         f"batch {number} has {', '.join(map(str, uneven))} samples by rank. Training would "
-        "continue, but a sample in a smaller batch has more weight in the mean over ranks. "
-        "`gather` requires equal shapes: gloo stops with an error, NCCL waits for ever."
+        "continue, but a sample in a smaller batch would have more weight in the mean over ranks. "
+        "`gather` requires equal shapes. Otherwise gloo raises an error, and NCCL waits for ever."
     )

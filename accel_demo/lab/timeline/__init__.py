@@ -1,1 +1,1 @@
-"""`accel-demo timeline`: see where the time of a training step goes."""
+"""`accel-demo timeline`: show how each rank spends the time of a training step."""

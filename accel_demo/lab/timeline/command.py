@@ -1,11 +1,12 @@
-"""Show where the time of a training step goes on each process, and what the all-reduce costs.
+"""Show how each process spends the time of a training step, and what the all-reduce costs.
 
 accel-demo timeline --bucket-mb 0.05,0.5,25
 accel-demo timeline --straggler 1:20ms
 
-The command profiles some steps of train.py on each rank and puts them on one clock. It prints the
-milliseconds of each phase, and how much of the all-reduce is hidden under backward. It writes
-trace.json for https://ui.perfetto.dev, and timeline.html, a page to zoom and pan.
+The command profiles some steps of train.py on each rank, and converts all times to rank 0's clock.
+It prints how many milliseconds each phase takes, and how much of the all-reduce is hidden under
+backward, because both run at the same time. It writes trace.json, which https://ui.perfetto.dev can
+open, and timeline.html, a page with a timeline to zoom and pan.
 """
 
 import json
@@ -31,7 +32,7 @@ from accel_demo.lab.timeline.tables import as_text
 from accel_demo.processes import group
 from accel_demo.show import save
 
-MOST_STEPS = 100  # a profiled step has thousands of events
+MOST_STEPS = 100  # a limit, because each profiled step has thousands of events
 
 
 def main(arguments: list[str]) -> int:
@@ -45,23 +46,23 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]):
-    """Return the checked options, with the `config` for train.py and the `files` to write."""
-    parser = flags.parser_of("timeline", __doc__, quick="a smaller network, fewer steps")
+    """Parse and check the options. Add the `config` for train.py and the `files` to write."""
+    parser = flags.parser_of("timeline", __doc__, quick="a smaller network and fewer steps")
     add = parser.add_argument
     flags.add_processes(parser, 2, "connected processes")
-    add("--steps", type=int, metavar="N", help="steps to show (default: 8; with --quick 4)")
-    add("--model", choices=MODELS, help="the network (default: vgg11; with --quick small_cnn)")
+    add("--steps", type=int, metavar="N", help="steps to show (default: 8, or 4 with --quick)")
+    add("--model", choices=MODELS, help="the network (default: vgg11, or small_cnn with --quick)")
     help = "images per process and micro-batch (default: 8)"
     add("--batch-size", type=int, default=8, metavar="N", help=help)
     help = "micro-batches per optimizer step (default: 1)"
     add("--accumulate", type=int, default=1, metavar="N", help=help)
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
     add("--bucket-mb", default="25", metavar="MB", help=help)
-    help = "delay a rank in each step, such as 1:20ms; detected from 5 ms and 2 %% of a step"
+    help = "delay a rank in each step, such as 1:20ms; detected if at least 5 ms and 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "folder for trace.json and timeline.html (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
-    add("--html", type=Path, metavar="FILE", help="write the page here instead of in FOLDER")
+    add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
     options = flags.read(parser, arguments)
     if options.steps is None:
         options.steps = 4 if options.quick else 8
@@ -79,7 +80,7 @@ def read(arguments: list[str]):
 
 
 def bucket_sizes(text: str) -> list[float]:
-    """Parse "0.05,0.5,25" into a list of sizes in MiB."""
+    """Parse a list of bucket sizes in MiB, such as "0.05,0.5,25"."""
     try:
         sizes = [float(part) for part in text.split(",")]
     except ValueError:
@@ -90,7 +91,7 @@ def bucket_sizes(text: str) -> list[float]:
 
 
 def straggler_in(text: str | None, processes: int) -> tuple[int, float] | None:
-    """Parse "1:20ms" into a rank and a delay in milliseconds, (1, 20.0)."""
+    """Parse a rank and its delay in milliseconds: "1:20ms" becomes (1, 20.0)."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)ms", text)
@@ -107,7 +108,7 @@ def straggler_in(text: str | None, processes: int) -> tuple[int, float] | None:
 
 
 def check_images(options) -> None:
-    """Raise `UserError` if one epoch has too few images for all steps."""
+    """Raise `UserError` if the training set has too few images for all steps."""
     train_set, _ = load_datasets(options.config, options.processes)
     steps = max(options.steps, STEPS_NEEDED) + recording.STEPS_AROUND
     images = options.batch_size * options.accumulate * options.processes
@@ -119,7 +120,7 @@ def check_images(options) -> None:
 
 
 def files_to_write(options) -> dict[str, Path]:
-    """Return the path of each output. Raises `UserError` if one of them cannot be written."""
+    """Return the path of each output file. Raises `UserError` if a file cannot be written."""
     folder = options.output
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
@@ -130,7 +131,7 @@ def files_to_write(options) -> dict[str, Path]:
     for path in files.values():
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
-        # Several outputs may go to /dev/null, which is not a file.
+        # /dev/null is not a regular file, so several outputs may be written to it.
         if path.resolve() in resolved and (path.is_file() or not path.exists()):
             raise UserError(f"{path} cannot hold two outputs. Choose two names.")
         resolved.append(path.resolve())
@@ -139,12 +140,12 @@ def files_to_write(options) -> dict[str, Path]:
 
 def measure(options) -> tuple[TimelineResult, list[dict]]:
     """Profile one run per bucket size. Return the result, and the traces of the last run."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides the profiler's log messages
     runs = [
         recording.ProfileSettings(options.config, options.steps, size, options.straggler)
         for size in options.bucket_mb
     ]
-    # Finding a straggler may need more steps than are shown.
+    # The search for a straggler may need more steps than the timeline shows.
     runs[-1] = replace(runs[-1], steps=max(options.steps, STEPS_NEEDED))
     sweep = []
     with tempfile.TemporaryDirectory() as folder:
@@ -179,9 +180,9 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
 
 
 def write(result: TimelineResult, traces: list[dict], options) -> list[Path]:
-    """Write all files, through a temporary folder, so that an error leaves no files behind."""
+    """Write all files to a temporary folder, and copy them to their paths if there was no error."""
     with tempfile.TemporaryDirectory() as folder:
-        # matplotlib derives the format of the plot from the suffix.
+        # Keep the suffixes, because matplotlib derives the image format from the suffix.
         drafts = {
             output: Path(folder, output + path.suffix) for output, path in options.files.items()
         }

@@ -1,8 +1,8 @@
-"""Put the traces of all ranks on one clock and merge them into one trace.
+"""Convert the times in all traces to rank 0's clock, and merge the traces into one.
 
-torch.profiler writes times in microseconds since the trace's `baseTimeNanoseconds`, which is read
-from the clock of its machine. Two machines have different clocks. Each rank therefore measures the
-offset between its clock and rank 0's clock, and we subtract the offset from its times.
+torch.profiler writes times as microseconds since the trace's `baseTimeNanoseconds`, which is a time
+on the machine's clock. The clocks of two machines differ. So each rank measures how far its clock
+is ahead of rank 0's clock, and we subtract this offset from all times of that rank.
 """
 
 import json
@@ -18,11 +18,11 @@ ROUND_TRIPS = 100
 
 
 def clock_ahead(group: dist.ProcessGroup) -> int:
-    """Return how many nanoseconds this rank's clock is ahead of rank 0's. All ranks must call it.
+    """Return how many nanoseconds this rank's clock is ahead of rank 0's. All ranks must call this.
 
-    Rank 0 repeatedly requests the time of every other rank. It assumes that the rank read its clock
-    halfway through the round trip. The error is at most half the round trip, so the shortest round
-    trip is used. `group` must use gloo, because the clock values are CPU tensors.
+    Rank 0 repeatedly asks every other rank for its time, and assumes that the rank reads its clock
+    halfway through the round trip. The error is at most half of the round trip, so rank 0 uses the
+    answer with the shortest round trip. `group` must use gloo, because messages are CPU tensors.
     Source: section 8 of https://www.rfc-editor.org/rfc/rfc5905 (NTP)
     """
     rank = dist.get_rank()
@@ -47,7 +47,7 @@ def clock_ahead(group: dist.ProcessGroup) -> int:
 
 
 def load(profiles: list[RankProfile]) -> list[dict]:
-    """Return the trace of each rank with "ts" and "dur" in milliseconds on rank 0's clock."""
+    """Load the trace of each rank, and convert "ts" and "dur" to milliseconds on rank 0's clock."""
     traces = [json.loads(Path(profile.trace).read_text()) for profile in profiles]
     start_ns = traces[0]["baseTimeNanoseconds"]
     for profile, trace in zip(profiles, traces, strict=True):
@@ -66,7 +66,7 @@ def merged(traces: list[dict]) -> dict:
     """
     events_by_rank = [
         [event for event in trace["traceEvents"] if isinstance(event.get("pid"), int)]
-        for trace in traces  # other pids belong to the profiler itself
+        for trace in traces  # pids that are not integers belong to the profiler itself
     ]
     first = min(event["ts"] for events in events_by_rank for event in events if event["ph"] == "X")
     merged_events = []
@@ -86,7 +86,7 @@ def merged(traces: list[dict]) -> dict:
             event["ts"] = round(max(0.0, event["ts"] - first) * 1e3, 3)
             if "dur" in event:
                 event["dur"] = round(event["dur"] * 1e3, 3)
-            if "id" in event:  # ids connect events with arrows, and must differ between ranks
+            if "id" in event:  # equal ids connect events, so ranks need different ids
                 event["id"] = event["id"] * len(traces) + rank
             merged_events.append(event)
     return {"displayTimeUnit": "ms", "traceEvents": merged_events}

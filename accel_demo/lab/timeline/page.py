@@ -1,4 +1,4 @@
-"""Write the timeline as one HTML file: tables, and lanes to zoom and pan."""
+"""Write the timeline as one HTML file, with tables, and with lanes to zoom and pan."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ LEGEND = '<ul class="legend">'
 for phase, colour in COLOUR_OF.items():
     LEGEND += f'<li><span class="key" style="background:{colour}"></span>{phase}</li>'
 LEGEND += "</ul>"
-TOOLS = """<div class="tools" role="group" aria-label="what the lanes show">
+TOOLS = """<div class="tools" role="group" aria-label="zoom and move the lanes">
 <button id="in" aria-label="zoom in, twice as large">+</button>
 <button id="out" aria-label="zoom out, half as large">−</button>
 <button id="whole" aria-label="show the whole time">whole</button>
@@ -58,19 +58,19 @@ TOOLS = """<div class="tools" role="group" aria-label="what the lanes show">
 <button id="later" aria-label="move to later">→</button>
 <select id="step" aria-label="fill the view with a step">
 <option value="whole">all steps</option>{options}
-<option value="part" disabled hidden>part of a run</option></select>
-<output id="range" aria-label="visible time"></output>
+<option value="part" disabled hidden>part of the timeline</option></select>
+<output id="range" aria-label="visible time range"></output>
 </div>"""
-LABEL = "two lanes per rank, one for computation and one for communication: arrow keys move, "
-LABEL += "plus and minus zoom, Enter moves to the bars"
-HELP = """<p class="soft">Zoom: wheel, two fingers, <kbd>+</kbd> <kbd>−</kbd>; <kbd>0</kbd> shows
-the whole time. Move: drag, <kbd>←</kbd> <kbd>→</kbd>. Point at a bar, tap it, or press
-<kbd>Enter</kbd> in the lanes and move between bars with the arrow keys; <kbd>Esc</kbd> goes back.
-</p>"""
+LABEL = "two lanes per rank, one for computation and one for communication: arrow keys pan, "
+LABEL += "plus and minus zoom, and Enter selects a bar"
+HELP = """<p class="soft">To zoom, use the mouse wheel, two fingers, or <kbd>+</kbd> and
+<kbd>−</kbd>; <kbd>0</kbd> shows the whole timeline. To move, drag, or press <kbd>←</kbd> or
+<kbd>→</kbd>. To see the details of a bar, point at it, tap it, or press <kbd>Enter</kbd> in the
+lanes and choose a bar with the arrow keys; <kbd>Esc</kbd> returns to the lanes.</p>"""
 NOTE = """<p class="soft">If a rank computes during an all-reduce, this time is part of the phase
 that it computes. The phase "all-reduce" is only the exposed part, in which the rank just waits. The
 hidden part of an all-reduce is the time in which the same rank computes backward. "Late" is how
-long after the first rank a rank reaches the all-reduce.</p>"""
+much later than the first rank a rank reaches the all-reduce.</p>"""
 
 
 def write_timeline_page(result: TimelineResult, path: Path) -> None:
@@ -96,7 +96,7 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
         "<h2>The lanes</h2>",
         TOOLS.format(options=options),
         f'<div><svg id="lanes" tabindex="0" role="application" aria-label="{LABEL}"></svg>',
-        '<div id="detail"><span>Point at a bar to see what it is.</span></div></div>',
+        '<div id="detail"><span>Point at a bar to see its details.</span></div></div>',
         LEGEND,
         HELP,
     ]
@@ -104,7 +104,7 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
 
 
 def data_of(result: TimelineResult) -> dict:
-    """Return the data for the script: the lanes, and each bar with its row and share of a step."""
+    """Return the data for page.js: the lanes, and all bars with their fraction of the step time."""
     lanes, bars = [], []
     for rank in result.ranks:
         is_slow, wall_ms = rank.rank == result.straggler, {s.number: s.wall_ms for s in rank.steps}
@@ -127,7 +127,7 @@ def data_of(result: TimelineResult) -> dict:
 
 
 def _stacked_bar(rank: RankTimeline, ranks: list[RankTimeline]) -> str:
-    """Return a bar with the phases of a rank end to end, on the same scale for all ranks."""
+    """Return the phases of a rank as a stacked bar, on the same scale for all ranks."""
     longest = max(sum(other.phases_ms.values()) for other in ranks)
     label, parts = [], ""
     for phase, ms in rank.phases_ms.items():

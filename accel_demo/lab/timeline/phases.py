@@ -1,4 +1,4 @@
-"""Assign each moment of a step to a phase on each rank, and find the hidden part of all-reduces."""
+"""Divide each rank's steps into phases, and measure how much of the all-reduce backward hides."""
 
 import math
 import re
@@ -16,8 +16,8 @@ from accel_demo.lab.timeline.spans import Spans, intersect, length, span_of, sub
 from accel_demo.lab.timeline.straggler import lateness, operator_times, slow_rank
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
-MARKED = ["data wait", "forward", "backward", "optimizer"]  # recording.py marks these
-SHORTEST_WAIT_MS = 0.1  # a shorter pause is overhead between two operators
+MARKED = ["data wait", "forward", "backward", "optimizer"]  # the phases that recording.py marks
+SHORTEST_WAIT_MS = 0.1  # a shorter pause is only overhead between two operators
 ITEM_BYTES = {"float": 4, "Float": 4, "double": 8, "Double": 8, "long int": 8, "Long": 8}
 ITEM_BYTES |= dict.fromkeys(("c10::BFloat16", "BFloat16", "c10::Half", "Half"), 2)
 NOT_IN_A_STEP = ("gloo:barrier", "gloo:send", "gloo:recv")
@@ -26,16 +26,16 @@ NOT_IN_A_STEP = ("gloo:barrier", "gloo:send", "gloo:recv")
 def rank_timelines(
     profiles: list[RankProfile], traces: list[dict], shown_steps: int = 0
 ) -> tuple[list[RankTimeline], int | None]:
-    """Return the timeline of each rank, and the slow rank or None.
+    """Return the timeline of each rank, and the number of the slow rank (None if no rank is slow).
 
-    `traces` are from `merge.load`. The timelines contain the last `shown_steps` steps, or all steps
-    if `shown_steps` is 0. The search for the slow rank always uses all steps.
+    `traces` comes from `merge.load`. The timelines contain only the last `shown_steps` steps, or
+    all steps if `shown_steps` is 0, but the search for the slow rank always uses all steps.
     """
     rank_traces = [RankTrace(trace) for trace in traces]
     late_ms = lateness(rank_traces)
     straggler, slower_ms = slow_rank([operator_times(trace) for trace in rank_traces])
     for trace in rank_traces:
-        trace.steps = dict(list(trace.steps.items())[-shown_steps:])  # [-0:] keeps all
+        trace.steps = dict(list(trace.steps.items())[-shown_steps:])  # [-0:] keeps all steps
     start = min(step["ts"] for trace in rank_traces for step in trace.steps.values())
     timelines = []
     for rank, (profile, trace) in enumerate(zip(profiles, rank_traces, strict=True)):
@@ -61,10 +61,10 @@ def rank_timelines(
 class RankTrace:
     """The events of one rank, grouped by their role in a step.
 
-    On the CPU, a phase is the time of the main thread between two marks. The main thread is waiting
-    if it is idle in forward or backward while a collective runs. A GPU runs behind the host, so
-    there a phase is the time of the kernels that were launched in the phase. Waiting is the time in
-    which only NCCL kernels run.
+    On the CPU, a phase is the time between two marks on the main thread. The main thread is waiting
+    if it is idle in forward or backward while a collective runs. A GPU runs kernels later than they
+    are launched, so on a GPU, a phase is the time of the kernels that were launched in the phase,
+    and waiting is the time in which only NCCL kernels run.
     """
 
     def __init__(self, trace: dict):
@@ -79,7 +79,7 @@ class RankTrace:
             if event["name"] in marks and (event["pid"], event["tid"]) == thread:
                 marks[event["name"]].append(span_of(event))
         kernels = [e for e in events if e["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
-        self.layers: list[tuple[str, Spans]]  # (phase, its time); earlier layers take precedence
+        self.layers: list[tuple[str, Spans]]  # (phase, its spans); earlier layers take precedence
         if kernels:
             self._read_kernels(events, kernels, marks)
         else:
@@ -123,7 +123,7 @@ class RankTrace:
         self.layers += [("all-reduce", sending), ("data wait", marks["data wait"])]
 
     def phases_in(self, step: Spans) -> dict[str, Spans]:
-        """Assign each moment of the step to the first layer that contains it, or to "idle"."""
+        """Return the spans of each phase in the step. Time that is in no layer is "idle"."""
         rest, phases = step, {phase: [] for phase in PHASES}
         for phase, spans in self.layers:
             phases[phase] = union([*phases[phase], *intersect(rest, spans)])
@@ -131,14 +131,14 @@ class RankTrace:
         return {**phases, "idle": rest}
 
     def arrivals_in(self, step: int) -> list[float]:
-        """Return the times at which this rank reached the collectives in a step."""
+        """Return the times at which this rank reached the collectives of a step."""
         start, end = span_of(self.steps[step])
         return [event["ts"] for event in self.arrivals if start <= event["ts"] < end]
 
     def steps_and_lanes(
         self, origin: float, wall_ms: dict[int, float]
     ) -> tuple[list[ProfiledStep], dict[str, list[Bar]]]:
-        """Return the steps, and the bars for all phases and collectives. Time 0 is `origin`."""
+        """Return the steps, and the bars of both lanes. All times are relative to `origin`."""
         steps, computing, sending = [], [], []
         for number, event in self.steps.items():
             start, end = span_of(event)
@@ -167,7 +167,7 @@ class RankTrace:
 
 
 def bytes_of(event: dict) -> int | None:
-    """Return the number of bytes sent, or None if the trace does not contain it."""
+    """Return the number of bytes that a collective sends, or None if it is not in the trace."""
     arguments = event.get("args", {})
     if "In msg nelems" in arguments:  # an NCCL kernel
         count, dtype = arguments["In msg nelems"], arguments.get("dtype")
@@ -179,7 +179,7 @@ def bytes_of(event: dict) -> int | None:
 
 
 def top_level(events: list[dict]) -> list[dict]:
-    """Return the outermost events. `events` must be sorted and all from one thread."""
+    """Return the outermost events. `events` must be sorted by start, and all from one thread."""
     outer, end = [], -math.inf
     for event in events:
         if event["ts"] >= end:

@@ -1,4 +1,4 @@
-"""Draw the lanes of a timeline: each rank's computation, with its communication below."""
+"""Draw a timeline: for each rank, a lane for computation and a lane for communication below it."""
 
 from accel_demo.lab.timeline.result import (
     Bar,
@@ -23,7 +23,7 @@ SLOW = COLOURS[3]
 
 
 def figure_of(result: TimelineResult):
-    """Return a matplotlib figure with lanes, a legend and, if there is a sweep, its two plots."""
+    """Return a matplotlib figure: lanes, a legend, and two plots of the sweep if there is one."""
     from matplotlib.patches import Patch
 
     rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
@@ -77,9 +77,9 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
 
 
 def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
-    """Draw all bars of a phase in one call, because there can be thousands.
+    """Draw all bars of a phase in one call, because there can be thousands of bars.
 
-    A bar shorter than `visible_ms` has an edge in the bar's colour. A white edge would hide it.
+    A bar that is shorter than `visible_ms` has no white edge, because the edge would hide it.
     """
     for row in range(row_count(lane)):
         for phase, colour in COLOUR_OF.items():
@@ -92,7 +92,7 @@ def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
 
 
 def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
-    """Draw the hidden share of the all-reduce and the step time over the bucket size."""
+    """Plot the hidden share of the all-reduce, and the step time, against the bucket size."""
     sweep = sorted(sweep, key=lambda trial: trial.bucket_mb)
     sizes = [trial.bucket_mb for trial in sweep]
     shares = [100 * trial.hidden_share for trial in sweep]

@@ -1,4 +1,4 @@
-"""Profile train.py on one rank: run it unchanged, and mark the phases of each step."""
+"""Run train.py unchanged on one rank, profile it, and mark the phases of each step."""
 
 import contextlib
 import os
@@ -25,11 +25,11 @@ from accel_demo.lab.timeline import merge
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.processes.connect import own_device
 
-# DDP's default. If a size is passed explicitly, DDP does not limit the first bucket to 1 MiB.
+# DDP's default. It is not passed to DDP, so that DDP limits the first bucket to 1 MiB.
 DDP_BUCKET_MB = 25
-STEPS_BEFORE = 3  # not profiled: DDP rebuilds its buckets and memory is allocated
-STEPS_AROUND = STEPS_BEFORE + 2  # plus the profiler's warm-up and a last step, which is logged
-BARRIERS = 20  # before the first profiled step; the trace shows how well the clocks agree
+STEPS_BEFORE = 3  # not profiled, because DDP rebuilds its buckets and torch allocates memory
+STEPS_AROUND = STEPS_BEFORE + 2  # plus the profiler's warm-up, and a last step that train.py logs
+BARRIERS = 20  # before the first profiled step; in the trace, they show how well the clocks agree
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class ProfileSettings:
 def profile_runs(
     device: torch.device, runs: list[ProfileSettings], folder: str
 ) -> list[RankProfile]:
-    """Train once for each of `runs` and profile some steps. All ranks must call this."""
-    clocks: Any = dist.new_group(backend="gloo")  # clock values are always CPU tensors
+    """Train once with each of these settings, and profile some steps. All ranks must call this."""
+    clocks: Any = dist.new_group(backend="gloo")  # because clock values are CPU tensors
     steps, profiles = sum(run.steps + STEPS_AROUND for run in runs), []
     with tqdm(total=steps, unit="step", disable=dist.get_rank() > 0) as bar:
         for number, run in enumerate(runs):
@@ -69,18 +69,18 @@ def profile_runs(
             ):
                 train.main(config)
             profiles.append(recording.result())
-            AcceleratorState._reset_state(reset_partial_state=True)  # the next run creates its own
+            AcceleratorState._reset_state(reset_partial_state=True)  # for the next run
             GradientState._reset_state()
     return profiles
 
 
 @contextlib.contextmanager
 def hooks(recording: "Recording") -> Iterator[None]:
-    """Make torch and Accelerate call `recording` when a phase of a training step begins.
+    """Patch torch and Accelerate, so that `recording` marks the phases of each training step.
 
     "data wait" lasts until the loader returns a batch. "forward" lasts until `Tensor.backward` is
     called, so it includes the loss. "optimizer" lasts from the end of backward to the end of
-    `optimizer.zero_grad`, so it includes clipping.
+    `optimizer.zero_grad`, so it includes gradient clipping.
     """
     make_ddp, backward = DDP.__init__, torch.Tensor.backward
     zero_grad, iterate = AcceleratedOptimizer.zero_grad, DataLoaderShard.__iter__
@@ -102,7 +102,7 @@ def hooks(recording: "Recording") -> Iterator[None]:
         recording.mark(None)
 
     def marked_batches(loader: DataLoaderShard) -> Iterator:
-        if not torch.is_grad_enabled():  # evaluation is not marked
+        if not torch.is_grad_enabled():  # do not mark evaluation
             yield from iterate(loader)
             return
         batches, window = iterate(loader), GradientState().num_steps
@@ -120,13 +120,14 @@ def hooks(recording: "Recording") -> Iterator[None]:
         patch.object(torch.Tensor, "backward", marked_backward),
         patch.object(AcceleratedOptimizer, "zero_grad", marked_zero_grad),
         patch.object(DataLoaderShard, "__iter__", marked_batches),
-        patch.object(Accelerator, "end_training", lambda accelerator: None),  # another run follows
+        # end_training would destroy the process group, which the next run needs.
+        patch.object(Accelerator, "end_training", lambda accelerator: None),
     ):
         yield
 
 
 class Recording:
-    """The marks, times and clock offset of one run on this rank."""
+    """The phase marks, step times and clock offset of one run on this rank."""
 
     def __init__(self, run: ProfileSettings, trace: Path, clocks: dist.ProcessGroup, bar: tqdm):
         self.run, self.trace, self.clocks, self.bar = run, trace, clocks, bar
@@ -136,7 +137,7 @@ class Recording:
                 skip_first=STEPS_BEFORE, wait=0, warmup=1, active=run.steps, repeat=1
             ),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-            record_shapes=True,  # also of the tensors that are sent
+            record_shapes=True,  # to compute the number of bytes that are sent
         )
         straggler, milliseconds = run.straggler or (None, 0)
         self.delay_seconds = milliseconds / 1000 if straggler == dist.get_rank() else 0
@@ -148,7 +149,7 @@ class Recording:
         self.wall_ms: dict[int, float] = {}
 
     def mark(self, phase: str | None) -> None:
-        """End the current phase and begin `phase`, unless it is None."""
+        """End the current phase. Begin `phase`, unless it is None."""
         self.phase.close()
         if phase:
             self.phase.enter_context(record_function(phase))
@@ -179,14 +180,14 @@ class Recording:
             self.step.enter_context(record_function(f"step {self.steps_begun}"))
 
     def begin_forward(self, module: torch.nn.Module, inputs: tuple) -> None:
-        """Mark the start of a forward pass and delay the straggler. A forward pre-hook for DDP."""
+        """DDP's forward pre-hook: mark the start of the forward pass, and delay the straggler."""
         if module.training:
             self.mark("forward")
             if self.is_new_step:
                 time.sleep(self.delay_seconds)
 
     def result(self) -> RankProfile:
-        sizes = []  # on one process, the DDP module that Accelerate creates sends nothing
+        sizes = []  # stays empty on one process, because nothing is sent
         if dist.get_world_size() > 1:
             data = self.model._get_ddp_logging_data()
             sizes = (data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]).split(",")

@@ -1,6 +1,6 @@
-"""Result of `accel-demo timeline`: the steps of each rank, and the bars that show them.
+"""The result of `accel-demo timeline`: the steps of each rank, and the bars that show them.
 
-Start and end times are milliseconds since the start of the first shown step, on rank 0's clock.
+Start and end times are milliseconds since the start of the first step shown, on rank 0's clock.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ class RankProfile:
     device: str
     bucket_bytes: list[int]
     clock_ahead_ns: int  # relative to rank 0's clock
-    wall_ms: dict[int, float]  # by number of the profiled step
+    wall_ms: dict[int, float]  # keys: numbers of the profiled steps
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Bar:
     start_ms: float
     end_ms: float
     bytes_sent: int | None = None  # None if the trace does not contain it
-    row: int = 0  # row in its lane; overlapping bars are in different rows
+    row: int = 0  # within its lane; overlapping bars are in different rows
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class RankTimeline:
     phases_ms: dict[str, float]
     all_reduce_ms: float
     exposed_ms: float
-    hidden_share: float  # of the total all-reduce time in all steps
-    late_ms: float  # how long after the first rank this rank reaches a collective
+    hidden_share: float  # as a fraction of the all-reduce time in all steps
+    late_ms: float  # how much later than the first rank this rank reaches a collective
     slower_ms: float  # extra computing time per step, compared with the other ranks
     steps: list[ProfiledStep]
-    lanes: dict[str, list[Bar]]  # keys "compute" and "communication"; bars in order of time
+    lanes: dict[str, list[Bar]]  # keys "compute" and "communication"; bars sorted by start time
 
 
 @dataclass(frozen=True)
 class BucketTrial:
-    """Means over the ranks in a run with one bucket size."""
+    """Means over all ranks, from a run with one bucket size."""
 
     bucket_mb: float
     buckets: int
@@ -77,7 +77,7 @@ class BucketTrial:
 
 @dataclass(frozen=True)
 class TimelineResult:
-    """Result of the profiled runs. `ranks` are from the run with the last bucket size."""
+    """The result of the profiled runs. `ranks` comes from the run with the last bucket size."""
 
     processes: int
     backend: str
@@ -93,7 +93,7 @@ class TimelineResult:
 
 
 def place_in_rows(bars: list[Bar]) -> list[Bar]:
-    """Return the bars by time, each in the first free row. Gloo can run all-reduces in parallel."""
+    """Sort the bars by time, and put overlapping bars (parallel all-reduces) into separate rows."""
     placed, row_ends = [], []
     for bar in sorted(bars, key=lambda bar: (bar.start_ms, -bar.end_ms)):
         free = [row for row, end_ms in enumerate(row_ends) if end_ms <= bar.start_ms + 1e-6]
@@ -108,7 +108,7 @@ def row_count(lane: list[Bar]) -> int:
 
 
 def step_spans(ranks: list[RankTimeline]) -> dict[int, tuple[float, float]]:
-    """Return the span of each step: from the first rank's start to the last rank's end."""
+    """Return the span of each step, from its earliest start to its latest end on any rank."""
     return {
         steps[0].number: (min(step.start_ms for step in steps), max(step.end_ms for step in steps))
         for steps in zip(*(rank.steps for rank in ranks), strict=True)

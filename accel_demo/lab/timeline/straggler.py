@@ -1,16 +1,16 @@
-"""Find the rank that slows the others down, from the traces alone.
+"""Find the rank that slows the others down, using only the traces.
 
-Step times are too noisy for this on a busy machine: the operating system preempts a rank for longer
-than the delay we are looking for. Preemption only adds time, and it hits a different operator in
-each step. A slow rank is slow at the same operator in every step. So we split each step into
-operators and the gaps between them, without the time spent waiting for other ranks. For each
-operator or gap we compare the shortest time on this rank with the median on the other ranks. The
-sum of the positive differences is the delay of the rank. A false positive would need a disturbance
-of the same operator in all `STEPS_NEEDED` steps.
+On a busy machine, step times are too noisy for this, because the operating system can preempt a
+rank for longer than the delay that we are looking for. But preemption only adds time, and it
+interrupts a different operator in each step, while a slow rank is slow at the same operator in
+every step. So we split each step into operators and the gaps between them, and exclude the time
+spent waiting for other ranks. For each operator or gap, we compare the shortest time on one rank
+with the median time on the other ranks. The sum of the positive differences is the delay of that
+rank. A false positive would need an interruption of the same operator in all `STEPS_NEEDED` steps.
 
-Medians and quantiles of steps, pairs of steps or phases are much less reliable, because they add up
-the disturbances of all operators. This method misses a rank that is slow only in some steps, or
-slow at a different operator each time.
+A median or quantile of the times of steps, pairs of steps or phases is much less reliable, because
+each of these times includes the interruptions of many operators. Our method misses a rank that is
+slow only in some steps, or slow at a different operator each time.
 Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (disturbances only add to the time
 of a program, so the shortest time is the most reliable one)
 """
@@ -22,17 +22,18 @@ from accel_demo.lab.timeline.spans import length, span_of, subtract
 
 STEPS_NEEDED = 32
 LEAST_MS = 5.0
-LEAST_SHARE = 0.02  # of a step; smaller differences also occur between equal ranks
+LEAST_SHARE = 0.02  # of the step time; equally fast ranks can also differ by less than this
 
-# ("operator" or the "gap" before it, operator name, index among equal names): ms in each step
+# Maps (kind, operator name, index) to ms in each step. The kind is "operator", or "gap" for the
+# time before the operator. The index counts the operators of this name in the step.
 OperatorTimes = dict[tuple[str, str, int], list[float]]
 
 
 def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[float]]:
-    """Return the slowest rank and the delay of each rank per step in milliseconds.
+    """Return the slow rank, and how many milliseconds each rank is delayed per step.
 
-    The rank is None if no delay reaches both `LEAST_MS` and `LEAST_SHARE` of the rank's undisturbed
-    step time.
+    The slow rank is None if the largest delay is below `LEAST_MS`, or below `LEAST_SHARE` of that
+    rank's undisturbed step time.
     """
     delays = [delay_of(rank, times_by_rank) for rank in range(len(times_by_rank))]
     slowest = max(range(len(delays)), key=delays.__getitem__)
@@ -42,7 +43,7 @@ def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[floa
 
 
 def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
-    """Return the minimum delay of this rank per step in milliseconds, compared with the others."""
+    """Return by how many milliseconds this rank is slower than the others in each step."""
     others = [times for other, times in enumerate(times_by_rank) if other != rank]
     steps = max(map(len, times_by_rank[rank].values()))
     delay = 0.0
@@ -54,7 +55,7 @@ def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
 
 
 def operator_times(trace) -> OperatorTimes:
-    """Return the times of the operators and gaps in a `phases.RankTrace`, excluding waits."""
+    """Return the times of all operators and gaps in a `phases.RankTrace`, without waiting time."""
     times: OperatorTimes = {}
     for event in trace.steps.values():
         start, end = span_of(event)
@@ -75,10 +76,10 @@ def operator_times(trace) -> OperatorTimes:
 
 
 def lateness(traces: list) -> list[float]:
-    """Return how many milliseconds after the first rank each rank reaches a collective.
+    """Return how many milliseconds later than the first rank each rank reaches a collective.
 
-    A step has several collectives, one per bucket. The result is the median over the steps of the
-    largest delay in each step.
+    A step has several collectives, one per bucket. We take the largest delay in each step, and
+    return the median of these delays over the steps.
     """
     late: list[list[float]] = [[] for _ in traces]
     for step in traces[0].steps:

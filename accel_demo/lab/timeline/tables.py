@@ -1,4 +1,4 @@
-"""Describe a timeline in sentences and tables, for the terminal and the page."""
+"""Describe a timeline in sentences and tables, for the terminal and the HTML page."""
 
 from accel_demo.lab.timeline.result import TimelineResult
 from accel_demo.show import table
@@ -19,7 +19,7 @@ def as_text(result: TimelineResult) -> str:
 
 
 def run_description(result: TimelineResult) -> str:
-    """Return one line about the profiled run."""
+    """Describe the profiled run in one line."""
     text = f"{counted(result.processes, 'connected process')} on {result.device} "
     text += f"({result.backend}): {result.model}, batches of {result.batch_size} images per process"
     if result.accumulate > 1:
@@ -33,7 +33,7 @@ def run_description(result: TimelineResult) -> str:
 
 
 def verdict(result: TimelineResult) -> str:
-    """Return a sentence that names the slow rank, or that there is none."""
+    """Return a sentence that names the slow rank, or states that no rank is slow."""
     slow = result.straggler
     if slow is not None:
         extra = duration(result.ranks[slow].slower_ms / 1000)
@@ -44,7 +44,7 @@ def verdict(result: TimelineResult) -> str:
 
 
 def all_reduce_sentences(result: TimelineResult) -> list[str]:
-    """Return a sentence per rank about its all-reduce: the duration and the hidden share."""
+    """Return a sentence per rank: how long its all-reduce takes, and how much of it is hidden."""
     sentences = [
         f"rank {rank.rank}: the all-reduce takes {duration(rank.all_reduce_ms / 1000)}, "
         f"{rank.hidden_share:.0%} of it hidden under backward"
@@ -56,7 +56,7 @@ def all_reduce_sentences(result: TimelineResult) -> list[str]:
 
 
 def rank_table(result: TimelineResult) -> tuple[list[str], list[list]]:
-    """Return the header and the rows of a table with each rank's medians in milliseconds."""
+    """Return the header and the rows of a table with median times in ms, one row per rank."""
     rows = []
     for rank in result.ranks:
         times = [*rank.phases_ms.values(), rank.wall_ms, rank.late_ms]
