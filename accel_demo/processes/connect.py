@@ -13,15 +13,15 @@ from accel_demo.processes.environment import number_in
 from accel_demo.workarounds import fresh_rendezvous
 
 T = TypeVar("T")
-# torchrun, Open MPI, MPICH and MVAPICH set these variables to the number of processes.
+# The variables in which torchrun, Open MPI, MPICH and MVAPICH store the number of processes.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def use_cpu() -> bool:
     """Return True unless each process on this machine can have its own accelerator (GPU).
 
-    Without GPUs, `Accelerator(cpu=use_cpu())` connects several processes. `Accelerator()` would not
-    connect them: each process would be rank 0 of 1.
+    Without GPUs, `Accelerator()` would not connect the processes of a launch: each process would be
+    rank 0 of 1. `Accelerator(cpu=use_cpu())` connects them.
     """
     if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
         return True  # no communication backend supports Apple's GPU
@@ -33,17 +33,17 @@ def own_device() -> torch.device:
     if use_cpu():
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None  # otherwise use_cpu() returns True
+    assert accelerator is not None  # without one, use_cpu() returns True
     return torch.device(accelerator.type, number_in("LOCAL_RANK", 0))
 
 
 def connect(timeout: float) -> torch.device:
     """Connect the processes of a launch, and return the device of this process.
 
-    Collectives then time out after `timeout` seconds. This function does not connect a process that
-    was started without a launcher, or processes started by MPI, which Accelerate connects.
-    (train_ddp.py contains the same steps and does not call it.) If some processes are missing, it
-    raises `UserError` for `one_line_errors`, or `RuntimeError` for `report_lost_processes`.
+    A collective fails after `timeout` seconds. This function does not connect a process that was
+    started without a launcher, or processes that MPI has started, which Accelerate connects.
+    (train_ddp.py contains these steps instead of calling this function.) If some processes do not
+    connect, it raises `UserError`, or a `RuntimeError` that `report_lost_processes` explains.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:
@@ -61,7 +61,7 @@ def is_main_process() -> bool:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the values of all processes, by rank. Every process must pass a picklable value."""
+    """Return the values of all processes, in rank order. Every process passes a picklable value."""
     values = [value]
     if dist.is_initialized():
         values *= dist.get_world_size()
@@ -70,7 +70,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
-    """Return the autocast context that Accelerate uses for "no", "bf16" or "fp16"."""
+    """Return the same autocast context as Accelerate for the precision "no", "bf16" or "fp16"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "no")
 
@@ -96,7 +96,7 @@ def check_processes(world_size: int, device: torch.device, mixed_precision: str)
 def describe_run(version: str, device: torch.device, mixed_precision: str) -> dict:
     """Return the environment of a run, as written to environment.json.
 
-    `version` is the name of a train file without ".py". Call it after the processes have connected.
+    `version` is the name of a train file without ".py". The processes must already be connected.
     """
     packages = ("torch", "torchvision", "accelerate")
     return {
@@ -128,7 +128,7 @@ def _connection_of(version: str) -> str:
 
 
 def replica_devices(compiled: bool, precision: str) -> list[int]:
-    """Return the GPUs for `nn.DataParallel`. Raises `UserError` if it would ignore an option."""
+    """Return the GPUs for `nn.DataParallel`. Raises `UserError` for options it does not support."""
     count = torch.accelerator.device_count()
     if count < 2:
         print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")

@@ -16,7 +16,7 @@ QUIET = {
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return the variables that `init_process_group` reads, as set by torchrun on one machine."""
+    """Return the variables for `init_process_group`, as torchrun sets them on one machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -44,7 +44,7 @@ def is_launched() -> bool:
 
 
 def number_in(variable: str, default: int) -> int:
-    """Return the integer in an environment variable. Raises `UserError` for any other value."""
+    """Return an environment variable as an integer. Raises `UserError` if it is not an integer."""
     value = os.environ.get(variable, default)
     try:
         return int(value)
@@ -55,7 +55,7 @@ def number_in(variable: str, default: int) -> int:
 
 
 def environment_for(changes: dict[str, str]) -> dict[str, str]:
-    """Return the current environment with `changes`, for a command outside this launch.
+    """Return the current environment with `changes`, for a command that is not in this launch.
 
     The launcher's variables are removed, and the folder of this Python is first on PATH.
     """

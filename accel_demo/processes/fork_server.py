@@ -6,16 +6,16 @@ every forked program starts in the same clean state: with the requested environm
 working directory, default signal handlers, and newly seeded random number generators. If the
 program is a launcher, its workers are forked as well (see forked_python.py).
 
-Differences from a real start:
+A forked program differs from a program that is started normally:
 - Environment variables that Python or a library reads at startup would have no effect. If a request
-  changes such a variable, the server refuses it and the program is started for real.
-- A missing import of a library may go unnoticed, because the server has already imported it.
+  changes such a variable, the server refuses the request, and the program is started normally.
+- A missing import may go unnoticed, because the server has already imported the library.
 - Warnings raised while a library is imported are printed to the server's stderr.
 - SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
 - String hashes are equal in all programs, so sets have the same order on all ranks.
 - At exit, a program runs its exit handlers and flushes its output, but does not finalize the
-  interpreter, because finalization would copy memory for 2 seconds.
-Because of these differences, some tests still start real processes. POSIX only.
+  interpreter, because finalization would spend 2 seconds copying memory.
+Because of these differences, some tests still start programs normally. POSIX only.
 """
 
 import os
@@ -38,14 +38,14 @@ from accel_demo.processes.forked_python import (
     receive_number,
 )
 
-ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # environment variable: path of the server's socket
+ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # variable that contains the path of the server's socket
 SERVER = [sys.executable, "-m", "accel_demo.processes.fork_server_main"]
 
 
 class ForkServer:
-    """A running fork server. Its environment is `environment`, or by default that of this process.
+    """A running fork server. By default, it has the same environment as this process.
 
-    When this process exits, the server removes its temporary folder and exits, too.
+    When this process exits, the server also exits, after removing its temporary folder.
     """
 
     def __init__(self, environment: dict[str, str] | None = None):
@@ -110,7 +110,7 @@ def fork(
     new_session: bool = False,
     ignored_signal: int | None = None,
 ) -> ForkedProcess | None:
-    """Fork a Python program from the server with the address `environment[ADDRESS]`.
+    """Fork a Python program from the server whose address is `environment[ADDRESS]`.
 
     Returns None if the address is not set, if the server refuses, or if the command is not a Python
     program. The parameters are the same as in `launch.start`.
@@ -142,7 +142,7 @@ def _write_python(path: Path, address: str) -> str:
 
 
 def _for_python(program: str, *arguments: str) -> list[str] | None:
-    """Return the arguments of `python` for this command, or None if it is not a Python program."""
+    """Return the arguments for `python` to run this command, or None if it cannot be forked."""
     ours = Path(sys.executable).parent
     if Path(program).parent != ours:
         return None

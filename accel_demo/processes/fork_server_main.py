@@ -48,8 +48,8 @@ safetensors.torch tqdm yaml"""
 # Python and the libraries read variables with these prefixes at startup.
 READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
 TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
-# These variables are read later, in spite of their prefixes. torchrun sets the second variable for
-# its workers. Accelerate may remove the third one, which has no effect on a machine without a GPU.
+# Exceptions: variables with these prefixes that are read later. torchrun sets TORCH_NCCL_… for its
+# workers. Accelerate may remove CUDA_VISIBLE_DEVICES, which has no effect without a GPU.
 NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
@@ -59,12 +59,12 @@ def main(listener: int, lifeline: int, python: str) -> None:
     """Run the server. In each process that is forked from it, run the requested program.
 
     `listener` and `lifeline` are file descriptors: the server's socket, and a pipe that closes when
-    the process that started the server exits. A forked launcher starts its workers with the program
-    `python`.
+    the process that started the server exits. `python` is the path of the program with which a
+    forked launcher starts its workers.
     """
     del sys.path[0]  # each program inserts its own folder
     adopt_orphans()
-    select.select([listener, lifeline], [], [])  # import nothing before the first request
+    select.select([listener, lifeline], [], [])  # before importing, wait for a request
     for name in LIBRARIES.split():
         if select.select([lifeline], [], [], 0)[0]:  # the parent process has exited
             return
@@ -73,7 +73,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
     if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("importing the libraries has started a thread: set OMP_NUM_THREADS=1")
     gc.collect()
-    gc.freeze()  # so that garbage collection in a child does not copy pages
+    gc.freeze()  # so that garbage collection in a child copies no memory pages
     arguments = _serve(socket.socket(fileno=listener), lifeline, python)
     try:
         _run_program(arguments)
@@ -108,8 +108,8 @@ def adopt_orphans() -> None:
 
 
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
-    """Fork a process for each request, and report its exit code. Only forked processes return."""
-    running = {}  # process ID to client connection
+    """Fork a process per request, and report its exit code. Return only in the forked processes."""
+    running = {}  # maps each process ID to the connection to its client
     own_environment = dict(os.environ)
     woken, wake = socket.socketpair()
     woken.setblocking(False)
@@ -186,7 +186,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 
 def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
-    """Return True if only a real start can fulfil the request."""
+    """Return True if a forked process would differ from a process that is started normally."""
     environment = request["environment"]
     names = {*environment, *own_environment} - NOT_AT_START
     changed = [name for name in names if environment.get(name) != own_environment.get(name)]
@@ -219,7 +219,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     if request.get("new_session"):
         os.setsid()
-    # Move all files to higher descriptors first: one file may have the descriptor another needs.
+    # Move all files to higher descriptors first: one may occupy a descriptor that another needs.
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
     for file in files:
         os.close(file)
@@ -231,15 +231,15 @@ def _become(request: dict, files: list[int], python: str) -> None:
     unbuffered = "-u" in options or bool(request["environment"].get("PYTHONUNBUFFERED"))
     sys.stdout = sys.__stdout__ = _text_output(1, unbuffered, sys.stdout.errors)
     sys.stderr = sys.__stderr__ = _text_output(2, unbuffered, sys.stderr.errors)
-    faulthandler.register(signal.SIGUSR2)  # print the Python stack: see `Launch.end` in tests/
+    faulthandler.register(signal.SIGUSR2)  # print the Python stack: tests use this to find hangs
     os.environ.clear()
     os.environ.update(request["environment"])
-    # The program starts with one thread, so forking its processes is safe.
+    # The program starts with one thread, so that it can safely fork its own processes.
     os.environ.setdefault("ACCEL_DEMO_START_METHOD", "fork")
-    os.environ["PYTHON_EXEC"] = python  # torchrun starts its workers with this
+    os.environ["PYTHON_EXEC"] = python  # torchrun starts its workers with this program
     multiprocessing.set_executable(python)
     os.chdir(request["folder"])
-    tempfile.tempdir = None  # may have been set from the server's environment
+    tempfile.tempdir = None  # recompute it from the new environment
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
@@ -258,7 +258,7 @@ def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIO
 
 
 def _run_program(arguments: list[str]) -> None:
-    """Run a program as `python *arguments` does: a file, `-m MODULE` or `-c CODE`."""
+    """Run a program in the same way as `python *arguments`: a file, `-m MODULE` or `-c CODE`."""
     kind, *others = arguments
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind == "-m":

@@ -4,8 +4,8 @@ For each worker, torchrun and Accelerate's launchers start the program in PYTHON
 multiprocessing starts the program passed to `set_executable`. The fork server sets both to a
 program that runs this file. This file requests a forked process with the arguments, environment,
 working directory, open files and ignored signals of the current process. It forwards signals to the
-forked process, and exits with the same status. If the server refuses, the current process becomes
-the real Python.
+forked process, and exits with the same status. If the server refuses the request, the current
+process runs `python` itself.
 
 This file imports little, so it starts much faster than a program that imports torch.
 """
@@ -24,13 +24,13 @@ if sys.platform != "win32":  # Windows has neither this module nor fork
 NUMBER = struct.Struct("!i")
 REFUSED = -1
 SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
-MOST_FILES = 250  # open files in one message; Linux allows 253
+MOST_FILES = 250  # maximum number of files in one message; Linux allows 253
 
 
 def main(python: str, address: str, *arguments: str) -> None:
-    """Run `python` with these arguments, but forked from the server with the socket `address`."""
+    """Run `python *arguments` in a process forked by the server whose socket is `address`."""
     signals = {getattr(signal, name) for name in SIGNALS}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the forked process exists
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until they can be forwarded
     request = {
         "arguments": arguments,
         "environment": dict(os.environ),
@@ -80,7 +80,7 @@ def ignored_signals() -> list[int]:
 
 
 def limits() -> list:
-    """Return the limits, umask, cores and priority, which a fork inherits from the server."""
+    """Return this process's limits, umask, cores and priority. A fork has the server's instead."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     resources = [list(resource.getrlimit(getattr(resource, name))) for name in names]
     mask = os.umask(0)
@@ -90,7 +90,7 @@ def limits() -> list:
 
 
 def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.socket, int]:
-    """Request a process from the server. `files` maps its file descriptors to ours.
+    """Request a process from the server. `files` maps the new process's descriptors to ours.
 
     Returns a connection and the process ID (or `REFUSED`). The server later sends the exit code
     over the connection.

@@ -42,8 +42,8 @@ def results_by_rank(
 ) -> list[Any]:
     """Call `function(device, *arguments)` as `run_in_group` does, and return the results by rank.
 
-    The processes are always new, and do not print how many are connected. Each process uses
-    `threads` CPU threads. A signal to this process, such as Ctrl-C, kills all of them.
+    Even under a launcher, this function starts new processes. Rank 0 prints nothing. Each process
+    uses `threads` CPU threads. A stop signal to this process, such as Ctrl-C, kills the processes.
     """
     options = {"preloaded": preloaded, "stop_at_once": True}
     return launch.spawn(_call_with_threads, processes, threads, function, *arguments, **options)

@@ -1,7 +1,7 @@
 """Start processes: `spawn` for functions, `run_to_end` and `start` for commands.
 
-`spawn` calls a function in several processes, started in the same way as by torchrun. `run_to_end`
-runs a command and waits until it exits. `start` starts a command without waiting for it.
+`spawn` calls a function in several processes, with the environment variables that torchrun sets.
+`run_to_end` runs a command and waits until it exits. `start` starts a command without waiting.
 """
 
 import logging
@@ -30,7 +30,7 @@ from accel_demo.processes.environment import QUIET, environment_for, number_in, 
 from accel_demo.processes.fork_server import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PRELOADED = ("torch._dynamo",)  # imported by the first optimizer; as slow to import as torch
+PRELOADED = ("torch._dynamo",)  # slow to import; the first optimizer needs it
 
 
 def spawn(
@@ -98,7 +98,7 @@ def spawn(
                 pass
         except multiprocessing.ProcessExitedException as error:
             if error.exit_code == 2:
-                sys.exit(2)  # the process has printed the error
+                sys.exit(2)  # the process has already printed the error
             if stopped_by is None:
                 ended = error.signal_name or f"exit code {error.exit_code}"
                 print(f"error: rank {error.error_index} died ({ended})", file=sys.stderr)
@@ -150,8 +150,8 @@ def run_to_end(
 
     After `time_limit` seconds or on Ctrl-C, the command and all its descendants are killed. After a
     timeout, `returncode` is None. By default, the command runs on the CPU with one thread, in the
-    current environment with `changes`, and `python`, `accelerate` and `torchrun` are the programs
-    of this Python. If `environment` is given, the command runs in exactly that environment.
+    current environment with `changes`, and `python`, `accelerate` and `torchrun` are those of this
+    Python installation. If `environment` is given, the command runs in exactly that environment.
     """
     if environment is not None and changes:
         raise ValueError("pass either environment or changes, not both")
@@ -188,7 +188,7 @@ def start(
     """Start a command, and return the process without waiting for it.
 
     If `environment` contains the address of a fork server (see fork_server.py), a Python program is
-    forked from the server. It is started for real if `real` is set, if the server refuses, if
+    forked from the server. It is started normally if `real` is set, if the server refuses, if
     `stdin` is given, or if an output is a pipe. `new_session` makes the process the leader of a new
     session. The process ignores `ignored_signal`, as after `trap '' SIGNAL` in a shell.
     """
@@ -221,7 +221,7 @@ def _ignore(number: int) -> None:
 
 
 def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
-    """Kill a process and all its descendants. (torchrun puts each worker in a separate group.)"""
+    """Kill a process and all its descendants, even those that are not in its process group."""
     started = []
     with suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -232,7 +232,7 @@ def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
 
 
 def free_port(port: int = 0) -> int:
-    """Return `port`, or any free port if it is 0. Raises `UserError` if the port is in use."""
+    """Return `port`, or any free port if `port` is 0. Raises `UserError` if the port is in use."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -260,8 +260,8 @@ def _as_rank(
 
     os.environ.update(rank_environment(rank, world_size, port))
     if world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the server may have started before the variable was set
-    if stop_at_once:  # a terminal sends Ctrl-C to this process, too: end without a traceback
+        torch.set_num_threads(1)  # the server may have started before OMP_NUM_THREADS was set
+    if stop_at_once:  # a terminal also sends Ctrl-C to this process: exit without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with one_line_errors(), report_lost_processes():
         result = function(*arguments)
@@ -277,7 +277,7 @@ def _read_result(folder: Path, rank: int) -> Any:
 def _kill_children() -> None:
     """Kill all descendants. Suspend them first, so that none of them starts a new process.
 
-    Python's resource tracker is not killed: it cleans up after the others, and then exits.
+    Python's resource tracker is not killed, because it must clean up after the others.
     """
     for act in (psutil.Process.suspend, psutil.Process.kill):
         for child in psutil.Process().children(recursive=True):

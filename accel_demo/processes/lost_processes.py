@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from accel_demo.errors import UserError, say
 
-# Words in the RuntimeError of a gloo or NCCL collective if another process has died or is late.
+# Words in the RuntimeError that a gloo or NCCL collective raises if a process has died or is late.
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
-PATIENCE = 5  # seconds to wait until all remaining processes notice the loss
+PATIENCE = 5  # seconds to wait for the remaining processes to notice the loss
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def lost_processes(error: RuntimeError) -> str | None:
     try:
         store.set(f"left/{rank}", where)
         store.check([f"left/{rank}"])
-        store.set(f"noticed/{rank}", "")  # from now on, losing the store is no error: see below
+        store.set(f"noticed/{rank}", "")  # from now on, the store's host may exit
     except dist.DistError:
         keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
         return f"{keeper} has died; rank {rank} noticed this {where}. Continue with --resume auto."
@@ -83,8 +83,8 @@ def _keep_the_store_until(store, remaining: list[int]) -> None:
     """Wait until all `remaining` ranks have noticed the loss, for at most `PATIENCE` seconds.
 
     This process hosts the store. If it exited earlier, the other ranks would report that rank 0 has
-    died. A rank that still waits for data from this process has not noticed the loss, so we close
-    all connections to other ranks.
+    died. A rank that is still waiting for data from this process has not noticed the loss. To make
+    its collective fail, we close all connections to other ranks.
     """
     port = int(os.environ["MASTER_PORT"])  # of the store
     with suppress(psutil.Error):
@@ -119,7 +119,7 @@ def leave(line: str) -> None:
     A clean shutdown of the broken process group would wait for the processes that have died.
     """
     if line:
-        say(f"\nerror: {line}")  # new line: rank 0's progress bar may be on this line
+        say(f"\nerror: {line}")  # new line, because a progress bar may be on this line
     sys.stdout.flush()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -128,10 +128,11 @@ def leave(line: str) -> None:
 
 
 def _missing(store, ranks: range, may_hang: bool) -> list[int]:
-    """Return the ranks that have died on this machine. If there are none, return all silent ranks.
+    """Return the ranks that have died on this machine or, if there are none, all silent ranks.
 
-    A silent rank is not always dead. While it waits for a living rank, it does not notice that a
-    third rank has died. It only notices when the living rank exits.
+    A silent rank has not recorded the loss, but may be alive: while it waits for another living
+    rank, it does not notice that a third rank has died until the living rank exits. If `may_hang`
+    is true, all silent ranks are returned.
     """
     deadline = time.monotonic() + PATIENCE
     while True:

@@ -25,17 +25,17 @@ PATIENCE = 5  # seconds in which a launcher may forward the same signal again
 class StopSignals:
     """Signal handlers that stop all processes after the same step.
 
-    The process that receives the signal writes the number of the last step to the store. No process
-    may have passed that step yet. With gloo, all processes finish a step together, because they
-    average its gradients. So the last step is the next step. With NCCL, a process only queues work
-    on its GPU, and may run ahead of the others until the metrics are reduced, every `log_every`
-    steps. So the last step is the first step after the next reduction. Reading the store is cheaper
-    than a collective in every step, and does not wait for the GPU.
+    The process that receives the signal chooses the last step, which no process may have passed
+    yet, and writes its number to the store. With gloo, all processes finish a step together,
+    because they average its gradients. So the last step is the next step. With NCCL, a process only
+    queues work on its GPU, and may run ahead of the others until the metrics are reduced, every
+    `log_every` steps. So the last step is the first step after the next reduction. All processes
+    read the store in every step. This is cheaper than a collective, and does not wait for the GPU.
     """
 
     def __init__(self, log_every: int):
         self.asked_at, self.log_every = None, log_every
-        myself = weakref.ref(self)  # Python keeps the handler after the run
+        myself = weakref.ref(self)  # the signal handler outlives the run
 
         def ask(number, frame):
             stop = myself()
@@ -44,12 +44,12 @@ class StopSignals:
                 os.kill(os.getpid(), number)
 
         earlier = {number: signal.signal(number, ask) for number in SIGNALS}
-        if dist.is_initialized():  # `lost_processes` looks this up if the process disappears
+        if dist.is_initialized():  # so that `lost_processes` can check if this process is alive
             store = dist.distributed_c10d._get_default_store()
             store.set(f"process/{dist.get_rank()}", f"{platform.node() or '-'} {os.getpid()}")
 
     def after(self, step: int) -> bool:
-        """Return True if the run stops after this step. Every process calls this in every step."""
+        """Return True if the run stops after this step. Called by every process in every step."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self.asked_at is not None
         store = dist.distributed_c10d._get_default_store()
@@ -62,14 +62,14 @@ class StopSignals:
         return False
 
     def is_asked_again(self) -> bool:
-        """Record a stop signal. Return True if the first arrived over `PATIENCE` seconds ago."""
+        """Record a stop signal. Return True if the first one is over `PATIENCE` seconds old."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE
 
 
 def ignore_signals(worker: int) -> None:
-    """Ignore stop signals in a loader worker, which exits with its training process."""
+    """Ignore stop signals in a loader worker, which exits when its training process exits."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
