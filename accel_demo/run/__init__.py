@@ -1,1 +1,1 @@
-"""One training run: its position, log, folder and checkpoints, and how it resumes."""
+"""One training run: its position, log, folder and checkpoints, and how it is resumed."""

@@ -1,4 +1,4 @@
-"""Write checkpoints completely or not at all, and resume runs from them exactly."""
+"""Write each checkpoint completely or not at all, and resume runs from checkpoints exactly."""
 
 import hashlib
 import os
@@ -44,14 +44,14 @@ except ImportError:  # Windows
 
 READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 READ_ERRORS += (EOFError, pickle.UnpicklingError)
-UNFINISHED = ".unfinished"  # the folder of a checkpoint that is still being written
+UNFINISHED = ".unfinished"  # name of a checkpoint's folder while it is being written
 
 
 class Checkpoints:
     """The checkpoints of one run, and the position from which the run starts."""
 
     def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
-        """Find the position that `--resume` selects, and delete later results from the folder.
+        """Find the position that `--resume` selects, and delete all later results.
 
         Every process finds the same position. If the folder or the checkpoint cannot be used, every
         process raises `UserError` before anything is written: see `claim_folder` and `find_start`.
@@ -61,7 +61,7 @@ class Checkpoints:
         self.folder = claim_folder(config, environment)
         self.start = find_start(self.folder, config, environment, batches_per_epoch)
         if dist.is_initialized():
-            dist.barrier()  # no process writes while another one still reads
+            dist.barrier()  # so that no process writes while another is still reading
         with _agreement(self.folder / "checkpoints" / UNFINISHED):
             if self.is_main_process:
                 self._lock()
@@ -82,7 +82,7 @@ class Checkpoints:
 
         Raises `UserError` if the checkpoint cannot be loaded. `accelerator.load_state` silently
         skips random states that it cannot read, so we compare digests of the loaded random states
-        with the manifest.
+        with the digests in the manifest.
         """
         folder = self.start.folder
         if folder is None:
@@ -107,8 +107,8 @@ class Checkpoints:
         """Call `save_state` with a new folder, and turn the folder into a checkpoint.
 
         Every process must call this. The folder has a temporary name until all files are on disk,
-        so no run resumes from an incomplete checkpoint. Every process raises `UserError` if any of
-        them cannot write.
+        so that no run resumes from an incomplete checkpoint. If any process cannot write, every
+        process raises `UserError`.
         """
         unfinished = self.folder / "checkpoints" / UNFINISHED
         with _agreement(unfinished):
@@ -138,7 +138,7 @@ class Checkpoints:
                 self._publish(unfinished, name)
 
     def _publish(self, unfinished: Path, name: str) -> None:
-        """Give the checkpoint its final name, and delete old checkpoints beyond `--keep-last`."""
+        """Name the checkpoint, and delete the oldest checkpoints, so that `--keep-last` remain."""
         folder = unfinished.with_name(name)
         if folder.exists():
             discard(folder)
@@ -152,8 +152,8 @@ class Checkpoints:
     def _lock(self) -> None:
         """Lock the folder until this process exits. Raises `UserError` if it is already locked.
 
-        We do not use `flock`, because loader workers would inherit the lock, and they may outlive a
-        killed run.
+        We do not use `flock`, because loader workers would inherit the lock, and the workers of a
+        killed run may keep running.
         """
         if fcntl:
             lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
@@ -167,13 +167,13 @@ class Checkpoints:
                 ) from None
 
     def _rewind(self) -> None:
-        """Delete results that are newer than the start position, and print the start's remarks."""
+        """Delete results that are newer than the start position, and print its remarks."""
         start, metrics = self.start, self.folder / "metrics.jsonl"
         for name in ("summary.json", "model.safetensors", "predictions.json"):
             (self.folder / name).unlink(missing_ok=True)
         reached = position(start.folder) if start.folder else (-1.0, 0.0)
         for path in checkpoints_of(self.folder):
-            if reached < position(path) < UNREADABLE:  # keep folders that we cannot read
+            if reached < position(path) < UNREADABLE:  # keep unreadable folders
                 discard(path)
         if start.folder is None:
             metrics.unlink(missing_ok=True)
@@ -189,10 +189,11 @@ def _settle_buckets(
 ) -> None:
     """Run a first forward and backward pass, so that DDP puts its buckets into their final order.
 
-    In the first step, DDP assigns gradients to buckets by the order of the parameters. From the
+    In its first step, DDP assigns gradients to buckets in the order of the parameters. From the
     second step on, it uses the order in which the first backward pass produced the gradients. With
-    three or more processes, the position of a gradient in its bucket affects the order in which the
-    ranks are summed, and so the last bits of the gradient.
+    three or more processes, a gradient's position in its bucket affects the order in which the
+    ranks' values are added, and so the last bits of the sum. Without this pass, these bits would
+    differ in the first step after a resume.
     Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     if isinstance(model, DistributedDataParallel):
@@ -213,7 +214,7 @@ def random_states_digest() -> str:
 
 @contextmanager
 def _agreement(folder: Path) -> Iterator[None]:
-    """Raise `UserError` in all processes, and delete `folder`, if the block fails anywhere."""
+    """If the block fails in any process, delete `folder` and raise `UserError` in every process."""
     problem = None
     try:
         yield
@@ -230,7 +231,7 @@ def _agreement(folder: Path) -> Iterator[None]:
 
 
 def _why(error: Exception, folder: Path) -> str:
-    """Return the reason for a failed write. torch and safetensors hide it, so we write again."""
+    """Return the reason for a failed write. torch and safetensors hide it, so we try again."""
     if not isinstance(error, OSError):
         try:
             (folder / "probe").write_bytes(bytes(2**16))

@@ -21,10 +21,10 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
     """Return the folder of this run: `config.run_dir`, or a folder in runs/ named after the config.
 
     Every process calls this before anything is written, and obtains the same folder. A folder
-    contains one run: one config in one environment (see `describe_run`). A run can be resumed in
-    its folder, even with a different number of processes. A finished run can be repeated there.
-    Raises `UserError` if the folder contains a different run or (without `--resume`) an
-    unfinished run, or is not writable.
+    contains one run: one config in one environment (see `describe_run`). In its folder, a run can
+    be resumed, even with a different number of processes, and a finished run can be started again.
+    Raises `UserError` if the folder is not writable, or contains a different run or (without
+    `--resume`) an unfinished run.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
@@ -62,7 +62,7 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Write config.json and environment.json, and print a line about the run."""
+    """Write config.json and environment.json, and print one line that describes the run."""
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
@@ -141,7 +141,10 @@ def _unusable(path: Path) -> UserError:
 
 
 def _folder_of(config: TrainConfig, environment: dict) -> Path:
-    """Return the run's folder, named after the launch and (if not default) the config's digest."""
+    """Return the folder that `--run-dir` or `--resume` selects, or else a folder in runs/.
+
+    Its name in runs/ describes the launch and, if any option is not the default, has a digest.
+    """
     if config.run_dir:
         return Path(config.run_dir)
     if config.resume not in ("", "auto"):

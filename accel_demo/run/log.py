@@ -19,8 +19,8 @@ from accel_demo.wording import counted
 class TrainLog:
     """The metrics of a run. Every process computes them, but only the main process writes them.
 
-    Images per second are counted over all processes and during training only. If the run continues
-    from a checkpoint, `start_step` is the step of the checkpoint and `saved` its `state()`.
+    The images per second are those of all processes together, during training only. If the run
+    continues from a checkpoint, `start_step` is its step, and `saved` the `state()` stored in it.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class TrainLog:
         self.bar: Any = None  # the progress bar of the current epoch
         self.writer = None
         self.start_step = start_step
-        self.images = saved.get("images", 0.0)  # used for training in `seconds`
+        self.images = saved.get("images", 0.0)  # number of images trained on in `seconds`
         self.seconds = saved.get("seconds", 0.0)
         self.test_accuracy = saved.get("test_accuracy", 0.0)
         self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
         self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
 
     def state(self) -> dict:
-        """Return the values of the log that a checkpoint stores, as JSON types."""
+        """Return the state of the log for a checkpoint, as JSON types."""
         metrics = self.folder / "metrics.jsonl"
         return {
             "images": self.images,
@@ -66,7 +66,7 @@ class TrainLog:
         if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
             from torch.utils.tensorboard import SummaryWriter
 
-            # TensorBoard discards values that an earlier start logged from `purge_step` on.
+            # TensorBoard discards steps from `purge_step` on that were logged before the resume.
             folder, step = self.folder / "tensorboard", self.start_step + 1
             self.writer = SummaryWriter(folder, purge_step=step)
         self.restart_clock()

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint, used to check that the checkpoint is complete and unchanged.
 
 `manifest.json` contains the position in the run, and the size and SHA-256 of every file in the
-checkpoint. `manifest.sha256` contains the checksum of the manifest, for `sha256sum --check`.
+checkpoint. `sha256sum --check manifest.sha256` checks the manifest itself.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Damaged(Exception):
 
 
 def seal(folder: Path, facts: dict) -> None:
-    """Flush all files in `folder` to disk, then write a manifest of the files and `facts`."""
+    """Flush all files in `folder` to disk, then write the manifest: `facts` and the checksums."""
     files = {}
     for path in sorted(folder.iterdir()):
         files[path.name] = _size_and_sum(path)
@@ -36,7 +36,7 @@ def seal(folder: Path, facts: dict) -> None:
 
 
 def verify(folder: Path) -> dict:
-    """Return the manifest of a checkpoint. Raises `Damaged` if any byte is changed or missing.
+    """Return the manifest of a checkpoint. Raises `Damaged` if any byte has changed or is missing.
 
     Raises `UserError` if the operating system cannot read a file.
     """
@@ -104,7 +104,7 @@ def checkpoints_of(run: Path) -> list[Path]:
 def position(folder: Path) -> tuple[float, float]:
     """Return (epoch, batches) from the manifest of a checkpoint.
 
-    A checkpoint with an unreadable manifest is treated as the newest, so that it is reported.
+    A checkpoint with an unreadable manifest is treated as the newest, so that it gets reported.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
@@ -131,7 +131,7 @@ def rename(folder: Path, new: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the file names in a folder, to disk. (Folders only on POSIX systems.)"""
+    """Flush a file, or a folder's list of files, to disk. (Folders only on POSIX systems.)"""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -8,8 +8,8 @@ class Progress:
 
     `epoch` is the index of the current epoch, from 0. `batches` counts the micro-batches of this
     epoch on this process, including the current micro-batch. `step` counts finished optimizer
-    steps. A window is the group of micro-batches before one optimizer step. It has
-    `config.accumulate` micro-batches, or fewer at the end of an epoch.
+    steps. A window is the group of micro-batches for one optimizer step: `config.accumulate`
+    micro-batches, or fewer at the end of an epoch.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def is_complete(self) -> bool:
-        """True after the last optimizer step of the run, or if no epoch is left."""
+        """True after the last optimizer step or the last epoch of the run."""
         return self.step >= self.total_steps or self.epoch >= self.epochs
 
     def next_epoch(self) -> None:

@@ -11,19 +11,19 @@ from accel_demo.wording import counted
 
 @dataclass(frozen=True)
 class Start:
-    """The position from which a run starts: a checkpoint folder, or None for a new run.
+    """The position from which a run starts.
 
-    `epoch`, `batches` (per process, of the current epoch) and `step` (optimizer steps) count
-    finished work.
+    `folder` is the checkpoint, or None for a new run. `epoch`, `batches` (per process, in the
+    current epoch) and `step` (optimizer steps) count finished work.
     """
 
     folder: Path | None = None
     epoch: int = 0
     batches: int = 0
     step: int = 0
-    log: dict = field(default_factory=dict)  # what `TrainLog.state` returned
+    log: dict = field(default_factory=dict)  # `TrainLog.state()` from the checkpoint
     random_states: tuple[str, ...] = ()  # one digest per rank
-    other_world: bool = False  # saved by a different number of processes
+    other_world: bool = False  # True if saved by a different number of processes
     remarks: tuple[str, ...] = ()
 
 
@@ -31,7 +31,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     """Return the position that `--resume` selects. Every process finds the same position.
 
     `auto` selects the newest complete checkpoint in the folder `run`, or the beginning if there is
-    no checkpoint. Raises `UserError` if the folder is not a complete checkpoint of this run, if
+    no checkpoint. Raises `UserError` if `--resume` is not a complete checkpoint of this run, if
     continuing would overwrite newer checkpoints or mix two runs, or if a different number of
     processes saved the checkpoint in the middle of an epoch.
     """
@@ -53,7 +53,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         manifest = verify(folder)
     except Damaged as reason:
         raise UserError(
-            f"{folder} is not a complete checkpoint ({reason}). Name a different one, or use "
+            f"{folder} is not a complete checkpoint ({reason}). Choose a different one, or use "
             "--resume auto."
         ) from None
     saved, processes = manifest["environment"], environment["processes"]
@@ -67,7 +67,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
             f"Resume with the same number, or from a checkpoint at the end of an epoch."
         )
     if other_world:
-        # The step that a run with the new number of processes would have reached.
+        # Count the steps that the new number of processes would have taken in these epochs.
         step = epoch * config.steps_per_epoch(batches_per_epoch)
         remarks.append(
             f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "
@@ -75,7 +75,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         )
     total_steps = config.total_steps(batches_per_epoch)
     if step >= total_steps:
-        epoch, step = config.epochs, total_steps  # no steps are left to train
+        epoch, step = config.epochs, total_steps  # the run is already complete
     for name in ("torch", "accelerate", "threads_per_process"):
         if saved[name] != environment[name]:
             remarks.append(

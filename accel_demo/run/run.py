@@ -1,4 +1,4 @@
-"""One run from start to end: its position, metrics and checkpoints, and when it stops."""
+"""Track one training run: its position, metrics and checkpoints, and whether it should stop."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from accel_demo.workarounds import keep_freed_memory
 
 
 class Run:
-    """Everything that a train file does besides training.
+    """Everything that a train file does besides the training itself.
 
     Every process creates a `Run` and calls the same methods in the same order. Inside `Run`, the
     processes communicate only to start, to save and load checkpoints, and to stop after the same
@@ -34,7 +34,7 @@ class Run:
     ):
         """Claim the run's folder and find the position from which the run starts.
 
-        From then on, the process keeps the memory it frees: see `keep_freed_memory`.
+        This also makes the process keep the memory that it frees: see `keep_freed_memory`.
 
         `version` is the name of the train file, without ".py". `batches_per_epoch` is the number of
         micro-batches per epoch on this process. If the folder named by `--run-dir` or `--resume`
@@ -47,7 +47,7 @@ class Run:
         self.folder, start = self.checkpoints.folder, self.checkpoints.start
         self.progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
         self.log = TrainLog(self.folder, config, environment["processes"], start.step, start.log)
-        self.totals = torch.zeros(3, device=device)  # `batch_totals` since the last `log_interval`
+        self.totals = torch.zeros(3, device=device)  # sum since the last `log_interval`
         self.learning_rate = 0.0  # of the last step
         self.must_log = self.must_save = self.is_stopping = False
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def batches_done(self) -> int:
-        """The number of batches of this epoch that were done before an interruption: usually 0.
+        """The number of batches in this epoch that were finished before a resume: usually 0.
 
         Read this before the first batch, because each batch increases it.
         """
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def window_scale(self) -> float:
-        """The factor for the loss: 1, or more in a short window at the end of an epoch."""
+        """The factor for the loss: 1, or above 1 in a short window at the end of an epoch."""
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -113,7 +113,7 @@ class Run:
         progress, config = self.progress, self.config
         progress.step += 1
         self.learning_rate = float(learning_rate)
-        evaluation_follows = progress.ends_epoch or progress.is_complete  # and then a save
+        evaluation_follows = progress.ends_epoch or progress.is_complete  # followed by a save
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
         self.must_save = self.is_stopping or (is_due and not evaluation_follows)
@@ -121,7 +121,7 @@ class Run:
         self.must_log = is_log_step or evaluation_follows or self.must_save
 
     def log_interval(self, totals: Any) -> None:
-        """Log the metrics since the last call. `totals` is float32 [3], over all processes."""
+        """Log the metrics since the last call. `totals` is float32 [3], summed over processes."""
         self.log.interval(self.progress.step, self.learning_rate, totals)
         self.totals = torch.zeros_like(self.totals)
 
@@ -139,7 +139,7 @@ class Run:
         self.log.restart_clock()
 
     def finish(self) -> None:
-        """Write and print the summary. If the run was stopped, print the command to resume instead.
+        """Write and print the summary or, if the run was stopped, print the command to resume it.
 
         Call this after `save_results`, because summary.json marks the run as complete.
         """

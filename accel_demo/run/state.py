@@ -1,6 +1,6 @@
-"""Save and load the training state by hand, in the same files as `accelerator.save_state`.
+"""Save and load the training state without Accelerate, in the same files as Accelerate uses.
 
-Loading a checkpoint cannot run code: we use safetensors, and `torch.load` with `weights_only`.
+Loading a checkpoint cannot execute code: we use safetensors and `torch.load(weights_only=True)`.
 """
 
 import random
@@ -47,7 +47,7 @@ class TrainingState:
         torch.save(states, folder / f"random_states_{self.rank}.pkl")
 
     def load(self, folder: Path) -> None:
-        """Load the files from `save`. A rank without saved random states keeps its current ones."""
+        """Load the files that `save` wrote. A rank without saved random states keeps its own."""
         self.model.load_state_dict(load_file(folder / WEIGHTS))
         for name, other in self.others.items():
             other.load_state_dict(_load(folder / name))
