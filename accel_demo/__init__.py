@@ -1,1 +1,1 @@
-"""Distributed data-parallel training, written once with Accelerate and taken apart."""
+"""Distributed data-parallel training with Accelerate, taken apart piece by piece."""

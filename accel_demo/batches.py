@@ -1,4 +1,4 @@
-"""Shard the samples of an epoch among the processes, and resume an interrupted epoch."""
+"""Shard the samples of each epoch across the processes, and resume an interrupted epoch."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -10,7 +10,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.processes.signals import SIGNALS, ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
-PRELOADED = ["accelerate", "torch.utils.data"]  # slow to import; every worker needs them
+PRELOADED = ["accelerate", "torch.utils.data"]  # every loader worker needs these slow imports
 
 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
@@ -33,9 +33,10 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
 class BatchShardSampler(DistributedSampler):
     """A `DistributedSampler` that assigns whole batches to ranks, as Accelerate does.
 
-    Batch k of the shuffled epoch is assigned to rank `k % world_size`, and an incomplete last round
-    is dropped. PyTorch's `DistributedSampler` assigns individual samples instead. Its batches would
-    differ from Accelerate's, so the trained weights would not match bit for bit.
+    Batch k of the shuffled epoch is assigned to rank `k % world_size`. If the last batches are too
+    few or too small to give every rank a full batch, they are dropped. PyTorch's
+    `DistributedSampler` assigns individual samples instead. Its batches would differ from
+    Accelerate's, so the trained weights would not match bit for bit.
     """
 
     def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):
@@ -50,7 +51,7 @@ class BatchShardSampler(DistributedSampler):
 
 
 def skip_first_batches(loader: DataLoader, done: int, options: dict) -> DataLoader:
-    """Return a loader for the rest of the epoch, without reading the first `done` batches."""
+    """Return a loader that skips the first `done` batches of the epoch without reading them."""
     return DataLoader(loader.dataset, batch_sampler=_Rest(loader.batch_sampler, done), **options)
 
 

@@ -1,4 +1,4 @@
-"""Run `accel-demo COMMAND`: import the command's module from accel_demo/lab/, and call `main`."""
+"""Run `accel-demo COMMAND`: import the command's module in accel_demo/lab/ and call its `main`."""
 
 import gc
 import importlib
@@ -10,24 +10,24 @@ from difflib import get_close_matches
 from accel_demo.errors import Parser, UserError, one_line_errors
 
 COMMANDS = {  # the question that each command answers
-    "doctor": "What hardware do I have, and does my launch config start what it promises?",
+    "doctor": "What hardware do I have, and does my launch config start the processes it promises?",
     "shards": "Which process reads which sample in each epoch?",
-    "lr": "How do more processes change my learning rate and loss?",
+    "lr": "How do the learning rate and the loss change with more processes?",
     "parity": "Do all four versions of the training loop produce the same weights?",
     "timeline": "Where does each process spend its time in a training step?",
-    "scaling": "How much speed do I gain with more processes, and what limits it?",
+    "scaling": "How much faster is training with more processes, and what limits the speed-up?",
     "memory": "What uses the memory during training?",
     "crash": "Does a training run that is killed repeatedly end with the same weights?",
-    "report": "How did my runs go, and how do they differ?",
+    "report": "What are the results of my runs, and how do the runs differ?",
     "predict": "What does my trained model predict for some test images?",
-    "bench": "How fast are the methods in the course on this machine?",
+    "bench": "How fast are the methods from the course on this machine?",
     "check": "Is my answer to an exercise correct?",
 }
 SINGLE_MODULES = {"predict", "check"}  # every other command is a folder with a command.py
 
 
 def main() -> None:
-    """Run the command named on the command line, and exit with the code its `main` returns."""
+    """Run the command that the user typed, and exit with the code that its `main` returns."""
     with one_line_errors():
         width = max(map(len, COMMANDS)) + 2
         questions = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
@@ -35,7 +35,7 @@ def main() -> None:
             f"Distributed data-parallel training, taken apart.\n\ncommands:\n{questions}",
             prog="accel-demo",
             usage="accel-demo COMMAND [OPTIONS]",
-            epilog="Run accel-demo COMMAND --help for its options and two examples.",
+            epilog="Run accel-demo COMMAND --help for the command's options and two examples.",
         )
         parser.add_argument("command", nargs="?", metavar="COMMAND", help=SUPPRESS)
         command = parser.parse_args(sys.argv[1:2]).command

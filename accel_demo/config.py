@@ -21,7 +21,7 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 
 
 def option(default, help, choices=None, fixed=True):
-    """Return a field of TrainConfig with a default, a help text and optional allowed values.
+    """Define a field of TrainConfig. `choices` lists the allowed values, if they are limited.
 
     If `fixed` is true, a run cannot be resumed with a different value of the field.
     """
@@ -57,16 +57,16 @@ class TrainConfig:
     log_every: int = option(10, "optimizer steps between lines in metrics.jsonl")
     track: str = option("no", "also log the metrics with this tool", ("no", "tensorboard"))
     checkpoint_every: int = option(
-        0, "save a checkpoint every N optimizer steps, in addition to every epoch", fixed=False
+        0, "save a checkpoint every N optimizer steps, as well as after every epoch", fixed=False
     )
     keep_last: int = option(2, "number of checkpoints to keep", fixed=False)
     resume: str = option(
         "", "checkpoint folder to continue from; auto means the latest", fixed=False
     )
     collective_timeout: float = option(
-        600.0, "seconds to wait for the other processes", fixed=False
+        600.0, "seconds to wait for other processes before failing", fixed=False
     )
-    run_dir: str = option("", "folder of this run; empty means one in runs/", fixed=False)
+    run_dir: str = option("", "folder of this run; empty means a folder in runs/", fixed=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -93,19 +93,19 @@ class TrainConfig:
             raise UserError(
                 f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
             )
-        # Batch norm needs two values per channel, and a resnet reduces each image to one pixel.
+        # A resnet reduces each image to one pixel, but batch norm needs two values per channel.
         if self.model.startswith("resnet") and self.batch_size < 2:
             raise UserError(f"{self.model} takes batches of two images or more, got --batch-size 1")
         if self.seed >= 2**31:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
     def fixed_choices(self) -> dict:
-        """Return the options that identify a run. The other options may change on resume."""
+        """Return the options that identify a run, and so must not change when it is resumed."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
 
     def steps_per_epoch(self, batches_per_epoch: int) -> int:
-        """Return the number of optimizer steps in an epoch. Batches are counted per process."""
+        """Return the optimizer steps per epoch, given the micro-batches per process and epoch."""
         return math.ceil(batches_per_epoch / self.accumulate)
 
     def total_steps(self, batches_per_epoch: int) -> int:
@@ -123,8 +123,8 @@ class TrainConfig:
 class CommandLine(Parser):
     """The command-line parser of the train files, with one flag for each field of TrainConfig.
 
-    `precision` adds the flag `--mixed-precision`. train.py does not need the flag, because
-    Accelerate reads the precision from its launch config.
+    If `precision` is true, the flag `--mixed-precision` is added. train.py does not need this flag,
+    because Accelerate reads the precision from the launch config.
     """
 
     def __init__(self, description: str | None, precision: bool = False):
@@ -152,7 +152,7 @@ class CommandLine(Parser):
                 )
 
     def read(self, arguments: list[str] | None = None) -> tuple[TrainConfig, argparse.Namespace]:
-        """Return the config and all parsed options, including flags that the program has added.
+        """Return the config and all parsed options, including those that a train file has added.
 
         `arguments` defaults to `sys.argv[1:]`. Raises `UserError` if a value is not allowed.
         """

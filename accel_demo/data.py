@@ -1,4 +1,4 @@
-"""The datasets. No other module depends on the source of the images.
+"""Load the datasets into memory, and read batches of images from them.
 
 A batch is a tuple `(images, labels)`. `images` is a normalised float32 tensor [B, C, H, W] in the
 channels-last memory format, and `labels` is int64 [B].
@@ -18,15 +18,15 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 
 ASSETS = Path(__file__).parent / "assets"
-MAX_SHIFT = 2  # largest shift of an image by the augmentation, in pixels
+MAX_SHIFT = 2  # largest random shift of an image by the augmentation, in pixels
 FASHION_CLASSES = (
     "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle-boot".split()
 )
 DIGITS = list("0123456789")
 CIFAR_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 
-# For each dataset: the class names, then the mean and the standard deviation of each channel over
-# the training images, with pixels from 0 to 1. (A test recomputes them for the packaged images.)
+# For each dataset: the class names, and each channel's mean and standard deviation in the training
+# images, with pixel values from 0 to 1. (A test recomputes them from the packaged images.)
 STATISTICS = {
     "fashion-mnist-small": (FASHION_CLASSES, [0.2860], [0.3530]),
     "fashion-mnist": (FASHION_CLASSES, [0.2860], [0.3530]),
@@ -35,14 +35,14 @@ STATISTICS = {
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
 TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
-# SHA-256 of the packaged files when decompressed, as printed by accel_demo/assets/cut_subset.py.
+# SHA-256 of the packaged files after decompression, as printed by accel_demo/assets/cut_subset.py.
 PACKAGED_SUMS = {
     "train-images-idx3-ubyte": "013e0146a12ffe20bb15231b271b3de75cdf6392179a566b259e9e554ae50969",
     "train-labels-idx1-ubyte": "36e79d5689bd22c4e40dcd2e719eb4e07124df9e3b22384e8578b09b31a63206",
     "t10k-images-idx3-ubyte": "3e9b507a3cb1d1344415e149e61fdf784953c643c8b19df8d88ae3e60dff3985",
     "t10k-labels-idx1-ubyte": "9821ef487dcd05ed9346314c9f074d1cda0f8273407030954d974c72596fbaf8",
 }
-# SHA-256 of the decompressed Fashion-MNIST files. (The MNIST files have the same names.)
+# SHA-256 of the decompressed Fashion-MNIST files. The MNIST files have the same names, but differ.
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -52,10 +52,10 @@ FASHION_MNIST_SUMS = {
 
 
 def download(config: TrainConfig) -> None:
-    """Download a full dataset into `config.data_dir` if it is missing. Call it once per machine.
+    """Download a full dataset to `config.data_dir` if its files are missing there.
 
-    A failed download raises no error here. `load_datasets` raises the error later, in every
-    process.
+    Call this in one process per machine. A failed download raises no error here, so that all
+    processes raise the same error later, in `load_datasets`.
     """
     if config.dataset in TORCHVISION_NAMES and not _is_there(config):
         with suppress(OSError, RuntimeError):
@@ -89,12 +89,12 @@ def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -
 
 
 class ImageSet(Dataset):
-    """The images and labels of one split, held in memory as two tensors and read in batches.
+    """The images and labels of one split, kept in memory as two tensors and read in batches.
 
     `images` is uint8 [N, C, H, W] and `labels` is int64 [N]. `mean` and `std` contain one number
     per channel. If `augment` is true, each image is randomly shifted by up to `MAX_SHIFT` pixels
-    and flipped with probability 0.5. `set_epoch` draws the shifts and flips from the seed and the
-    epoch, so they do not depend on the number of processes or loader workers.
+    and flipped with probability 0.5. `set_epoch` derives them from the seed and the epoch, so
+    that they do not depend on the number of processes or loader workers.
     """
 
     def __init__(self, images, labels, class_names, mean, std, augment=False, seed=0):
@@ -112,7 +112,7 @@ class ImageSet(Dataset):
         if not self.augment:
             return
         generator = torch.Generator().manual_seed(self.seed + epoch)
-        shape = (len(self), 2)  # (top, left) of each image's window into the padded image
+        shape = (len(self), 2)  # for each image: where to crop the padded image (top, left)
         self.corners = torch.randint(0, 2 * MAX_SHIFT + 1, shape, generator=generator)
         self.mirrored = torch.rand(len(self), generator=generator) < 0.5
 
@@ -124,7 +124,7 @@ class ImageSet(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch with one indexing operation. DataLoader prefers this to `__getitem__`."""
+        """Return a whole batch at once. DataLoader calls this method instead of `__getitem__`."""
         chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
         images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
         if self.augment:
@@ -179,7 +179,7 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
     elif not _is_there(config):
         raise UserError(
             f"{config.dataset} is not in {config.data_dir} and could not be downloaded. "
-            "Check the network connection, or name its folder with --data-dir."
+            "Check the network connection, or pass its folder with --data-dir."
         )
     elif config.dataset == "cifar10":
         images, labels = _read_cifar10(config, split)
@@ -211,13 +211,13 @@ def _read_split(
 def _read_cifar10(config: TrainConfig, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         full = _torchvision_set(config, split)
-    except (OSError, RuntimeError):  # torchvision verifies the checksums
+    except (OSError, RuntimeError):  # raised by torchvision, for example if a checksum is wrong
         raise UserError(f"cifar10 in {config.data_dir} is damaged. Delete its files.") from None
     return torch.as_tensor(full.data).permute(0, 3, 1, 2), torch.as_tensor(full.targets)
 
 
 def _is_there(config: TrainConfig) -> bool:
-    """Return True if the files of the dataset exist. Damage is only detected by reading them."""
+    """Return True if the files of the dataset exist. They are not checked for damage here."""
     if config.dataset == "cifar10":
         return Path(config.data_dir, "cifar-10-batches-py").is_dir()
     folder = _idx_folder(config)
@@ -227,7 +227,7 @@ def _is_there(config: TrainConfig) -> bool:
 
 
 def _idx_folder(config: TrainConfig) -> Path:
-    """Return the folder of the idx files: the data folder itself, or torchvision's folder in it."""
+    """Return the folder of the idx files: `data_dir` itself, or torchvision's subfolder of it."""
     folder = Path(config.data_dir)
     if config.dataset == "fashion-mnist" and any(folder.glob("*-ubyte*")):
         return folder
@@ -235,14 +235,14 @@ def _idx_folder(config: TrainConfig) -> Path:
 
 
 def _torchvision_set(config: TrainConfig, split: str, download: bool = False):
-    from torchvision import datasets  # imported here: slow, and rarely needed
+    from torchvision import datasets  # imported here, because the import is slow and rarely needed
 
     kind = getattr(datasets, TORCHVISION_NAMES[config.dataset])
     return kind(config.data_dir, train=split == "train", download=download)
 
 
 def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noise images with a bright patch, and labels given by the position of the patch."""
+    """Return noise images with one bright patch each. The patch's position is the label."""
     samples = samples or {"train": 2048, "test": 512}[split]
     if samples > 1_000_000:
         raise UserError(f"{split}_samples must be at most 1000000 for synthetic, got {samples}")

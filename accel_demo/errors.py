@@ -1,4 +1,4 @@
-"""Report a user's mistake in one line, from a single process, with exit code 2."""
+"""Report a user's mistake in one line, from only one process, and exit with code 2."""
 
 import argparse
 import os
@@ -35,23 +35,23 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print a `UserError` as one line on stderr, and exit with code 2. Other errors are our bugs.
+    """Print a `UserError` as one line on stderr, and exit with code 2. Other errors pass through.
 
-    Usually every process raises the same error, and only rank 0 prints it. The other ranks wait:
-    when rank 0 exits, the launcher stops them. If a rank is still running after `PATIENCE` seconds,
-    the error occurred only on this rank (for example, its disk is full), so it prints the error.
+    Usually every process raises the same error, and only rank 0 prints it. The other ranks wait
+    until rank 0 exits and the launcher stops them. If a rank is still running after `PATIENCE`
+    seconds, only this rank had the error (for example, its disk is full), so it prints the error.
     """
     try:
         yield
     except UserError as error:
         _give_up(str(error))
-    except KeyboardInterrupt:  # before the run handles signals, or after the run
+    except KeyboardInterrupt:  # Ctrl-C before or after the run, which handles it itself
         say("stopped")
         sys.exit(130)
 
 
 def _give_up(message: str) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is no step to finish
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exit at once: there is no step to finish
     if os.environ.get("RANK", "0") != "0":
         time.sleep(PATIENCE)
     say(f"error: {message}")

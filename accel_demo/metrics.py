@@ -1,15 +1,15 @@
-"""Metrics as totals, which can be summed over batches and processes."""
+"""Compute metrics as totals, which can be summed over batches and processes."""
 
 import torch
 import torch.nn.functional as F
 
 
 def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the summed loss, the number of correct predictions and the batch size: float32 [3].
+    """Return the summed loss, the number of correct predictions and the batch size as float32 [3].
 
     We sum totals instead of averaging means, because batches may differ in size. `logits` is
     [B, classes] and `labels` is int64 [B]. This function does not wait for the device. Float32
-    counts up to 16.7 million images exactly.
+    can count up to 16.7 million images exactly.
     """
     logits = logits.detach().float()
     loss = F.cross_entropy(logits, labels, reduction="sum")
@@ -18,6 +18,6 @@ def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def means(totals: torch.Tensor, prefix: str) -> dict[str, float]:
-    """Convert totals to the mean loss and the accuracy: `PREFIX_loss` and `PREFIX_accuracy`."""
+    """Return the mean loss and the accuracy as `PREFIX_loss` and `PREFIX_accuracy`."""
     loss, correct, images = totals.tolist()
     return {f"{prefix}_loss": loss / images, f"{prefix}_accuracy": correct / images}

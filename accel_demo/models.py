@@ -35,7 +35,7 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
     """Return the default network. Each of its three stages halves the height and the width."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, kernel_size=3, padding=1, bias=False),
-        nn.MaxPool2d(2),  # before the norm, which then processes a quarter of the values
+        nn.MaxPool2d(2),  # pool first, so that the batch norm processes 1/4 of the values
         nn.BatchNorm2d(24),
         nn.ReLU(),
         nn.Conv2d(24, 64, kernel_size=3, stride=2, padding=1, bias=False),
@@ -51,7 +51,7 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """Return a network without batch norm, so the images in a batch do not affect each other."""
+    """Return a network without batch norm, so that images in a batch do not affect each other."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
         nn.ReLU(),
@@ -65,7 +65,7 @@ def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 def resnet(name: str, channels: int) -> nn.Module:
     """Return torchvision's resnet18 or resnet101 for ten classes and `channels` input channels."""
-    from torchvision import models  # imported here: slow, and rarely needed
+    from torchvision import models  # imported here, because the import is slow and rarely needed
 
     model = getattr(models, name)(num_classes=CLASSES)
     if channels != 3:
@@ -74,7 +74,7 @@ def resnet(name: str, channels: int) -> nn.Module:
 
 
 class VGG11(nn.Module):
-    """VGG configuration A for 32×32 images, as `features` and `classifier`. Pads smaller images.
+    """VGG configuration A for 32×32 images. Smaller images are padded to this size.
 
     Five pooling layers reduce a 32×32 image to one pixel with 512 channels, so the classifier is
     smaller than in the paper.
@@ -94,7 +94,7 @@ class VGG11(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(512, 512), nn.ReLU(), nn.Dropout(dropout), nn.Linear(512, CLASSES)
         )
-        for layer in self.modules():  # otherwise 11 layers without batch norm do not learn
+        for layer in self.modules():  # with PyTorch's default weights, the network does not learn
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType] (it has a bias)

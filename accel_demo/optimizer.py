@@ -14,13 +14,13 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer `config.optimizer` for all parameters of `model`.
 
-    `precision` is "no", "bf16" or "fp16". The optimizer is fused: a step makes one pass over each
-    parameter instead of one pass per operator. With fp16 the optimizer is not fused. A fused kernel
-    skips a step that overflowed, but Accelerate then reports that the step was not skipped.
+    `precision` is "no", "bf16" or "fp16". Except with fp16, the optimizer is fused: a step
+    makes one pass over each parameter instead of one pass per operator. With fp16, a fused kernel
+    would skip steps that overflow, but Accelerate would report that no step was skipped.
     Source: https://github.com/huggingface/accelerate/issues/4242
     """
     skip_the_search_for_lomo()
-    fused = None if precision == "fp16" else True  # False would also disable foreach
+    fused = None if precision == "fp16" else True  # not False, which also disables foreach
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": fused}
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
@@ -49,6 +49,6 @@ def make_scheduler(
 
 
 def set_schedule(scheduler: LambdaLR, step: int) -> None:
-    """Move the schedule to the position after `step` optimizer steps, ignoring its loaded state."""
+    """Set the schedule to its position after `step` optimizer steps, replacing any loaded state."""
     scheduler.last_epoch = step - 1
     scheduler.step()

@@ -1,4 +1,4 @@
-"""The results of a finished run: the trained model and its predictions on the test set."""
+"""Save the results of a finished run: the trained model and its predictions on the test set."""
 
 import base64
 import dataclasses
@@ -15,7 +15,7 @@ from accel_demo.models import make_model
 from accel_demo.processes.connect import autocast_for
 from accel_demo.run.folder import read_json, save_model, write_json
 
-MOST_MISTAKES = 24  # maximum number of wrong predictions stored with their images
+MOST_MISTAKES = 24  # maximum number of wrong predictions to store with their images
 
 
 def save_results(
@@ -27,12 +27,12 @@ def save_results(
 ) -> None:
     """Write model.safetensors and predictions.json. Call this in one process only.
 
-    Weights on the device are used without a copy. A copy could raise the peak memory in the
-    summary, which should be the peak of the training itself.
+    Weights that are already on the device are not copied, because a copy could raise the peak
+    memory in summary.json, which should be the peak of the training alone.
     """
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
-    with torch.device("meta"):  # allocates no memory
+    with torch.device("meta"):  # so that no memory is allocated
         model = make_model(dataclasses.replace(config, compile=False))
     model.load_state_dict(state_dict, assign=True)
     model.to(device)  # in case the weights are on the CPU
@@ -48,7 +48,7 @@ def logits_of(
     precision: str,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return the logits for all test images, in order: float32 [N, classes] on the CPU.
+    """Return the logits of all test images, in dataset order: float32 [N, classes] on the CPU.
 
     `precision` is the precision of the training run: "no", "bf16" or "fp16".
     """
@@ -65,8 +65,8 @@ def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
     """Return the confusion matrix, and the most confident mistakes with their images.
 
     `confusion[i][j]` is the number of images of class i that are predicted as class j. `mistakes`
-    is sorted by probability, highest first; `png` contains the image in base64. `logits` is
-    float32 [N, classes].
+    is sorted by probability, highest first. Its `png` values are base64-encoded images. `logits`
+    is float32 [N, classes].
     """
     labels = test_set.labels
     probabilities, predicted = logits.softmax(dim=1).max(dim=1)

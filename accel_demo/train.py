@@ -3,9 +3,9 @@
 python accel_demo/train.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_demo/train.py
 
-`accelerator.prepare` moves the model and each batch to the device of its process. If there are
-several processes, it wraps the model in DistributedDataParallel (DDP). The precision (autocast, and
-loss scaling for fp16) is set by the launcher, not by `config`.
+`accelerator.prepare` moves the model and each batch to the device of this process. If there are
+several processes, it also wraps the model in DistributedDataParallel (DDP). The launcher, not
+`config`, sets the precision: autocast, and loss scaling for fp16.
 """
 
 import torch
@@ -30,12 +30,12 @@ from accel_demo.run.run import Run
 
 def main(config: TrainConfig) -> None:
     # Processes: connect them, and assign a device to each
-    connect(config.collective_timeout)  # Accelerator() also connects, but fails after a restart
+    connect(config.collective_timeout)  # Accelerator() alone would fail after a restart
     stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
-        step_scheduler_with_optimizer=False,  # otherwise it advances once per process
+        step_scheduler_with_optimizer=False,  # or the schedule would advance once per process
         dataloader_config=DataLoaderConfiguration(
             use_seedable_sampler=True, data_seed=config.seed, non_blocking=True
         ),

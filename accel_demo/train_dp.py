@@ -1,4 +1,4 @@
-"""Train with nn.DataParallel, for comparison: one process, with one thread per GPU.
+"""Train with nn.DataParallel, for comparison: in one process, with one thread per GPU.
 
 python accel_demo/train_dp.py
 

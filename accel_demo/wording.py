@@ -2,7 +2,7 @@
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and a noun: "1 process", "2 processes", "3 connected processes".
+    """Return the number and the noun: "1 process", "2 processes", "3 connected processes".
 
     Pass `noun` in the singular.
     """
@@ -11,17 +11,17 @@ def counted(number: int, noun: str) -> str:
 
 
 def byte_size(number: float) -> str:
-    """Return a number of bytes in a suitable unit: "800 B", "12 KiB", "1.5 GiB"."""
+    """Format a number of bytes in a suitable unit: "800 B", "12 KiB", "1.5 GiB"."""
     return _in_units(number, {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1})
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in a suitable unit: "35 µs", "1.25 ms", "3.2 s"."""
+    """Format a duration in a suitable unit: "35 µs", "1.25 ms", "3.2 s"."""
     return _in_units(seconds, {"s": 1, "ms": 1e-3, "µs": 1e-6})
 
 
 def _in_units(number: float, units: dict[str, float]) -> str:
-    """Format the number with three digits, in the largest unit that does not exceed it."""
+    """Format the number with three significant digits, in the largest unit that is not above it."""
     unit = next((unit for unit, size in units.items() if abs(number) >= size), [*units][-1])
     value = number / units[unit]
     return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Workarounds for problems in the libraries and the system, each with its reason and source."""
+"""Work around problems in the libraries and the operating system."""
 
 import atexit
 import ctypes
@@ -16,21 +16,21 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-# Import this module before a process group exists. Otherwise DDP imports it later, and the default
-# arguments of its functions (group=WORLD) keep the process group and its threads alive until Python
-# has exited. See `_end_group_threads_at_exit`.
+# Import torch.distributed.nn.functional before a process group exists. Otherwise DDP imports it
+# later, and the default arguments of its functions (group=WORLD) keep the group and its threads
+# alive until Python has exited. `_end_group_threads_at_exit` explains why this is a problem.
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep the memory it frees instead of returning it to the system.
+    """Make this process keep the memory that it frees, instead of returning it to the system.
 
-    Each training step frees the tensors of the step before and allocates the same sizes again. By
-    default, the C library returns large blocks to the system, and the system must then clear and
-    map every page again. For a small network on a CPU, this work takes a large part of each step.
-    The drawback is that the process never shrinks. Without glibc, this function has no effect.
+    Each training step frees the tensors of the previous step and allocates equally large ones. By
+    default, the C library returns large blocks to the system, which must clear and map their pages
+    again at the next allocation. For a small network on a CPU, this takes a large part of each
+    step. The drawback is that the process never shrinks. Without glibc, the function has no effect.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers from malloc.h
@@ -45,8 +45,8 @@ def skip_the_search_for_lomo() -> None:
     """Stop Accelerate from searching the disk for an optimizer package in each training step.
 
     Accelerate's `optimizer.step` checks twice whether the package `lomo_optim` is installed, and
-    each check searches every folder in `sys.path`. An entry of None in `sys.modules` skips the
-    search. We use no optimizer from that package.
+    each check searches every folder in `sys.path`. If the package's entry in `sys.modules` is None,
+    Python does not search. We do not use this package.
     Source: `is_lomo_available` in accelerate/utils/imports.py
     """
     sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
@@ -69,13 +69,13 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
-    """Return DataLoader options that prevent workers from hanging at their start.
+    """Return DataLoader options that prevent workers from hanging when they start.
 
-    By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if a
-    different thread enters Python during the fork: the worker inherits a lock that is never
-    released. A gloo thread enters Python shortly after a collective, to release its tensors. So if
-    a process group exists, we fork the workers from a server without such threads, which is the
-    default in Python 3.14. The server imports the modules `preloaded` once, and blocks
+    By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if
+    another thread starts to run Python code during the fork, because the worker inherits a lock
+    that is never released. Gloo's threads do so to release tensors shortly after a collective. So
+    if a process group exists, we fork the workers from a server that has no such threads, which is
+    the default in Python 3.14. The server imports the modules `preloaded` once, and blocks
     `stop_signals`.
     Source: https://github.com/python/cpython/issues/112275
     """
@@ -83,8 +83,8 @@ def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -
         return {}
     multiprocessing.set_forkserver_preload(preloaded)
     multiprocessing.resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-    # The server inherits the blocked signals. Otherwise SIGTERM would kill the server and its
-    # workers, which the training process needs to finish its step.
+    # The server inherits the blocked signals, so that SIGTERM does not kill it and the workers,
+    # which the training process needs to finish its step.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     multiprocessing.forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -94,11 +94,11 @@ def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -
 def fresh_rendezvous(timeout: float) -> dict:
     """Return keyword arguments for `init_process_group` that still work after a restart.
 
-    They are the key-value `store` of the launch, the `rank` of this process, the `world_size`, and
-    the `timeout` of every collective. The parameter `timeout` is in seconds.
+    The arguments are the launch's key-value `store`, the `rank` of this process, the `world_size`,
+    and the `timeout` of every collective. The parameter `timeout` is in seconds.
 
-    If one worker fails, torchrun can restart all workers. The store then still contains the
-    addresses of the dead processes, and a new process that reads such an address fails with
+    If one worker fails, torchrun can restart all workers. After a restart, the store still contains
+    the addresses of the dead processes, and a new process that reads such an address fails with
     "connectFullMesh … Connection refused". So the keys get a new prefix at each start.
 
     This function also makes Python collect garbage at exit: see `_end_group_threads_at_exit`.
@@ -124,10 +124,10 @@ def _end_group_threads_at_exit() -> None:
 
     A gloo thread releases the tensors of a collective shortly after the collective has returned,
     and needs Python's global lock (the GIL) to do so. If Python is already shutting down, the
-    process aborts with "terminate called without an active exception". This happens once in
-    hundreds of launches under load. The threads end when the last reference to the group is
-    dropped. DDP holds a reference, and if the DDP model is part of a reference cycle, only the
-    garbage collector drops it.
+    process aborts with "terminate called without an active exception". Under load, this happens
+    once in hundreds of launches. The threads end when the last reference to the group is dropped.
+    DDP keeps a reference to the group, and if the DDP model is part of a reference cycle, only the
+    garbage collector can free the model. So we run it at exit.
     Source: https://github.com/pytorch/pytorch/pull/179291
     """
     atexit.register(gc.collect)
@@ -138,9 +138,9 @@ def _prefix_of_this_start(store: dist.Store, rank: int, world_size: int, deadlin
 
     Rank 0 draws the prefix. Every other rank writes a question with a random ID, and waits for the
     answer with the same ID. Rank 0 cannot distinguish current questions from questions of an
-    earlier start. So it answers every question until all ranks have confirmed the prefix. (On one
-    machine, the number of restarts would be enough. With several machines, each launcher counts
-    separately.)
+    earlier start, so it answers every question until all ranks have confirmed the prefix. (On one
+    machine, the number of restarts could be the prefix. But with several machines, each machine's
+    launcher counts only its own restarts.)
     """
     if rank > 0:
         question = uuid.uuid4().hex

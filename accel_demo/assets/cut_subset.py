@@ -1,10 +1,10 @@
-"""Create the packaged subset of Fashion-MNIST, with equally many images in each class.
+"""Create the packaged subset of Fashion-MNIST, with equally many images of each class.
 
 python accel_demo/assets/cut_subset.py FOLDER_WITH_THE_FOUR_IDX_FILES
 
-Writes the four gzipped idx files beside this script, and prints the SHA-256 digests of their
-decompressed contents for PACKAGED_SUMS in accel_demo/data.py. The same seed always selects the same
-images. (`pytest -m system` creates the subset again and compares it.)
+Writes four gzipped idx files beside this script, and prints the SHA-256 digests of their
+decompressed contents, to be copied to PACKAGED_SUMS in accel_demo/data.py. The same seed always
+selects the same images. (`pytest -m system` creates the files again and compares them.)
 """
 
 import gzip
@@ -21,7 +21,7 @@ PER_CLASS = {"train": 1200, "t10k": 200}
 
 
 def idx_bytes(tensor: torch.Tensor) -> bytes:
-    """Encode a uint8 tensor as idx: two zeros, 8 for uint8, the rank, 4-byte sizes, the data."""
+    """Encode a uint8 tensor as idx: bytes 0, 0, 8 (uint8), dimensions, 4-byte sizes, data."""
     sizes = b"".join(size.to_bytes(4, "big") for size in tensor.shape)
     return bytes([0, 0, 8, tensor.dim()]) + sizes + tensor.numpy().tobytes()
 
