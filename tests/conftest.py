@@ -1,4 +1,4 @@
-"""Fixtures and helpers that start processes, and that reset the state before each test."""
+"""Fixtures and helpers for all tests, mostly to start processes and to reset global state."""
 
 import json
 import multiprocessing
@@ -23,36 +23,36 @@ from accel_demo.processes.environment import LOOPBACK, rank_environment
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.fork_server_main import adopt_orphans
 
-# Use one thread in every process. The processes share two cores, and with one thread, sums are
-# computed in the same order everywhere. This must be set before torch is imported.
+# Use one thread per process, because many processes share the cores, and because the number of
+# threads changes the order of additions. This must be set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-# Hide the GPUs so that tests behave the same on every machine. GPU tests pass VISIBLE_GPUS.
+# Hide the GPUs, so that tests behave the same everywhere. GPU tests undo this with VISIBLE_GPUS.
 GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
 os.environ["HF_HOME"] = os.devnull  # hides the user's default config from `accelerate launch`
 
-# A shell that starts pytest in the background makes pytest and its child processes ignore Ctrl-C.
-# Restore the handler that Python installs in the foreground.
+# If a shell starts pytest in the background, pytest and its child processes ignore SIGINT. Restore
+# Python's default handler.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 8  # seconds; with torch imported, a process takes up to 2 s to exit, more under load
+GRACE = 8  # seconds; a process that has imported torch takes up to 2 s to exit, or more under load
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent  # contains accelerate, torchrun and accel-demo
 
-adopt_orphans()  # orphans become children of this process, so the tests find them (Linux only)
+adopt_orphans()  # makes orphans children of this process, so that tests can find them (Linux only)
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--real", action="store_true", help="start every process for real, without the fork server"
+        "--real", action="store_true", help="start every process normally, without the fork server"
     )
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
@@ -62,14 +62,14 @@ def pytest_configure(config):
     always_real = config.getoption("--real")
 
 
-# The slowest files. They start first, so that pytest does not wait for one of them at the end.
+# The slowest files. They run first, so that all pytest workers finish at about the same time.
 LONGEST = ("test_stop_and_kill.py", "test_resume.py", "test_tutorials.py", "test_fork_server.py")
 LONGEST += ("test_doctor.py",)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Put the longest files first. With `--shuffle`, put files and tests in a random order."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # a stable sort
+    """Run the slowest files first. With `--shuffle`, shuffle the files and the tests in each."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # keeps the order otherwise
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
@@ -84,14 +84,14 @@ def reset_state():
     """Set the random seeds and the number of threads before each test.
 
     After the test, restore the environment and the working directory. The test fails if it has
-    changed a setting in `settings_of_torch` without restoring it.
+    changed one of the `settings_of_torch` and has not restored it.
     """
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if can_fork():
-        os.environ["PYTHON_EXEC"] = fork_server().python  # launchers fork workers, too
+        os.environ["PYTHON_EXEC"] = fork_server().python  # so that launchers fork their workers
         multiprocessing.set_executable(fork_server().python)
     environment, folder, settings = dict(os.environ), os.getcwd(), settings_of_torch()
     yield
@@ -127,10 +127,10 @@ def run_to_end(command, timeout=120, cwd=REPOSITORY, real=False, **environment):
 def run_all(
     commands, timeout=120, cwd=REPOSITORY, real=False, environments=None
 ) -> list[SimpleNamespace]:
-    """Run commands at the same time. If a command fails, kill the remaining commands.
+    """Run commands in parallel. As soon as one of them fails, kill the others.
 
-    Return the returncode, stdout and stderr of each command. The test fails for the same reasons
-    as with `start`.
+    Return the returncode, stdout and stderr of each command. The test fails in the same cases as
+    with `start`.
     """
     before = processes_below_this_one()
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def run_all(
 def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
     """Run a Python program in connected processes, as `torchrun --nproc-per-node N` does.
 
-    Return the stdout and stderr of all ranks, and the returncode of the first rank that failed.
+    Return the stdout and stderr of all ranks, and the returncode of the lowest failed rank, or 0.
     """
     with rank_environments(processes) as environments:
         commands = [["python", *arguments]] * processes
@@ -179,7 +179,8 @@ def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
 def rank_environments(processes: int, rank_0_keeps_the_store: bool = False):
     """Yield the environment variables of each rank.
 
-    This process hosts the store, as torchrun does, unless `rank_0_keeps_the_store` is set.
+    This process hosts the TCP store, as torchrun does. If `rank_0_keeps_the_store` is set, the
+    process of rank 0 hosts it.
     """
     if rank_0_keeps_the_store:  # as with srun and mpirun
         port = launch.free_port()
@@ -194,7 +195,7 @@ def rank_environments(processes: int, rank_0_keeps_the_store: bool = False):
 
 
 def run_training(program, arguments, processes: int, timeout=120):
-    """Run a train file, or a similar program, in `processes` processes without a launcher."""
+    """Run a train file or another program in `processes` processes, without a launcher."""
     if processes == 1 and "ddp" not in str(program):
         return run_to_end(["python", program, *arguments], timeout)
     return run_ranks([program, *arguments], processes, timeout)
@@ -204,8 +205,8 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
     """Start a command. Return a `subprocess.Popen`, or a `ForkedProcess` with the same methods.
 
     A Python program is forked from the fork server, which takes milliseconds instead of seconds.
-    With `real`, the command and its child processes start without the fork server. Tests of the
-    start-up itself need this.
+    With `real`, neither the command nor its child processes are forked from it. Some tests need
+    this, because a forked program does not start or exit exactly like a real one.
     """
     options = {name: environment.pop(name) for name in OPTIONS if name in environment}
     command = [sys.executable if word == "python" else str(word) for word in command[:1]] + [
@@ -242,9 +243,10 @@ def pytest_sessionfinish():
 
 
 def wait_for_all(processes: list, timeout: float) -> bool:
-    """Wait until all processes have exited or one has failed. Return False on a timeout.
+    """Wait until all processes have exited, one has failed, or the time is up.
 
-    Then kill the processes that are still running, and their descendants.
+    Then kill the processes that are still running, and their descendants. Return False if the time
+    was up.
     """
     deadline = time.monotonic() + timeout
     running = list(processes)
@@ -270,11 +272,12 @@ def processes_below_this_one() -> set[psutil.Process]:
 
 
 def left_behind(before: set[psutil.Process]) -> list[str]:
-    """Kill the descendants of this process that are not in `before`, and describe each of them.
+    """Kill the descendants of this process that are not in `before`, and return their descriptions.
 
-    They first get `GRACE` seconds to exit. The search also finds processes whose parent has exited,
+    They first get `GRACE` seconds to exit. Processes whose parent has exited are found as well,
     because orphans become children of this process. Descendants of a process in `before`, other
-    than the fork server, are ignored: an open browser starts helper processes at any time.
+    than the fork server, are ignored, because an open browser can start helper processes at any
+    time.
     """
     server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
     started = processes_below_this_one() - before
@@ -316,10 +319,10 @@ def kill(processes: list[psutil.Process]) -> None:
 
 @pytest.fixture
 def train(tmp_path):
-    """`train(file, *flags, processes=N)` trains in a new folder and returns the folder.
+    """`train(file, *flags, processes=N)` runs a train file in a new folder and returns the folder.
 
-    It asserts that N connected processes trained. The processes are forked with the environment
-    variables that torchrun sets. With `--real`, a launcher starts them, as it does for a user.
+    It asserts that N connected processes trained. The fixture forks the processes and sets the
+    environment variables that torchrun would set. With `--real`, it uses the real launcher instead.
     """
 
     def train(file: str, *flags, processes: int = 1, name: str | None = None):
@@ -344,9 +347,9 @@ def train(tmp_path):
 def together(tmp_path_factory):
     """`together(function, N, **arguments)` calls a function of a test module in N processes.
 
-    It returns a list with the result of each rank, and asserts that N processes were connected.
-    `torch.save` must be able to write the arguments and the results. The test fails if a process
-    raises an error.
+    It asserts that N processes were connected, and returns a list with the result of each rank.
+    `torch.save` must be able to save the arguments and the results. The test fails if the function
+    raises an error in any process.
     """
 
     def together(function, processes: int, timeout=120, environment=None, **arguments) -> list:
@@ -384,8 +387,8 @@ def chromium(tmp_path_factory):
 def open_page(chromium):
     """`open_page(file, width=1280)` opens an HTML file and returns the Playwright page.
 
-    The test fails at its end if the page has requested any other file, written to the browser's
-    console, or raised an error.
+    After the test, the fixture asserts that the page has requested no other file, written nothing
+    to the browser's console and raised no error.
     """
     pages, problems = [], []
 
@@ -414,11 +417,11 @@ def open_page(chromium):
 
 
 def launcher(file: str, processes: int) -> list[str]:
-    """Return the launcher command with which a user starts a train file on N processes."""
+    """Return the command, up to the file name, with which a user launches a train file."""
     if file == "train.py":
         config = {1: "cpu.yaml", 2: "cpu_two_processes.yaml"}[processes]
         return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]
     if file == "train_ddp.py":
         return ["torchrun", "--standalone", "--nproc-per-node", str(processes)]
-    assert processes == 1, f"{file} runs in one process"
+    assert processes == 1, f"{file} supports only one process"
     return ["python"]

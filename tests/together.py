@@ -11,7 +11,7 @@ from accel_demo.processes.group import run_in_group
 
 
 def call(device: torch.device, target: str, folder: Path) -> None:
-    """Call the function in this process, and pass the device if it has a `device` parameter."""
+    """Call the function in this process, passing the device to its `device` parameter, if any."""
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     arguments = torch.load(folder / "arguments.pt", weights_only=False)

@@ -1,4 +1,4 @@
-"""Compare 4 accumulated batches of 8 with one batch of 32, in correct and incorrect methods."""
+"""Compare one batch of 32 with 4 batches of 8, accumulated by correct and by incorrect methods."""
 
 import random
 
@@ -42,7 +42,7 @@ def observe_all() -> tuple[list[AccumulationRecord], list]:
 def random_windows() -> list:
     """Accumulate by hand over windows of random length and batch size.
 
-    Returns the verdict of `compare` and the number of optimizer steps for each window.
+    For each window, returns the verdict of `compare` and the number of optimizer steps.
     """
     draw, results = random.Random(0), []
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -93,7 +93,7 @@ def test_each_method_has_the_expected_all_reduces_steps_and_gradients(together, 
 
 
 def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
-    """Check that the all-reduce follows the last forward of a window and precedes its step."""
+    """Check that all methods but two all-reduce only between the last forward and the step."""
     window = [*["forward"] * 4, "all-reduce", "step"]
     expected = {
         ONE: ["forward", "all-reduce", "step"],

@@ -84,7 +84,7 @@ if __name__ == "__main__":
 """
 
 
-def test_two_processes_use_one_thread_each_even_after_a_launch_of_one(start, tmp_path):
+def test_two_processes_use_one_thread_each_even_after_a_launch_of_one_process(start, tmp_path):
     program = tmp_path / "two_launches.py"
     program.write_text(TWO_LAUNCHES)
     result = start(["python", program], OMP_NUM_THREADS=None)

@@ -1,4 +1,4 @@
-"""Every init method connects two processes, and the program lists the backends of this build."""
+"""Every init method connects two processes, and the program lists torch's backends."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_two_processes_meet_by_each_of_the_three_init_methods(start, tmp_path):
 @pytest.mark.filterwarnings("ignore:For MPI backend, world_size")
 @pytest.mark.parametrize("name", CARRIES)
 def test_a_backend_is_built_in_unless_torch_says_that_it_is_not(name):
-    """torch also refuses a built-in backend if its device is missing, so check the reason."""
+    """torch also refuses a built-in backend whose device is missing, so check the error."""
     refused = ""
     try:
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)

@@ -41,9 +41,9 @@ cases = st.fixed_dictionaries(
 
 
 def compare_with_the_library(device, examples):
-    """Compare our collectives with torch.distributed in random cases, the same on all ranks.
+    """Compare our collectives with torch.distributed in random cases, which all ranks share.
 
-    Returns the number of cases, of reductions, and of reductions that are not bit-equal.
+    Returns the number of cases, of reductions, and of reductions that were not bitwise equal.
     """
     counts = {"cases": 0, "reductions": 0, "not bit-equal": 0}
 
@@ -63,7 +63,7 @@ def compare_with_the_library(device, examples):
         except Exception as error:  # if only one rank raised it, the others would hang
             mistake = repr(error)
         dist.all_gather_object(wrong, mistake)
-        assert not any(wrong), wrong  # on all ranks, so that they shrink the case together
+        assert not any(wrong), wrong  # fails on every rank, so that all shrink the same case
 
     all_agree()
     return counts
@@ -75,7 +75,7 @@ def compare(case, device, counts) -> str:
     ranks, root = range(wire.world_size), case["root"] % wire.world_size
     counts["cases"] += 1
 
-    def make(rank, number=0):  # a tensor of any rank
+    def make(rank, number=0):  # every rank can make the tensors of all ranks
         seed = (case["seed"] * 31 + rank) * 31 + number
         generator = torch.Generator().manual_seed(seed)
         values = torch.randn(case["shape"], generator=generator) * 3
@@ -135,7 +135,7 @@ def compare(case, device, counts) -> str:
 
     operation, dtype = case["operation"], case["dtype"]
     if operation == "mean" and not dtype.is_floating_point:
-        return ""  # undefined for integers; `make_mistakes` checks the error
+        return ""  # a mean of integers is an error, which `make_mistakes` checks
     counts["reductions"] += 1
 
     def close(ours, theirs, parts):
@@ -195,7 +195,7 @@ def results(request, together):
 
 
 def with_nan(device) -> dict[str, list[float]]:
-    """Return the max and min over ranks of a row in which rank r has NaN at index r, else 1."""
+    """Return the all-reduced max and min of rows of ones, in which rank r has NaN at index r."""
     rows = {}
     for operation in ("max", "min"):
         row = torch.ones(dist.get_world_size() + 1, device=device)
@@ -212,7 +212,7 @@ def test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(results):
 
 
 def make_mistakes(device):
-    """Return this rank's error for each mistake, and True if collectives still work afterwards."""
+    """Return this rank's error for each mistake, and whether collectives still work afterwards."""
     wire, raised = Wire(), {}
     rank, world_size = wire.rank, wire.world_size
     ones, is_last = torch.ones(3, device=device), wire.rank == world_size - 1

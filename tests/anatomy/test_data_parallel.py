@@ -120,7 +120,7 @@ def test_gradients_are_summed_into_the_original_and_backward_goes_through_every_
     parts = scatter((inputs,), [CPU] * 4, record)
     outputs = parallel_apply(replicas, parts, [{}] * 4, [CPU] * 4, record)
     loss = gather(outputs, CPU, record).square().sum()
-    weights = [replica.weight for replica in replicas]  # not leaves of the graph
+    weights = [replica.weight for replica in replicas]  # inside the graph, not its leaves
     shares = torch.autograd.grad(loss, weights, retain_graph=True)
     net.weight.grad = torch.full_like(net.weight, 5.0)  # backward adds to it
     record.clear()
@@ -142,7 +142,7 @@ def test_every_phase_notes_its_shapes_threads_devices_and_bytes():
     assert rows == {
         "scatter": [("main", ((3, 4),), size) for size in (0, 48, 48)] + [("main", ((1, 4),), 16)],
         "replicate": [("main", parameters, size) for size in (0, 60, 60, 60)],
-        "parallel_apply": rows["parallel_apply"],  # in any order, so compared below
+        "parallel_apply": rows["parallel_apply"],  # in any order, and so compared below
         "gather": [("main", ((3, 3),), size) for size in (0, 36, 36)] + [("main", ((1, 3),), 12)],
     }
     shapes = [((3, 3),), ((3, 3),), ((3, 3),), ((1, 3),)]
@@ -228,7 +228,7 @@ def test_every_forward_copies_the_module_and_loses_the_attributes_that_forward_s
         outputs = wrapped(torch.ones(4, 2))
         assert torch.equal(outputs, torch.full((4, 2), float(step)))
         with torch.no_grad():
-            module.weight += 1  # an optimizer also updates only the original
+            module.weight += 1  # like an optimizer, update only the original
         assert sum(event.phase == "replicate" for event in record) == 2 * step
     assert module.calls == 0 and module.rebound == 0
 
@@ -363,7 +363,7 @@ def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
         losses = tables.LOSSES.items()
         errors = {name: tables.gradient_error(loss, replicas) for name, loss in losses}
         assert errors["after the gather"] < 1e-6 and errors[weighted] < 1e-6
-        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # the last chunk is smaller
+        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # whose last chunk is smaller
         assert errors[plain] > 1e-2 or errors[plain] < 1e-6
     weights = tables.sample_weights(8)
     assert weights == pytest.approx([1 / 32] * 28 + [1 / 16] * 2)
@@ -377,11 +377,11 @@ def test_every_replica_computes_a_loss_only_if_the_loss_is_in_forward():
     for loss, part in zip(losses, scatter(batch, [CPU] * 4), strict=True):
         assert loss.item() == pytest.approx(tables.LossInside(net)(part).item())
     gathered = [event.shapes for event in record if event.phase == "gather"]
-    assert gathered == [((),)] * 4  # one number from each replica, instead of its outputs
+    assert gathered == [((),)] * 4  # one loss from each replica, instead of its outputs
 
 
 class Traced(nn.Module):
-    """A network with a computation on its weights, inside or outside of forward."""
+    """A network that also computes the distance of its kernels, inside or outside of forward."""
 
     def __init__(self, inside):
         super().__init__()
@@ -409,7 +409,7 @@ def test_code_on_weights_is_never_split_and_inside_forward_every_replica_runs_it
     inside.load_state_dict(outside.state_dict())
     outputs, distances = inside(inputs)
     assert sorted(inside.module.threads) == [f"replica {replica}" for replica in range(4)]
-    (outputs.sum() + distances.mean()).backward()  # each replica did all of the work, not a fourth
+    (outputs.sum() + distances.mean()).backward()  # mean: every replica computed the full distance
     assert len(set(distances.tolist())) == 1
     torch.testing.assert_close(inside.module.layer.weight.grad, outside.module.layer.weight.grad)
 
@@ -437,7 +437,7 @@ def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradient
     assert parts["bytes replicated"] == whole["bytes replicated"]
     weights = sum(tensor.numel() for tensor in VGG11(channels=3, dropout=0.0).parameters())
     assert int(whole["bytes replicated"]) == (replicas - 1) * weights * 4  # a float32 has 4 bytes
-    moved = 8 - 8 // replicas  # images of the other replicas
+    moved = 8 - 8 // replicas  # images that go to the other replicas
     between = moved * 512 * 4  # bytes of their features, which are gathered and scattered again
     assert int(parts["scattered"]) - int(whole["scattered"]) == between
     assert int(parts["gathered"]) - int(whole["gathered"]) == between
@@ -477,7 +477,7 @@ def test_a_variable_is_a_tensor_and_resize_fails_on_a_short_last_batch():
 
 
 def ddp_gradient(device):
-    """Return DDP's weight gradient for each reduction. Each rank uses half of the batch."""
+    """Return DDP's weight gradients for a mean and a sum loss. Each rank uses half of the batch."""
     gradients = {}
     rank = torch.distributed.get_rank()
     for reduction in ("mean", "sum"):
@@ -503,7 +503,7 @@ def test_data_parallel_and_ddp_have_equal_gradients_for_a_mean_loss_but_not_for_
             torch.testing.assert_close(net.weight.grad, times * averaged[reduction])
 
 
-def test_the_program_prints_and_draws_its_table(start, tmp_path):
+def test_the_step_table_is_printed_and_drawn(start, tmp_path):
     result = start([*PROGRAM, "--replicas", 3, "--plot", tmp_path / "step.svg"])
     assert (result.returncode, result.stderr) == (0, "")
     assert "| `parallel_apply` | 3 threads | 4×3 " in result.stdout
@@ -526,7 +526,9 @@ def test_the_program_prints_and_draws_its_table(start, tmp_path):
         ),
     ],
 )
-def test_the_other_tables_are_drawn_too(table, row, words, monkeypatch, tmp_path, capsys):
+def test_the_bias_and_parts_tables_are_printed_and_drawn(
+    table, row, words, monkeypatch, tmp_path, capsys
+):
     picture = tmp_path / "picture.svg"
     monkeypatch.setattr(sys, "argv", ["data_parallel", table, "--plot", str(picture)])
     tables.main("")
@@ -548,7 +550,7 @@ def test_the_bias_picture_names_the_number_of_replicas_and_its_texts_do_not_over
     left, right = figure.axes
     assert left.get_title() == f"30 samples {title}"
     boxes = [item.get_window_extent() for item in (*right.texts, right.get_legend())]
-    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # the legend and each large error
+    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # the legend, a label per large error
     for index, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:index])
 

@@ -137,7 +137,7 @@ def make_model(kind: str) -> nn.Module:
 
 
 KINDS = ["plain", "batch norm", "channels last", "not dense", "bf16", "fp16", "two dtypes", "tied"]
-FORKED = ["unused", "sometimes", "output", "dataclass"]  # only with find_unused_parameters=True
+FORKED = ["unused", "sometimes", "output", "dataclass"]  # need find_unused_parameters=True
 
 
 def train(model, device, accumulate: int, set_to_none: bool = True) -> list:
@@ -170,7 +170,7 @@ def same(a, b) -> bool:
 
 
 def compare_with_ddp(device):
-    """Return the cases in which our DDP differs, the most buckets in a case, and the case count."""
+    """Return the cases in which our DDP differs, the largest bucket count, and the case count."""
     warnings.simplefilter("ignore")
     torch.backends.cudnn.deterministic = True  # only matters on GPUs
     different, most_buckets, cases = [], 0, 0
@@ -191,7 +191,7 @@ def compare_with_ddp(device):
 
 
 def check_all(device):
-    """Run all checks that need two processes in one launch."""
+    """Run all checks that need two processes, so that one launch is enough."""
     checks = (
         *(compare_with_ddp, record_events, bytes_sent, message_sizes, buckets_of_three_steps),
         *(errors_of_wrong_modules, rows_of_ddp_that_never_repeats_itself),
@@ -230,14 +230,14 @@ def check_parity(different, most_buckets, cases):
 
 @dataclass
 class Recording:
-    """Record of `HandmadeDDP` in no_sync, in its first two backwards, and with unused layers."""
+    """What `HandmadeDDP` does in no_sync, in its first two backwards, and with unused layers."""
 
     sent_in_no_sync: list  # collectives, excluding broadcasts of buffers
     gradient_in_no_sync: torch.Tensor
-    first_events: list[tuple[str, int]]  # (kind, index)
+    first_events: list[tuple[str, int]]  # (kind, index of the parameter or bucket)
     second_events: list[tuple[str, int]]
     gradient_after: torch.Tensor
-    unused_with_gradient: list[float]  # the distinct values in its gradient
+    unused_with_gradient: list[float]  # the distinct values of a gradient set before forward
     unused_without_gradient: torch.Tensor | None
 
 
@@ -354,7 +354,7 @@ def test_all_processes_exit_if_only_one_rank_uses_a_parameter(start, tmp_path):
 
 
 def bytes_sent(device):
-    """Return the bytes sent by wrapping, and by each forward, backward and optimizer step."""
+    """Return how many bytes wrapping and each forward, backward and optimizer step send."""
     sizes, inputs = {}, torch.randn(6, 13, device=device)
     for name, wrap in (("ddp", DistributedDataParallel), ("ours", HandmadeDDP)):
         model, moments = make_model("batch norm").to(device), []
@@ -436,7 +436,7 @@ def test_the_comparison_detects_a_ddp_that_is_not_deterministic(results):
 
 
 def buckets_of_three_steps(device):
-    """Return the parameter names in each bucket of three steps, for DDP and for our DDP."""
+    """Return the parameter names in each bucket of three steps, for torch's DDP and for ours."""
     seen, model = [], make_model("batch norm").to(device)
     names = {parameter: name for name, parameter in model.named_parameters()}
 
@@ -462,7 +462,7 @@ def test_ddp_has_the_same_buckets_as_ours_and_rebuilds_them_once(results):
     assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
 
 
-@pytest.mark.slow  # the test of page 06 checks the same table
+@pytest.mark.slow  # slow, because the test of page 06 checks the same table
 def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start, tmp_path):
     picture = tmp_path / "timeline.svg"
     result = start(["python", "-m", "accel_demo.anatomy.ddp", "--plot", picture])

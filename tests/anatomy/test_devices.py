@@ -184,8 +184,8 @@ def test_both_orders_number_each_gpu_once(gpus):
 class FakeNvml:
     """A fake pynvml with two GPUs. Most queries fail on the second GPU.
 
-    The real module needs a driver, so only a GPU test uses it. Names and fields are the same as in
-    nvidia-ml-py.
+    Its names and fields are the same as in nvidia-ml-py. The real module needs a driver, so only a
+    GPU test uses it.
     """
 
     class NVMLError(Exception):
@@ -407,7 +407,7 @@ def test_texts_and_lines_in_the_map_do_not_overlap(values, physical, monkeypatch
             assert place.x0 >= 0 and place.x1 <= figures[0].bbox.x1, text
         for first, second in itertools.combinations(places, 2):
             assert not places[first].overlaps(places[second]), (first, second)
-        for line in axes.lines:  # from a GPU through an id to a device
+        for line in axes.lines:  # each goes from a GPU through an id to a device
             path = line.get_path().transformed(line.get_transform())
             crossed = [text for text in places if path.intersects_bbox(places[text], filled=False)]
             assert len(crossed) == 3, crossed
@@ -419,7 +419,7 @@ def test_enqueued_calls_can_be_timed_only_on_a_gpu():
 
 
 def test_the_variable_can_still_be_set_after_importing_torch():
-    """Only initialising CUDA fixes the choice. Without a GPU, check only what torch parses."""
+    """CUDA reads the variable when initialised. Without a GPU, check only what torch parses."""
     code = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '0,4'\n"
     code += "print(torch.cuda._parse_visible_devices(), torch.cuda.is_initialized())"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -21,7 +21,7 @@ def train_by_every_plan(device) -> tuple:
 
 def test_the_global_batch_decides_and_not_the_processes(together):
     by_rank = together(train_by_every_plan, 4)
-    weights_by_plan = {}  # the weights of each participating rank
+    weights_by_plan = {}  # for each plan, the weights on every rank that trains
     for plans, results in by_rank:
         for plan, result in zip(plans, results, strict=True):
             weights_by_plan.setdefault(plan, []).append(result.weights)
@@ -75,7 +75,7 @@ def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-def test_the_plans_keep_the_global_batch_or_grow_it_with_three_learning_rates():
+def test_plans_keep_the_global_batch_or_increase_it_with_one_of_three_learning_rates():
     for processes in (2, 3, 4, 8, 100):
         plans = effective_batch.make_plans(processes)
         counts = sorted({plan.processes for plan in plans})

@@ -28,7 +28,7 @@ def test_the_work_has_the_same_result_every_time():
         assert function(amount // 10) == function(amount // 10)
 
 
-def test_a_speedup_is_the_median_over_the_repeats():
+def test_a_speedup_is_the_median_ratio_over_all_repetitions():
     repeats = dict(zip(WORKERS, ([4.0, 2.0, 3.0], [2.0, 2.0, 1.0], [4.0, 1.0, 2.0]), strict=True))
     times = {key: [WorkTime(value, 1.0) for value in values] for key, values in repeats.items()}
     assert list(speedups(times).values()) == [1, 2, 1.5]
@@ -45,7 +45,7 @@ def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
     both_are_there, started = threading.Barrier(2), []
 
     def work() -> bool:
-        """Work until the other thread starts or time is up; return True if both have started."""
+        """Work until both threads have started or time is up; return whether both started."""
         both_are_there.wait(timeout=60)  # the last to arrive continues; the other waits for the GIL
         started.append(1)
         ends_at = time.perf_counter() + (60 if in_torch else 0.5)  # seconds

@@ -1,4 +1,4 @@
-"""All methods return the same number and gradient, and reject invalid arguments."""
+"""All methods return the same distance and gradient, and reject invalid arguments."""
 
 import inspect
 import random
@@ -90,7 +90,7 @@ def test_the_gradient_between_equal_kernels_is_zero_in_every_method():
             assert zeros[0] == 0 and not zeros[1].any()
 
 
-def test_the_sum_counts_every_pair_twice_and_cdist_does_too():
+def test_the_sum_counts_every_pair_twice_like_cdist():
     weight = torch.tensor([[0.0], [1.0], [3.0]])
     assert double_loop(weight) == 2 * (1 + 3 + 2)
     for weight in examples(9, 12):
@@ -222,7 +222,8 @@ def in_ranks():
         wrong.append(("kept", kept))
     wrong += [] if not over_ranks(weight).requires_grad else ["needs no gradient"]
 
-    # DDP averages the gradients. This one is equal on all ranks, the data's gradient is not.
+    # DDP averages the gradients. On every rank, the distance adds the same gradient, but the
+    # images add a different one.
     for method in (over_ranks, vectorised):
         layer = torch.nn.Conv2d(2, 7, 3, bias=False).double()
         layer.weight.data.copy_(weight)
@@ -232,14 +233,14 @@ def in_ranks():
         mean = (ranks + 1) / 2
         gradient = number_and_gradient(double_loop, weight, 1)[1] + mean
         wrong += [] if is_close(layer.weight.grad, gradient) else [f"DDP, {method.__name__}"]
-        kept = graph_bytes(method, layer.weight)  # only over_ranks splits the graph
+        kept = graph_bytes(method, layer.weight)  # only over_ranks splits the graph among the ranks
         expected = rows if method is over_ranks else 7
         wrong += [] if kept // layer.weight.nbytes == expected else [f"DDP keeps {kept}"]
     return wrong
 
 
 def gradients_of_other_sums():
-    """Compare the gradients of a plain and an autograd-aware all-reduce over the ranks' shares."""
+    """Compare the gradients through a plain and an autograd-aware all-reduce of the ranks' sums."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
 
@@ -267,13 +268,13 @@ def gradients_of_other_sums():
         "warned": any("silently incorrect" in str(warning.message) for warning in caught),
         "aware number": is_close(aware[0], whole[0]),
         "aware gradient is N times the share": is_close(aware[1], ranks * own),
-        "the mean of the aware gradients is the whole": is_close(mean / ranks, whole[1]),
+        "the mean of the aware gradients is the whole gradient": is_close(mean / ranks, whole[1]),
         "the share is not the whole gradient": not is_close(own, whole[1], 0.1),
     }
 
 
 def messages_of_mistakes():
-    """Return two error messages for each mistake: made by rank 1 only, and by all ranks."""
+    """Return two error messages for each mistake: if only rank 1 makes it, and if all ranks do."""
     rank, messages = dist.get_rank(), []
     fine = {"weight": torch.ones(3, 2)}
     on_one = [  # a different shape, dtype, p or requires_grad than on other ranks

@@ -31,7 +31,10 @@ def count(device, cases):
 
 
 def bucket_addresses(device, views: bool) -> list[set[int]]:
-    """Return the addresses of DDP's buckets in four steps. `steps` keeps all buckets alive."""
+    """Return the addresses of DDP's buckets in each of four steps.
+
+    `steps` keeps all buckets alive, so that no address is used again.
+    """
     network = memory.make_network("tiny_cnn", device)
     wrapped, steps = DistributedDataParallel(network, gradient_as_bucket_view=views), []
 
@@ -41,7 +44,7 @@ def bucket_addresses(device, views: bool) -> list[set[int]]:
 
     wrapped.register_comm_hook(None, see_bucket)
     optimizer = torch.optim.SGD(network.parameters())
-    for _ in range(2):  # each call runs two steps, which start with zero_grad
+    for _ in range(2):  # `memory.train` runs two steps per call
         batch = memory.batch(device)
         memory.train(wrapped, optimizer, *batch, before_step=lambda: steps.append([]))
     return [{buffer.untyped_storage().data_ptr() for buffer in step} for step in steps]
@@ -58,7 +61,7 @@ def test_each_strategy_holds_what_it_says_it_shares(processes, cases, together):
     for results, addresses in together(count, processes, cases=cases):
         for first, *later in addresses:  # DDP rebuilds its buckets once, after the first step
             assert len(later) == 3 and later[0] == later[1] == later[2] and later[0]
-            assert first.isdisjoint(later[0])  # new buckets do have new addresses
+            assert first.isdisjoint(later[0])  # the new buckets have new addresses
         assert list(results) == cases
         for (model, optimizer), memories in results.items():
             network = make_model(TrainConfig(model=model))

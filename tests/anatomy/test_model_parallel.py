@@ -21,9 +21,9 @@ KINDS = ["forward", "backward"]
 
 
 def train_with_all_methods(device):
-    """Train with all methods and several numbers of micro-batches.
+    """Train with all methods, each with several numbers of micro-batches.
 
-    Returns the comparisons, the errors for invalid numbers, and the collectives of each method.
+    Returns the comparisons, the errors for invalid numbers of micro-batches, and the collectives.
     """
     rows = splits.ROWS_PER_RANK * dist.get_world_size()
     comparisons = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
@@ -36,7 +36,7 @@ def train_with_all_methods(device):
 
 
 class Traffic(TorchDispatchMode):
-    """Counter of the collectives that torch.distributed starts, by name."""
+    """Counts the collectives that torch.distributed starts, by name."""
 
     def __init__(self):
         super().__init__()
@@ -66,12 +66,12 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
     for comparisons, errors, counts in results:
         for pieces, comparison in comparisons.items():
             for summary in comparison.methods:
-                exact = processes == 2 or summary.method == "`.to()`"  # dividing by three rounds
+                exact = processes == 2 or summary.method == "`.to()`"  # division by 3 is inexact
                 assert summary.difference == 0 if exact else summary.difference < 1e-9, summary
                 total = elements * processes if summary.method == "DDP" else elements
                 held = summary.elements_held
                 assert sum(held) == total and len(held) == processes
-            moments = comparison.fsdp_elements  # `held` is from FSDP2, the last method
+            moments = comparison.fsdp_elements  # the last method, FSDP2, has set `held`
             assert moments["before forward"] == moments["after forward"] == held
             layer = elements // 4
             assert moments["inside forward, at the most"] == [count + layer for count in held]
@@ -94,7 +94,7 @@ def check_traffic(counts: dict) -> None:
 
     reduces, gathers = ("all_reduce", "allreduce"), ("all_gather", "allgather_base", "allgather_in")
     assert count("data_parallel", *reduces) == 1  # all gradients fit in one bucket
-    assert count("tensor_parallel", *reduces) == 3  # one per pair in forward, one in backward
+    assert count("tensor_parallel", *reduces) == 3  # one per layer pair in forward, one in backward
     assert count("fully_sharded", *gathers) == 8  # four layers, forward and backward
     assert count("fully_sharded", "reduce_scatter") == 4
     assert count("data_parallel", "reduce_scatter") == count("tensor_parallel", *gathers) == 0
@@ -133,10 +133,10 @@ def test_a_different_result_is_detected():
         assert splits.difference(wrong, right) == 0.5
         assert verdict(splits.difference(wrong, right)) == "differs by 5e-01"
         tensor.data.copy_(kept)
-    for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last ones
+    for tensor in (wrong.model[6].weight, wrong.model[6].weight.grad):  # the last tensors compared
         tensor.data.fill_(math.nan)
     assert verdict(splits.difference(wrong, right)) == "differs by nan"
-    assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # the differences of several ranks
+    assert math.isnan(splits.largest([0.0, math.nan, 0.5]))  # one difference per rank
 
 
 def test_a_bug_in_our_code_is_not_reported_as_a_mistake_of_the_user(monkeypatch):

@@ -33,7 +33,7 @@ SEEDS = st.integers(0, 2**31)
 
 
 def drawn(kinds=KINDS * 2) -> list:
-    """Return a case for each kind: dtype, shape, layout, mean, and the seed of its values.
+    """Return a case (dtype, shape, layout, mean, seed of the values) for each kind.
 
     The cases are drawn here, in one process, so that all ranks use the same cases.
     """
@@ -83,7 +83,7 @@ class RingResult:
 
 
 def every_case(device, cases):
-    """Return the result of each all-reduce in each case, the errors, and the rounded sums."""
+    """Return a result per all-reduce and case, and the results of `errors` and `rounded_sums`."""
     rank, results = dist.get_rank(), []
     for name, all_reduce in ring.ALGORITHMS.items():
         for case in cases:
@@ -134,7 +134,7 @@ def message(all_reduce, tensor, mean) -> str:
 
 
 def rounded_sums(device) -> dict[str, float]:
-    """Return the sum of 1e8, 1 and −1e8. In float32 it is 0 or 1, depending on the order."""
+    """Return each method's sum of 1e8, 1 and −1e8: in float32, 0 or 1, depending on the order."""
     value, sums = [1e8, 1.0, -1e8, 0.0][dist.get_rank()], {}
     for name, all_reduce in ring.ALGORITHMS.items():
         total = torch.full((1,), value, device=device)
@@ -143,7 +143,7 @@ def rounded_sums(device) -> dict[str, float]:
     return sums
 
 
-LAUNCHED = {}  # the results of each number of ranks, so that all tests share one launch
+LAUNCHED = {}  # results by number of ranks, so that all tests share one launch per number
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -177,8 +177,8 @@ def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
 
     The sums may add the numbers in different orders. Each of the N − 1 additions has a rounding
     error of at most epsilon/2 times its result, and no result is much larger than the sum of the
-    absolute values. So the error of each sum is at most (N−1)·epsilon/2 times the latter. A factor
-    of 1.1 covers the terms in epsilon² (N·epsilon < 0.04 here). A mean is rounded once more.
+    absolute values. So the error of each sum is at most (N−1)·epsilon/2 times that sum. A factor of
+    1.1 covers the terms in epsilon² (N·epsilon < 0.04 here). A mean is rounded once more.
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 4.2.
     """
     dtype, _, _, mean, _ = case
@@ -192,9 +192,9 @@ def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_the_sum_is_that_of_the_library(ran):
-    """Up to two ranks, and for integers, the results are bitwise equal, because a + b is b + a.
+    """With up to two ranks, and for integers, the order does not matter, so all bits are equal.
 
-    Otherwise they are equal within the rounding error.
+    Otherwise the sums are equal within the rounding error.
     """
     for ranks in by_case(ran):
         name, case = ranks[0].name, ranks[0].case
@@ -290,7 +290,8 @@ def test_chunked_ring_and_gather_broadcast_send_equal_bytes_in_total(ranks, leng
         sent, received = traffic.chunked_ring_bytes(rank, sizes)
         if length % ranks == 0:
             assert sent == received == 2 * (ranks - 1) * size // ranks
-        # A rank skips one chunk per phase, each within one element of the mean size.
+        # In each phase, a rank sends all chunks but one. That chunk's size differs from the mean
+        # size by less than one element.
         assert abs(sent * ranks - 2 * (ranks - 1) * size) < 2 * element_size * ranks
 
 

@@ -2,8 +2,8 @@
 
 python tests/core/faulty_save.py by_hand|accelerate FOLDER kill/1 ENOSPC/2 EACCES/2 size/2 strace/1
 
-/1 tests every point, and /2 tests every second point. Each save runs in a child process, on a copy
-of a run that has two checkpoints. This process has only one thread, so that it can fork safely.
+/N tests the fault at every Nth point of a save. Each save runs in a child process, on a copy of a
+run that has two checkpoints. This process has only one thread, so that it can fork safely.
 """
 
 import errno
@@ -42,7 +42,7 @@ NAMING += r"|safetensors\._safetensors_rust\.serialize_file"
 WRITING = r"posix\.(write|fsync|close)|(FileIO|BufferedWriter|TextIOWrapper)\.\w+"
 WRITING += r"|torch\._C\.write_\w+"
 READING = r"posix\.(stat|lstat|scandir|listdir)|DirEntry\.\w+"
-# The calls that each fault interrupts. A kill before a call that only reads would test nothing.
+# The calls at which each fault occurs. A kill at a read would test nothing new.
 CALLS = {
     "kill": re.compile(f"{NAMING}|{WRITING}"),
     "ENOSPC": re.compile(f"{NAMING}|{WRITING}"),
@@ -54,7 +54,7 @@ ERRORS = ("error=ENOSPC", "error=EACCES", "signal=SIGKILL")
 
 
 class Training:
-    """A training state whose weights, optimizer, scheduler and random states encode the step."""
+    """A training state that stores the step in its weights, optimizer, scheduler and seed."""
 
     def __init__(self, method: str, folder: Path):
         self.config = TrainConfig(model="tiny_cnn", dataset="synthetic", run_dir=str(folder))
@@ -62,7 +62,7 @@ class Training:
         self.optimizer = make_optimizer(self.config, self.model, "no")
         self.scheduler = make_scheduler(self.config, self.optimizer, 100)
         self.model(torch.zeros(2, 1, 28, 28)).sum().backward()
-        self.optimizer.step()  # so that the optimizer has a state
+        self.optimizer.step()  # creates the optimizer's state
         parts = self.model, self.optimizer, self.scheduler
         if method == "accelerate":
             accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
@@ -87,7 +87,7 @@ class Training:
         return checkpoints
 
     def steps(self) -> list[float]:
-        """Return the step that each part of the training state encodes."""
+        """Return the step that is stored in each part of the training state."""
         decay = self.optimizer.param_groups[0]["weight_decay"]
         weights = next(self.model.parameters()).unique().tolist()
         return [*weights, decay, self.scheduler.last_epoch, torch.initial_seed()]
@@ -143,7 +143,7 @@ def save_or_refuse(training: Training, checkpoints: Checkpoints) -> dict:
 
 
 def in_a_child(save, interruption: dict) -> dict:
-    """Interrupt `save` in a child process. Return its result and whether it reached the point."""
+    """Interrupt `save` in a child process. Return its result, and whether the fault occurred."""
     parent_end, child_end = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -160,12 +160,12 @@ def in_a_child(save, interruption: dict) -> dict:
         strace.communicate(timeout=20)
     if os.WIFSIGNALED(status):
         return result | {"ended": "killed", "signal": os.WTERMSIG(status)}
-    assert status == 0, f"the save ended with a traceback: {result}"
+    assert status == 0, f"the save failed with a traceback: {result}"
     return result
 
 
 def run_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None:
-    """Save, then exit with `os._exit`, which does not flush or close the parent's files."""
+    """Call `save`, then `os._exit`, which neither flushes nor closes the parent's files."""
     seen = 0
 
     def send(values: dict) -> None:
@@ -214,7 +214,7 @@ def name_of(function) -> str:
 
 
 def what_is_left(training: Training) -> dict:
-    """Return the checkpoints that are left, the step that resumes, and the result of a new save."""
+    """Return which checkpoints exist, which step is resumed, and which exist after another save."""
     folder = Path(training.config.run_dir)
     complete, damaged = [], []
     for path in checkpoints_of(folder):
@@ -239,6 +239,6 @@ def what_is_left(training: Training) -> dict:
 
 
 if __name__ == "__main__":
-    with redirect_stdout(sys.stderr):  # stdout is only for the report
+    with redirect_stdout(sys.stderr):  # only the report may be written to stdout
         report = main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     print(json.dumps(report))

@@ -1,10 +1,11 @@
-"""Stop and resume many training runs in one launch, and compare each with an uninterrupted run.
+"""Kill and resume many training runs in one launch, and compare each with an uninterrupted run.
 
 accelerate launch --config_file FILE tests/core/killed_everywhere.py VERSION FOLDER SEED POINTS
 
-Each case is repeated POINTS times. An exception ends the training run after a random micro-batch,
-inside an accumulation window or at its end. The run then resumes from the files on disk. Rank 0
-prints one JSON line per repeat: the case, the number of processes, and which results were equal.
+Each combination of settings is tested POINTS times. An exception ends the training run after a
+random micro-batch, which need not be the last of an accumulation window. The run is then resumed
+from its files on disk. Rank 0 prints one JSON line per resumed run: the settings, the number of
+processes, and which results equal those of the uninterrupted run.
 """
 
 import gc
@@ -36,7 +37,7 @@ VERSIONS = {
     "train_dp": train_dp,
     "train_plain": train_plain,
 }
-# Each process has seven micro-batches per epoch. With windows of three, the last window has one.
+# Each process has seven micro-batches per epoch. With windows of three, the last has only one.
 CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epochs": 2}
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
@@ -45,7 +46,7 @@ KEPT = ("images", "test_accuracy", "best_test_accuracy")
 
 
 class Killed(BaseException):
-    """A simulated SIGKILL, which no `except Exception` catches."""
+    """A simulated SIGKILL that no `except Exception` catches."""
 
 
 def main(version: str, folder: Path, seed: int, points: int) -> None:
@@ -68,7 +69,7 @@ def main(version: str, folder: Path, seed: int, points: int) -> None:
                     run(version, choices, precision, resumed)
                 raise RuntimeError("the training was not killed")
             except Killed:
-                gc.collect()  # ends the loader workers
+                gc.collect()  # stops the loader workers of the killed run
             saved, _ = newest_complete(resumed)
             saved = verify(saved)["step"]
             start = run(version, {**choices, "resume": "auto"}, precision, resumed)
@@ -81,14 +82,14 @@ def main(version: str, folder: Path, seed: int, points: int) -> None:
 
 
 def run(version: str, choices: dict, precision: str, run_dir: Path) -> Start:
-    """Train in this process as if it had just been started. Return the run's start position."""
+    """Train in this process as if it had just started. Return the position where the run starts."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
-    torch.manual_seed(random.randrange(2**31))  # earlier random states must not matter
+    torch.manual_seed(random.randrange(2**31))  # the result must not depend on this seed
     options = () if version == "train" else (precision,)
     starts, resume = [], Run.resume
 

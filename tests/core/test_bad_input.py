@@ -1,4 +1,4 @@
-"""Test that invalid input prints one helpful line, exits with code 2 and writes no run folder."""
+"""Test that invalid input causes a one-line error and exit code 2, and creates no run folder."""
 
 import gzip
 import shutil
@@ -14,7 +14,7 @@ SHORT = ["--dataset", "synthetic", "--model", "tiny_cnn", "--max-steps", "2"]
 
 
 def one_line(stderr: str) -> str:
-    """Return the only line on stderr, without the prefix `error: `."""
+    """Assert that stderr is one line that starts with `error: `, and return the rest of it."""
     assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, (
         stderr
     )
@@ -23,7 +23,7 @@ def one_line(stderr: str) -> str:
 
 @pytest.fixture
 def mistake(tmp_path, capsys):
-    """`mistake(*flags)` trains, asserts exit code 2 and no run folder, and returns the message."""
+    """`mistake(*flags)` runs a training that must exit with 2, and returns the error message."""
 
     def mistake(*flags, run_dir=tmp_path / "run", precision="no") -> str:
         with pytest.raises(SystemExit) as stopped, one_line_errors():
@@ -66,7 +66,7 @@ def test_a_resnet_refuses_batches_of_one_image(mistake):
     assert message == "resnet18 takes batches of two images or more, got --batch-size 1\n"
 
 
-def test_images_and_labels_of_different_sets_are_refused(mistake, tmp_path, monkeypatch):
+def test_training_images_with_test_labels_are_refused(mistake, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "FASHION_MNIST_SUMS", None)
     for path in data.ASSETS.glob("*.gz"):
         other = path.name.replace("train-labels", "t10k-labels")
@@ -75,7 +75,7 @@ def test_images_and_labels_of_different_sets_are_refused(mistake, tmp_path, monk
     assert message.startswith("the train-* files in") and "do not belong together" in message
 
 
-def test_a_missing_data_file_is_named(mistake, tmp_path, monkeypatch):
+def test_the_error_names_a_missing_data_file(mistake, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "FASHION_MNIST_SUMS", None)
     for path in data.ASSETS.glob("*-images-*.gz"):
         shutil.copy(path, tmp_path)
@@ -84,7 +84,7 @@ def test_a_missing_data_file_is_named(mistake, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["truncated", "altered"])
-def test_a_damaged_data_file_is_named(kind, mistake, tmp_path, monkeypatch):
+def test_the_error_names_a_damaged_data_file(kind, mistake, tmp_path, monkeypatch):
     assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
     monkeypatch.setattr(data, "ASSETS", assets)
     path = assets / "train-labels-idx1-ubyte.gz"
@@ -103,7 +103,7 @@ def test_an_unwritable_run_folder_is_refused(mistake, tmp_path):
     assert "/proc/run" in message and "Choose a different --run-dir" in message
 
 
-def test_a_folder_with_a_run_of_a_different_config_is_not_changed(mistake, tmp_path, capsys):
+def test_a_run_with_a_different_config_is_not_overwritten(mistake, tmp_path, capsys):
     existing_run = tmp_path / "existing_run"
     train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(existing_run)))
     before = {path: path.read_bytes() for path in existing_run.rglob("*") if path.is_file()}
@@ -158,7 +158,7 @@ def test_one_of_two_processes_prints_the_error_and_both_exit(start, tmp_path):
 
 
 def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tmp_path):
-    """The launcher adds a report, but no process prints a traceback."""
+    """The launcher also prints a report of its own, but no process prints a traceback."""
     config = "accelerate_configs/cpu_two_processes.yaml"
     command = ["accelerate", "launch", "--config_file", config, "accel_demo/train.py"]
     flags = ["--mixed_precision", "fp16"]
@@ -170,7 +170,7 @@ def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_train_py_without_a_launcher_exits_with_code_2(start, tmp_path):
+def test_train_py_refuses_an_invalid_flag_when_started_without_a_launcher(start, tmp_path):
     result = start(
         ["python", "accel_demo/train.py", "--epochs", "0", "--run-dir", tmp_path / "run"]
     )

@@ -1,4 +1,4 @@
-"""Test that every option is a flag, and that an invalid value is a one-sentence error."""
+"""Test that every config field has a flag, and that invalid values raise one-sentence errors."""
 
 import dataclasses
 
@@ -65,7 +65,7 @@ def test_tracking_without_tensorboard_names_the_package_to_install(monkeypatch):
 
 
 def test_no_flag_abbreviates_a_flag_of_the_launcher():
-    """Both launchers accept abbreviations: torchrun would read `--run` as its `--run-path`."""
+    """Both launchers accept abbreviated flags: torchrun would read `--run` as its `--run-path`."""
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 

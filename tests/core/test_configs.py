@@ -1,4 +1,4 @@
-"""Test that the launch configs repeat no default and start the processes they describe."""
+"""Test that the launch configs repeat no default values and start the expected processes."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 FOLDER = REPOSITORY / "accelerate_configs"
 FILES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
 TINY = "--max-steps 4 --train-samples 512 --test-samples 200".split()
-EXPECTED = {  # GPUs on the machine, device, processes, mixed_precision
+EXPECTED = {  # (GPUs that the test needs, device, processes, mixed_precision)
     "cpu.yaml": (1, "cpu", 1, "no"),
     "cpu_two_processes.yaml": (2, "cpu", 2, "no"),
     "single_gpu.yaml": (1, "cuda", 1, "no"),
@@ -23,7 +23,7 @@ EXPECTED = {  # GPUs on the machine, device, processes, mixed_precision
 CPU_PROCESSES = {"cpu.yaml": 1, "cpu_two_processes.yaml": 2}
 
 
-def test_the_expected_values_name_every_config_file():
+def test_every_config_file_has_expected_values():
     assert set(FILES) == set(EXPECTED)
 
 
@@ -39,7 +39,7 @@ def test_no_key_repeats_a_default(name):
     config = yaml.safe_load(FILES[name].read_text())
     kind = config.pop("distributed_type")
     default = ClusterConfig(**ClusterConfig.process_config({"distributed_type": kind}))
-    default.mixed_precision = "no"  # the launcher reads None as "no"
+    default.mixed_precision = "no"  # the launcher treats None as "no"
     for key, value in config.items():
         assert value != getattr(default, key), key
 
@@ -80,7 +80,7 @@ def test_on_a_machine_with_gpus_each_config_trains_on_the_expected_device(start,
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 def test_the_two_cpu_processes_see_no_gpu(start):
-    # Count the GPUs: on a machine with one GPU, train.py uses the CPU even if the GPU is visible.
+    # Do not run train.py: with fewer GPUs than processes, it uses the CPU even if GPUs are visible.
     count = "import torch; print(f'GPUs={torch.cuda.device_count()};')"
     command = ["accelerate", "launch", "--config_file", FILES["cpu_two_processes.yaml"]]
     result = start([*command, "--no_python", sys.executable, "-c", count], **VISIBLE_GPUS)
@@ -107,7 +107,7 @@ def test_accelerates_own_test_of_gradient_synchronization_passes(start, name):
     command += ["-m", "accelerate.test_utils.scripts.test_sync"]
     result = start(command, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stdout + result.stderr
-    # The script does not print the world size, but a single process runs a different test.
+    # The script does not print the world size, but it runs a different test on a single process.
     is_connected = CPU_PROCESSES[name] > 1
     assert ("**Test Distributed `no_sync` context manager**" in result.stdout) == is_connected
     assert ("**Test NOOP `no_sync` context manager**" in result.stdout) != is_connected

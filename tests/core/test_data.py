@@ -37,7 +37,7 @@ def test_packaged_images_are_class_balanced(packaged):
     assert test_set.labels.bincount().tolist() == [200] * 10
 
 
-def test_the_normalisation_statistics_are_those_of_the_packaged_images(packaged):
+def test_the_normalisation_statistics_match_the_packaged_images(packaged):
     pixels = packaged[0].pixels / 255
     _, (mean,), (std,) = data.STATISTICS["fashion-mnist-small"]
     assert pixels.mean().item() == pytest.approx(mean, abs=2e-3)
@@ -65,7 +65,7 @@ def test_normalising_a_batch_equals_torchvisions_normalize(channels):
 
 def test_augmentation_shifts_and_mirrors_without_changing_pixels():
     pixels = torch.zeros(64, 1, 28, 28, dtype=torch.uint8)
-    pixels[:, :, 10, 6] = 255  # one bright pixel, far from the edge and from the middle
+    pixels[:, :, 10, 6] = 255  # one bright pixel, away from the edges and the centre
     image_set = ImageSet(pixels, torch.zeros(64).long(), [], [0.0], [1.0], augment=True)
     images, _ = image_set.__getitems__(range(64))
     assert torch.equal(images.sum(dim=(1, 2, 3)), torch.ones(64))
@@ -88,13 +88,13 @@ def test_augmentation_depends_on_the_epoch_and_not_on_the_batch(packaged):
 
 def test_loader_workers_return_the_same_batches(packaged):
     alone, helped = make_loader(packaged[1], 500), make_loader(packaged[1], 500, num_workers=2)
-    helped.multiprocessing_context = "forkserver"  # this process has threads: a fork might hang
+    helped.multiprocessing_context = "forkserver"  # a fork of a threaded process might hang
     for (images, labels), (same_images, same_labels) in zip(alone, helped, strict=True):
         assert torch.equal(images, same_images) and torch.equal(labels, same_labels)
 
 
 class Parents(Dataset):
-    """A dataset whose only sample is the id of the process that started the loader worker."""
+    """A dataset with one sample: the id of the process that started the loader worker."""
 
     def __len__(self) -> int:
         return 1
@@ -156,7 +156,7 @@ def test_batches_load_fifty_times_faster_than_with_torchvision(packaged, tmp_pat
 
     options = loader_options(TrainConfig(), CPU)
     ratios = []
-    for _ in range(5):  # alternating, because other work on the machine slows both down
+    for _ in range(5):  # measure alternately, so that other load slows down both loaders
         own_speed = images_per_second(packaged[0], **options)
         ratios.append(own_speed / images_per_second(torchvision_set))
     assert sorted(ratios)[2] >= 50, ratios
@@ -175,7 +175,7 @@ def test_idx_files_are_read_compressed_and_uncompressed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "altered", "not gzip", "not idx"])
-def test_a_damaged_packaged_file_is_named(kind, tmp_path, monkeypatch):
+def test_the_error_names_a_damaged_packaged_file(kind, tmp_path, monkeypatch):
     assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
     monkeypatch.setattr(data, "ASSETS", assets)
     path = assets / "t10k-labels-idx1-ubyte.gz"
@@ -195,14 +195,14 @@ def test_a_damaged_packaged_file_is_named(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08\1", b"\0\0\x08\1\0\0\0\5ab", b"\0\0\x09\0a"])
-def test_a_broken_uncompressed_file_is_named(content, tmp_path):
+def test_the_error_names_a_broken_uncompressed_file(content, tmp_path):
     (tmp_path / "labels").write_bytes(content)
     with pytest.raises(UserError, match="labels is truncated, or not a uint8 idx file"):
         read_idx(tmp_path, "labels")
 
 
 def test_an_altered_file_of_the_full_set_is_refused(tmp_path):
-    for path in data.ASSETS.glob("*.gz"):  # the packaged subset instead of the full set
+    for path in data.ASSETS.glob("*.gz"):  # copy the packaged subset instead of the full set
         shutil.copy(path, tmp_path)
     with pytest.raises(UserError, match="not the original file"):
         load_datasets(TrainConfig(dataset="fashion-mnist", data_dir=str(tmp_path)))
@@ -220,7 +220,7 @@ def test_a_failed_download_is_reported_in_one_sentence(name, tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist", "cifar10"])
 def test_full_datasets_are_read_from_torchvisions_folders(name, tmp_path, monkeypatch):
-    """Write a few images in torchvision's layout, and replace torchvision's checksums to match."""
+    """Write a small dataset in torchvision's layout, and patch the expected checksums to match."""
     config = TrainConfig(dataset=name, data_dir=str(tmp_path))
     if name == "cifar10":
         write_cifar10(tmp_path, monkeypatch)
@@ -230,7 +230,7 @@ def test_full_datasets_are_read_from_torchvisions_folders(name, tmp_path, monkey
         monkeypatch.setattr(data, "FASHION_MNIST_SUMS", data.PACKAGED_SUMS)
         for path in data.ASSETS.glob("*.gz"):
             (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    data.download(config)  # every file is there: nothing to download
+    data.download(config)  # downloads nothing, because every file exists
     train_set, test_set = load_datasets(config)
     shape = (3, 32, 32) if name == "cifar10" else (1, 28, 28)
     assert train_set[0][0].shape == test_set[0][0].shape == shape

@@ -1,4 +1,4 @@
-"""Test that one process prints an error, and that errors stop a launch early with exit code 2."""
+"""Test that rank 0 prints an error before other ranks, and that invalid launches are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Test that a save leaves a complete checkpoint or none, wherever it is killed or fails."""
+"""Test that a save that fails or is killed at any point leaves no incomplete checkpoint."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".spli
 
 
 def interrupt_saves(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
-    """Return the reports of tests/core/faulty_save.py, keyed by save method and by fault."""
+    """Run faulty_save.py for both save methods. Return its reports by save method and fault."""
 
     commands = []
     for method in METHODS:
@@ -45,7 +45,7 @@ def reports(tmp_path_factory):
 
 
 def check_complete(point: dict) -> None:
-    """Check that resuming loads a complete checkpoint, and that the next save cleans up."""
+    """Check that resuming loads a complete checkpoint, and that the next save removes leftovers."""
     resumed = point["resumed"]
     assert point["damaged"] == [], point
     assert resumed == point["complete"][0] and resumed in (2, 3), point
@@ -66,7 +66,7 @@ def check_refused(point: dict, *reasons: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_save_leaves_the_last_checkpoint_or_the_new_one(method, reports):
     points = reports[method]["kill"]
-    assert len(points) > {"by_hand": 30, "accelerate": 15}[method]  # depends on library versions
+    assert len(points) > {"by_hand": 30, "accelerate": 15}[method]  # varies by library version
     for point in points:
         assert (point["ended"], point["signal"]) == ("killed", signal.SIGKILL)
         check_complete(point)
@@ -81,17 +81,17 @@ def test_a_failed_save_prints_the_reason_and_leaves_the_last_checkpoint(method, 
     assert len(refused) > {"by_hand": 7, "accelerate": 3}[method]
     for point in points:
         check_complete(point)
-        if point in refused:  # after a failed stat, makedirs finds that the folder exists
+        if point in refused:  # after a failed stat, makedirs reports an existing folder
             stat_failed = point["at"] == "posix.stat"
             check_refused(
                 point, os.strerror(getattr(errno, fault)), "File exists" if stat_failed else "-"
             )
-        else:  # the save succeeds without this call
+        else:  # the save does not need this call
             assert (point["ended"], point["resumed"]) == ("saved", 3), point
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_file_size_limit_fails_the_save_inside_torch_and_safetensors(method, reports):
+def test_a_file_size_limit_makes_saves_by_torch_and_safetensors_fail_cleanly(method, reports):
     *points, largest = reports[method]["size"]
     assert len(points) >= {"by_hand": 6, "accelerate": 4}[method]
     for point in points:
@@ -117,11 +117,11 @@ def test_an_interruption_at_any_point_of_a_save_leaves_no_damaged_checkpoint(tmp
 
 
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit from util-linux")
-@pytest.mark.parametrize("limit", [100, 700])  # bytes: fails in environment.json or metrics.jsonl
-def test_a_failed_write_outside_the_checkpoints_prints_one_line_too(limit, tmp_path):
+@pytest.mark.parametrize("limit", [100, 700])  # bytes; environment.json or metrics.jsonl is larger
+def test_a_failed_write_outside_the_checkpoints_prints_one_line(limit, tmp_path):
     command = ["prlimit", f"--fsize={limit}", sys.executable, "accel_demo/train_plain.py", *SHORT]
     command += ["--log-every", "1", "--run-dir", tmp_path / "run"]
-    result = subprocess.run(  # with pipes: the limit would also apply to an output file
+    result = subprocess.run(  # with pipes, because the limit would apply to output files
         command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY
     )
     assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
@@ -130,7 +130,7 @@ def test_a_failed_write_outside_the_checkpoints_prints_one_line_too(limit, tmp_p
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a file system of 1 MiB."""
+    """A folder on a file system with a capacity of 1 MiB."""
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path]
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
@@ -152,7 +152,7 @@ def test_a_full_disk_prints_one_line_and_the_run_resumes_with_more_space(file, s
     run = small_disk / "run"
     flags = [*SHORT, "--checkpoint-every", 1, "--keep-last", 50, "--run-dir", run]
     result = start([*COMMANDS[file], *flags])
-    assert result.returncode == (1 if file == "train.py" else 2)  # 1 is the launcher's exit code
+    assert result.returncode == (1 if file == "train.py" else 2)  # the launcher exits with 1
     assert "(No space left on device). Fix this, then continue with" in result.stderr
     assert result.stderr.count("error: ") == 1, result.stderr
     assert f'accel_demo/{file}", line' not in result.stderr

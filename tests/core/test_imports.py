@@ -8,7 +8,7 @@ import pytest
 from accel_demo.cli import COMMANDS
 from tests.conftest import REPOSITORY
 
-# From top to bottom: a module may import modules in its own line or in a line below.
+# The layers, from top to bottom. A module may import modules from its own line and lower lines.
 LAYERS = [
     {"cli"},
     {"lab"},
@@ -27,7 +27,7 @@ LAYERS = [
     {"config"},
     {"errors", "wording"},
 ]
-SHARED = "shared by the commands"  # modules of lab/ outside every command's folder
+SHARED = "shared by the commands"  # modules of lab/ that belong to no single command
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -40,7 +40,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imports_of(root: Path) -> dict[str, set[str]]:
-    """Return the modules of the package that each module imports, at any place in its code."""
+    """For each module, return the package's modules that it imports anywhere in its code."""
     modules = modules_of(root)
     imports = {}
     for name, path in modules.items():
@@ -54,7 +54,7 @@ def imports_of(root: Path) -> dict[str, set[str]]:
                 imported |= {
                     full_name if full_name in modules else node.module for full_name in full_names
                 }
-        for module in [*imported, name]:  # an import also runs the parent packages
+        for module in [*imported, name]:  # importing a module also imports its parent packages
             imported |= packages_above(module)
         imports[name] = {module for module in imported if module in modules and module != name}
     return imports
@@ -172,15 +172,15 @@ def copy_and_append(folder: Path, file: str, lines: str) -> None:
 
 STARTING = {"Popen", "check_output", "check_call", "fork", "execv", "system", "start_processes"}
 STARTING |= {"ProcessPoolExecutor", "subprocess.run", "subprocess.call"}
-# Modules that start processes without `spawn`, `run_to_end` or `start` from launch.py, and why.
+# Why these modules start processes without `spawn`, `run_to_end` or `start` from launch.py.
 STARTS_ITSELF = {
-    "processes.fork_server": "launch.start uses this server",
-    "processes.fork_server_main": "it is the server",
-    "processes.forked_python": "it becomes the real Python if the server refuses",
+    "processes.fork_server": "launch.start forks from this server",
+    "processes.fork_server_main": "it is the fork server",
+    "processes.forked_python": "it becomes the real Python if the server refuses to fork",
     "anatomy.devices": "measures the memory of a process that is not forked",
     "anatomy.gil": "compares a pool of processes with a pool of threads",
-    "anatomy.kernel_distance.costs": "measures in a pool of one process",
-    "lab.bench.precision": "measures in a pool of one process",
+    "anatomy.kernel_distance.costs": "runs its measurements in a pool of one process",
+    "lab.bench.precision": "runs its measurements in a pool of one process",
 }
 
 

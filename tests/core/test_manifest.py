@@ -1,4 +1,4 @@
-"""Test that a changed checkpoint is detected, and that no checkpoint can run code."""
+"""Test that changes to a checkpoint are detected, and that loading a checkpoint runs no code."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from tests.core.test_bad_input import one_line
 
 VERSIONS = {"train_plain.py": train_plain, "train.py": train}
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
-CHOICES |= {"dropout": 0.2}  # so that random states change from step to step
+CHOICES |= {"dropout": 0.2}  # so that every step changes the random state
 PICKLES = ("optimizer.bin", "scheduler.bin", "random_states_0.pkl")
-POSITION_BYTES = 100  # the first bytes of the manifest, which contain the position
+POSITION_BYTES = 100  # the start of the manifest, which contains the position in the run
 
 
 def train_here(file: str, run: pathlib.Path, resume: str = "") -> None:
-    """Train two steps in this process on the CPU, with a checkpoint after each step."""
+    """Train for two steps in this process on the CPU, and save a checkpoint after each step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "device_count", lambda: 0)
         patch.setattr(torch, "set_num_threads", lambda threads: None)
@@ -58,7 +58,7 @@ def run(trained, tmp_path):
 
 @pytest.fixture
 def resume(trained, run, capsys):
-    """`resume(folder)` resumes the copy, and returns its error line, or "" if it succeeds."""
+    """`resume(checkpoint)` resumes `run`. It returns the error line, or "" if there is no error."""
 
     def resume(folder: pathlib.Path) -> str:
         capsys.readouterr()
@@ -170,7 +170,7 @@ class Payload:
 
 
 def plant(path: pathlib.Path, marker: pathlib.Path) -> None:
-    """Write a file that runs code when it is loaded, and check that it does."""
+    """Write a file that runs code if it is loaded with `weights_only=False`, and check this."""
     torch.save({"state": Payload(marker)}, path)
     torch.load(path, weights_only=False)
     marker.unlink()
@@ -191,7 +191,7 @@ def test_planted_code_does_not_run(name, run, resume, tmp_path):
     newest, marker = checkpoints_of(run)[0], tmp_path / "marker"
     assert (newest / name).exists()
     plant(newest / name, marker)
-    assert name in resume(newest), "the checksum does not match"
+    assert name in resume(newest), "the wrong checksum was not detected"
     seal_again(newest)
     message = resume(newest)
     assert message.startswith(str(newest)) and not marker.exists()
@@ -202,7 +202,7 @@ def test_planted_code_in_an_extra_file_does_not_run(trained, run, resume, tmp_pa
     plant(newest / "custom_checkpoint_0.pkl", marker)
     seal_again(newest)
     message = resume(newest)
-    assert bool(message) == (trained[0] == "train.py")  # train_plain.py does not read it
+    assert bool(message) == (trained[0] == "train.py")  # train_plain.py ignores the extra file
     assert not marker.exists()
 
 

@@ -1,4 +1,4 @@
-"""Test the shapes and the weights of the networks, and that the networks learn."""
+"""Test the networks' outputs and weights, and that the networks can learn."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_vgg11_can_be_split_into_features_and_classifier():
     assert torch.equal(model.classifier(features), model(images))
 
 
-def test_tiny_cnn_computes_each_image_independently():
+def test_tiny_cnn_processes_each_image_independently():
     model = make_model(TrainConfig(model="tiny_cnn", dropout=0.0)).train()
     images = torch.randn(4, 1, 28, 28)
     torch.testing.assert_close(model(images)[:2], model(images[:2]))

@@ -84,7 +84,7 @@ def test_a_fused_step_changes_the_weights_like_an_unfused_step(network, name):
 
 
 def three_steps(config: TrainConfig, precision: str) -> list[torch.Tensor]:
-    """Return the weights after three steps with the same gradients."""
+    """Return the weights after three optimizer steps with the same gradients."""
     torch.manual_seed(config.seed)
     model = make_model(config)
     optimizer = make_optimizer(config, model, precision)
@@ -122,7 +122,7 @@ def by_hand(model, optimizer, scheduler):
 def by_accelerate(model, optimizer, scheduler):
     """Return a function that performs a step as train.py does in fp16."""
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
-    accelerator.scaler = scaler = torch.amp.GradScaler("cpu")  # as Accelerate creates it on a GPU
+    accelerator.scaler = scaler = torch.amp.GradScaler("cpu")  # as Accelerate does on a GPU
     model, prepared, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
     def step(gradient: float) -> None:
@@ -138,7 +138,7 @@ def by_accelerate(model, optimizer, scheduler):
 
 
 def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
-    """Return the initial weights and learning rate, and their values after each of three steps.
+    """Return the weights and the learning rates, initially and after each of three steps.
 
     The gradient of the second step is infinite.
     """
@@ -149,7 +149,7 @@ def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
     scheduler = make_scheduler(config, optimizer, 100)
     step = make_step(model, optimizer, scheduler)
     weights, rates = [model.weight.tolist()], [optimizer.param_groups[0]["lr"]]
-    for gradient in (1e5, math.inf, 1e5):  # multiplied by the loss scale, initially 65536
+    for gradient in (1e5, math.inf, 1e5):  # includes the loss scale, which is initially 65536
         step(gradient)
         weights.append(model.weight.tolist())
         rates.append(optimizer.param_groups[0]["lr"])
@@ -168,7 +168,7 @@ def test_under_fp16_a_step_that_overflows_is_skipped_in_all_versions(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(name):
-    """This is why fp16 uses unfused optimizers. If this test fails, fp16 can use fused ones."""
+    """This is why fp16 uses unfused optimizers. If the test ever fails, fp16 can use fused ones."""
     for make_step, is_noticed in ((by_hand, True), (by_accelerate, False)):
         weights, rates = with_an_overflow(make_step, name, "no")
         assert weights[0] != weights[1] == weights[2] != weights[3]
@@ -177,7 +177,7 @@ def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(na
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resuming_from_an_unfused_optimizer_produces_the_same_weights(name, tmp_path):
-    """Checkpoints of earlier versions contain an unfused optimizer, which stays unfused."""
+    """Earlier versions saved unfused optimizers. After resuming, the optimizer stays unfused."""
     config = TrainConfig(optimizer=name)
     model = torch.nn.Linear(3, 2)
     unfused = make_optimizer(config, model, "fp16")

@@ -11,7 +11,7 @@ def progress_at(batches: int, step: int = 0, epoch: int = 0, **choices) -> Progr
     return Progress(TrainConfig(**choices), 7, epoch, batches, step)
 
 
-def test_a_short_last_window_counts_as_much_as_a_full_one():
+def test_the_loss_of_a_short_last_window_is_scaled_up():
     windows = [progress_at(batches, accumulate=3) for batches in range(1, 8)]
     assert [window.ends_window for window in windows] == [False, False, True] * 2 + [True]
     assert [window.window_scale for window in windows] == [1] * 6 + [3]
@@ -30,7 +30,7 @@ def test_an_epoch_has_as_many_steps_as_windows(accumulate, steps):
     assert ends.count(True) == steps
 
 
-def test_a_run_is_complete_after_its_epochs_or_its_steps():
+def test_a_run_is_complete_after_all_epochs_or_after_max_steps():
     assert not progress_at(7, step=13, epoch=1, epochs=2).is_complete
     assert progress_at(7, step=14, epoch=1, epochs=2).is_complete
     assert progress_at(2, step=9, epoch=1, epochs=2, max_steps=9).is_complete

@@ -44,7 +44,7 @@ def checkpoint(run: Path, name: str) -> Path:
 def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
     version, processes, points, tmp_path
 ):
-    """The cases are fp32 and bf16, 0 and 2 loader workers, and windows of 1 and 3 micro-batches."""
+    """Test all combinations of fp32/bf16, 0/2 loader workers, and windows of 1/3 micro-batches."""
     seed = int.from_bytes(os.urandom(2), "big")
     program = "tests/core/killed_everywhere.py"
     arguments = [version, tmp_path, seed, points]
@@ -61,7 +61,7 @@ def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """`recorded(processes, *flags)` trains to the end, and returns the folder and the output."""
+    """`recorded(processes, *flags)` runs recorded_samples.py, and returns its folder and output."""
 
     def recorded(processes: int, *flags):
         run = tmp_path_factory.mktemp("run") / "run"
@@ -80,7 +80,9 @@ def finished_runs(recorded):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_different_world_size_uses_each_image_once_per_epoch(processes, recorded, finished_runs):
+def test_resuming_with_a_different_world_size_uses_each_image_once_per_epoch(
+    processes, recorded, finished_runs
+):
     saved = checkpoint(finished_runs[3 - processes], "epoch-0001-batch-000000")
     run, printed = recorded(processes, "--resume", saved)
     assert f"saved with {counted(3 - processes, 'process')}, resuming with {processes}" in printed

@@ -1,4 +1,4 @@
-"""Test that a run interrupted at any step, or before a save, ends with the same weights."""
+"""Test that a run that is stopped or killed, and then resumed, ends with the same results."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.run.run import Run
 
-# Two epochs of five micro-batches. An epoch has three optimizer steps, the last of one micro-batch.
+# Two epochs of five micro-batches. The three optimizer steps of an epoch use two, two and one.
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 40, "test_samples": 20}
 CHOICES |= {"batch_size": 8, "epochs": 2, "accumulate": 2, "dropout": 0.3, "log_every": 4}
 STEPS = 6
@@ -31,7 +31,7 @@ class StopAfter:
 
 
 class Killed(BaseException):
-    """A simulated SIGKILL, which no `except Exception` catches."""
+    """A simulated SIGKILL that no `except Exception` catches."""
 
 
 def train(run: Path, **choices) -> None:
@@ -39,7 +39,7 @@ def train(run: Path, **choices) -> None:
 
 
 def metrics_of(run: Path) -> list[dict]:
-    """Return the evaluations in metrics.jsonl, without the speeds."""
+    """Return the evaluation results in metrics.jsonl, without the speed."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: line[name] for name in line if name != "images_per_second"}
@@ -66,7 +66,7 @@ def uninterrupted(tmp_path_factory):
 def test_a_run_stopped_after_any_step_resumes_to_the_same_result(
     step, uninterrupted, tmp_path, monkeypatch, capsys
 ):
-    """Steps 3 and 6 are the last steps of an epoch."""
+    """Step 3 is the last step of the first epoch."""
     monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
     monkeypatch.setattr(StopAfter, "last_step", step)
     train(tmp_path / "run")
@@ -107,10 +107,10 @@ def test_a_run_killed_between_an_evaluation_and_its_save_has_the_same_result(
 
 @pytest.mark.parametrize("max_steps", [4, 6])
 def test_a_complete_run_that_is_resumed_does_not_train_further(max_steps, tmp_path, monkeypatch):
-    """The fourth step is in the middle of the second epoch."""
+    """With max_steps=4, the run is complete after the first of three steps in the second epoch."""
     train(tmp_path / "run", max_steps=max_steps)
     shutil.copytree(tmp_path / "run", tmp_path / "before")
-    monkeypatch.setattr(Run, "batches", None)  # no batch may be read
+    monkeypatch.setattr(Run, "batches", None)  # makes the test fail if a batch is read
     train(tmp_path / "run", max_steps=max_steps, resume="auto")
     assert same_end(tmp_path / "run", tmp_path / "before")
 

@@ -1,4 +1,4 @@
-"""Test that a table is valid Markdown for any content of its cells."""
+"""Test that `show.table` returns valid Markdown, whatever its cells contain."""
 
 from accel_demo import show
 

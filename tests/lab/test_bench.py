@@ -29,7 +29,7 @@ def test_two_connected_workers_time_every_step_of_each_version():
         for version in ("raw DDP", "Accelerate", "raw DDP"):
             result = pair.run(version, TINY, warm_up=2)
             assert (result["processes"], result["device"], result["threads"]) == (2, "cpu", 1)
-            assert len(result["stamps"]) == 4  # one for each of steps 2 to 5
+            assert len(result["stamps"]) == 4  # one stamp for each of steps 2 to 5
             assert result["stamps"] == sorted(result["stamps"])
             seconds = result["stamps"][-1] - result["stamps"][0]
             assert result["seconds_per_step"] == pytest.approx(seconds / 3)
@@ -44,7 +44,8 @@ def test_the_profile_shows_what_accelerate_calls():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         profile = alone.run("Accelerate", TINY, watched="profile")
     assert profile["processes"] == 1
-    # A training step calls cross_entropy for its loss and its totals, an evaluation for its totals.
+    # A training step calls cross_entropy twice, for its loss and for its totals. An evaluation
+    # calls it once, for its totals.
     steps, evaluations = TINY["max_steps"], 1
     assert profile["counts"]["functional.cross_entropy"] == 2 * steps + evaluations
     assert profile["counts"]["accelerate/accelerator.clip_grad_norm_"] == steps
@@ -62,7 +63,7 @@ def test_the_parts_of_a_step_add_up_to_its_time_in_both_loops():
             assert seconds == pytest.approx(result["stamps"][-1] - result["stamps"][0], rel=0.05)
 
 
-def test_a_delay_is_measured_in_its_part_of_the_step():
+def test_a_delay_is_measured_in_the_part_of_the_step_that_contains_it():
     def delay(*_):
         time.sleep(0.02)
 
@@ -172,7 +173,7 @@ def test_keeping_freed_memory_avoids_page_faults():
     def page_faults(first_line: str) -> int:
         program = f"""
 import ctypes, resource, torch
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: pages of 4 KiB on every machine
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: use 4-KiB pages on every machine
 from accel_demo.workarounds import keep_freed_memory
 {first_line}
 def allocate():

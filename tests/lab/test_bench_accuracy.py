@@ -1,4 +1,4 @@
-"""Test how `bench accuracy` and `bench startup` measure times, and which input they refuse."""
+"""Test how `bench accuracy` and `bench startup` measure times, and which input they reject."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def test_ratios_compare_runs_with_the_same_seed_and_the_same_starting_point():
 
 def test_a_missed_target_gets_no_time():
     report = compare({0.90: [run_of(0.91)], 0.92: [run_of(0.91)]}, [run_of(0.89, 0.91)])
-    assert len(report.tables) == 3, "one for the start-up, and two for 90 %"
+    assert len(report.tables) == 3, "one table for the start-up, and two for 90 %"
     faster = [line for line in report.findings if "x faster" in line]
     assert len(faster) == 1 and faster[0].startswith("To 90 %: ")
     verdict = "92 % (--epochs 3), seed by seed: 0.9100. Mean 0.9100, lowest 0.9100: MISSES IT"
@@ -104,7 +104,7 @@ def test_each_line_is_timed_when_it_is_printed():
     assert 0 < first < first + 0.25 < second <= timed.seconds
 
 
-def test_a_user_error_in_a_command_stays_one_sentence():
+def test_a_user_error_in_a_command_is_reported_in_one_sentence():
     with pytest.raises(UserError, match="^no such thing$"):
         run_timed(["python", "-c", "import sys; sys.exit('error: no such thing')"])
     with pytest.raises(RuntimeError, match="exit code 1\n(.|\n)*ZeroDivisionError"):

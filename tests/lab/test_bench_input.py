@@ -1,4 +1,4 @@
-"""Test the tables and arguments of benchmarks, `bench input` and `bench article`."""
+"""Test `bench input`, `bench article`, and the tables and arguments of all benchmarks."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def test_the_articles_network_has_the_shapes_of_our_resnet101():
 
 
 @pytest.mark.parametrize(("steps", "warm_up"), [(3, 2), (6, 2), (60, 10), (400, 10)])
-def test_the_warm_up_leaves_steps_to_measure(steps, warm_up):
+def test_the_warm_up_never_takes_all_steps(steps, warm_up):
     assert article_loop.warm_up_steps(steps) == warm_up
 
 
@@ -99,7 +99,7 @@ def test_the_interval_consists_of_order_statistics():
 
 def test_90_percent_of_the_intervals_contain_the_median_and_narrower_ones_would_not():
     def coverage(k: int) -> float:
-        """Return the probability that the k-th lowest and k-th highest of 15 enclose the median."""
+        """Return the chance that the k-th lowest and highest of 15 values enclose the median."""
         return sum(comb(15, below) for below in range(k, 15 - k + 1)) / 2**15
 
     assert coverage(4) >= 0.9 > coverage(5)
@@ -111,8 +111,8 @@ def test_90_percent_of_the_intervals_contain_the_median_and_narrower_ones_would_
     assert held / runs == pytest.approx(coverage(4), abs=0.01)
 
 
-def test_a_ratio_is_computed_within_each_repeat():
-    """The machine is ten times slower in the second repeat, but the ratio stays the same."""
+def test_a_ratio_is_computed_within_each_repetition():
+    """The machine is ten times slower in the second repetition, but the ratio stays the same."""
     table = Table("", "images/s", {"ours": [200.0, 20.0], "theirs": [100.0, 10.0]}, "theirs")
     assert table.rows["ours"].ratios == [2, 2]
 

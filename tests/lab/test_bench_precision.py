@@ -1,4 +1,4 @@
-"""Test the settings of `bench precision`, its memory measurement and its compile time."""
+"""Test the settings, the memory measurement and the compile time of `bench precision`."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def report(tmp_path_factory):
     return {"picture": files["plot"].read_text(), **json.loads(files["json"].read_text())}
 
 
-def test_each_setting_performs_the_same_number_of_steps_and_times_them(report):
+def test_each_setting_runs_and_times_the_same_number_of_steps(report):
     runs = report["runs"]["tiny_cnn"]
     assert list(runs) == ["fp32", "bf16"]
     for name, run in runs.items():
@@ -55,7 +55,7 @@ def test_every_table_is_in_the_file_and_the_picture_shows_every_setting(report):
 
 
 def test_the_memory_of_a_step_is_the_size_of_its_tensors(monkeypatch):
-    """The step is replaced by one that allocates a single large tensor of 4 MB."""
+    """Replace the training step with one that allocates a single large tensor (4 MB)."""
     training = precision_training.SteppedTraining("tiny_cnn", "no", False, 4)
     training.step = lambda: torch.ones(10**6).sum()
     monkeypatch.setattr(precision_training, "_training", training, raising=False)
@@ -71,7 +71,7 @@ def test_compiling_pays_off_when_faster_steps_have_saved_the_compile_time():
     assert text == "compiling took 50.0 s, and the steps are not reliably faster"
 
 
-def test_a_missing_compiler_is_an_error_on_a_cpu_only(monkeypatch):
+def test_a_missing_compiler_is_an_error_only_on_a_cpu(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UserError, match="needs a C\\+\\+ compiler .* or add --no-compiled."):
@@ -95,11 +95,11 @@ def test_a_busy_worker_ends_with_all_processes_that_it_started():
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(KeyboardInterrupt), precision.worker() as executor:
         process = psutil.Process(executor.submit(os.getpid).result())
-        executor.submit(subprocess.call, sleeper)  # in place of a compiler
+        executor.submit(subprocess.call, sleeper)  # stands in for a compiler
         while not process.children():
             time.sleep(0.01)
         started = [process, *process.children()]
-        process.send_signal(signal.SIGINT)  # as for Ctrl-C in a terminal
+        process.send_signal(signal.SIGINT)  # what Ctrl-C sends in a terminal
         raise KeyboardInterrupt
     _, left = psutil.wait_procs(started, timeout=30)
     kill(left)

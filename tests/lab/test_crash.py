@@ -102,7 +102,7 @@ def runs(tmp_path):
         weights = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
         save_file(weights, tmp_path / name / "model.safetensors")
         metrics = [{"step": step, "train_loss": 1 / step} for step in (1, 2, 3)]
-        metrics[0]["images_per_second"] = len(name)  # speed may differ
+        metrics[0]["images_per_second"] = len(name)  # the speed may differ
         lines = [json.dumps(line) + "\n" for line in [*metrics, {"step": 3, "test_loss": 0.5}]]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
     return tmp_path / "uninterrupted", tmp_path / "killed"
@@ -129,7 +129,7 @@ def test_one_flipped_bit_does_not_pass(runs):
     assert not result.passed
 
 
-def test_a_step_with_a_different_loss_or_without_a_line_does_not_pass(runs):
+def test_a_step_with_a_different_loss_or_without_a_metrics_line_does_not_pass(runs):
     path = runs[1] / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     for wrong in (lines[1:], [*lines[:2], lines[2].replace("0.33", "0.34"), lines[3]]):
@@ -142,7 +142,7 @@ def test_a_step_with_a_different_loss_or_without_a_line_does_not_pass(runs):
 @pytest.mark.parametrize(
     "wrong", [{"used_damaged_checkpoint": True}, {"used_newest_checkpoint": False}]
 )
-def test_a_launch_from_the_wrong_checkpoint_does_not_pass(wrong, runs):
+def test_a_launch_that_uses_the_wrong_checkpoint_does_not_pass(wrong, runs):
     assert not result_of(runs, replace(LAUNCH, **wrong)).passed
 
 
@@ -181,7 +181,7 @@ def test_the_exit_code_is_0_only_if_the_runs_are_equal(monkeypatch):
     ],
 )
 def test_invalid_options_are_an_error_before_anything_starts(flags, message, monkeypatch):
-    monkeypatch.setattr(crash, "crash", None)  # calling it would fail
+    monkeypatch.setattr(crash, "crash", None)  # calling it would raise a TypeError
     with pytest.raises(UserError) as mistake:
         crash.main(flags.split())
     assert message in str(mistake.value) and "\n" not in str(mistake.value)
@@ -211,7 +211,7 @@ def test_ctrl_c_stops_every_process_and_leaves_no_folder(tmp_path):
     tool = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
-        while len(processes_below_this_one() - before) < 3:  # the tool, the launcher, a rank
+        while len(processes_below_this_one() - before) < 3:  # tool, launcher and one rank
             assert time.monotonic() < deadline and tool.poll() is None
             time.sleep(0.1)
         tool.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Test that `accel-demo doctor` reports what a launch config really starts and how to fix it."""
+"""Test that `accel-demo doctor` reports what a config really launches, and how to fix it."""
 
 import signal
 import socket
@@ -189,7 +189,7 @@ def test_clones_are_reported_as_unconnected():
     assert doctor.connection_of(clones) == "no: 2 of 2 are clones that run alone"
 
 
-def test_processes_are_connected_only_if_their_sum_and_all_process_ids_match():
+def test_processes_are_connected_only_if_the_sum_of_ranks_and_all_process_ids_match():
     right = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
     assert doctor.connection_of(right) == "yes"
     assert doctor.connection_of([right[0], replace(right[1], sum_of_ranks=2.0)]) != "yes"

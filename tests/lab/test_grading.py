@@ -1,4 +1,4 @@
-"""Test that the graders of the exercises survive any answer and name its first mistake."""
+"""Test that a grader survives any answer to an exercise and names the first mistake in it."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_correct_answer_passes(graded):
         ("def double(\n", "the file cannot be used: SyntaxError"),
         ("raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0 (line 1"),
         ("import os\nos._exit(0)\n", "it ended early, with exit code 0"),
-        # The first call is graded although the second call fails.
+        # The mistake in the first call is named, although the second call raises an error.
         ("def double(n):\n    return 3 if n == 1 else n / 0\n", "double(1) returns 3"),
     ],
 )
@@ -83,7 +83,7 @@ def double(n):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        # Rank 0 fails, too, because it waits for rank 1, which has failed first.
+        # Rank 1 fails first. Rank 0 fails only because it waits for rank 1.
         (
             "dist.barrier() if dist.get_rank() == 0 else 1 / 0",
             "on 2 processes rank 1 cannot use the file: ZeroDivisionError: division by zero (line "

@@ -1,4 +1,4 @@
-"""Test how `accel-demo lr` measures the rules that adapt a schedule to several processes."""
+"""Test what `accel-demo lr` measures for each rule that adapts a schedule to several processes."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ SAMPLES = lr.QUICK_SAMPLES
 
 
 def measured(folder, *flags) -> dict:
-    """Run the command. Return `stdout`, `svg`, and its JSON rows keyed by (rule, processes)."""
+    """Run the command. Return its output, its picture, and its JSON rows by (rule, processes)."""
     json_file, svg_file = folder / "lr.json", folder / "lr.svg"
     command = ["accel-demo", "lr", *flags, "--json", json_file, "--plot", svg_file]
     result = run_to_end(command, timeout=230)
@@ -70,7 +70,7 @@ def test_the_correct_rules_have_the_same_rates_and_weights_on_two_processes(runs
     assert all(abs(two["losses"][seen] - loss) < 1e-4 for seen, loss in one["losses"].items())
 
 
-def test_a_scheduler_stepped_by_every_process_finishes_at_half_of_the_images(runs, one):
+def test_a_scheduler_stepped_by_every_process_finishes_after_half_of_the_images(runs, one):
     stepped = runs["scheduler stepped ×N", 2]
     assert one["schedule_ends_at"] == SAMPLES
     assert stepped["schedule_ends_at"] == SAMPLES // 2
@@ -183,7 +183,7 @@ def test_invalid_options_are_a_one_line_error_before_anything_starts(
 
 
 def test_unconnected_processes_and_different_final_weights_are_errors(monkeypatch):
-    """The launch is faked, because a real launch connects the processes."""
+    """Fake the launch, because a real one would connect the processes."""
     run = RuleTraining("right", 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
     alone = dataclasses.replace(run, processes=1)
     other = dataclasses.replace(run, weights=torch.ones(2))
@@ -195,7 +195,7 @@ def test_unconnected_processes_and_different_final_weights_are_errors(monkeypatc
 
 
 def test_a_training_run_that_diverges_is_a_one_line_error(monkeypatch):
-    """The launch is faked. NaN weights are not even equal to themselves."""
+    """Fake a launch that returns NaN weights, which are not even equal to themselves."""
     rates, losses = {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}
     run = RuleTraining("right", 2, rates, losses, torch.full((2,), math.nan))
     monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
@@ -204,7 +204,7 @@ def test_a_training_run_that_diverges_is_a_one_line_error(monkeypatch):
 
 
 @pytest.mark.slow
-def test_on_four_processes_the_schedule_finishes_at_a_quarter_of_the_images(tmp_path):
+def test_on_four_processes_the_schedule_finishes_after_a_quarter_of_the_images(tmp_path):
     result = measured(tmp_path, "--processes", "2,4", "--samples", "1024")
     runs = result["runs"]
     one, stepped = runs["every rule", 1], runs["scheduler stepped ×N", 4]

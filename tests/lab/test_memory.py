@@ -68,13 +68,13 @@ def test_the_formula_predicts_the_activations_of_every_model(model):
     assert loss.requires_grad
 
 
-def test_a_layer_without_a_formula_is_refused():
+def test_a_layer_without_a_formula_is_rejected():
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid()).to("meta")
     with pytest.raises(ValueError, match="no formula for the activations of Sigmoid"):
         formula.activations(network, 2)
 
 
-def test_ddp_keeps_everything_on_every_rank_and_the_gradients_twice():
+def test_every_ddp_rank_keeps_everything_and_two_copies_of_the_gradients():
     size = parameter_bytes("tiny_cnn")
     for optimizer, states in (("adamw", 2), ("sgd", 1)):
         first, *others = predict("DDP", "tiny_cnn", optimizer, 3, batch_size=4)
@@ -92,10 +92,10 @@ def test_the_shards_of_fsdp_add_up_to_the_whole_network():
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
         assert size <= together <= 1.02 * size  # shards of the last layer are padded
-        assert (together == size) == (processes in (1, 2))  # 1 and 2 divide the ten classes
+        assert (together == size) == (processes in (1, 2))  # only 1 and 2 divide the ten classes
 
 
-def test_only_the_first_device_of_data_parallel_keeps_more_than_a_copy():
+def test_all_but_the_first_data_parallel_device_keep_only_a_copy_and_activations():
     size = parameter_bytes("small_cnn")
     first, *others = predict("nn.DataParallel", "small_cnn", "adamw", 3, batch_size=4)
     assert (first["parameters"], first["gradients"], first["copies"]) == (size, size, 0)
@@ -118,27 +118,27 @@ def test_live_tensors_equal_the_formulas_to_the_byte(quick):
     for row in rows:
         kinds = set(KINDS)
         if row["strategy"] == "nn.DataParallel":
-            kinds.remove("activations")  # autograd's hooks cover only one thread
+            kinds.remove("activations")  # saved-tensor hooks do not run in the replicas' threads
         assert set(row["counted"]) == kinds
         for kind in kinds:
             assert row["counted"][kind] == row["predicted"][kind], (row, kind)
 
 
 def check_measured(result: dict, megabytes: float, kinds_within: float, sum_within: float) -> None:
-    """Check the sum of all kinds, and each kind with a prediction of at least `megabytes`."""
+    """Check the sum of all kinds of memory, and each kind that should take `megabytes` or more."""
     for row in result["rows"]:
         sums = [sum(row[column].values()) for column in ("predicted", "measured")]
         assert sums[1] == pytest.approx(sums[0], rel=sum_within), row
         for kind in KINDS:
             predicted = row["predicted"][kind]
             if predicted >= megabytes * 1e6:
-                # A library or a thread's stack may allocate up to a megabyte in the meantime.
+                # Libraries and thread stacks may allocate up to 1 MiB in the meantime.
                 near = pytest.approx(predicted, rel=kinds_within, abs=2**20)
                 assert row["measured"][kind] == near, kind
 
 
 def test_the_process_grows_by_what_the_formulas_predict(quick):
-    """vgg11 with AdamW takes 190 MB. Predictions from 5 MB on are within 5 % or 1 MiB."""
+    """vgg11 with AdamW takes over 190 MB. Check each kind that should take 5 MB or more."""
     assert sum(quick.json["rows"][1]["predicted"].values()) > 190e6
     check_measured(quick.json, megabytes=5, kinds_within=0.05, sum_within=0.03)
 
@@ -151,7 +151,7 @@ def test_a_network_of_170_megabytes_is_measured_within_three_percent(tmp_path):
     check_measured(ran.json, megabytes=50, kinds_within=0.03, sum_within=0.03)
 
 
-def test_the_output_shows_each_formula_its_error_and_the_omissions(quick):
+def test_the_output_shows_each_formula_with_its_error_and_lists_the_omissions(quick):
     lines = [line for line in quick.stdout.splitlines() if line.startswith("|")][2:]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     rows = {tuple(row[:3]): row[3:] for row in cells}

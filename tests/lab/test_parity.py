@@ -1,4 +1,4 @@
-"""Test which training runs `accel-demo parity` expects to have equal weights, and which do."""
+"""Test which runs `accel-demo parity` expects to end with equal weights, and which really do."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def test_all_versions_on_the_same_number_of_processes_have_bitwise_equal_weights
 
 
 def test_two_processes_and_one_process_that_accumulates_agree_within_the_bound(quick):
-    """The files differ, because the running statistics come from different batches."""
+    """The saved files differ, because the running statistics come from different batches."""
     (row,) = [row for row in quick.rows if row.kind == "accumulated"]
     assert row.connected_processes == [2, 1]
     assert row.promised == WITHIN_BOUND and row.difference.weights <= BOUND
@@ -70,7 +70,7 @@ def test_one_large_batch_has_different_batch_statistics(quick):
     assert row.why == "BatchNorm normalises over 64 images instead of 32"
 
 
-def test_the_table_has_a_row_for_each_pair_and_names_its_processes(quick):
+def test_the_table_has_a_row_for_each_pair_with_its_process_counts(quick):
     output = quick.ended.stdout
     lines = [line for line in output.splitlines() if line.startswith("|")][2:]
     assert len(lines) == len(quick.rows) == 6
@@ -109,7 +109,7 @@ def test_a_version_that_trains_differently_breaks_its_promise(start, tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    """`saved(change)` saves a model before and after `change`, and returns the row of the pair."""
+    """`saved(change)` saves a model before and after `change`, and returns their comparison."""
 
     def saved(change, kind="versions", processes=1, model="small_cnn", optimizer="sgd"):
         config = TrainConfig(model=model, optimizer=optimizer, max_steps=8)

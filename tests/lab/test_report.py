@@ -29,7 +29,7 @@ PLANTED = "<script>document.title=1</script>&\"'"
 
 
 def png() -> str:
-    """Return a grey PNG of 2×2 pixels in base64."""
+    """Return a grey 2×2 PNG, encoded in base64."""
     file = io.BytesIO()
     Image.new("L", (2, 2), 128).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
@@ -44,11 +44,11 @@ def test_line(step: int) -> dict:
     return {"step": step, "epoch": 1, "test_loss": 0.625, "test_accuracy": 0.8125}
 
 
-test_line.__test__ = False  # returns a line of metrics.jsonl; pytest must not run it
+test_line.__test__ = False  # a helper, which pytest must not run as a test
 
 
 def make_run(folder: Path, **changes) -> Path:
-    """Write the folder of a finished run. `changes` maps names to bytes, objects or None."""
+    """Write the folder of a finished run. `changes` replaces files by name; None omits a file."""
     mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     files = {
         "config": {"model": "small_cnn", "batch_size": 16, "accumulate": 2, "seed": 0},
@@ -212,7 +212,7 @@ lines = st.one_of(
     good_lines,
     st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b"")),
     st.tuples(good_lines, st.integers(0, 100)).map(lambda pair: pair[0][: pair[1]]),
-    st.integers(0, 50).map(bytes),  # NUL bytes
+    st.integers(0, 50).map(bytes),  # a line of NUL bytes
 )
 
 
@@ -272,7 +272,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A run folder with HTML markup in every text."""
+    """A run folder in which every text contains HTML markup."""
     mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     predictions = {
         "classes": [PLANTED, PLANTED],
@@ -296,7 +296,7 @@ def test_markup_in_a_run_stays_text(planted, tmp_path):
     arguments = [str(planted), str(other), "--html", str(page), "--json", str(file)]
     assert report.main(arguments) == 0
     seen = Page(page.read_text(encoding="utf-8"))
-    assert seen.tags["script"] == 2 and seen.handlers == []  # the data and page.js
+    assert seen.tags["script"] == 2 and seen.handlers == []  # the scripts are the data and page.js
     assert [image["src"][:22] for image in seen.images] == ["data:image/png;base64,"] * 2
     assert sum(PLANTED in text for text in seen.text) >= 5
     (run, _) = json.loads(file.read_text())["runs"]

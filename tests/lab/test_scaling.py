@@ -1,4 +1,4 @@
-"""Test how two laws are fitted to speedups, and the output of `accel-demo scaling`."""
+"""Test the fits of Amdahl's and Gustafson's laws, and the output of `accel-demo scaling`."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def test_the_width_of_the_interval_is_proportional_to_the_noise(share, noise, fa
 
 
 @given(SCALINGS, SHARES, st.lists(st.floats(-0.02, 0.02), min_size=5, max_size=15))
-def test_the_interval_contains_the_share_and_is_within_the_repeats(scaling, share, noise):
+def test_the_interval_contains_the_share_and_lies_within_the_measured_shares(scaling, share, noise):
     exact = {count: LAWS[scaling](share, count) for count in (1, 2, 4)}
     speedups = {count: [exact[count] * (1 + error) for error in noise] for count in exact}
     result = fit(scaling, "raw DDP", speedups)
@@ -69,7 +69,7 @@ def test_the_interval_contains_the_share_and_is_within_the_repeats(scaling, shar
     assert min(result.shares) <= low <= result.serial_share <= high <= max(result.shares)
 
 
-def test_a_misfit_is_only_reported_for_two_or_more_process_counts():
+def test_a_misfit_is_reported_only_for_two_or_more_process_counts_above_one():
     def misfit(speedups):
         return fit("strong", "raw DDP", {n: [speedup] for n, speedup in speedups.items()}).misfit
 
@@ -124,7 +124,7 @@ def test_one_process_is_measured_once_for_strong_and_weak_scaling():
 
 
 def made_up(share: float, counts: list[int], cores: int, threads: int = 1) -> ScalingResult:
-    """Return a made-up result. DDP follows both laws exactly, and Accelerate is 10 % slower."""
+    """Make up a result in which DDP follows both laws exactly, and Accelerate is 10 % slower."""
     rates = {}
     for case in scaling.scaling_cases(counts, 120):
         law = gustafson if case.batch_size == 120 else amdahl
@@ -141,7 +141,7 @@ def made_up(share: float, counts: list[int], cores: int, threads: int = 1) -> Sc
     return ScalingResult(counts, threads, "cpu", cores, **chosen, **measured)
 
 
-def test_fits_are_relative_to_the_version_and_speedups_to_plain_pytorch():
+def test_fits_compare_a_version_with_itself_and_speedups_compare_it_with_plain_pytorch():
     result = made_up(0.25, [1, 2, 4], cores=4)
     for fitted in result.fits:
         assert fitted.serial_share == pytest.approx(0.25)

@@ -1,4 +1,4 @@
-"""Test that `accel-demo shards` shows which samples each rank reads and a metric counts."""
+"""Test that `accel-demo shards` shows which samples each rank reads and which a metric counts."""
 
 import json
 from dataclasses import asdict, replace
@@ -47,13 +47,13 @@ LOADERS = [
     LoaderSettings(samples=samples, batch_size=batch_size, epochs=2, **options)
     for options in OPTIONS
     for samples, batch_size in SIZES
-    if not options.get("drop_last") or samples >= 3 * batch_size  # one batch per process
+    if not options.get("drop_last") or samples >= 3 * batch_size  # a full batch for each process
 ]
 
 
 def read_here(device, loaders):
     result, loader = read_all(device, loaders), make_loader(LoaderSettings(ACCELERATE, 22, 5, 2))
-    first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # leaves each epoch early
+    first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # one batch of each epoch
     return result, first_batches
 
 
@@ -64,7 +64,7 @@ def loaders(together):
     result, _ = ranks[0]
     for other, (first, second) in ranks:
         assert other == result
-        assert first == second  # an epoch that was left early is not counted (page 08)
+        assert first == second  # Accelerate does not count an unfinished epoch (page 08)
     assert result.processes == len(ranks) == 3
     assert [loader.settings for loader in result.loaders] == LOADERS
     return result.loaders
@@ -83,12 +83,12 @@ def quick_run(tmp_path_factory):
 
 
 def ids_of(epoch):
-    """Return all sample ids that were read, ordered by rank."""
+    """Return the ids of all samples that were read in the epoch, rank by rank."""
     return list(chain.from_iterable(chain.from_iterable(epoch.batches)))
 
 
 def epochs_with(loaders, **fields):
-    """Return (settings, epoch) for each epoch of the loaders with these settings."""
+    """Return a (settings, epoch) pair for each epoch of the loaders that have these settings."""
     pairs = [
         (loader.settings, epoch)
         for loader in loaders
@@ -99,7 +99,7 @@ def epochs_with(loaders, **fields):
     return pairs
 
 
-def test_padding_reads_every_sample_and_drop_last_reads_none_twice(loaders):
+def test_every_sample_is_read_with_padding_and_none_twice_without(loaders):
     for settings, epoch in epochs_with(loaders):
         ids, every = ids_of(epoch), set(range(settings.samples))
         again = {sample for sample in ids if ids.count(sample) > 1}
@@ -116,7 +116,8 @@ def test_all_ranks_read_the_same_batch_sizes_unless_even_batches_is_off(loaders)
             sizes = [[len(batch) for batch in batches] for batches in epoch.batches]
             are_even = sizes[0] == sizes[1] == sizes[2]
             assert (loader.gather is not None) == are_even
-            # Rank 0 pads with the first samples that it has read. Three ranks need more than one.
+            # With dispatch_batches, rank 0 pads with its first batch. If that is a single sample,
+            # it is not enough for three ranks.
             is_short = settings.dispatch_batches and settings.samples == 1
             if settings.even_batches:
                 assert are_even == (not is_short)
@@ -177,7 +178,7 @@ def test_split_batches_splits_a_global_batch_among_the_ranks(loaders):
                 assert whole == (batch.tolist() if len(batch) == settings.batch_size else [])
 
 
-def test_the_map_and_the_picture_show_who_read_each_sample(loaders):
+def test_the_map_and_the_picture_show_which_rank_read_each_sample(loaders):
     for loader in loaders:
         if (loader.settings.samples, loader.settings.batch_size) != (22, 6):
             continue
@@ -194,9 +195,9 @@ def test_the_map_and_the_picture_show_who_read_each_sample(loaders):
 
 
 def framed_samples(figure):
-    """Return the framed samples of each epoch in a picture with one panel."""
+    """Return the samples drawn with a frame in each epoch of a picture with one panel."""
     samples = []
-    for frames in figure.axes[0].collections[1::3]:  # cells, frames and crosses per epoch
+    for frames in figure.axes[0].collections[1::3]:  # per epoch: cells, frames, crosses
         assert isinstance(frames, PolyCollection)
         ends = [(p.vertices.min(axis=0), p.vertices.max(axis=0)) for p in frames.get_paths()]
         samples.append([round((low[0] + high[0]) / 2) for low, high in ends])
@@ -204,14 +205,14 @@ def framed_samples(figure):
 
 
 def reads_by_hand(samples, ranks):
-    """Return two epochs. Every rank reads sample 0, and the ranks take turns on the others."""
+    """Make up two epochs. All ranks read sample 0, and each other sample is read by one rank."""
     batches = [[[0, *range(1 + rank, samples, ranks)]] for rank in range(ranks)]
     epochs = [epoch_reads(number, batches, batches, samples) for number in (1, 2)]
     return LoaderReads(LoaderSettings("by hand", samples, samples, epochs=2), epochs)
 
 
 @pytest.mark.parametrize(("samples", "ranks"), [(4, 2), (22, 3), (22, 9), (400, 6)])
-def test_every_text_in_the_picture_is_large_enough_and_inside_it(samples, ranks):
+def test_every_text_is_large_enough_and_inside_the_picture(samples, ranks):
     figure = draw(2 * [reads_by_hand(samples, ranks)])
     figure.draw_without_rendering()
     paper = figure.bbox
@@ -259,7 +260,8 @@ def test_the_output_is_the_same_each_time(start, flags):
     assert [run.returncode for run in runs] == [0, 0]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.startswith("3 connected processes on cpu (gloo): 22 ")
-    ends = "NCCL waits for ever" in runs[0].stdout  # the last batches have 4, 4 and 2 samples
+    # Without even batches, the last batches of the three ranks have 4, 4 and 2 samples.
+    ends = "NCCL waits for ever" in runs[0].stdout
     assert ends == (flags == "--no-even-batches")
 
 

@@ -46,7 +46,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def others(together, tmp_path_factory):
-    """The profiles, traces and numbers of three more runs in one launch.
+    """The profiles, traces and numbers of three more runs, all from one launch.
 
     The second run accumulates gradients. In the third run, rank 1's clock is 40 ms ahead.
     """
@@ -81,7 +81,7 @@ def profiled_with_clock(device, runs, folder):
 
 
 def numbers_of(profiles, traces):
-    """Return the ranks and the straggler as the JSON contains them."""
+    """Return the ranks and the straggler in the form that they have in the JSON."""
     ranks, slow_rank = rank_timelines(profiles, traces)
     return {"ranks": [asdict(rank) for rank in ranks], "straggler": slow_rank}
 
@@ -99,9 +99,9 @@ def test_two_connected_processes_were_profiled(finished):
 
 
 def test_the_phases_of_a_step_sum_to_its_wall_time(finished, others):
-    """The wall time is measured around the step, with a different clock than the trace.
+    """The wall time is measured around the step, with a different clock from the trace's.
 
-    A single wall time can be longer than the phases, because the process may be preempted.
+    In a single step it may exceed the sum of the phases, because the process may be preempted.
     """
     for numbers in (finished[1], *(numbers for _, _, numbers in others)):
         for rank in numbers["ranks"]:
@@ -115,7 +115,7 @@ def test_the_phases_of_a_step_sum_to_its_wall_time(finished, others):
 
 
 def test_a_pause_in_forward_is_measured_as_forward(finished):
-    """`time.sleep` uses a different clock than the trace, so the pause may appear shorter."""
+    """`time.sleep` uses a different clock than the trace, so the trace may show a shorter pause."""
     for rank, step in steps_of(finished[1]):
         if rank["rank"] == 1:
             assert step["phases_ms"]["forward"] > 19.9
@@ -161,7 +161,7 @@ def test_smaller_buckets_need_more_all_reduces(finished):
     assert (large["bucket_mb"], small["bucket_mb"]) == (25, 0.05)
     assert large["buckets"] == 1 < small["buckets"] == len(finished[1]["bucket_bytes"])
     assert "| bucket MiB |" in finished[0]
-    assert "the buffers of BatchNorm" in finished[0], "small_cnn has such buffers"
+    assert "the buffers of BatchNorm" in finished[0], "small_cnn has BatchNorm buffers"
 
 
 def test_hidden_plus_exposed_time_is_at_most_the_all_reduce_time(finished):
@@ -197,7 +197,8 @@ def barriers_of(trace):
 def line_up(trace):
     """Return True if the ranks' barriers overlap in the trace, with a tolerance of 1 ms.
 
-    In the least disturbed quarter of the barriers, all ranks must also leave within 1 ms.
+    In the 25 % of barriers with the smallest spread, all ranks must also leave within 1 ms of each
+    other.
     """
     barriers = barriers_of(trace)
     left_early = [max(s for s, _ in barrier) - min(e for _, e in barrier) for barrier in barriers]
@@ -306,10 +307,10 @@ STEP_MS = 100
 
 
 def synthetic(rank, steps=8, delays=None, jitter=0.0):
-    """Return a trace in which a delayed rank starts to compute late, and the other ranks wait.
+    """Return the trace of one rank. A rank with a delay computes late, and the others wait for it.
 
-    `delays[rank][step]` is the delay in ms. A random quarter of the steps takes up to `jitter` ms
-    longer.
+    `delays[rank][step]` is the delay in ms. In a random quarter of the steps, it is up to `jitter`
+    ms longer.
     """
     delays = delays or [[0.0] * steps]
     noise = random.Random(rank)
@@ -348,7 +349,7 @@ def numbers_in(traces, steps=8):
 
 
 def named(delays, jitter=0.0):
-    """Return the rank that is named as slow with the given `delays` in ms, by rank and step."""
+    """Return the rank that is named as slow if `delays[rank][step]` are the delays in ms."""
     steps = len(delays[0])
     traces = [synthetic(rank, steps, delays, jitter) for rank in range(len(delays))]
     return numbers_in(traces, steps)["straggler"]
@@ -380,7 +381,7 @@ def test_waiting_for_buffers_is_not_part_of_the_exposed_all_reduce():
     for step in range(2):
         event = {"ph": "X", "cat": "user_annotation", "name": "gloo:broadcast", "pid": 7, "tid": 2}
         start = step * STEP_MS + 10
-        for moved in trace["traceEvents"]:  # forward waits for 5 ms before it computes
+        for moved in trace["traceEvents"]:  # make forward wait for 5 ms before it computes
             if moved["name"] == "aten::conv2d" and moved["ts"] == start:
                 moved["ts"], moved["dur"] = start + 5, 15
         trace["traceEvents"].append({**event, "ts": start, "dur": 5, "args": {}})
@@ -403,10 +404,10 @@ def test_the_other_rank_waits_for_the_late_rank():
         ([[0] * 16, [20] * 16], 1),
         ([[20] * 16, [0] * 16], 0),
         ([[0] * 16, [0] * 16], None),
-        ([[0] * 16, [4] * 16], None),  # less than LEAST_MS
+        ([[0] * 16, [4] * 16], None),  # the delay is below LEAST_MS
         ([[0] * 16, [6] * 16], 1),
         ([[0] * 16, [0] * 15 + [500]], None),  # a single slow step is not enough
-        ([[0] * 16, [0] + [20] * 15], None),  # not slow in the first step
+        ([[0] * 16, [0] + [20] * 15], None),  # slow in every step but the first
         ([[0] * 16, [0, 200] * 8], None),
         ([[0, 300] * 8, [20] * 16], None),  # too noisy to decide
         ([[0] * 14 + [900] * 2, [20] * 16], 1),  # although rank 0 is slower on average
@@ -504,7 +505,7 @@ def test_on_a_gpu_a_kernel_belongs_to_the_phase_in_which_it_was_launched():
 
 
 @pytest.mark.slow
-def test_one_process_has_no_all_reduce_and_the_same_phases(start, tmp_path):
+def test_one_process_reports_no_all_reduce_and_its_phases_sum_to_the_wall_time(start, tmp_path):
     command = "accel-demo timeline --processes 1 --quick --model tiny_cnn".split()
     result = start([*command, "--output", tmp_path, "--json", tmp_path / "x.json"])
     assert result.returncode == 0, result.stderr
@@ -514,7 +515,7 @@ def test_one_process_has_no_all_reduce_and_the_same_phases(start, tmp_path):
     assert "all-reduce takes" not in result.stdout
     assert "a single process waits for no other" in result.stdout
     steps = [step for _, step in steps_of(numbers)]
-    assert median(step["all_reduce_ms"] for step in steps) < 0.5  # DDP's all-reduce with itself
+    assert median(step["all_reduce_ms"] for step in steps) < 0.5  # DDP still calls all-reduce
     assert median(sum(s["phases_ms"].values()) / s["wall_ms"] for s in steps) > 0.95
 
 
@@ -524,7 +525,7 @@ def test_one_process_has_no_all_reduce_and_the_same_phases(start, tmp_path):
 def test_a_slow_rank_is_named_in_20_of_20_runs_and_none_in_20_runs_without_one(
     together, tmp_path, processes
 ):
-    """In one launch, complete training runs with and without a slow rank are profiled in turn."""
+    """Profile complete training runs in one launch, alternately without and with a slow rank."""
     run = ProfileSettings(SMALL, straggler.STEPS_NEEDED, bucket_mb=25.0)
     runs = [run, replace(run, straggler=(1, 20.0))] * 20
     by_rank = together(profiled, processes, timeout=1500, runs=runs, folder=str(tmp_path))
@@ -536,8 +537,8 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_none_in_20_runs_without_one(
         slower.append([round(rank.slower_ms, 1) for rank in ranks])
     without, delayed = names[::2], names[1::2]
     assert (without.count(None), delayed.count(1)) == (20, 20), (
-        f"no rank was named in {without.count(None)} of 20 runs without a straggler, "
-        f"rank 1 in {delayed.count(1)} of 20 with one.\n"
+        f"without a straggler, no rank was named in {without.count(None)} of 20 runs; "
+        f"with one, rank 1 was named in {delayed.count(1)} of 20 runs.\n"
         f"named without: {without}\nslower by (ms): {slower[::2]}\n"
         f"named with: {delayed}\nslower by (ms): {slower[1::2]}"
     )
@@ -546,7 +547,7 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_none_in_20_runs_without_one(
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_overlap_vanishes_when_one_bucket_holds_all_gradients(start, tmp_path):
-    """A single bucket is sent after backward. Most of many buckets are sent during backward."""
+    """A single bucket is sent after backward; with many buckets, most are sent during backward."""
     command = "accel-demo timeline --bucket-mb 1,1000".split()
     result = start([*command, "--output", tmp_path, "--json", tmp_path / "x.json"], timeout=300)
     assert result.returncode == 0, result.stderr

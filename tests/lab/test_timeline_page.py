@@ -29,7 +29,7 @@ PLANTED = "</script><script>document.title = 'planted'</script><img src=x onerro
 
 
 def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", model="small_cnn"):
-    """Return a made-up result in which the last rank begins each forward late."""
+    """Return a made-up result in which the last rank starts each forward `late_ms` late."""
     return results.TimelineResult(
         processes=ranks,
         backend="gloo",
@@ -76,7 +76,7 @@ def a_rank(rank, is_last, step_count, late_ms, name):
 
 
 def bars_of(result):
-    """Return (rank, bar) for every bar in the order of the page: by lane, then by start."""
+    """Return a (rank, bar) pair for every bar, in the page's order: by lane, then by start."""
     return [
         (rank.rank, bar)
         for rank in result.ranks
@@ -86,7 +86,7 @@ def bars_of(result):
 
 
 def words_of(picture):
-    """Return the texts of a picture. matplotlib draws them as shapes, and adds comments."""
+    """Return a picture's texts. matplotlib draws them as shapes, and repeats them in comments."""
     return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
@@ -141,7 +141,7 @@ def test_overlapping_bars_are_in_different_rows_and_no_row_is_wasted(spans):
             assert bar.end_ms <= next_bar.start_ms
 
 
-def test_the_sweep_is_plotted_over_the_bucket_size():
+def test_the_sweep_is_plotted_against_the_bucket_size():
     result = a_timeline(sweep=True)
     trials = sorted(result.sweep, key=lambda trial: trial.bucket_mb)
     shares, lengths = figure_of(result).axes[2:]
@@ -202,7 +202,7 @@ def test_the_page_contains_every_bar_and_its_share_of_the_step():
     assert [lane["is_slow"] for lane in data["lanes"]] == [False, False, True, True]
 
 
-def test_the_description_contains_the_actual_bucket_sizes():
+def test_the_description_of_a_run_contains_the_actual_bucket_sizes():
     text = run_description(replace(a_timeline(), accumulate=4))
     assert text.endswith("process, 4 per step, bucket_cap_mb 1 (0.77 + 0.38 + 1.18 MiB)")
     many = run_description(replace(a_timeline(), bucket_bytes=[2**20] * 12))
@@ -239,7 +239,7 @@ def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
 
 @pytest.fixture
 def opened(open_page, tmp_path):
-    """`opened(result, width)` returns the page of a result, with its bars drawn."""
+    """`opened(result, width)` opens the page of a result, and returns it with its bars drawn."""
 
     def opened(result, width=1280):
         file = tmp_path / "timeline.html"
@@ -285,7 +285,7 @@ def near(values, expected):
 
 
 @pytest.mark.browser
-def test_zoom_halves_the_visible_time_around_its_middle_and_whole_restores_it(opened):
+def test_zoom_halves_the_visible_time_around_its_middle_and_whole_shows_everything(opened):
     result = a_timeline()
     page = opened(result)
     start, end = results.whole_span(result.ranks)
@@ -304,7 +304,7 @@ def test_zoom_halves_the_visible_time_around_its_middle_and_whole_restores_it(op
     assert near(visible(page), [start, end, whole])
     for _ in range(20):
         page.click("#in")
-    assert visible(page)[2] == 0.02, "zoom has a limit"
+    assert visible(page)[2] == 0.02, "zooming in stops at 0.02 ms"
     for _ in range(20):
         page.click("#out")
     assert near(visible(page), [start, end, whole])
@@ -345,7 +345,7 @@ def test_a_step_chosen_from_the_list_fills_the_view_and_the_list_shows_the_visib
 
 
 @pytest.mark.browser
-def test_everything_also_works_with_the_keyboard(opened):
+def test_zooming_moving_and_choosing_bars_also_work_with_the_keyboard(opened):
     result = a_timeline()
     page, bars = opened(result), bars_of(result)
     start, end = results.whole_span(result.ranks)
@@ -365,7 +365,7 @@ def test_everything_also_works_with_the_keyboard(opened):
         page.keyboard.press("ArrowRight")
         assert shown_description(page) == description(bars[number], result)
     page.keyboard.press("ArrowRight")
-    assert shown_description(page) == description(bars[14], result), "the last bar of the lane"
+    assert shown_description(page) == description(bars[14], result), "there is no bar to the right"
     page.keyboard.press("ArrowDown")
     assert (
         shown_description(page)["phase"] == "all-reduce" and shown_description(page)["rank"] == "0"
@@ -399,7 +399,7 @@ def test_the_wheel_zooms_at_the_pointer_and_dragging_moves_the_view(opened):
     settle(page)
     box = bar.bounding_box()
     assert visible(page)[2] < before
-    assert abs(box["x"] + box["width"] / 2 - x) < 1, "the bar stays below the pointer"
+    assert abs(box["x"] + box["width"] / 2 - x) < 1, "the bar stays under the pointer"
     first, _, length = visible(page)
     scale = length / page.evaluate("place.right - place.left")
     y = box["y"] + 5
@@ -410,7 +410,7 @@ def test_the_wheel_zooms_at_the_pointer_and_dragging_moves_the_view(opened):
     page.mouse.up()
     assert near(visible(page), [first + 100 * scale, first + 100 * scale + length, length])
     page.mouse.move(x, y, steps=3)
-    assert near(visible(page)[0], first + 100 * scale), "the button is released"
+    assert near(visible(page)[0], first + 100 * scale), "the view moves only while a button is down"
     for _ in range(20):
         page.mouse.wheel(0, 300)
     page.wait_for_function("document.querySelector('#step').value === 'whole'")
@@ -454,7 +454,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_two_fingers_zoom(opened
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_ticks_neither_overlap_nor_leave_the_page_at_any_zoom_level(opened, width):
+def test_ticks_never_overlap_or_extend_beyond_the_page_at_any_zoom_level(opened, width):
     page = opened(a_timeline(), width)
     for _ in range(14):
         settle(page)

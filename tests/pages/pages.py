@@ -1,4 +1,4 @@
-"""Helpers for tests of the tutorial pages: read a page's tables, and grade exercises."""
+"""Helpers for tests of the tutorial pages: read the tables of a page, and grade exercises."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ EXERCISES = TUTORIALS / "exercises"
 
 
 def table_rows(page: str, cells: int | None = None) -> list[list[str]]:
-    """Return the rows of the page's tables without headings, or only rows with `cells` cells."""
+    """Return the page's table rows without headings, or only the rows that have `cells` cells."""
     lines = (TUTORIALS / page).read_text().splitlines()
     rows = [line[1:-1].split("|") for line in lines if line.startswith("|")]
     body = [index + 1 for index, row in enumerate(rows) if set("".join(row)) <= set("-: ")]
@@ -24,7 +24,7 @@ def table_rows(page: str, cells: int | None = None) -> list[list[str]]:
 
 
 def check(start, number: str, file=None, **options):
-    """Run `accel-demo check NUMBER` on `file`, or on the exercise file if None."""
+    """Run `accel-demo check NUMBER` on `file`, or on the exercise file if `file` is None."""
     return start(["accel-demo", "check", number, *(["--file", file] if file else [])], **options)
 
 
@@ -37,5 +37,5 @@ def load_grader(number: str):
 
 
 def mistake_in(grader, answer, *device) -> str:
-    """Return the mistake that the grader finds, or "", without starting a process."""
+    """Grade the answer in this process. Return the mistake that the grader finds, or ""."""
     return grading.fill_in({}, grader.observe, Path(answer), *device)["mistake"]

@@ -67,7 +67,7 @@ def test_mp_spawn_passes_the_rank_first_sets_no_variables_and_rejects_lambdas(st
     assert "pickle" in of_lambda
 
 
-def test_the_check_works_if_the_temporary_folder_has_a_blank_in_its_name(monkeypatch):
+def test_the_check_works_in_a_temporary_folder_with_a_space_in_its_name(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         [answer] = (EXERCISES / "answers").glob("00_*.py")

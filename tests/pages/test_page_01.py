@@ -39,7 +39,7 @@ def test_the_page_shows_a_call_that_returns_before_other_ranks_have_joined():
     assert states["`wait()` has returned"] == ["have joined", "True"]
 
 
-@pytest.mark.parametrize("folder", ["plain", "with a blank"])
+@pytest.mark.parametrize("folder", ["plain", "with a space"])
 def test_the_model_answer_passes(start, tmp_path, folder):
     (tmp_path / folder).mkdir()
     result = check(start, "01", ANSWER, TMPDIR=str(tmp_path / folder))

@@ -15,7 +15,7 @@ Pair = namedtuple("Pair", "one other")
 
 
 def tables():
-    """Return the page's tables by first heading. Each is a list of rows, including the heading."""
+    """Map the first heading of each table on the page to its rows, including the heading row."""
     found, last = [], ""
     for line in (TUTORIALS / "03_data_parallel.md").read_text().splitlines():
         if line.startswith("| "):
@@ -48,7 +48,7 @@ def test_the_device_of_replica_0_holds_most():
         assert held[what][0] > 0 and held[what][1:] == [0, 0, 0]
 
 
-def test_every_forward_copies_the_module_and_code_outside_runs_in_the_main_thread():
+def test_every_forward_copies_the_module_and_other_code_runs_in_the_main_thread():
     calls = [row[1:] for row in tables()["two steps with"][1:]]
     replicas = "replica 0, replica 1, replica 2, replica 3"
     assert calls == [
@@ -80,7 +80,7 @@ def test_only_the_plain_mean_of_uneven_chunks_is_biased():
     assert rows[-1][1] == "4, 4, 4, 4, 4, 4, 4, 2" and float(rows[-1][3]) > 0.01
 
 
-def test_two_calls_for_vgg_replicate_and_gather_twice():
+def test_wrapping_the_two_parts_of_vgg_replicates_and_gathers_twice():
     head, whole, parts = tables()["wrapped"]
     assert head[1:4] == ["replications", "gathers", "threads"]
     assert (whole[1:4], parts[1:4]) == (["1", "1", "2"], ["2", "2", "4"])
@@ -111,7 +111,7 @@ IN_DICT = "{key: part_of(value, i, devices) for key, value in batch.items()}"
 IN_TUPLE = "part_of(value, i, devices) for value in batch]"
 JOINED = "gather(list(values), device) for"
 DETACHED = "(lambda one: one.detach() if isinstance(one, torch.Tensor) else one)"
-FIRST = "    counts = ["  # in scatter
+FIRST = "    counts = ["  # the first line of scatter
 ZIPPED = """    if isinstance(batch, dict):
         parts = zip(*(scatter(value, devices) for value in batch.values()), strict=STRICT)
         return [dict(zip(batch, values)) for values in parts]

@@ -1,4 +1,4 @@
-"""Page 05: the bytes that three all-reduces send, and the exercise on a ring all-gather."""
+"""Page 05: the bytes sent by three all-reduce algorithms, and the exercise on ring all-gather."""
 
 import re
 import tempfile
@@ -14,7 +14,7 @@ NAMES = ("gather + broadcast", "naive ring", "chunked ring")
 
 
 def rows(first: str) -> list[list[str]]:
-    """Return the rows in the page's tables whose first cell is `first`."""
+    """Return the table rows on the page whose first cell is `first`."""
     return [row for row in table_rows(PAGE) if row[0] == first]
 
 
@@ -25,7 +25,7 @@ def test_the_busiest_rank_sends_less_than_two_tensors_only_in_the_chunked_ring()
     assert chunked == ["1 × S", "1.5 × S", "1.75 × S"]
 
 
-def test_only_in_the_naive_ring_ranks_end_with_different_bits():
+def test_ranks_end_with_different_bits_only_in_the_naive_ring():
     same = {name: [row[3] for row in rows(name) if len(row) == 4] for name in NAMES}
     assert same == {NAMES[0]: ["yes"] * 3, NAMES[1]: ["yes", "no", "no"], NAMES[2]: ["yes"] * 3}
 
@@ -61,11 +61,11 @@ def test_the_program_exits_with_one_line_under_a_launcher(start):
     assert len(result.stderr.splitlines()) == 1
     helped = start(["python", TUTORIALS / "05_ring.py", "--help"])
     assert helped.returncode == 0 and "usage:" in helped.stdout
-    assert "busiest rank sends" not in helped.stdout  # the program did not run
+    assert "busiest rank sends" not in helped.stdout  # --help does not run the program
 
 
 def test_the_model_answer_passes(start):
-    # Not tmp_path: the path of a socket in that folder would be too long.
+    # Not tmp_path, which would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "05", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -107,9 +107,9 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
 def test_the_grader_distinguishes_typical_mistakes(start, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
-    answer = tmp_path / "it is wrong.py"
+    answer = tmp_path / "a wrong answer.py"
     answer.write_text(text.replace(right, wrong))
-    # Shorten the time limit only for an answer that hangs: others may need more than 3 s.
+    # Only the answer that hangs gets a short time limit, because others may need more than 3 s.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "has not finished" in said else {}
     result = check(start, "05", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")

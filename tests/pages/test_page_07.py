@@ -29,7 +29,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
 
 
 def grade_all(answers: list[str]) -> list[str]:
-    """Return the mistake in each answer, or "". All answers are graded in one process group."""
+    """Return the mistake in each answer, or "". One process group grades all answers."""
     return [mistake_in(load_grader("07"), answer, torch.device("cpu")) for answer in answers]
 
 
@@ -54,7 +54,7 @@ def test_the_grader_distinguishes_typical_mistakes(together, tmp_path):
     ],
 )
 def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
-    # Not tmp_path: the path of a socket in that folder would be too long.
+    # Not tmp_path, which would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = start(["accel-demo", "check", "07", "--file", file], TMPDIR=folder)
     assert (result.returncode, result.stderr) == (returncode, "")

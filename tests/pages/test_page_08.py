@@ -48,14 +48,14 @@ WRONG = [  # (text in the model answer, replacement, …, part of the grader's m
 
 
 def observe_all(answers):
-    """Return this rank's report on each answer. All answers run in one process group."""
+    """Return this rank's report on each answer. One process group runs all answers."""
     observe, device = load_grader("08").observe, torch.device("cpu")
     return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
 
 
 @pytest.fixture(scope="module")
 def reports(together, tmp_path_factory):
-    """Return the ranks' reports on the model answer, the unsolved file and each wrong answer."""
+    """For the model answer, the unsolved file and each wrong answer, return a report per rank."""
     folder, right = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
     answers = [ANSWER, EXERCISES / "08_exact_accuracy.py"]
     for number, (*changes, _) in enumerate(WRONG):
@@ -93,7 +93,7 @@ def test_the_unsolved_file_fails(verdicts):
 
 def test_the_unsolved_file_behaves_as_its_docstring_describes(reports):
     for report in reports[1]:
-        for_22, for_30 = (seen["result"] for seen in report["seen"])  # it fails for 4 samples
+        for_22, for_30 = (seen["result"] for seen in report["seen"])  # the case of 4 samples fails
         assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
         assert "RuntimeError" in report["mistake"]
 
@@ -116,7 +116,7 @@ def test_the_grader_prints_its_verdict_on_the_reports(reports, capsys, monkeypat
             grading.write_report(Path(command.split()[-1]), f"3-{rank}", report)
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(grading, "run_to_end", write)  # reuse the reports instead of a new run
+    monkeypatch.setattr(grading, "run_to_end", write)  # reuses reports and starts nothing
     file, returncode, said = SAID[number]
     grader = str(EXERCISES / "graders" / "08.py")
     monkeypatch.setattr(sys, "argv", [grader, str(file or EXERCISES / "08_exact_accuracy.py")])
@@ -148,10 +148,10 @@ def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
         ),
     ],
 )
-def test_a_rank_that_hangs_or_raises_is_named(start, tmp_path, lie, said):
+def test_the_grader_names_a_rank_that_hangs_or_raises(start, tmp_path, lie, said):
     answer = tmp_path / "wrong.py"
     answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
-    # real=True, because the launcher must stop the remaining ranks.
+    # real=True starts a real launcher, which must stop the remaining ranks.
     result = check(start, "08", answer, timeout=200, real=True, ACCEL_DEMO_PATIENCE="20")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("wrong: ") and said in result.stdout
@@ -169,7 +169,7 @@ def test_the_page_shows_how_many_samples_each_method_counts():
 
 
 def test_the_page_shows_padding_and_an_order_that_repeats_without_set_epoch():
-    rows = table_rows(PAGE, cells=7)  # with set_epoch, then without
+    rows = table_rows(PAGE, cells=7)  # rows with set_epoch, then rows without it
     assert [row[3:5] for row in rows[:12]] == 2 * (3 * [["2", "0"]] + 3 * [["8", "0"]])
     assert [row[6] for row in rows[:6]] == 2 * ["–", "no", "no"]
     assert [row[6] for row in rows[6:12]] == ["–", "yes", "yes", "–", "no", "no"]

@@ -1,4 +1,4 @@
-"""Page 09: the length of a learning rate schedule, and the exercise on equal curves."""
+"""Page 09: when a learning rate schedule ends, and the exercise on equal learning curves."""
 
 import tempfile
 
@@ -61,9 +61,9 @@ WRONG = [  # (edits of the model answer, part of the grader's message)
 
 
 def grade_all(answers: list[str]) -> tuple[list[str], float]:
-    """Return the mistake in each answer, or "", and the last learning rate with accumulation.
+    """Return the mistake in each answer, or "", and the result of `last_rate_with_accumulation`.
 
-    Everything runs in one process group.
+    One process group runs all of this.
     """
     grader, device = load_grader("09"), torch.device("cpu")
     mistakes = [mistake_in(grader, answer, device) for answer in answers]
@@ -73,7 +73,7 @@ def grade_all(answers: list[str]) -> tuple[list[str], float]:
 def last_rate_with_accumulation() -> float:
     """Return the last learning rate of a prepared schedule with accumulation over 4 batches.
 
-    The schedule falls from 1 to 0 in 16 steps, one for each batch of the unprepared loader.
+    The schedule decreases from 1 to 0 in 16 steps, one per batch of the loader before `prepare`.
     """
     from accelerate import Accelerator
     from torch.optim.lr_scheduler import LambdaLR
@@ -94,9 +94,10 @@ def last_rate_with_accumulation() -> float:
 
 @pytest.fixture(scope="module")
 def verdicts(together, tmp_path_factory):
-    """Return the results of `grade_all` by rank.
+    """Return what `grade_all` returns on each rank.
 
-    The answers are the unsolved file, the model answer, and its edits in `RIGHT` and `WRONG`.
+    The answers are the unsolved file, the model answer, and the edited model answers (`RIGHT` and
+    `WRONG`).
     """
     folder = tmp_path_factory.mktemp("answers")
     answers = [EXERCISE, ANSWER]
@@ -125,7 +126,7 @@ def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(ve
 
 
 def test_the_model_answer_passes(start):
-    # Not tmp_path: the path of a socket in that folder would be too long.
+    # Not tmp_path, which would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "09", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -153,7 +154,7 @@ def test_on_two_processes_only_two_of_four_schedules_end_with_the_epoch():
     assert text.index("Connected processes: 1") < text.index("Connected processes: 2")
 
 
-def test_on_two_processes_a_prepared_plateau_scheduler_drops_in_every_epoch():
+def test_on_two_processes_a_prepared_plateau_scheduler_lowers_the_rate_in_every_epoch():
     assert [row for row in table_rows(PAGE, cells=5) if row[0].endswith("prepared")] == [
         ["prepared", "1", "1", "0.1", "0.1"],
         ["not prepared", "1", "1", "0.1", "0.1"],

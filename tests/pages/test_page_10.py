@@ -39,7 +39,7 @@ def grader():
 
 
 def report_on(grader, answer) -> dict:
-    """Return the report of the grader on an answer, without starting a process."""
+    """Grade an answer in this process, and return the grader's report."""
     AcceleratorState._reset_state(reset_partial_state=True)
     report = grading.fill_in({}, grader.observe, answer)
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -12,7 +12,7 @@ ANSWER = TUTORIALS / "exercises" / "answers" / "13_gather_with_gradient.py"
 
 
 def cells(first: str) -> list[str]:
-    """Return the other cells of the table row that starts with `first`, then "yes" or "no"."""
+    """Return the other cells of the row that starts with `first`, followed by "yes" or "no"."""
     rows = [row for row in table_rows(PAGE.name) if len(row) > 1]
     [found] = [row[1:] for row in rows if row[0] == first and row[1] in ("yes", "no")]
     return found
@@ -31,7 +31,7 @@ def test_all_methods_agree_and_graphs_of_all_pairs_grow_with_the_number_of_kerne
     assert "vectorised, the layer under DDP, 16 kernels, by rank: 16.1, 16.1" in PAGE.read_text()
 
 
-def test_three_methods_with_equal_numbers_have_different_gradients():
+def test_three_methods_with_equal_values_have_different_gradients():
     assert cells("`dist.all_reduce`") == ["yes", "rank's share", "full gradient / 2"]
     aware = "`_functional_collectives.all_reduce`"
     assert cells(aware) == ["yes", "2 × rank's share", "full gradient"]
@@ -56,7 +56,7 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     large = seconds_and_megabytes["512", "1"]
     assert "double loop" not in large and "vectorised" not in large
     seconds, megabytes = large["closed form"]
-    assert seconds < 1 and megabytes < 10 * 9.4  # a few times the weight
+    assert seconds < 1 and megabytes < 10 * 9.4  # MB: a few times the size of the weight
     small = seconds_and_megabytes["128", "1"]
     ways = ("vectorised", "over ranks", "chunked", "closed form")
     peaks = [small[way][1] for way in ways]
@@ -64,7 +64,7 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
 
 
 def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
-    # Not tmp_path: the path of a socket in that folder would be too long.
+    # Not tmp_path, which would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "13", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")

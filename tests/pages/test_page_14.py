@@ -27,7 +27,7 @@ OVERLAP = module(TUTORIALS / "14_overlap.py")
 
 
 def rows_below(heading: str) -> list[list[str]]:
-    """Return the rows of the table on the page with this first heading."""
+    """Return the rows of the table on the page whose first heading is `heading`."""
     lines = PAGE.read_text().splitlines()
     [start] = [
         n for n, line in enumerate(lines) if re.match(rf"\| +{re.escape(heading)} +\|", line)
@@ -73,11 +73,11 @@ def test_in_the_calculation_a_bucket_waits_for_its_gradients_and_the_previous_bu
         assert start == max(number * layers, free_at)
         assert end - start == pytest.approx(OVERLAP.COST + share * layers)
         free_at = end
-    assert 0 <= OVERLAP.hidden(found) < 1  # the last bucket is never hidden
+    assert 0 <= OVERLAP.hidden(found) < 1  # the last bucket cannot be hidden
 
 
 def parts_of(name: str) -> dict[str, str]:
-    """Return the commands of a transcript and the output of each."""
+    """Map each command in a transcript to its output."""
     text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -130,7 +130,7 @@ def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
 @pytest.mark.slow
 def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path):
     command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
-    # real=True: the command sets TORCH_CPP_LOG_LEVEL, which torch reads when it is imported.
+    # real=True, because torch reads TORCH_CPP_LOG_LEVEL, which the command sets, when imported.
     result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "found.json").read_text())
@@ -139,7 +139,7 @@ def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path)
     assert found["straggler_ms_by_rank"][1] >= 20  # rank 1 sleeps for 20 ms in each step
     # One row sets find_unused_parameters=True on purpose, so the command suppresses the warning.
     assert "find_unused_parameters=True was specified" not in result.stderr
-    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin processes
+    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin to cores
     assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
 
 
@@ -217,7 +217,7 @@ def test_the_grader_distinguishes_typical_mistakes(tmp_path, right, wrong, said)
     assert said in mistake_in(GRADER, answer)
 
 
-def test_an_answer_that_ignores_waiting_for_data_misses_that_straggler(tmp_path):
+def test_an_answer_that_ignores_data_waits_misses_a_straggler_that_waits_for_data(tmp_path):
     answer = tmp_path / "answer.py"
     text = ANSWER.read_text().replace("def straggler", "def found")
     blind = (

@@ -1,6 +1,6 @@
-"""A changed page is stale, and a command runs again only if one of its inputs has changed.
+"""Test that a changed page is stale, and that a command runs again only if an input has changed.
 
-Each test has a separate small repository with one page and two programs. One of them starts
+Each test gets its own small repository with one page and two programs, of which one starts
 processes.
 """
 
@@ -114,9 +114,9 @@ def small(written):
 
 
 def regenerate(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
-    """Run page_tools.py in the small repository. `ran` in the result lists the programs it ran.
+    """Run page_tools.py in the small repository. The result's `ran` lists the programs that ran.
 
-    By default the fork server is not used, because these programs start faster than the server.
+    By default the fork server is not used, because starting it takes longer than the programs.
     """
     runs = small.parent / "runs"
     runs.write_text("")
@@ -157,7 +157,7 @@ def test_an_unchanged_page_is_fresh_and_no_command_runs(small):
         ("code", "```python\nimport helper\n", "```python\nimport other_helper\n"),
         ("diff", "+TEXT = 'from the other", "+TEXT = 'from another"),
         ("output", "from a spawned process", "from a forked process"),
-        ("what is below a picture", "Below the", "Above the"),
+        ("text below a picture", "Below the", "Above the"),
         ("words of a picture", "words", "sounds"),
         ("numbers of a picture", "0.25", "0.52"),
     ],
@@ -170,7 +170,7 @@ def test_a_page_with_an_edited_part_is_stale_even_if_no_command_runs(small, part
     )
     replace(file, truth, lie)
     assert_stale(regenerate(small, "--check"), ran=[])
-    assert lie in file.read_text()  # a check writes nothing
+    assert lie in file.read_text()  # --check writes nothing
     assert (
         regenerate(
             small,
@@ -194,12 +194,12 @@ def test_a_page_with_an_edited_part_is_stale_even_if_no_command_runs(small, part
 def test_a_changed_file_reruns_the_commands_that_read_it(small, name, truth, change, ran):
     replace(small / name, truth, change)
     assert_stale(regenerate(small, "--check"), ran=ran)
-    assert_stale(regenerate(small, "--check"), ran=[])  # the new output is stored
+    assert_stale(regenerate(small, "--check"), ran=[])  # the first check has stored the output
 
 
 def test_a_changed_file_that_no_command_reads_reruns_nothing(small):
     replace(small / "other_helper.py", "other", "third")
-    assert_stale(regenerate(small, "--check"), ran=[])  # the diff shows this file
+    assert_stale(regenerate(small, "--check"), ran=[])  # the page's diff shows this file
     replace(small / "other_helper.py", "third", "other")
     (small / "tests").mkdir()
     (small / "tests" / "test_page.py").write_text("")
@@ -212,7 +212,7 @@ def test_creating_a_file_that_a_command_looked_for_reruns_the_command(small):
     assert_stale(regenerate(small, "--check"), ran=["program.py"])
     outside.unlink()
     assert_fresh(regenerate(small, "--check"), ran=["program.py"])
-    (small / "later.txt").write_text("from a new file")  # the program only tests if it exists
+    (small / "later.txt").write_text("from a new file")  # program.py checks if it exists
     assert_stale(regenerate(small, "--check"), ran=ALL)
 
 
@@ -284,7 +284,7 @@ def test_the_result_of_a_failed_command_is_not_stored(small):
         "os.execvp('cat', ['cat', 'data.txt'])",
         "subprocess.run([sys.executable, '-I', '-c', 'print(open(\"data.txt\").read())'])",
         "subprocess.run([sys.executable, '-c', 'print(open(\"data.txt\").read())'], env={})",
-        None,  # `cat` itself
+        None,  # runs `cat` itself
     ],
 )
 def test_a_command_whose_processes_cannot_record_files_runs_every_time(small, code):
@@ -349,7 +349,7 @@ def test_a_partly_written_result_is_never_read(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["nowhere.md"], ["--chek"]])
-def test_an_unknown_page_or_flag_is_an_error_of_one_line(start, arguments):
+def test_an_unknown_page_or_flag_causes_a_one_line_error(start, arguments):
     result = start(["python", "tutorials/page_tools.py", "--check", *arguments])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1

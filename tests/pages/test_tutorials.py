@@ -1,4 +1,4 @@
-"""Tests that the pages match the code and its output, and that exercises are graded correctly."""
+"""Test that the pages match the code and its output, and that exercises are graded correctly."""
 
 import re
 import tempfile
@@ -10,7 +10,7 @@ from tests.pages.pages import TUTORIALS, check, table_rows
 EXERCISES = TUTORIALS / "exercises"
 PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
-# One false change for each kind of generated text: (page, text on the page, false text)
+# A false edit for each kind of generated text: (page, text on the page, false text)
 LIES = [
     ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
     ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
@@ -159,7 +159,7 @@ def test_page_11_resumes_with_the_same_weights_only_at_the_highest_levels():
         *[["0 of 19", "differ"]] * 3,
         ["19 of 19", "differ"],
         ["18 of 18", "differ"],
-        *[["18 of 18", "**equal**"]] * 2,  # one process has no sums over ranks
+        *[["18 of 18", "**equal**"]] * 2,  # level 6 only affects sums over ranks
         *[["0 of 57", "differ"]] * 3,
         ["57 of 57", "differ"],
         *[["54 of 54", "differ"]] * 2,
@@ -184,7 +184,7 @@ def test_every_link_leads_to_a_file_or_a_heading():
     for page in PAGES:
         prose = re.sub("^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", prose):
-            if "{" in target or "://" in target:  # in code that generates a page, or on the web
+            if "{" in target or "://" in target:  # a placeholder in generating code, or a web link
                 continue
             path, _, heading = target.partition("#")
             assert (page.parent / path).exists(), f"{page.name}: {target}"
@@ -202,7 +202,7 @@ def test_every_link_leads_to_a_file_or_a_heading():
     "name", ["00_assert_distributed", "02_clip_gradients", "11_resume_exactly"]
 )
 def test_a_model_answer_passes(start, name):
-    # Not tmp_path: the path of a socket in that folder would be too long.
+    # Not tmp_path, which would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, name[:2], EXERCISES / "answers" / f"{name}.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -224,7 +224,7 @@ def test_an_unsolved_exercise_fails(start):
 
 @pytest.mark.slow
 def test_trusting_world_size_fails_for_two_unconnected_processes(start, tmp_path):
-    answer = tmp_path / "it believes.py"
+    answer = tmp_path / "trusts WORLD_SIZE.py"
     answer.write_text(
         "import os\n\n\ndef assert_distributed(n):\n"
         "    if int(os.environ.get('WORLD_SIZE', 1)) != n:\n        raise RuntimeError(n)\n"
@@ -280,7 +280,7 @@ def test_the_grader_names_the_level_of_a_resuming_answer(start, tmp_path, right,
 
 
 @pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], []])
-def test_an_impossible_check_is_an_error_of_one_line(start, arguments):
+def test_an_impossible_check_causes_a_one_line_error(start, arguments):
     result = start(["accel-demo", "check", *arguments])
     assert result.returncode == 2
     assert re.fullmatch("error: .*\n", result.stderr)

@@ -3,7 +3,7 @@
 torchrun --standalone --nproc-per-node 2 tests/processes/at_exit.py FOLDER PROGRAM FLAGS…
 
 Each process that destroys a process group writes FOLDER/RANK.json. With SLOW_RELEASE=SECONDS, a
-gloo thread of rank 1 is busy for that long while the rank destroys its group.
+gloo thread of rank 1 stays busy for that long while rank 1 destroys its group.
 """
 
 import atexit
@@ -32,7 +32,7 @@ def watch(folder: Path) -> None:
         destroy(group)
 
     def write() -> None:
-        deadline = time.monotonic() + 1  # the kernel briefly lists threads that have ended
+        deadline = time.monotonic() + 1  # the kernel may still list threads that have ended
         while gloo_threads() and time.monotonic() < deadline:
             time.sleep(0.01)
         if record:
@@ -46,16 +46,16 @@ def watch(folder: Path) -> None:
 def gloo_threads() -> list[str]:
     names = []
     for file in Path("/proc/self/task").glob("*/comm"):
-        with suppress(OSError):  # this thread has ended
+        with suppress(OSError):  # the thread has just ended
             names.append(file.read_text().strip())
     return sorted(name for name in names if "gloo" in name)
 
 
 def leave_a_tensor_to_a_thread(seconds: float) -> None:
-    """Make a gloo thread of rank 1 release a tensor for `seconds`. Return when it has begun.
+    """Make a gloo thread of rank 1 spend `seconds` on releasing a tensor. Return when it starts.
 
-    This reproduces how a process aborts under load. There, the gloo thread holds the last reference
-    to a tensor, and the system schedules the thread only after the main thread has begun to exit.
+    This reproduces an abort that occurs under load: the gloo thread holds the last reference to a
+    tensor, and is not scheduled until the main thread has begun to exit.
     """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
@@ -64,7 +64,7 @@ def leave_a_tensor_to_a_thread(seconds: float) -> None:
         store.set("left to the thread", "")
         assert is_released.wait(60)
     else:
-        store.wait(["left to the thread"])  # the collective cannot end before rank 0 joins
+        store.wait(["left to the thread"])  # the all-reduce cannot end before rank 0 joins
         dist.all_reduce(torch.zeros(1))
 
 
@@ -72,7 +72,7 @@ def slow_tensor(seconds: float, is_released: threading.Event) -> torch.Tensor:
     class SlowToRelease:
         def __del__(self):
             is_released.set()
-            time.sleep(seconds)  # afterwards the thread needs the GIL again
+            time.sleep(seconds)  # after this, the thread needs the GIL again
 
     tensor = torch.zeros(1)
     tensor.attribute = SlowToRelease()

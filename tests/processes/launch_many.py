@@ -5,10 +5,10 @@ python tests/processes/launch_many.py 50 --launcher    # with `accelerate launch
 
 A process can abort (SIGABRT) if threads of its process group still run when the interpreter exits.
 This happens once in hundreds of launches, and more often if the cores are busy. Several launches
-therefore run at the same time, along with processes that only keep a core busy. The training runs
-are tiny, and every process performs a full shutdown of the interpreter, like a separate program.
+therefore run at the same time, along with processes that only keep the cores busy. The training
+runs are tiny. Even a forked process shuts the interpreter down completely.
 
-The exit code is 1 if a process did not exit with 0, or if a launch did not connect two processes.
+This script exits with 1 if a process failed or if a launch did not connect two processes.
 PYTHONPATH selects the copy of accel_demo to test.
 """
 
@@ -39,11 +39,11 @@ CONFIG = REPOSITORY / "accelerate_configs" / "cpu_two_processes.yaml"
 PRELOADED = ["accel_demo.train", "sympy", "triton", "torch._numpy"]
 PRELOADED += ["torch.distributed.tensor", "torch.onnx"]
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-TIME_LIMIT = 300  # seconds for one launch
+TIME_LIMIT = 300  # seconds per launch
 
 
 def main() -> None:
-    """Launch and count. Do not use `with` or `finally`: forked processes also exit through here."""
+    """Launch and count. Do not use `with` or `finally`, because forked ranks exit through here."""
     options = read()
     if options.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -61,22 +61,22 @@ def main() -> None:
 def read() -> argparse.Namespace:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
-    parser.add_argument("launches", type=int, help="number of launches")
+    parser.add_argument("launches", type=int, help="the number of launches")
     parser.add_argument("--launcher", action="store_true", help="use `accelerate launch`")
-    help = "launches at a time (default: %(default)s)"
+    help = "number of parallel launches (default: %(default)s)"
     parser.add_argument("--at-once", type=int, default=3, metavar="N", help=help)
-    help = "processes that keep a core busy (default: %(default)s)"
+    help = "number of processes that keep a core busy (default: %(default)s)"
     parser.add_argument("--busy", type=int, default=2, metavar="N", help=help)
     parser.add_argument("--one-core", action="store_true", help="run everything on one core")
     return parser.parse_args()
 
 
 def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
-    """Return the exit codes, the number of connected processes and the output of each launch."""
+    """Launch. Return the exit codes, number of connected processes and output of each launch."""
     start = start_launcher if options.launcher else fork_ranks
     if not options.launcher:
         preload()
-    running, launches = {}, []  # running: process id → (launch, time limit)
+    running, launches = {}, []  # running: process id → (number of the launch, deadline)
     for number in range(options.launches):
         while len({launch for launch, _ in running.values()}) >= options.at_once:
             wait_for_a_process(running, launches)
@@ -86,14 +86,14 @@ def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
             running[pid] = number, time.monotonic() + TIME_LIMIT
         if number % 20 == 19:
             aborts = sum(map(has_aborted, launches))
-            print(f"{number + 1} started, {aborts} aborts so far", file=sys.stderr)
+            print(f"{number + 1} launches started, {aborts} aborts so far", file=sys.stderr)
     while running:
         wait_for_a_process(running, launches)
     return launches
 
 
 def wait_for_a_process(running: dict, launches: list[dict]) -> None:
-    """Reap one process that has exited, if any. If its launch is complete, read the folder."""
+    """Reap one exited process, if any. After the last process of a launch, read its results."""
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid == 0:
         for pid, (_, limit) in running.items():
@@ -127,7 +127,7 @@ def start_launcher(folder: Path) -> list[int]:
 
 
 def fork(output: Path) -> int:
-    """Fork like `os.fork`, and write the output of the child to a file."""
+    """Fork like `os.fork`, and redirect the child's stdout and stderr to a file."""
     pid = os.fork()
     if pid == 0:
         file = os.open(output, os.O_CREAT | os.O_WRONLY)
@@ -139,8 +139,8 @@ def fork(output: Path) -> int:
 def preload() -> None:
     """Import slow modules. A fork copies only one thread, so this process must have only one.
 
-    Do not import torch._dynamo here. With a launcher it is imported after the process group was
-    created, and then it keeps the group alive.
+    Do not import torch._dynamo here. Under a launcher it is imported after the process group has
+    been created, and so keeps the group alive, which must happen in a forked rank as well.
     """
     for name in PRELOADED:
         with suppress(ImportError):
@@ -165,14 +165,14 @@ def fork_ranks(folder: Path) -> list[int]:
 
 
 def report(options: argparse.Namespace, launches: list[dict], seconds: float) -> int:
-    """Print the counts and the output of the launches that failed. Return the exit code."""
+    """Print the output of the failed launches and all counts. Return the script's exit code."""
     failed = [
         launch for launch in launches if any(launch["codes"]) or launch["connected"] != PROCESSES
     ]
     for launch in failed:
         codes = ", ".join(map(str, launch["codes"]))
         print(f"--- exit codes {codes}; {launch['connected']} connected\n{launch['printed']}")
-    mode = "by accelerate launch" if options.launcher else "forked (quick mode)"
+    mode = "accelerate launch" if options.launcher else "forked (quick mode)"
     cores = len(os.sched_getaffinity(0))
     codes = Counter(code for launch in launches for code in launch["codes"])
     print(f"accel_demo: {TRAIN.parent}")
@@ -187,7 +187,7 @@ def report(options: argparse.Namespace, launches: list[dict], seconds: float) ->
 
 
 def has_aborted(launch: dict) -> bool:
-    """Return True if a process of the launch aborted. A launcher reports this as SIGABRT."""
+    """Return True if a process of the launch aborted. A launcher only prints this, as SIGABRT."""
     return -signal.SIGABRT in launch["codes"] or "SIGABRT" in launch.get("printed", "")
 
 

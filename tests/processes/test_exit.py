@@ -1,6 +1,6 @@
-"""Test that a process group's threads end before the process exits, so that it does not abort.
+"""Test that the threads of a process group end before Python shuts down.
 
-If a gloo thread needs the GIL while Python is shutting down, the process aborts:
+If a gloo thread needs the GIL while Python shuts down, the process aborts:
 https://github.com/pytorch/pytorch/pull/179291
 """
 
@@ -27,7 +27,7 @@ ACCELERATE_PROGRAMS = [
     "tutorials/11_kill_and_resume.py",
     "accel_demo/lab/doctor/probe.py",
 ]
-THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # in a process that has a group
+THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # while a process group exists
 
 
 def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
@@ -39,9 +39,10 @@ def check_threads(folder: Path, ranks: tuple[int, ...] = (0, 1)) -> None:
 
 
 def run_watched(start, launch: list[str], folder: Path, program: str, *flags, **environment):
-    """Start a program with a launcher, as a user does, but through tests/processes/at_exit.py.
+    """Launch a program as a user would, but through tests/processes/at_exit.py.
 
-    The program is not forked, because a forked program exits without finalizing the interpreter.
+    The program is not forked from the fork server, because a forked program exits without
+    finalizing the interpreter.
     """
     command = [*launch, "tests/processes/at_exit.py", folder, program, *flags]
     return start(command, real=True, **environment)
@@ -58,11 +59,11 @@ def test_no_thread_of_the_group_outlives_a_training_run(file, start, tmp_path):
 def train_in_a_cycle(device: torch.device) -> None:
     model = DistributedDataParallel(torch.nn.Linear(3, 1).to(device))
     model(torch.ones(2, 3, device=device)).sum().backward()
-    cycle = [model]  # only the garbage collector frees it
+    cycle = [model]  # only the garbage collector can free it
     cycle.append(cycle)
 
 
-def test_a_model_in_a_reference_cycle_does_not_keep_the_threads_of_run_in_group(start, tmp_path):
+def test_a_model_in_a_reference_cycle_does_not_keep_the_threads_of_its_group_alive(start, tmp_path):
     torch.save({}, tmp_path / "arguments.pt")
     program = ["tests/together.py", f"{__name__}:train_in_a_cycle", 2, tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
@@ -78,12 +79,12 @@ def connect_and_train(folder: Path) -> None:
 
 
 def start_two(folder: str) -> None:
-    """Spawn two processes that connect and train. A test runs this as a separate program."""
+    """Spawn two processes that connect and train. The test below runs this in a new program."""
     spawn(connect_and_train, 2, Path(folder))
 
 
 def test_no_thread_of_the_group_outlives_a_spawned_process(start, tmp_path):
-    """Use the start method "spawn", because a forked process does not finalize Python."""
+    """The start method is "spawn", because a forked process does not finalize the interpreter."""
     call = f"from {__name__} import start_two; start_two({str(tmp_path)!r})"
     result = start(["python", "-c", call], real=True, ACCEL_DEMO_START_METHOD="spawn")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -95,7 +96,7 @@ def test_no_thread_of_the_group_outlives_a_run_that_is_refused(start, tmp_path):
     program = ["accel_demo/train_ddp.py", *FLAGS, tmp_path / "run", "--resume", tmp_path]
     result = run_watched(start, launcher("train_ddp.py", 2), tmp_path, *program)
     assert "is not a checkpoint" in result.stderr and "exitcode: 2" in result.stderr
-    check_threads(tmp_path, ranks=(0,))  # the launcher has stopped rank 1
+    check_threads(tmp_path, ranks=(0,))  # the launcher stops rank 1 after rank 0 has failed
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_no_thread_of_the_group_outlives_a_tutorial_program(program, start, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
 def test_a_slow_thread_does_not_abort_a_training_run(file, start, tmp_path):
-    """A gloo thread takes 3 s to release a tensor. Rank 1 would abort if it did not wait for it."""
+    """A gloo thread takes 3 s to release a tensor. Without waiting for it, rank 1 would abort."""
     program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
     result = run_watched(start, launcher(file, 2), tmp_path, *program, SLOW_RELEASE="3")
     assert result.returncode == 0, result.stdout + result.stderr

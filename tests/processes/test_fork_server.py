@@ -1,4 +1,4 @@
-"""Test that a program forked from the fork server behaves like one that starts normally."""
+"""Test that a program forked from the fork server behaves like one that is started normally."""
 
 import os
 import re
@@ -59,14 +59,14 @@ ENDS = {
 
 
 def forked_and_real(command, **options):
-    """Run a command twice, forked and started for real. Return both results."""
+    """Run a command twice: forked, and started normally. Return both results."""
     forked = run_to_end(command, **options)
     return forked, run_to_end(command, real=True, **options)
 
 
 @pytest.fixture
 def program(tmp_path):
-    """`program(text)` writes a program and returns its path."""
+    """`program(text)` saves the text as a Python program, and returns its path."""
 
     def program(text: str):
         path = tmp_path / "program.py"
@@ -87,7 +87,7 @@ def test_a_forked_program_gets_its_arguments_environment_folder_and_a_clean_stat
         assert "here" in forked.stdout
 
 
-def test_a_module_and_an_installed_script_can_be_forked_too(program, tmp_path):
+def test_a_module_and_an_installed_script_can_be_forked(program, tmp_path):
     program(SHOW)
     forked, real = forked_and_real(["python", "-m", "program", "a"], cwd=tmp_path)
     assert (forked.returncode, forked.stdout) == (0, real.stdout)
@@ -162,7 +162,7 @@ def test_a_forked_process_receives_signals_and_can_ignore_a_signal(tmp_path):
                     process.wait(0.2)
             process.send_signal(number)
             assert process.wait(10) == -number
-            process.send_signal(number)  # the process has ended, so nothing happens
+            process.send_signal(number)  # has no effect, because the process has ended
 
 
 def test_a_program_prints_its_stack_on_sigusr2(tmp_path):
@@ -211,14 +211,14 @@ def outputs(program: str, text: str, **options):
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
-def test_the_python_of_workers_ends_like_the_real_python(end, code):
+def test_the_forked_python_ends_like_the_real_python(end, code):
     text = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
     forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
     assert forked[:2] == real[:2] and forked[0] == code
     assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
 
 
-def test_the_python_of_workers_inherits_what_the_real_python_inherits(tmp_path):
+def test_the_forked_python_inherits_what_the_real_python_inherits(tmp_path):
     show = "import os, signal, sys; print(os.getcwd(), sys.stdin.read(), os.environ['PLANTED'])\n"
     show += "os.write({}, b'written'); print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)"
     options = {"cwd": tmp_path, "input": "typed", "env": {**os.environ, "PLANTED": "here"}}
@@ -236,7 +236,7 @@ def test_the_python_of_workers_inherits_what_the_real_python_inherits(tmp_path):
     assert shown[0] == shown[1] == (0, f"{tmp_path} typed here\nTrue\n", "")
 
 
-def test_the_python_of_workers_inherits_descriptors_that_the_server_also_uses():
+def test_the_forked_python_inherits_descriptors_that_the_server_also_uses():
     open_files = "import os, sys; [os.dup2(2, number) for number in range(3, 100)]\n"
     open_files += "os.execv(sys.argv[1], sys.argv[1:])"
     text = "import os; [os.write(number, b'.') for number in range(3, 100)]"
@@ -245,7 +245,7 @@ def test_the_python_of_workers_inherits_descriptors_that_the_server_also_uses():
     assert (result.returncode, result.stderr) == (0, "." * 97)
 
 
-def test_the_python_of_workers_becomes_the_real_python_if_a_fork_would_differ():
+def test_the_forked_python_becomes_the_real_python_if_a_fork_would_differ():
     parent = "import os; print(os.getppid())"
     forked = outputs(fork_server().python, parent)
     assert forked == (0, f"{fork_server()._process.pid}\n", "")
@@ -257,7 +257,7 @@ def test_the_python_of_workers_becomes_the_real_python_if_a_fork_would_differ():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_to_the_python_of_workers_reaches_the_forked_process(number):
+def test_a_signal_to_the_forked_python_reaches_the_forked_process(number):
     text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     command = [fork_server().python, "-u", "-c", text]
     pipe = subprocess.PIPE
@@ -304,7 +304,7 @@ ORPHANS = {
         os.wait()
         child = types.SimpleNamespace(pid=int(os.read(read, 20)))
     """),
-    "a process of multiprocessing": textwrap.dedent("""
+    "a child that multiprocessing has forked": textwrap.dedent("""
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
         child.start()
     """),
@@ -359,7 +359,7 @@ def test_a_rank_that_fails_ends_the_remaining_ranks(program):
 
 @pytest.mark.parametrize("which", ["the first", "the second"])
 def test_each_test_starts_from_the_same_state(which):
-    """Each of the two runs changes every part of the state and restores nothing."""
+    """The test runs twice. Each run changes every part of the state, and restores nothing."""
     assert torch.initial_seed() == 0
     assert torch.get_num_threads() == 1
     assert "PLANTED" not in os.environ
@@ -383,14 +383,13 @@ def test_killing_a_client_at_any_time_does_not_harm_the_server():
     assert left_behind(before) == []
 
 
-def test_a_missing_server_is_an_error_instead_of_a_hang():
+def test_a_missing_server_causes_an_error_instead_of_a_hang():
     server = SimpleNamespace(address=fork_server().address + "-of-another")
     with tempfile.TemporaryFile() as output, pytest.raises(OSError):
         start_process(["python", "-c", ""], output, output, ACCEL_DEMO_FORK_SERVER=server.address)
 
 
 def test_programs_that_the_package_starts_use_the_fork_server_of_the_tests():
-    """Python programs that a command starts through launch.py are forked, too."""
     program = "from accel_demo.processes.launch import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
@@ -398,7 +397,7 @@ def test_programs_that_the_package_starts_use_the_fork_server_of_the_tests():
 
 
 def test_a_child_of_an_earlier_process_is_not_reported_as_left_behind():
-    """A browser that is open during all tests can start helpers at any time."""
+    """For example, a browser that stays open during all tests may start helper processes."""
     starts_another = "import subprocess, sys; sys.stdin.read(1); subprocess.run(['sleep', '600'])"
     command = [sys.executable, "-c", starts_another]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as browser:

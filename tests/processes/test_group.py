@@ -1,4 +1,4 @@
-"""Test that a function runs in connected processes, and that each process returns a result."""
+"""Test that a function runs in connected processes, and that the result of each is returned."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def test_a_process_that_fails_ends_the_remaining_processes(capfd):
 
 
 def stop_starter(device, number, starter):
-    """Send a signal from rank 1 to the process that started it. The ranks ignore signals."""
+    """Send a signal from rank 1 to the process that started it. All ranks ignore this signal."""
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     dist.barrier()
@@ -54,11 +54,14 @@ def stop_during_start(number):
 
 
 def run_and_be_stopped(name, moment):
-    """Start two ranks and stop them. Runs as a separate program, so that `start` finds orphans."""
+    """Start two ranks, and send a signal to this process.
+
+    A test runs this as a separate program, so that `start` finds orphans.
+    """
     number = getattr(signal, name)
     if moment == "starting":
         threading.Thread(target=stop_during_start, args=[number]).start()
-    if moment == "forking":  # Python ignores exceptions in a fork hook
+    if moment == "forking":  # Python would ignore the handler's exception here
         os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
         os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), number))
     with one_line_errors():

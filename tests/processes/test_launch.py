@@ -1,4 +1,4 @@
-"""Test training runs that start without a config, or with `spawn` instead of torchrun."""
+"""Test runs that are started without a config file, or with `spawn` instead of torchrun."""
 
 import json
 
@@ -12,7 +12,7 @@ SHORT = "--dataset synthetic --max-steps 6 --accumulate 2 --dropout 0.5 --augmen
 
 @pytest.mark.parametrize("start_method", [None, "spawn"])
 def test_spawn_trains_to_the_same_weights_as_torchrun(start_method, train, start, tmp_path):
-    """A start method of None means the platform's default."""
+    """The start method None stands for the platform's default."""
     by_torchrun = train("train_ddp.py", *SHORT, processes=2)
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
     variable = {"ACCEL_DEMO_START_METHOD": start_method}

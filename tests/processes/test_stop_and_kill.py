@@ -1,4 +1,4 @@
-"""Test that a stopped run saves, that a lost process is reported, and that no process is left."""
+"""Test that stopped runs save a checkpoint, dead ranks are reported, and no process survives."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.conftest import (
 )
 from tests.core.test_resume import train_lines
 
-# Long enough to be stopped in the middle: 192 steps in one process, 96 in two.
+# Long enough to be interrupted: 192 steps on one process, 96 steps on two.
 LONG = "--train-samples 1536 --test-samples 100 --batch-size 32 --epochs 4 --dropout 0.2 --augment"
 LONG = [*LONG.split(), "--log-every", "1", "--checkpoint-every", "7"]
 
@@ -39,11 +39,11 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 class Launch:
-    """A training run in a separate folder, to which a test can send signals.
+    """A training run in its own folder, whose processes a test can send signals to.
 
-    With `ranks`, the command is started once per rank, without a launcher. The test's process then
-    hosts the store, or rank 0 does if `keeps_store` is set. A launcher is started for real. If
-    `real` is False, the launcher and its workers are forked instead.
+    With `ranks`, the command is started once per rank, without a launcher. The test's process hosts
+    the TCP store, or rank 0 does if `keeps_store` is set. By default, a launcher and its workers
+    are not forked from the fork server. If `real` is False, they are.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Launch:
             time.sleep(0.01)
 
     def pid_of(self, rank: int) -> int:
-        """Return the process id of a rank. Its loader workers share its RANK, and come later."""
+        """Return the process id of a rank. Its loader workers have the same RANK but come later."""
         if len(self.processes) > 1:
             return self.processes[rank].pid
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -84,7 +84,7 @@ class Launch:
         raise AssertionError(f"no rank {rank}")
 
     def end(self, timeout: float = 100) -> int:
-        """Wait for the end, check that no process is left, and return the largest exit code."""
+        """Wait for the run to end, check for orphans, and return the largest exit code."""
         try:
             codes = [process.wait(timeout) for process in self.processes]
         except subprocess.TimeoutExpired:
@@ -94,12 +94,12 @@ class Launch:
         return max(codes)
 
     def where_it_hangs(self) -> str:
-        """Return the output, with the Python stacks of the processes that are still running."""
+        """Return the output, including the Python stack of each process that is still running."""
         running = sorted(processes_below_this_one() - self.before, key=lambda process: process.pid)
         for process in running:
             self.output.write(f"\n{process}\n")
             self.output.flush()
-            process.send_signal(signal.SIGUSR2)  # a forked program prints its stack
+            process.send_signal(signal.SIGUSR2)  # makes a forked program print its stack
             time.sleep(1)
         return self.printed()
 
@@ -130,7 +130,7 @@ def command_of(file: str, processes: int, *flags) -> list:
 
 
 def resume(run: Path, file: str, processes: int) -> str:
-    """Continue the run to its end, and return the output."""
+    """Resume the run, wait until it is complete, and return the output."""
     arguments = [*LONG, "--resume", "auto", "--run-dir", run]
     result = run_training(f"accel_demo/{file}", arguments, processes)
     assert result.returncode == 0, result.stderr
@@ -139,7 +139,7 @@ def resume(run: Path, file: str, processes: int) -> str:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """`uninterrupted(file, processes)` trains to the end, and returns the folder of the run."""
+    """`uninterrupted(file, processes)` trains without interruption, and returns the run folder."""
     runs = {}
 
     def uninterrupted(file: str, processes: int) -> Path:
@@ -166,7 +166,7 @@ def test_a_signal_makes_a_run_save_and_print_the_command_that_continues_it(
     command = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 2]
     started = launch(command, "run")
     started.reach(20)
-    os.killpg(started.process.pid, number)  # like Ctrl-C: loader workers get the signal, too
+    os.killpg(started.process.pid, number)  # like Ctrl-C, also signals the loader workers
     assert started.end() == 0, started.printed()
     last = train_lines(started.run)[-1]["step"]
     (stop,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
@@ -200,7 +200,7 @@ def test_if_one_process_gets_a_signal_all_stop_after_the_same_step(file, launch,
 
 @pytest.mark.parametrize("file", BOTH)
 def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_it(file, launch):
-    """The launcher ignores USR1, as after `trap '' USR1`. As with Slurm, all processes get it."""
+    """As under Slurm, all processes get USR1. The launcher ignores it, as after `trap '' USR1`."""
     started = launch(command_of(file, 2), "run", ignored=signal.SIGUSR1)
     started.reach(10)
     for process in processes_below_this_one() - started.before:
@@ -211,7 +211,7 @@ def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_
 
 
 def test_loader_workers_run_until_the_step_ends(launch):
-    """A launcher forwards a signal to all processes, including those that only start workers."""
+    """All child processes get the signal, including those that only start loader workers."""
     command = [*command_of("train_ddp.py", 2), "--num-workers", 1]
     started = launch([*command, "--batch-size", 4, "--accumulate", 64], "run")
     started.reach(4)
@@ -241,10 +241,10 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
     flag = "--max_restarts" if file == "train.py" else "--max-restarts"
     command[-len(LONG) - 3 : -len(LONG) - 3] = [flag, "4"]
     started = launch(command, "run", real=False)
-    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96 steps; a step can take only 5 ms
+    for rank, step in ((1, 10), (0, 20), (1, 30)):  # of 96 steps; a step may take as little as 5 ms
         started.reach(step)
         os.kill(started.pid_of(rank), signal.SIGKILL)
-        time.sleep(1)  # until the launcher has noticed
+        time.sleep(1)  # gives the launcher time to notice
     assert started.end() == 0, started.printed()
     assert "Connection refused" not in started.printed()
     assert started.printed().count("resumed from") == 3
@@ -252,10 +252,10 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
 
 
 @pytest.mark.parametrize(
-    ("rank", "start"), [(0, "alone"), (1, "alone"), (1, "rank 0 keeps the store"), (1, "torchrun")]
+    ("rank", "start"), [(0, "alone"), (1, "alone"), (1, "rank 0 hosts the store"), (1, "torchrun")]
 )
 def test_a_remaining_rank_reports_which_rank_has_died(rank, start, launch):
-    """torchrun also sends SIGTERM to the remaining ranks as soon as it notices the death."""
+    """Under torchrun, the other ranks also get SIGTERM as soon as torchrun notices the death."""
     if start == "torchrun":
         started = launch(command_of("train_ddp.py", 3), "run", real=False)
     else:
@@ -269,7 +269,7 @@ def test_a_remaining_rank_reports_which_rank_has_died(rank, start, launch):
     assert len(lines) == 1 and f"rank {rank} has died; rank {1 - rank} noticed" in lines[0]
 
 
-def test_a_rank_that_hangs_is_named_after_the_timeout(launch):
+def test_a_hanging_rank_is_reported_after_the_timeout(launch):
     command = ["python", "accel_demo/train_ddp.py", *LONG, "--collective-timeout", "3"]
     started = launch(command, "run", ranks=3)
     started.reach(5)
