@@ -1,4 +1,4 @@
-"""Run 00_where_am_i.py with each launcher, and print which processes start and connect.
+"""Run 00_where_am_i.py with each launcher, and count the processes that start and connect.
 
 python tutorials/00_every_way.py
 python tutorials/00_every_way.py --plot tutorials/00_where_am_i.svg
@@ -58,7 +58,7 @@ def start(command: str) -> list[dict]:
 
 
 def connected(processes: list[dict]) -> int:
-    """Return the number of connected processes, counted from the received ranks."""
+    """Return the number of connected processes: how many ranks each process received."""
     counts = {len(process["received"].split(",")) for process in processes}
     if len(counts) != 1:
         raise RuntimeError(f"the processes received different numbers of ranks: {processes}")
@@ -70,7 +70,7 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the file has the same ids after every run
+    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the same SVG ids in every run
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
     for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
         together = connected(processes) > 1

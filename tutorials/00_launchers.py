@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def start(launcher: str) -> tuple[str, list[dict], str]:
-    """Start the workers. Return the launcher, the report of each worker, and the text on stderr."""
+    """Run the launcher. Return its name, the report of each worker, and the text on stderr."""
     command, processes = LAUNCHERS[launcher]
     worker = "tutorials/00_launchers.py --worker"
     result = run_to_end(command.format(worker=worker))
@@ -58,9 +58,9 @@ def start(launcher: str) -> tuple[str, list[dict], str]:
 
 
 def worker() -> None:
-    """Print a report on the variables and arguments of this process, as one line of JSON.
+    """Print the launch variables and arguments of this worker as one line of JSON.
 
-    The line is written in one call, because the output of unsynchronised workers can interleave.
+    A single write prints the line, so that the lines of different workers do not interleave.
     """
     own = ["--worker", "--start", "spawn", "debug_launcher"]
     passed = [argument for argument in sys.argv[1:] if argument not in own]
@@ -69,7 +69,7 @@ def worker() -> None:
 
 
 def old_script(arguments: list[str]) -> str:
-    """Return the value or the error that a script prints if `--local_rank` is its only option."""
+    """Parse the arguments with `--local_rank` as the only option. Return its value or the error."""
     parser = argparse.ArgumentParser(prog="script.py")
     parser.add_argument("--local_rank", type=int)
     stderr = io.StringIO()
@@ -81,7 +81,7 @@ def old_script(arguments: list[str]) -> str:
 
 
 def spawned(rank: int, world_size: int, port: int) -> None:
-    """Connect a process of `mp.spawn`, which passes the rank and `args`, but sets no variables."""
+    """Set the variables and connect: `mp.spawn` passes only the rank and `args` to a process."""
     worker()
     import torch.distributed as dist
 
@@ -95,7 +95,7 @@ def spawned(rank: int, world_size: int, port: int) -> None:
 if __name__ == "__main__":
     if "--worker" not in sys.argv:
         main()
-    elif "spawn" in sys.argv:  # import torch only here: it takes seconds
+    elif "spawn" in sys.argv:  # only this case imports torch, which takes seconds
         import torch.multiprocessing as mp
 
         from accel_demo.processes.launch import free_port

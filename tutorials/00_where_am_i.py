@@ -1,4 +1,4 @@
-"""Print each process's launch variables, its Accelerate state, and the ranks connected to it.
+"""Print the launch variables, the Accelerate state and the connected ranks of each process.
 
 python tutorials/00_where_am_i.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/00_where_am_i.py
@@ -26,17 +26,17 @@ def where_am_i(plain: bool) -> None:
     state = f"process {rank} of {world_size}, {accelerator.device}, {kind}"
     group = dist.get_world_size() if dist.is_initialized() else "none"
 
-    # The proof of a connection: each process receives the ranks of all connected processes.
+    # Prove the connection: each process receives the ranks of all connected processes.
     own_rank = torch.tensor([rank], device=accelerator.device)
     received = accelerator.gather(own_rank).tolist()
 
     for turn in range(world_size):
         if turn == rank:
             line = f"{environment} | {state} | torch group: {group} | received {received}\n"
-            print(line, end="", flush=True)  # a single write, because clones do not take turns
+            print(line, end="", flush=True)  # one write, so that lines of clones do not interleave
         accelerator.wait_for_everyone()
-    if dist.is_initialized():  # wait_for_everyone does not synchronise clones
-        dist.barrier()  # if one clone exits, the other cannot connect
+    if dist.is_initialized():  # in clones, wait_for_everyone does not wait
+        dist.barrier()  # so that no clone exits before the other has connected
     accelerator.end_training()
 
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true", help="omit cpu=use_cpu()")
     parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two processes")
-    parser.add_argument("--local-rank", help="passed by torch.distributed.launch; ignored")
+    parser.add_argument("--local-rank", help="ignored; torch.distributed.launch adds it")
     options = parser.parse_args()
     if options.start == "spawn":
         spawn(where_am_i, 2, options.plain)  # uses torch.multiprocessing.spawn

@@ -15,18 +15,18 @@ from accel_demo.show import check_outputs
 PREFIXES = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
 GPUS = [f"GPU-{prefix}-c3d2-4f60-a1b9-5e7d80924c11" for prefix in PREFIXES]
 EXAMPLES = {
-    None: "every GPU is visible if it is not set",
-    "": "no GPU is visible if it is empty",
+    None: "if the variable is not set, every GPU is visible",
+    "": "if the variable is empty, no GPU is visible",
     "0,4": "`cuda:N` counts the visible GPUs from 0, without gaps",
     "4,0": "the GPUs keep the order of the list",
     "0,9,4": "there is no GPU 9, so 9 hides everything after it",
-    "0,-1,4": "there is no GPU -1 either",
-    "-1": "so -1 hides every GPU",
-    "0,4,0": "no GPU is visible if an id occurs twice",
-    "GPU-4f6e,GPU-3": "UUIDs are ids, too, and may be shortened",
-    "GPU-4f6e,GPU-1a": "two UUIDs start with GPU-1a, so it matches neither",
+    "0,-1,4": "there is no GPU -1, so -1 hides everything after it",
+    "-1": "-1 at the start hides every GPU",
+    "0,4,0": "if an id occurs twice, no GPU is visible",
+    "GPU-4f6e,GPU-3": "a UUID is a valid id, and may be shortened",
+    "GPU-4f6e,GPU-1a": "two UUIDs start with GPU-1a, so GPU-1a matches no GPU",
     "4,GPU-3": "the first id is a number, so a UUID matches no GPU",
-    "MIG-9d6c2e": "a part of a GPU (MIG) is passed on unchanged",
+    "MIG-9d6c2e": "the id of a part of a GPU (MIG) is kept unchanged",
 }
 DRAWN = ["0,4", "0,9,4"]
 
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
         parser.add_argument("--mine", action="store_true", help="print only this process's device")
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of the cases")
+        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of the values")
         options = parser.parse_args()
         check_outputs(options)
         print_own_device() if options.mine else main(options.plot)

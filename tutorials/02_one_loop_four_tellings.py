@@ -22,7 +22,7 @@ RUNS = [  # (launcher, script)
     ("torchrun --standalone --nproc-per-node 2", "train_ddp.py"),
     (f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml", "train.py"),
 ]
-# Turn on all that could change the weights: dropout, clipping, accumulation, several epochs.
+# Turn on what could make the weights differ: dropout, clipping, accumulation, several epochs.
 FLAGS = (
     "--max-steps 20 --accumulate 2 --batch-size 32 --dropout 0.2 --clip-norm 0.5 "
     "--train-samples 1024 --test-samples 256"
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def train(run: tuple[str, str], run_dir: Path) -> int:
-    """Run one training command in `run_dir`, and return the number of connected processes."""
+    """Train with one command, which writes to `run_dir`. Return how many processes connected."""
     launcher, script = run
     result = run_to_end(f"{launcher} accel_demo/{script} {FLAGS} --run-dir {run_dir}")
     if result.returncode != 0:

@@ -20,7 +20,7 @@ def main() -> None:
     for reduction in ("mean", "sum"):
         expected = gradient(net, inputs, labels, reduction)
         summed = gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
-        # As in DDP, compute a separate loss and gradient for each process's part of the batch.
+        # Like the ranks of DDP, compute a separate loss and gradient for each part of the batch.
         parts = zip(inputs.chunk(REPLICAS), labels.chunk(REPLICAS), strict=True)
         averaged = torch.stack([gradient(net, *part, reduction) for part in parts]).mean(dim=0)
         ratios = [f"{result.norm() / expected.norm():.2f} times" for result in (summed, averaged)]
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def gradient(net, inputs, labels, reduction: str) -> torch.Tensor:
-    """Return the gradient of the loss for the first parameter."""
+    """Return the gradient of the loss with respect to the first parameter."""
     net.zero_grad()
     mse_loss(net(inputs), labels, reduction=reduction).backward()
     return next(net.parameters()).grad.clone()

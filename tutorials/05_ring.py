@@ -1,4 +1,4 @@
-"""Count the bytes sent by the busiest rank in three all-reduces, on 2, 4 and 8 ranks.
+"""Count the bytes that the busiest rank sends in three all-reduces, on 2, 4 and 8 ranks.
 
 python tutorials/05_ring.py
 """
@@ -18,8 +18,8 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 RANKS = (2, 4, 8)
-ELEMENTS = 960  # float32 numbers; S is their size in bytes
-FIRST = [1e8, 1.0, -1e8]  # value of all elements on ranks 0, 1 and 2; later ranks use 0
+ELEMENTS = 960  # float32 numbers; in the table, S is their total size in bytes
+FIRST = [1e8, 1.0, -1e8]  # value of every element on ranks 0, 1 and 2; later ranks have 0
 
 
 def main() -> None:

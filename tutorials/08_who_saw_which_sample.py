@@ -37,7 +37,7 @@ def main(device: torch.device) -> None:
         row("mean of the batches' accuracies", torch.cat(batches), mean_of_batches),
         row("`gather`", collect(gather, prepared)),
         row("`gather_for_metrics`, loader not prepared", collect(gather_for_metrics, plain)),
-        row("the same with a `DistributedSampler`", collect(gather_for_metrics, by_sampler)),
+        row("`gather_for_metrics`, `DistributedSampler`", collect(gather_for_metrics, by_sampler)),
         row("`DistributedSampler` and prepared", collect(gather_for_metrics, twice)),
         row("`gather_for_metrics`, loader prepared", collect(gather_for_metrics, prepared)),
     ]

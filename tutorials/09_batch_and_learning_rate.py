@@ -1,4 +1,4 @@
-"""Print the learning rates of one epoch, for four combinations of schedule length and stepping.
+"""Print an epoch's learning rates for two schedule lengths and two ways to step the scheduler.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/09_batch_and_learning_rate.py
@@ -31,7 +31,7 @@ def main() -> None:
         scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
         scheduler = accelerator.prepare(scheduler) if label == "prepared" else scheduler
         for _ in range(4):
-            scheduler.step(1.0)  # called after each epoch, with a loss that never improves
+            scheduler.step(1.0)  # as after each epoch, with a loss that never improves
             row.append(f"{optimizer.param_groups[0]['lr']:.4g}")
         accelerator.print(f"| {' | '.join(row)} |")
     accelerator.end_training()

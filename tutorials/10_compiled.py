@@ -3,8 +3,8 @@
 python tutorials/10_compiled.py
 python tutorials/10_compiled.py --without-compiler
 
-The backend "eager" runs the captured graphs without compiling them. Compilation takes long, and
-changes neither the captured graphs nor their number.
+This program uses the backend "eager", which runs the captured graphs without compiling them.
+Compiling them would take long, and would not change which graphs are captured.
 """
 
 import argparse
@@ -88,7 +88,7 @@ METHODS = {
 
 
 def describe(method: str) -> list[str]:
-    """Return a table row: the method, two names of the first weight, and the output dtype."""
+    """Return a row: the method, the first weight's name in two state dicts, the output dtype."""
     AcceleratorState._reset_state(reset_partial_state=True)
     torch._dynamo.reset()
     backend = "eager" if "dynamo" in method else None

@@ -15,7 +15,7 @@ from accel_demo.errors import UserError
 from accel_demo.models import make_model
 from accel_demo.processes.connect import check_processes
 
-BITS = {  # stored bits: sign, exponent, significand without its first bit
+BITS = {  # stored bits: sign, exponent, significand (its first bit is not stored)
     torch.float32: (1, 8, 23),
     torch.bfloat16: (1, 8, 7),
     torch.float16: (1, 5, 10),
@@ -35,7 +35,7 @@ def main() -> None:
     print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
     print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
     exact, low = step(torch.float32), step(torch.bfloat16)
-    print("\nDifferences of `small_cnn` in bf16 from float32, in units of bf16's epsilon:\n")
+    print("\nHow far `small_cnn` in bf16 differs from float32, in units of bf16's epsilon:\n")
     print(show.table(["result", "differs by"], differences(exact, low)))
     print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
     rows = [[kind, size, low["bytes"][kind]] for kind, size in exact["bytes"].items()]
@@ -58,7 +58,7 @@ def describe(dtype: torch.dtype) -> list:
 
 
 def gradients() -> list[list[str]]:
-    """Return gradients of three sizes after backward through a layer with weight 1, by format."""
+    """Compute gradients of three magnitudes in each number format. Return a row per magnitude."""
     rows = []
     for size in (1e-3, 1e-7, 1e-8):
         row = [f"{size:.0e}"]
@@ -101,7 +101,7 @@ def functions() -> list[list[str]]:
 
 
 def step(dtype: torch.dtype) -> dict:
-    """Run a training step of small_cnn under autocast. Return bytes, logits and gradients."""
+    """Run a training step of small_cnn. Return its bytes in memory, logits and two gradients."""
     torch.manual_seed(0)
     model, images = make_model(TrainConfig()), torch.randn(BATCH, 1, 28, 28)
     images, labels = images.to(memory_format=torch.channels_last), torch.arange(BATCH) % 10
@@ -162,7 +162,7 @@ def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def within(value: float, least: float, most: float) -> str:
-    """Return the range, or the value if it is outside. The value depends on the machine."""
+    """Return the range, because the value depends on the machine, or a value outside the range."""
     return f"{least:g} to {most:g}" if least < value < most else f"{value:.2g}"
 
 
@@ -175,7 +175,7 @@ def bytes_of(tensors) -> int:
 
 
 def effect_of(precision: str) -> list[str]:
-    """Return Accelerate's dtype on a CPU with this setting, and the reaction of our train files."""
+    """Return what Accelerate and our train files do on a CPU with this `mixed_precision`."""
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator, dtypes = Accelerator(mixed_precision=precision, cpu=True), []
     layer = torch.nn.Linear(2, 2)
@@ -183,7 +183,7 @@ def effect_of(precision: str) -> list[str]:
     layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(name(output.dtype)))
     accelerator.prepare(model)(torch.ones(1, 2))
     try:
-        check_processes(1, accelerator.device, precision)  # the first check in our train files
+        check_processes(1, accelerator.device, precision)  # our train files call this first
         reaction = "train without a message"
     except UserError as error:
         reaction = f"error: {error}"
@@ -191,7 +191,7 @@ def effect_of(precision: str) -> list[str]:
 
 
 def draw(rows: list[list], path) -> None:
-    """Draw the bits of each format, and the bytes of a step in float32 and under autocast."""
+    """Draw the bits of each format, and the memory of a step in float32 and under autocast."""
     figure = show.new_figure(9, 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[4, 5])
     for place, parts in enumerate(BITS.values()):

@@ -23,7 +23,7 @@ def main() -> None:
     accelerator.print(table(["layer or function", "input", "output"], layers))
     accelerator.print("\n" + table(["kept from step to step", "tensors", "dtypes"], kept))
     rows = [["none", *plain], ["`BF16`", *halved]]
-    head = ["comm hook", "gradients of", "bytes to the all-reduce", "bytes each"]
+    head = ["comm hook", "gradients of", "bytes all-reduced", "bytes each"]
     accelerator.print("\n" + table(head, rows))
     low = sum(output == "bfloat16" for *_, output in layers)
     stays = sum(count for _, count, dtypes in kept if "bfloat16" in dtypes)
@@ -34,9 +34,9 @@ def main() -> None:
 
 
 def train(hook: DDPCommunicationHookType):
-    """Run one training step. Return its Accelerator, and the rows of three tables.
+    """Run one training step. Return the Accelerator, and rows for the three tables.
 
-    The rows describe the dtypes of the layers, the tensors kept after the step, and the bytes sent.
+    They list the dtypes of the layers, the tensors kept after the step, and the bytes sent.
     """
     handler = DistributedDataParallelKwargs(comm_hook=hook)
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[handler])

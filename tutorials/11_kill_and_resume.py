@@ -1,4 +1,4 @@
-"""Save a checkpoint inside an epoch, resume from it, and compare with an uninterrupted run.
+"""Save a checkpoint within an epoch, resume from it, and compare with an uninterrupted run.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml tutorials/11_kill_and_resume.py
 torchrun --standalone --nproc-per-node 3 tutorials/11_kill_and_resume.py
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.processes.connect import check_processes, use_cpu
 
-LEVELS = {  # each level adds one line: {key: name in the table}
+LEVELS = {  # each level adds one line to those above: {key: text in the table}
     "weights": "the weights alone",
     "recipe": "`save_state`, `load_state`, `skip_first_batches`",
     "seedable": "`use_seedable_sampler=True`, `data_seed`",
@@ -59,7 +59,7 @@ def print_heading(accelerator: Accelerator, *first: str) -> None:
 
 
 def compare(has: set[str]) -> tuple[str, str]:
-    """Return two table cells with the results of all ranks, and the checkpoint's file names."""
+    """Train, resume, and compare the runs. Return two table cells and the saved files' names."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(*broadcast_object_list([folder]))  # every rank uses rank 0's folder
         samples, weights, saved_at = train(has, checkpoint)
@@ -77,7 +77,7 @@ def compare(has: set[str]) -> tuple[str, str]:
 
 
 def new_accelerator(has: set[str]) -> Accelerator:
-    """Return a new Accelerator, as in a new process. This resets Accelerate's shared state."""
+    """Reset Accelerate's shared state, as in a new process, and return a new Accelerator."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     loading = DataLoaderConfiguration()
@@ -89,13 +89,13 @@ def new_accelerator(has: set[str]) -> Accelerator:
 
 
 def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None):
-    """Train to the end, from the beginning or from a checkpoint that was saved at `start`.
+    """Train to the end, from the beginning or from the checkpoint that was saved at `start`.
 
     A run from the beginning saves one checkpoint. Return the samples of every batch, the weights,
     and the position of the checkpoint: (epoch, batches).
     """
     accelerator = new_accelerator(has)
-    set_seed(SEED, device_specific=True)  # dropout differs between processes
+    set_seed(SEED, device_specific=True)  # so that dropout differs between processes
     count = BATCHES * BATCH_SIZE * accelerator.num_processes
     inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(torch.arange(count), inputs, inputs.sum(dim=1, keepdim=True))

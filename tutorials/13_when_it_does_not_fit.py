@@ -1,4 +1,4 @@
-"""Compare the results and the memory of methods for the distance between a layer's kernels.
+"""Compare the results and memory use of methods that compute the distance between kernels.
 
 python tutorials/13_when_it_does_not_fit.py
 """
@@ -13,7 +13,7 @@ from accel_demo.anatomy.kernel_distance.methods import double_loop, over_ranks, 
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
-LARGE = (512, 512, 3, 3)  # a layer of ResNet-18, with a weight of 9.4 MB
+LARGE = (512, 512, 3, 3)  # shape of a 9.4 MB weight in ResNet-18
 
 
 def main(device: torch.device) -> None:
@@ -88,7 +88,7 @@ def number_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def same(result, expected) -> bool:
-    """Return True if all errors, on every rank, are within 1e-9 of the largest expected value."""
+    """Return True if no error, on any rank, exceeds 1e-9 times the largest expected value."""
     pairs = (
         [(result, expected)]
         if torch.is_tensor(result)

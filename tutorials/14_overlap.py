@@ -2,9 +2,9 @@
 
 python tutorials/14_overlap.py
 
-The program only calculates: it trains nothing. Backward computes the eight gradients in one unit of
-time each. A bucket is sent as soon as all its gradients are ready. Only one bucket is sent at a
-time, and each all-reduce has a small fixed cost.
+The program only calculates: it trains nothing. It assumes that backward takes one unit of time for
+each gradient. A bucket is sent as soon as all its gradients are ready and the previous bucket has
+been sent. Each all-reduce has a small fixed cost.
 """
 
 from accel_demo.anatomy.flags import command_line, read

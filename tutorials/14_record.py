@@ -1,8 +1,8 @@
-"""Record the transcripts and the pictures of page 14 again.
+"""Record the transcripts and pictures of page 14 again.
 
-python tutorials/14_record.py              # everything: takes minutes on an idle machine
+python tutorials/14_record.py              # everything; takes minutes, and needs an idle machine
 python tutorials/14_record.py scaling      # one transcript
-python tutorials/14_record.py --quick      # a preview: the tests need the full results
+python tutorials/14_record.py --quick      # a preview only: the tests need the full results
 """
 
 import argparse
@@ -25,7 +25,7 @@ RECORDS = {
 
 
 def record(name: str, option: str = "") -> None:
-    """Run the commands of NAME, and write them with their output to transcripts/NAME.txt."""
+    """Run the commands of one transcript, and write them and their output to transcripts/."""
     parts = []
     for command in RECORDS[name]:
         command += option

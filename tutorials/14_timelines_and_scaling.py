@@ -1,4 +1,4 @@
-"""Find the all-reduces that start during backward, and the rank that waits for the other.
+"""Count the all-reduces that start during backward, and find the rank that waits longest.
 
 python tutorials/14_timelines_and_scaling.py
 """
@@ -14,7 +14,7 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 LATE = 0.25  # seconds that rank 1 sleeps in each step
-STEPS = 3  # DDP rebuilds its buckets after the first step
+STEPS = 3  # more than one, because DDP rebuilds its buckets after the first step
 
 
 def main(device: torch.device) -> None:
@@ -34,7 +34,7 @@ def main(device: torch.device) -> None:
 def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tuple:
     """Train for `STEPS` steps. Return (early, seconds computed, seconds waited).
 
-    `early` has an entry for each all-reduce in the last step: True if it started during backward.
+    `early` has one item per all-reduce of the last step: True if it started during backward.
     The seconds are sums over all steps on this rank.
     """
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tupl
     is_complete, early = False, []
     started_at = computed = waited = 0.0
 
-    def on_last_gradient(gradient):  # the first layer is the last in backward
+    def on_last_gradient(gradient):  # backward computes the first layer's gradient last
         nonlocal is_complete
         is_complete = True
 

@@ -19,7 +19,7 @@ such a program does not record its files.
 
 The recorder misses two kinds of files: files that compiled code opens (the commands of the pages
 open none of the repository's files this way), and files outside the repository that a program only
-checks for existence. Use `--force` after a change of such a file.
+checks for existence. Use `--force` after you change such a file.
 """
 
 import functools
@@ -58,10 +58,10 @@ NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # no page depen
 
 @functools.cache
 def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[str, str]:
-    """Return the result of the command: {"output": text}, with `draws` also {"drawn": SVG text}.
+    """Run the command, or reuse its stored result. Return {"output": text}.
 
-    Raises `RuntimeError` if the exit code is not `returncode`. If the command is run, its duration
-    and the reason for the run are printed to stderr.
+    If `draws` is true, the result also has "drawn", the SVG text. Raises `RuntimeError` if the exit
+    code is not `returncode`. If the command runs, its duration and the reason go to stderr.
     """
     request = {"command": command, "returncode": returncode, "draws": draws}
     file = STORE / f"{_sha256(json.dumps(request).encode())[:16]}.json"
@@ -170,7 +170,7 @@ def _processor() -> list:
 def _digests(command: str, record: str, started: float) -> dict[str, str] | None:
     """Return the SHA-256 of each file in the recorder's log, or None if the log is not reliable.
 
-    It is not reliable if a file has changed since the time `started`.
+    It is reliable if every program recorded its files, and no file has changed since `started`.
     """
     lines = set(filter(None, record.split("\0")))
     if shlex.split(command)[0] not in PYTHON_PROGRAMS or not lines:
@@ -180,7 +180,7 @@ def _digests(command: str, record: str, started: float) -> dict[str, str] | None
         if line.startswith("!"):  # a program whose files are not recorded
             return None
         path = Path(line)
-        if path.suffix == ".pyc":  # Python has compared it with its source file
+        if path.suffix == ".pyc":  # Python keeps it up to date, so check only its source file
             with suppress(ValueError):
                 path = Path(importlib.util.source_from_cache(line))
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """Regenerate or check the code, diffs, outputs and pictures in the pages.
 
 python tutorials/page_tools.py            # regenerate every page
-python tutorials/page_tools.py --check    # write nothing; list stale pages and exit with code 1
+python tutorials/page_tools.py --check    # write nothing; exit with code 1 if a page is stale
 python tutorials/page_tools.py tutorials/05_ring.md --force    # one page; run its commands again
 python tutorials/page_tools.py --check --force --real    # without the fork server: slow
 
@@ -61,7 +61,7 @@ def count_changes(a: str, b: str) -> str:
 
 
 def changed_lines(a: str, b: str) -> tuple[int, int]:
-    """Return the numbers of lines added and removed between file `a` and file `b`."""
+    """Return how many lines file `b` adds to file `a`, and how many it removes."""
     lines = difflib.unified_diff(_part(a), _part(b), n=0, lineterm="")
     marks = [line[0] for line in list(lines)[2:]]  # skip the two lines with file names
     return marks.count("+"), marks.count("-")
@@ -138,7 +138,7 @@ def main() -> int:
     pages.sort(key=_position)
     outcomes = {"stale": [], "failed": []}
     workers = max(2, (os.cpu_count() or 1) // 2)
-    for name in (ADDRESS, "PYTHON_EXEC"):  # set if a fork server started this program
+    for name in (ADDRESS, "PYTHON_EXEC"):  # both are set if a fork server started this program
         os.environ.pop(name, None)
     with nullcontext() if options.real else _fork_server(), ThreadPoolExecutor(workers) as pool:
         tasks = [pool.submit(_regenerate, page, options.check, options.force) for page in pages]
@@ -159,7 +159,7 @@ def _all_pages() -> list[Path]:
 
 @contextmanager
 def _fork_server():
-    """Start a server that imports torch at the first use, and forks the commands."""
+    """Start a server that imports torch once, and forks the commands."""
     with closing(ForkServer(environment_of_commands())) as server:
         os.environ[ADDRESS] = server.address
         yield

@@ -1,12 +1,12 @@
-"""Exercise 00: stop a program that has fewer connected processes than its author thinks.
+"""Exercise 00: stop a program that has fewer connected processes than its author expects.
 
 Write `assert_distributed(n)`. A training script calls it once, directly after it has created its
 `Accelerator`. If Accelerate has connected exactly `n` processes, the function prints nothing and
 returns. Otherwise it raises a `RuntimeError`.
 
 The environment variables of a launcher prove nothing: they only show what the launcher intended.
-What can you use instead? Look at the output of the two clones on page 00: which values are still 2,
-and which are 1?
+What can you use instead? Look at the output of the two clones on page 00: which values are 2, and
+which are 1?
 
 accel-demo check 00
 """

@@ -2,7 +2,7 @@
 
 Each function performs one optimizer step: it accumulates the gradients of a `window` of
 micro-batches `(inputs, labels)`. It does not clip them yet. Change each function so that the
-optimizer uses gradients with a norm of at most `max_norm`.
+gradients that the optimizer uses have a total norm of at most `max_norm`.
 
 The optimizer uses the gradients of the whole window, averaged over all processes. Clip these
 gradients once per optimizer step. When are they complete in each of the four functions?

@@ -4,16 +4,16 @@
 
 - Tensors are split along dimension 0 only. All samples are kept, in the same order.
 - Part i is on `devices[i]`. No part is empty, so there may be fewer parts than devices.
-- If the batch contains a tuple, list or dict, each part contains a tuple, list or dict with parts
-  of its tensors. Any other value is the same in every part.
+- A batch may also be a nested tuple, list or dict. Each part then has the same structure, with a
+  part of each tensor. Values that are not tensors are the same in every part.
 
 `gather(outputs, device)` takes a list with the output of each replica. It concatenates the outputs
 along dimension 0, on `device`. An output is a tensor, or a tuple, list or dict of tensors. If every
 replica returns a scalar (a tensor without dimensions), the result is a vector.
 
-Gradients must flow back through both functions. The check runs replicate and parallel_apply of
-page 03 between them, with 1 to 8 replicas, also for batches that cannot be divided evenly. The
-gradients must be within 1e-6 of the gradients of the whole batch.
+Gradients must flow back through both functions. The check calls `scatter`, page 03's replicate and
+parallel_apply, and `gather`. It uses 1 to 8 replicas, and also batches that cannot be divided
+evenly. The gradients must be within 1e-6 of those that one device computes for the whole batch.
 
 Helpful: `torch.chunk`, `torch.cat`, and a recursive function for containers.
 

@@ -5,11 +5,11 @@ split its tensor into one chunk per rank. Rank r has the complete sum of chunk r
 in its other chunks. Give every rank the complete sum of every chunk, in place.
 
 Each rank may send only to the rank on its right, and receive only from the rank on its left. With N
-ranks, it may send at most the bytes of N − 1 chunks.
+ranks, each rank may send at most as many bytes as N − 1 chunks have.
 
 `wire.exchange(outgoing, right, incoming, left)` sends one tensor and receives another at the same
 time. `wire.rank` is your rank, and `wire.world_size` is N. In step 1 only one of your chunks is
-complete, so you send this chunk. Which chunk do you send in step 2? There are also
+complete, so you send that chunk. Which chunk do you send in step 2? There are also
 `wire.send(tensor, target)` and `wire.receive(tensor, source)`: what happens if every rank sends
 first?
 
@@ -18,5 +18,5 @@ accel-demo check 05
 
 
 def all_gather(chunks, wire):
-    """Complete the `chunks` in place: one 1-d tensor per rank, possibly of different lengths."""
+    """Fill all `chunks` with complete sums in place. They are 1-d, and their lengths may differ."""
     raise NotImplementedError

@@ -1,9 +1,9 @@
-"""Exercise 06: average gradients by hand, and get bitwise the same weights as with DDP.
+"""Exercise 06: average gradients by hand, so that the weights are bitwise equal to DDP's.
 
 Every rank calls `share_gradients` after each backward. The function replaces each gradient with the
-mean over all ranks, so training works. On two processes the final weights are even bitwise equal to
-the weights with DistributedDataParallel. On three processes they differ. Change the function so
-that they are equal there, too.
+mean over all ranks, so training works. On two processes, the final weights are even bitwise equal
+to the weights with DistributedDataParallel. On three processes, they differ. Change the function so
+that they are equal on three processes, too.
 
 `parameters` is a list in the order of registration: the weight and the bias of the first layer,
 then the weight and the bias of the next layer. `step` starts at 0. The model is small, so DDP puts

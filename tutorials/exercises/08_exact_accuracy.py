@@ -2,7 +2,7 @@
 
 Every rank calls `accuracy` with the same `dataset` of pairs (inputs, label). The ranks should split
 the work: each sample goes through `model` on one rank only, except for samples that pad the last
-batches. Every rank should return the same number: the number of correct predictions, divided by the
+batches. Every rank should return the accuracy: the number of correct predictions, divided by the
 number of samples in the dataset. A prediction is correct if the largest output of the model is at
 the index of the label.
 

@@ -1,11 +1,11 @@
 """Exercise 09: train on N processes exactly as on one.
 
-`train` works on one process. The learning rate falls from `learning_rate` to 0 in one epoch, and
-every step uses `global_batch` samples. (`train_set` is already in random order, so it is not
-shuffled. Its length is divisible by the global batch, and the global batch is divisible by N.)
+On one process, `train` is correct. The learning rate decreases from `learning_rate` to 0 in one
+epoch, and every step uses `global_batch` samples. (`train_set` is already in random order, so it is
+not shuffled. Its length is divisible by the global batch, and the global batch by N.)
 
-On N processes, `train` should use the same learning rate after the same number of samples, and
-reach the same weights, except for rounding. It does not. It contains three mistakes.
+On N processes, `train` should use the same learning rate after the same number of samples, and end
+with the same weights, except for rounding. It does not, because it contains three mistakes.
 
 There is more than one solution. Helpful: `accelerator.num_processes`;
 `Accelerator(step_scheduler_with_optimizer=False)`;

@@ -1,16 +1,16 @@
-"""Exercise 10: choose precision and compilation for a machine and a run.
+"""Exercise 10: choose the precision for a training run, and whether to compile the model.
 
-`setting` takes a dictionary that describes a machine and a run on it:
+`setting` takes a dictionary that describes a machine and a training run on it:
 
     device                    "cpu" or "cuda"
     bf16_instructions         True if the device is a CPU with instructions to multiply bfloat16
     compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), like
                               (7, 5) for a T4 of 2018, or (9, 0) for an H100; None for a CPU
     is_bf16_supported         the result of torch.cuda.is_bf16_supported() on this machine
-    has_compiler              True if there is a C++ compiler. Kernels for a GPU do not need it
-                              (Triton uses a C compiler for them)
+    has_compiler              True if there is a C++ compiler. GPU kernels do not need it (Triton
+                              uses a C compiler for them)
     steps                     number of steps in the run
-    compile_seconds           time that torch.compile takes at the start
+    compile_seconds           time that torch.compile takes once, at the start
     seconds_per_step          time of a step without compilation
     seconds_per_step_compiled time of a step with compilation
 

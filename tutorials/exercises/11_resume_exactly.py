@@ -6,12 +6,12 @@ does not do so yet, for four reasons. Each reason corresponds to a level on page
 
 1. The checkpoint contains neither the epoch nor the number of finished batches in that epoch.
 2. The order of the samples cannot be reproduced.
-3. Some checkpoints are saved in the middle of an accumulation window. A save must wait until the
-   window ends, so it may happen later than in SAVE_AFTER.
+3. Some checkpoints are saved in the middle of an accumulation window. A checkpoint must be saved at
+   the end of a window, which may be after the batch given in SAVE_AFTER.
 4. The loader draws random numbers from the same generator as dropout.
 
-A kill may cost at most eight batches. The run is never killed while it writes a checkpoint. (For
-that case, see page 11 on checkpoints that are either complete or absent.)
+After a kill, at most eight batches may be repeated. The run is never killed while it writes a
+checkpoint. (For that case, see page 11 on checkpoints that are either complete or absent.)
 
 Helpful: `DataLoaderConfiguration`, `loader.set_epoch`, `accelerator.skip_first_batches`,
 `accelerator.sync_gradients`. To save the position: `accelerator.register_for_checkpointing`, or a
@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from accel_demo.processes.connect import use_cpu
 
 SEED, EPOCHS, BATCH_SIZE, ACCUMULATE = 7, 3, 4, 2
-SAVE_AFTER = (3, 7)  # batches in each epoch
+SAVE_AFTER = (3, 7)  # save after 3 and 7 batches of each epoch
 
 
 def train(folder: Path, dataset, begin_batch):
@@ -40,7 +40,7 @@ def train(folder: Path, dataset, begin_batch):
     The run is killed inside `begin_batch`. The dataset has ten batches per process and epoch.
     """
     accelerator = Accelerator(cpu=use_cpu(), gradient_accumulation_steps=ACCUMULATE)
-    set_seed(SEED, device_specific=True)  # dropout differs between processes
+    set_seed(SEED, device_specific=True)  # so that dropout differs between processes
     loader = DataLoader(dataset, BATCH_SIZE, shuffle=True)
     model = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -1,15 +1,15 @@
 """Exercise 13: keep the autograd graph across all_gather.
 
-Each rank stores some of the kernels of a layer, as in FSDP. `rows` is a matrix of these kernels. It
-has the same number of rows on every rank. The distance between all kernels also needs the kernels
-of the other ranks. `dist.all_gather` receives them, but copies them into existing tensors. Autograd
-does not record this copy, so the graph is cut.
+Each rank stores some of the kernels of a layer, as in FSDP. `rows` is a matrix with one kernel per
+row. It has the same number of rows on every rank. The total distance between all kernels also
+depends on the kernels of other ranks. `dist.all_gather` receives them, but copies them into
+existing tensors. Autograd does not record this copy, so the graph is cut.
 
 The total distance is already correct on every rank, but its gradient is missing. Add the gradient:
 after every rank has called `total_distance(rows).backward()`, `rows.grad` should contain the
-gradient of this one number with respect to these rows, as on one process with all kernels.
+gradient of the total distance with respect to these rows, as on one process with all kernels.
 
-Consider two questions. Every rank computes the complete number from all rows, so which of the
+Consider two questions. Every rank computes the total distance from all rows, so which of the
 gradients that arrive in `backward` does this rank need? And if the ranks add up their gradients,
 how often is each term counted? There is more than one solution: you can use PyTorch's versions of
 `all_gather` that keep the graph, or a `torch.autograd.Function` with a `backward`.
@@ -22,13 +22,13 @@ import torch.distributed as dist
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of all ranks, in the order of the ranks."""
+    """Return the rows of all ranks, in rank order."""
     parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, rows)
     return torch.cat(parts)
 
 
 def total_distance(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of absolute differences over all pairs of kernels, equal on every rank."""
+    """Return the sum of absolute differences over all pairs of kernels of all ranks."""
     everything = gather_rows(rows)
     return (everything[:, None] - everything).abs().sum()

@@ -12,8 +12,8 @@ function should return None. A rank with a single slow step or small variations 
 `spans(trace, name)` returns the events with this name: a list of `(start, end)` for each rank, in
 step order, in ms on a common clock. The names are "step 5" and so on, "data wait", "forward",
 "backward", "optimizer" and "gloo:all_reduce". On each rank, an all-reduce starts when this rank
-reaches it, and ends after all ranks have reached it. The function below returns the rank that
-spends the most time in all-reduces. What is that rank really doing?
+calls it, and ends after all ranks have called it. The function below returns the rank that spends
+the most time in all-reduces. What is that rank really doing?
 
 accel-demo check 14
 """

@@ -1,7 +1,7 @@
 """Log the name of every file that a Python program reads.
 
 `command_cache.py` puts this folder on PYTHONPATH, and Python imports a module with the name
-`sitecustomize` when it starts. Python processes that the program starts are therefore recorded,
+`sitecustomize` when it starts. Python processes that the program starts therefore log their files,
 too. A forked process keeps the hook of its parent. Each name is logged before the file is opened,
 so the log is complete even if the process is killed.
 """
@@ -18,16 +18,16 @@ LOG = "ACCEL_DEMO_RECORD"  # path of the log; if it is not set, nothing is logge
 LIBRARIES = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
 NOT_RECORDED = tuple(f"{folder}{os.sep}" for folder in [*LIBRARIES, "/proc", "/sys", "/dev"])
 STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # events that start a program
-OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # also python3.11
+OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # prefixes, to match python3.11
 # Libraries run these programs to inspect the machine. They read no files of the repository.
 ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
 
-log = temporary_files = None  # set by begin_log; the log is in the folder of the temporary files
+log = temporary_files = None  # set by begin_log; the log is in the command's temporary folder
 recorded, read_before = set(), set()
 
 
 def hook(event: str, arguments: tuple) -> None:
-    """Record the opened file or the started program of an audit event.
+    """For an audit event, record the file that is opened or the program that is started.
 
     Source: https://docs.python.org/3/library/sys.html
     """
@@ -52,7 +52,7 @@ def record_file(path: str) -> None:
 def record(line: str) -> None:
     if os.environ.get(LOG, log) != log:  # a new process, or one forked for a new command
         begin_log()
-    if log is None:  # the fork server imports libraries before any command
+    if log is None:  # the fork server, which has not started a command yet
         read_before.add(line)
     elif line not in recorded and not f"{line}{os.sep}".startswith(temporary_files):
         recorded.add(line)

@@ -4,6 +4,6 @@ from accelerate import PartialState
 
 
 def assert_distributed(n: int) -> None:
-    connected = PartialState().num_processes  # the state that the script's Accelerator uses
+    connected = PartialState().num_processes  # shared with the script's Accelerator
     if connected != n:
         raise RuntimeError(f"expected {n} connected processes, got {connected}")

@@ -28,7 +28,7 @@ def part_of(batch, i: int, devices: list[torch.device]):
 
 
 def like(first: list | tuple, values: list):
-    """Return `values` as a list, tuple or named tuple: the type of `first`."""
+    """Return `values` as a list, tuple or named tuple, of the same type as `first`."""
     return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
 
 

@@ -2,7 +2,7 @@
 
 
 def all_gather(chunks, wire):
-    """Complete the `chunks` in place: one 1-d tensor per rank, possibly of different lengths."""
+    """Fill all `chunks` with complete sums in place. They are 1-d, and their lengths may differ."""
     right = (wire.rank + 1) % wire.world_size
     left = (wire.rank - 1) % wire.world_size
     for step in range(wire.world_size - 1):

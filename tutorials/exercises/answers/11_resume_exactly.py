@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from accel_demo.processes.connect import use_cpu
 
 SEED, EPOCHS, BATCH_SIZE, ACCUMULATE = 7, 3, 4, 2
-SAVE_AFTER = (3, 7)  # batches in each epoch
+SAVE_AFTER = (3, 7)  # save after 3 and 7 batches of each epoch
 
 
 class Place:
-    """Position in the training run. After registration, checkpoints contain it."""
+    """The position in the training run. It is registered, so that every checkpoint contains it."""
 
     epoch, batches = 0, 0
 
@@ -32,7 +32,7 @@ def train(folder: Path, dataset, begin_batch):
         gradient_accumulation_steps=ACCUMULATE,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED),
     )
-    set_seed(SEED, device_specific=True)  # dropout differs between processes
+    set_seed(SEED, device_specific=True)  # so that dropout differs between processes
     loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, generator=torch.Generator())
     model = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

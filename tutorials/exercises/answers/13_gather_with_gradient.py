@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 
 class GatherRows(torch.autograd.Function):
-    """All-gather of rows with a gradient. Each rank gets the gradient of its own rows."""
+    """All-gather rows. In backward, return the gradient of this rank's own rows."""
 
     @staticmethod
     def forward(ctx, rows):
@@ -16,16 +16,16 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        # Every rank computed the same number from all rows, so this gradient is already complete.
+        # Every rank computed the total from all rows, so this gradient is already complete.
         return gradient.split(ctx.count)[dist.get_rank()]
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of all ranks, in the order of the ranks."""
+    """Return the rows of all ranks, in rank order."""
     return GatherRows.apply(rows)
 
 
 def total_distance(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of absolute differences over all pairs of kernels, equal on every rank."""
+    """Return the sum of absolute differences over all pairs of kernels of all ranks."""
     everything = gather_rows(rows)
     return (everything[:, None] - everything).abs().sum()

@@ -11,7 +11,7 @@ def straggler(trace: dict) -> int | None:
         first = min(start for start, _ in ranks)
         for rank, (start, _) in zip(all_reduces, ranks, strict=True):
             late[rank].append(start - first)
-    usual = {rank: median(times) for rank, times in late.items()}  # ignores a slow step
+    usual = {rank: median(times) for rank, times in late.items()}  # ignores single slow steps
     slowest = max(usual, key=usual.get)
     return slowest if usual[slowest] >= 5 else None
 

@@ -17,11 +17,11 @@ from accel_demo.lab.grading import Wrong
 @dataclass(frozen=True)
 class Launch:
     name: str
-    processes: int  # number that the launcher starts
-    connected: int  # number that Accelerate connects
-    asked: tuple[int, ...]  # the values of n to try
+    processes: int  # how many processes the launcher starts
+    connected: int  # how many processes Accelerate connects
+    asked: tuple[int, ...]  # values of n for assert_distributed(n)
     launcher: str = "python"
-    flags: str = ""  # for this program
+    flags: str = ""  # passed to this program
 
 
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
@@ -37,10 +37,10 @@ LAUNCHES = [
 
 
 def judge_all(answer: Path) -> str:
-    judge_launch(answer, LAUNCHES[0])  # start with the fastest: the file may be unusable
+    judge_launch(answer, LAUNCHES[0])  # fail fast if the file is unusable
     with ThreadPoolExecutor(2) as pool:  # two launches at a time
         list(pool.map(lambda launch: judge_launch(answer, launch), LAUNCHES[1:]))
-    return f"assert_distributed is correct under all {len(LAUNCHES)} launches"
+    return f"assert_distributed is correct in all {len(LAUNCHES)} launches"
 
 
 def judge_launch(answer: Path, launch: Launch) -> None:

@@ -39,7 +39,7 @@ RULES = {  # checked in this order; the first broken rule is printed
     "a value that starts with MIG- is passed on unchanged": ["MIG-7c1d", f"MIG-{UUIDS[2]}/1/0"],
 }
 RANDOM_VALUES = 600
-RIGHT = f"{len(RULES)} rules and {RANDOM_VALUES} random values have the same results as in CUDA"
+RIGHT = f"the results for {len(RULES)} rules and {RANDOM_VALUES} random values match CUDA's"
 
 
 def observe(answer: Path) -> None:
@@ -56,7 +56,7 @@ def observe(answer: Path) -> None:
 
 
 def random_cases(generator: random.Random) -> list[tuple[str, str, list[str]]]:
-    """Return (rule, value, UUIDs) for random values without repeated ids, and for 1 to 8 GPUs."""
+    """Return random cases (rule, value, UUIDs) with 1 to 8 GPUs. No id occurs twice in a value."""
     numbers = [str(number) for number in range(-1, 10)]
     prefixes = [uuid[:length] for uuid in UUIDS for length in (6, 7, 13, len(uuid))]
     cases = []
@@ -69,7 +69,7 @@ def random_cases(generator: random.Random) -> list[tuple[str, str, list[str]]]:
 
 
 def in_words(devices) -> str:
-    """Return the same text for equal dictionaries, whatever their order."""
+    """Return the same text for equal dictionaries, whatever the order of their keys."""
     if isinstance(devices, dict):
         devices = dict(sorted(devices.items(), key=str))
     return repr(devices)

@@ -11,7 +11,7 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 VERSIONS = ("plain_step", "data_parallel_step", "ddp_step", "accelerate_step")
 STEPS, WINDOW, BATCH, MAX_NORM = 4, 2, 8, 0.1
 TOLERANCE = 1e-6
-RIGHT = "all four versions clip correctly, and have the same weights, on one process and on two"
+RIGHT = "all four versions clip correctly, and end with the same weights, on one process and on two"
 
 
 def observe(answer: Path, device) -> None:
@@ -70,10 +70,10 @@ def train_with(step, version: str, accelerator):
 
 
 def reference(clip: str, processes: int):
-    """Return the weights if a single process computes and averages the gradients of all ranks.
+    """Train on one process, which averages the gradients of all ranks, and return the weights.
 
-    `clip` is "never", "window" for once per window, or "every micro-batch" for a common mistake:
-    each rank also clips its own gradients before they are averaged.
+    `clip` is "never", "window" (once per window), or "every micro-batch". The last is a common
+    mistake, in which each rank also clips its own gradients before they are averaged.
     """
     import torch
     import torch.nn.functional as F
@@ -107,7 +107,7 @@ def model_and_optimizer() -> tuple:
 
 
 def make_window(number: int, rank: int) -> list:
-    """Return the micro-batches of one rank in one optimizer step."""
+    """Return the micro-batches of one rank for one optimizer step."""
     import torch
 
     generator = torch.Generator().manual_seed(100 * number + rank)

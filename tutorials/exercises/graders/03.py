@@ -45,7 +45,7 @@ def check_scatter(scatter, gather) -> None:
             raise Wrong(f"{call} splits a dimension other than 0: the shapes are {shapes}")
         sizes = [len(part) for part in parts]
         if len(parts) > replicas:
-            raise Wrong(f"{call} returns {len(parts)} parts")
+            raise Wrong(f"{call} returns too many parts: {len(parts)}")
         if 0 in sizes:
             raise Wrong(f"{call} returns empty parts: {sizes}")
         if sum(sizes) < samples:
@@ -53,7 +53,7 @@ def check_scatter(scatter, gather) -> None:
         if not torch.equal(torch.cat(list(parts)), batch):
             raise Wrong(f"{call} does not keep every sample once, in order: the parts have {sizes}")
         if len(parts) == 1 and min(samples, replicas) > 1:
-            raise Wrong(f"{call} sends everything to the first replica")
+            raise Wrong(f"{call} sends all samples to the first replica")
         if not has_gradient(torch.cat(list(parts)), [batch]):
             raise Wrong(f"{call} cuts the graph: no gradient reaches the batch")
 
@@ -87,7 +87,7 @@ def check_scatter_of_containers(scatter, gather) -> None:
             if [len(tensor) for tensor in tensors] != sizes:
                 raise Wrong(f"{call} should split the {name} tensor of a tuple like a tensor")
             if not torch.equal(torch.cat(tensors), whole):
-                raise Wrong(f"scatter loses or mixes samples of the {name} tensor of a tuple")
+                raise Wrong(f"scatter loses or reorders samples of the {name} tensor of a tuple")
         if not has_gradient(torch.cat([part["data"][0] for part in parts]), [images]):
             raise Wrong("scatter cuts the graph of a tensor in a tuple in a dict")
 
@@ -112,7 +112,7 @@ def check_gather(scatter, gather) -> None:
         raise Wrong("gather cuts the graph: no gradient reaches the replicas")
     numbers = gather([torch.tensor(1.0), torch.tensor(2.0)], device)
     if not torch.equal(torch.as_tensor(numbers), torch.tensor([1.0, 2.0])):
-        raise Wrong(f"gather of the numbers 1 and 2 should return the vector [1, 2], not {numbers}")
+        raise Wrong(f"gather of the scalars 1 and 2 should return the vector [1, 2], not {numbers}")
 
 
 def check_gather_of_containers(scatter, gather) -> None:
@@ -125,14 +125,14 @@ def check_gather_of_containers(scatter, gather) -> None:
     outputs = [{"both": (matrix, [vector])} for matrix, vector in pairs]
     joined = gather(outputs, torch.device("cpu"))
     if not isinstance(joined, dict) or list(joined) != ["both"]:
-        raise Wrong("gather of dicts should return a dict with their keys")
+        raise Wrong("gather of dicts should return a dict with the same keys")
     both = joined["both"]
     if type(both) is not tuple or len(both) != 2 or type(both[1]) is not list:
-        raise Wrong("gather of tuples with a list should return a tuple with a list")
+        raise Wrong("gather of tuples that contain a list should return a tuple with a list")
     if not torch.equal(both[0], torch.cat(matrices)):
-        raise Wrong("gather loses or mixes rows of tensors in a tuple in a dict")
+        raise Wrong("gather loses or reorders rows of tensors in a tuple in a dict")
     if len(both[1]) != 1 or not torch.equal(both[1][0], torch.ones(10)):
-        raise Wrong("gather loses or mixes rows of tensors in a list in a tuple")
+        raise Wrong("gather loses or reorders rows of tensors in a list in a tuple")
     if not has_gradient(both[0], matrices) or not has_gradient(both[1][0], vectors):
         raise Wrong("gather cuts the graph of tensors in a tuple or a list")
 

@@ -22,11 +22,11 @@ COLLECTIVES = (
     *("allreduce_coalesced", "allgather_coalesced", "gather_into_tensor"),
     *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
 )
-RIGHT = "with 1, 2, 3 and 4 processes every rank has the sum, with only send and receive"
+RIGHT = "with 1, 2, 3 and 4 processes, every rank gets the sum, using only send and receive"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. Rank r's tensor is scaled by 10**r, so the sum shows which were added."""
+    """Call the answer. Digit r of the sum shows how often the tensor of rank r was added."""
     import torch
     import torch.distributed as dist
 
@@ -62,7 +62,7 @@ def forbid_collectives() -> None:
 
 
 def content(counts, group_size: int) -> str:
-    """Return text that names the ranks whose tensors were added. All `counts` must be equal."""
+    """Name the ranks whose tensors were added. Digit r of each count stands for rank r."""
     number = counts.flatten()[0].item()
     if not (counts == number).all() or number != int(number) or not 0 < number < 10**group_size:
         return "something that is not a sum of the tensors"

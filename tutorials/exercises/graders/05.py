@@ -10,12 +10,12 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (2, 3, 4)
-LENGTHS = (12, 7, 2)  # for even chunks, uneven chunks, and empty chunks
+LENGTHS = (12, 7, 2)  # chunks of equal lengths, of different lengths, and some of length 0
 RIGHT = "on 2, 3 and 4 ranks every rank has all sums, and no rank has sent too many bytes"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. On rank r, element i of the tensor is 2**r * (i + 1)."""
+    """Call the answer. Element i on rank r is 2**r * (i + 1): a sum shows which ranks are in it."""
     import torch
     import torch.distributed as dist
 
@@ -46,7 +46,7 @@ def judge(number: int, calls: list[dict]) -> None:
 
 
 def check_sums(rank: int, group_size: int, chunks: list[list[float]], sent: list) -> None:
-    total, first = 2**group_size - 1, 0  # sum of element 0 over the ranks; a chunk's first index
+    total, first = 2**group_size - 1, 0  # sum of element 0 over the ranks; first index of the chunk
     for index, chunk in enumerate(chunks):
         factors = {value / (first + offset + 1) for offset, value in enumerate(chunk)}
         first += len(chunk)
@@ -78,11 +78,11 @@ def check_messages(rank: int, group_size: int, chunks: list[list[float]], sent: 
     budget = sum(sizes) - sizes[right]  # all chunks except the one that rank `right` started with
     if sent_bytes > budget:
         raise Wrong(
-            f"has sent too many bytes: {sent_bytes}, but the limit of N − 1 = "
-            f"{group_size - 1} of its chunks is {budget}"
+            f"has sent too many bytes: {sent_bytes}, but the limit for N − 1 = "
+            f"{group_size - 1} chunks is {budget}"
         )
     if sent_bytes < budget:
-        raise Wrong(f"has sent {sent_bytes} of {budget} bytes over the wire: use only the wire")
+        raise Wrong(f"has sent {sent_bytes} of {budget} bytes over the wire: send all data over it")
 
 
 if __name__ == "__main__":

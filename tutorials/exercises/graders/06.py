@@ -1,4 +1,4 @@
-"""Grade exercise 06: train on 2 and on 3 processes, and compare the weights with DDP's bit for bit.
+"""Grade exercise 06: train on 2 and on 3 processes, and check that the weights equal DDP's.
 
 python tutorials/exercises/graders/06.py FILE
 """
@@ -27,7 +27,7 @@ def observe(answer: Path, device) -> None:
     if torch.equal(weights, with_ddp):
         return
     if not all(torch.equal(weights, other) for other in by_rank):
-        raise Wrong("the ranks end with different weights: the gradients are not shared")
+        raise Wrong("the weights differ between the ranks: the gradients are not shared")
     for name, other in at_levels.items():
         if torch.equal(weights, other):
             raise Wrong(f"the weights differ from DDP's: this is {name}")

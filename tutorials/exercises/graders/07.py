@@ -10,7 +10,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 PROCESSES, BATCHES, WINDOW, BATCH = 2, 10, 4, 3
 WINDOWS = 3  # the last has two micro-batches
-RIGHT = "every step uses the gradient of its window, shared in one all-reduce"
+RIGHT = "every step uses the gradient of its window, averaged in one all-reduce"
 
 
 def observe(answer: Path, device) -> None:
@@ -24,10 +24,10 @@ def observe(answer: Path, device) -> None:
     torch.manual_seed(0)
     layers = torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the weights never change
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that the weights never change
     inputs = torch.randn(PROCESSES, BATCHES, BATCH, 5)
     targets = torch.randn(PROCESSES, BATCHES, BATCH, 1)
-    all_reduces, used = [], []  # step of each all-reduce; gradient of each step
+    all_reduces, used = [], []  # in which step each all-reduce runs; each step's gradient
 
     def share(group, bucket):
         all_reduces.append(len(used))
@@ -73,7 +73,7 @@ def judge_steps(steps: int) -> None:
 def judge_gradients(differences: list[str], is_added: bool) -> None:
     """Raise `Wrong` if `accumulation.compare` has found a difference in a window's gradient.
 
-    `is_added` is True if the second step used the sum of the first two gradients.
+    `is_added` is True if the second step used the sum of the first two windows' gradients.
     """
     from accel_demo.anatomy.accumulation import EQUAL
 
@@ -99,13 +99,13 @@ def judge_gradients(differences: list[str], is_added: bool) -> None:
 
 
 def judge_sharing(all_reduces: list[int]) -> None:
-    """Check that each step has one all-reduce. `all_reduces` contains their step numbers."""
+    """Check that each step has one all-reduce. `all_reduces` has the step of each all-reduce."""
     times = [all_reduces.count(step) for step in range(WINDOWS)]
     if times != [1] * WINDOWS or len(all_reduces) != WINDOWS:
         raise Wrong(
             f"gradients are shared {', '.join(map(str, times))} times for the {WINDOWS} steps, "
-            "instead of once each: put forward and backward of all but the last micro-batch under "
-            "no_sync"
+            "instead of once each: in every micro-batch but the last, put forward and backward "
+            "under no_sync"
         )
 
 

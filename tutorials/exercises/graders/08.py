@@ -12,7 +12,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15
-# samples: 22 leave the second round incomplete, 30 fill two rounds, and 4 do not fill one batch.
+# samples: 22 fill one round and part of the next, 30 fill two, and 4 do not even fill a batch.
 CASES = [(22, [0, 1, 2, 20]), (30, [3, 4, 27]), (4, [1])]
 SIZES = ", ".join(str(samples) for samples, _ in CASES)
 RIGHT = f"the exact accuracy of {SIZES} samples, on each of {PROCESSES} ranks"
@@ -28,7 +28,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
     from accel_demo.processes.connect import use_cpu
 
     class Model(torch.nn.Module):
-        """A classifier that returns the correct label, or an incorrect one for `mistakes`."""
+        """A classifier that is right for all samples except those in `mistakes`."""
 
         def __init__(self, mistakes: list[int]):
             super().__init__()
@@ -43,7 +43,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     module = import_answer(answer)
     for samples, mistakes in CASES:
-        GradientState._reset_state()  # forget a loader that was not read to its end
+        GradientState._reset_state()  # in case an answer stops reading a loader early
         accelerator, model = Accelerator(cpu=use_cpu()), Model(mistakes)
         model.to(accelerator.device)
         inputs = torch.stack([torch.arange(samples), torch.ones(samples)], dim=1)
@@ -65,17 +65,17 @@ def judge(number: int, seen: list[dict]) -> None:
 
 def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
     read = [sum(batches, []) for batches in batches_by_rank]  # sample numbers, by rank
-    share = math.ceil(samples / (PROCESSES * BATCH)) * BATCH  # samples per rank, with padding
+    share = math.ceil(samples / (PROCESSES * BATCH)) * BATCH  # samples per rank, including padding
     most = max(map(len, read))
     if most > share and sum(map(bool, read)) == 1:
         raise Wrong(
             f"one process does it all: {samples} samples go through the model on one rank, and "
-            "none on the others. Prepare the loader on every rank, so that each rank gets its part"
+            "none on the others. Prepare the loader on every rank, so that it is split among them"
         )
     if most > share:
         raise Wrong(
             f"the work is not shared: of {samples} samples {most} go through the model on one "
-            f"rank, but {share} are enough. Prepare the loader, so that each rank gets its part"
+            f"rank, but {share} are enough. Prepare the loader, so that it is split among the ranks"
         )
     if missing := sorted(set(range(samples)) - set(sum(read, []))):
         raise Wrong(
@@ -96,7 +96,7 @@ def judge_results(
     for rank, result in enumerate(results):
         if isinstance(result, str):
             raise Wrong(
-                f"rank {rank} returns {result} instead of a number: every rank must return one"
+                f"rank {rank} returns {result} instead of a number: every rank must return a number"
             )
     if max(numbers) - min(numbers) > TOLERANCE:
         raise Wrong(
@@ -116,7 +116,7 @@ def judge_results(
 def typical_mistakes(
     batches_by_rank: list[list[list[int]]], samples: int, mistakes: list[int]
 ) -> Iterator[tuple[float, str]]:
-    """Yield the result of each typical mistake, and a message about the mistake."""
+    """Yield the accuracy that each typical mistake leads to, and a message about the mistake."""
 
     def right(numbers):
         return sum(number not in mistakes for number in numbers)
@@ -126,7 +126,7 @@ def typical_mistakes(
 
     read = [sum(batches, []) for batches in batches_by_rank]
     everything = sum(read, [])
-    cut, remaining = [], samples  # the batches that gather_for_metrics returns
+    cut, remaining = [], samples  # batches from gather_for_metrics; samples to come
     for index in range(max(map(len, batches_by_rank))):
         round_of_batches = [batches[index] for batches in batches_by_rank if index < len(batches)]
         cut.append(sum(round_of_batches, [])[:remaining])
@@ -140,11 +140,11 @@ def typical_mistakes(
         )
         yield (
             right(sum(cut, [])) / padded,
-            f"only the divisor is wrong: {padded}, with padding, instead of {samples}",
+            f"only the divisor is wrong: {padded}, including padding, instead of {samples}",
         )
         yield (
             right(everything) / samples,
-            f"the right predictions of all {padded} samples, with padding, are divided by "
+            f"the right predictions of all {padded} samples, including padding, are divided by "
             f"{samples}",
         )
     yield (
@@ -160,7 +160,7 @@ def typical_mistakes(
     means = [mean(batches) for batches in batches_by_rank if batches]
     yield (
         sum(means) / len(means),
-        "it is a mean of means, of batches and of ranks: add up counts over both and divide once",
+        "it is a mean of means, of batches and of ranks: add up all counts and divide once",
     )
 
 

@@ -10,7 +10,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 SAMPLES, GLOBAL_BATCH, LEARNING_RATE = 128, 16, 0.1
 STEPS = SAMPLES // GLOBAL_BATCH
-TOLERANCE = 1e-6  # weights are about 0.1; an incorrect learning rate is off by a quarter
+TOLERANCE = 1e-6  # the weights and the learning rates are about 0.1
 EXPECTED_RATES = [LEARNING_RATE * (1 - step / STEPS) for step in range(STEPS)]
 RIGHT = "the learning rates and the weights are the same on one process and on two"
 
@@ -22,14 +22,14 @@ def observe(answer: Path, device) -> None:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from torch.utils.data import TensorDataset
 
-    AcceleratorState._reset_state(True)  # the answer creates a new Accelerator
+    AcceleratorState._reset_state(True)  # because the answer creates a new Accelerator
     GradientState._reset_state()
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 5)
     targets = inputs.sum(dim=1, keepdim=True).sin()
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     expected_weights = train_on_one_process(model, inputs, targets)
-    read, samples, rates = 0, [], []  # samples since the last step; lists with an item per step
+    read, samples, rates = 0, [], []  # samples since the last step; one value per step
 
     def count(module, arguments):
         nonlocal read
@@ -73,7 +73,7 @@ def judge_batches(samples_by_rank: list[list[int]]) -> None:
             "every process uses a whole global batch, so divide it among the processes"
         )
     if sum(batches) != SAMPLES:
-        raise Wrong(f"{sum(batches)} samples are seen in the epoch, instead of {SAMPLES}")
+        raise Wrong(f"{sum(batches)} samples are used in the epoch, instead of {SAMPLES}")
     raise Wrong(f"a step is taken on {batches[0]} samples, instead of {GLOBAL_BATCH}")
 
 
@@ -93,13 +93,14 @@ def judge_rates(rates: list[float], processes: int) -> None:
     if are([LEARNING_RATE * max(0, 1 - processes * step / STEPS) for step in range(STEPS)]):
         raise Wrong(
             f"the schedule is over after {STEPS // processes} of {STEPS} steps: the prepared "
-            f"scheduler steps {processes} times in each, once per process, but its length assumes "
-            "a single step"
+            f"scheduler steps {processes} times per optimizer step, once for each process, but its "
+            "length assumes one scheduler step"
         )
     if are([LEARNING_RATE * (1 - step / (processes * STEPS)) for step in range(STEPS)]):
         raise Wrong(
             f"only 1/{processes} of the schedule is done when the epoch ends: its length is that "
-            "of the loader before prepare splits it, but the scheduler steps only once per step"
+            "of the loader before prepare splits it, but the scheduler steps only once per "
+            "optimizer step"
         )
     if len(set(rates)) == 1:
         raise Wrong("the learning rate never changes: step the scheduler after the optimizer")
@@ -118,7 +119,7 @@ def judge_weights(by_rank: list, expected) -> None:
 
 
 def train_on_one_process(model, inputs, targets):
-    """Train correctly on one process, without Accelerate. Return the weights; reset the model."""
+    """Train correctly on one process, without Accelerate. Return the weights; undo the training."""
     import torch
     from torch.nn.functional import mse_loss
 

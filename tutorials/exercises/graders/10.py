@@ -1,4 +1,4 @@
-"""Grade exercise 10: check the settings for eight machines, and train on a CPU with the first one.
+"""Grade exercise 10: check the settings for eight machines, and train with the first setting.
 
 python tutorials/exercises/graders/10.py FILE
 """
@@ -42,7 +42,7 @@ RIGHT = f"{len(MACHINES)} machines, and the loss of the laptop's training falls"
 
 
 def observe(answer: Path) -> Iterator[dict]:
-    """Check the settings. Yield the results of a training run with the first one."""
+    """Check the settings. Yield the results of a training run with the first setting."""
     module = import_answer(answer)
     settings = {name: module.setting(dict(machine)) for name, (machine, *_) in MACHINES.items()}
     first = next(iter(settings.values()))
@@ -54,7 +54,7 @@ def observe(answer: Path) -> Iterator[dict]:
         except Wrong as mistake:
             raise Wrong(f"{name}: {mistake}") from None
     if not run["loss_falls"]:
-        raise Wrong(f"the loss of the laptop's training does not fall: {run}")
+        raise Wrong(f"the training loss on the laptop does not decrease: {run}")
     for name, (_, precision, _, is_compiled) in MACHINES.items():
         parsed = parsed_by_accelerate(settings[name])
         if parsed != [precision, "INDUCTOR" if is_compiled else "NO"]:
@@ -108,9 +108,9 @@ def wrong_compile(machine: dict, is_compiled: bool) -> str:
     saved = machine["seconds_per_step"] - machine["seconds_per_step_compiled"]
     if not is_compiled:
         steps = machine["compile_seconds"] / saved
-        return f"not compiled: it pays back after {steps:,.0f} of {machine['steps']:,} steps"
+        return f"not compiled, but it pays back after {steps:,.0f} of {machine['steps']:,} steps"
     if machine["device"] == "cpu" and not machine["has_compiler"]:
-        return "compiled for a CPU without a C++ compiler: it would fail with InvalidCxxCompiler"
+        return "compiled for a CPU without a C++ compiler: this would fail with InvalidCxxCompiler"
     if saved <= 0:
         return "compiled, although the compiled step is slower here: measure before you choose"
     return (
@@ -124,7 +124,7 @@ def has_precision(setting) -> bool:
 
 
 def train(precision: str) -> dict:
-    """Train tiny_cnn with Accelerate for 15 steps on the CPU, on real images."""
+    """Train tiny_cnn with Accelerate on the CPU, for 15 steps on real images."""
     import torch
     from accelerate import Accelerator
 
@@ -151,7 +151,7 @@ def train(precision: str) -> dict:
 
 
 def parsed_by_accelerate(setting: dict) -> list[str]:
-    """Return the precision and compiler that Accelerate reads from a file with this setting."""
+    """Return the precision and compiler that Accelerate reads from a config with this setting."""
     from accelerate.commands.config.config_args import load_config_from_file
 
     backend = "INDUCTOR" if setting["compile"] else "NO"

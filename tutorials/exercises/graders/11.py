@@ -20,12 +20,12 @@ from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environ
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
 
-TIME_LIMIT = 60  # seconds per start; a correct answer needs a few
-EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # batches per process and epoch
+TIME_LIMIT = 60  # seconds per start; a correct answer takes a few
+EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # BATCHES is per process and epoch
 ALL = EPOCHS * BATCHES
-KILLS = range(14, ALL)  # batches before the kill; 14 is after the first save in epoch 2
-MOST_LOST = 8  # batches that a kill may cost
-# Each start forks new processes from a server that has already imported torch.
+KILLS = range(14, ALL)  # numbers of batches before a kill; 14 is after the first save in epoch 2
+MOST_LOST = 8  # how many batches may be repeated after a kill
+# Fork the processes of every start from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -65,7 +65,7 @@ def judge_kills(answer: Path, world_size: int, kills: list[int]) -> None:
 def train(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
     """Run the training in the folder `run`, and return the observation of each rank.
 
-    With `kill_after`, the ranks kill themselves after that many batches, and the list is empty.
+    If `kill_after` is given, the ranks kill themselves after that many batches. Returns [].
     """
     reports = run / "reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def train(answer: Path, world_size: int, run: Path, kill_after: int | None = Non
     deadline = time.monotonic() + TIME_LIMIT
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
-        if any(process.exitcode == 1 for process in ranks):  # the other ranks would wait
+        if any(process.exitcode == 1 for process in ranks):  # do not wait for the other ranks
             break
     is_late = time.monotonic() >= deadline
     for process in ranks:
@@ -109,7 +109,8 @@ def be_rank(
     def begin_batch(numbers):
         if len(samples) == kill_after:
             grading.write_report(reports, name, {"mistake": "", "seen": []})
-            while len(list(reports.glob("*.json"))) < world_size:  # all ranks die at the same time
+            # Wait until every rank has reported, so that all are killed at the same point.
+            while len(list(reports.glob("*.json"))) < world_size:
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGKILL)
         samples.append(numbers.tolist())
@@ -146,7 +147,7 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
     for rank in uninterrupted:
         if len(rank["samples"]) != ALL:
             raise Wrong(
-                f"an uninterrupted training run has {len(rank['samples'])} batches, not {ALL}: "
+                f"an uninterrupted training run had {len(rank['samples'])} batches, not {ALL}: "
                 "call begin_batch once per batch, and train all epochs"
             )
     for first in range(0, ALL, BATCHES):
@@ -160,8 +161,8 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
 
 
 def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
-    """Check a run that was killed after `done` batches. `Wrong` names the level that it reaches."""
-    place = ALL - len(resumed[0]["samples"])  # the batch at which it continued
+    """Check a run that was killed after `done` batches. `Wrong` names the level of the answer."""
+    place = ALL - len(resumed[0]["samples"])  # number of batches before the point where it resumed
     if place <= 0:
         raise Wrong(
             "it started again with the first batch of the first epoch: level 0. Save the epoch and "
@@ -170,7 +171,7 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
     if place > done:
         raise Wrong(f"it continued after {place} batches: some batches were never used")
     if done - place > MOST_LOST:
-        raise Wrong(f"it continued after {place} batches: a kill may cost at most {MOST_LOST}")
+        raise Wrong(f"it continued after {place} batches: at most {MOST_LOST} may be repeated")
     pairs = list(zip(uninterrupted, resumed, strict=True))
     is_same = [
         before == after
@@ -188,13 +189,13 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
     but = "the samples are the same, but the weights differ"
     if place % 2:
         raise Wrong(
-            f"{but}: level 3. It continued after {place} batches, in an accumulation window, "
-            "and the gradients of its first half were lost: save only if sync_gradients is true"
+            f"{but}: level 3. It continued after {place} batches, inside an accumulation window, "
+            "so gradients of that window were lost: save only if sync_gradients is true"
         )
     if place % BATCHES == 0:
         raise Wrong(
             f"{but}: it continued after {place} batches, at the beginning of an epoch. Was the "
-            "checkpoint taken there?"
+            "checkpoint saved there?"
         )
     for rank in range(len(resumed)):
         if not any(run.rglob(f"random_states_{rank}.*")):
@@ -210,6 +211,6 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
 
 if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="for the kills")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="random seed")
     options = parser.parse_args()
     sys.exit(grading.verdict(lambda: judge_all(options.answer, options.seed)))

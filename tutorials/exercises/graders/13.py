@@ -1,4 +1,4 @@
-"""Grade exercise 13: compare the number and its gradient, on two and three ranks, with one process.
+"""Grade exercise 13: check the total distance and its gradient on two and on three ranks.
 
 python tutorials/exercises/graders/13.py FILE
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
-RIGHT = "on two and on three processes every rank has the number and the gradient of its rows"
+RIGHT = "on two and on three processes every rank has the total distance and its gradient"
 
 
 def observe(answer: Path, device) -> None:
@@ -39,12 +39,12 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
         return
     if is_close(gradient, processes * gradients["whole"]):
         raise Wrong(
-            f"the gradient is {processes} times too large: every rank computes the whole number, "
-            "and backward adds up the gradients of all ranks"
+            f"the gradient is {processes} times too large: every rank computes the full "
+            "distance, and backward adds up the gradients of all ranks"
         )
     if any(is_close(gradient, gradients[name]) for name in ("first of a pair", "own share")):
         raise Wrong(
-            "the gradient is that of the rank's own rows only. These kernels also occur in pairs "
+            "the gradient is that of the rank's own rows only. Its kernels also occur in pairs "
             "whose first kernel is on another rank"
         )
     distance = (gradient - gradients["whole"]).abs().max().item()
@@ -52,7 +52,7 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
 
 
 def references(kernels, own: slice) -> tuple:
-    """Return the number, and three gradients of a rank's rows: one correct, two incorrect."""
+    """Return the total distance, and one correct and two incorrect gradients of a rank's rows."""
     import torch
 
     rows = kernels[own].clone().requires_grad_()

@@ -20,8 +20,8 @@ STEPS, FIRST_STEP = 8, 5
 class Case:
     name: str  # file name or description; also the random seed
     ranks: int
-    late: dict[int, float]  # rank: delay in every step, in ms
-    once: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, step): delay, once
+    late: dict[int, float]  # {rank: delay in every step, in ms}
+    once: dict[tuple[int, int], float] = field(default_factory=dict)  # {(rank, step): delay in ms}
     phase: str = "forward"  # the phase in which the delays occur
 
     @property
@@ -73,7 +73,7 @@ def observe(answer: Path) -> None:
 
 
 def explanation(mistakes: list[WrongRank]) -> str:
-    """Return a hint on what all mistakes have in common, or on the first mistake."""
+    """Return a hint about a mistake that explains all cases, or about the first case."""
     case, rank = mistakes[0].case, mistakes[0].rank
     if rank is not None and (type(rank) is not int or not 0 <= rank < case.ranks):
         if isinstance(rank, int) and rank in {1000 * rank for rank in range(case.ranks)}:
@@ -85,14 +85,14 @@ def explanation(mistakes: list[WrongRank]) -> str:
         return "No rank was named: compare when each rank starts the same all-reduce"
     if all(mistake.rank == mistake.longest for mistake in mistakes):
         return (
-            f"Rank {rank} spends most time in all-reduce because it waits there for a rank that "
-            "starts late: which rank starts last?"
+            f"Rank {rank} spends the most time in all-reduce because it waits there for a rank "
+            "that starts late: which rank starts last?"
         )
     if all(
         mistake.case.straggler is None and mistake.rank in {rank for rank, _ in mistake.case.once}
         for mistake in mistakes
     ):
-        return f"Rank {rank} is slow in single steps only: take the median over steps"
+        return f"Rank {rank} is slow in single steps only: use the median over the steps"
     if case.straggler is None:
         return "No rank is slow there: a straggler is at least 5 ms late in most steps"
     return (
@@ -111,7 +111,7 @@ def longest_all_reduce(trace: dict) -> int:
 
 
 def make(case: Case) -> dict:
-    """Return a trace like `accel_demo.lab.timeline.merge`, with only phases and all-reduces."""
+    """Return a trace with phases and all-reduces, in the format of `accel_demo.lab.timeline`."""
     generator = random.Random(case.name)
     ranks, events = range(case.ranks), []
     for rank in ranks:
@@ -132,7 +132,7 @@ def make(case: Case) -> dict:
             ends = {
                 "data wait": begins[rank] + durations[rank]["data wait"],
                 "forward": ready[rank][1] - durations[rank]["backward"],
-                "backward": second_end,  # includes the wait
+                "backward": second_end,  # includes the wait for the all-reduces
                 "optimizer": second_end + durations[rank]["optimizer"],
             }
             start, name = begins[rank], f"step {step + FIRST_STEP}"
@@ -147,7 +147,7 @@ def make(case: Case) -> dict:
 
 
 def phase_durations(case: Case, rank: int, step: int, generator: random.Random) -> dict:
-    """Return the milliseconds that a rank computes in each phase of a step."""
+    """Return how many ms a rank needs for each phase of a step, without waiting for others."""
     undisturbed = {"data wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 6.0}
     durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
     additional = case.late.get(rank, 0) + case.once.get((rank, step), 0)
@@ -156,7 +156,7 @@ def phase_durations(case: Case, rank: int, step: int, generator: random.Random) 
 
 
 def make_event(name: str, start: float, end: float, rank: int, tid: int) -> dict:
-    """Return a complete event in the trace format, which uses microseconds."""
+    """Return a trace event with a duration. `start` and `end` are in ms, the trace is in µs."""
     kind = "cpu_op" if name.startswith("gloo") else "user_annotation"
     times = {"ts": round(1000 * start, 3), "dur": round(1000 * (end - start), 3)}
     return {"ph": "X", "cat": kind, "name": name, "pid": 1000 * rank, "tid": tid, **times}
