@@ -95,7 +95,9 @@ class TrainConfig:
             )
         # A resnet reduces each image to one pixel, but batch norm needs two values per channel.
         if self.model.startswith("resnet") and self.batch_size < 2:
-            raise UserError(f"{self.model} takes batches of two images or more, got --batch-size 1")
+            raise UserError(
+                f"{self.model} needs batches of at least two images, got --batch-size 1"
+            )
         if self.seed >= 2**31:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
 

@@ -156,7 +156,7 @@ def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> tor
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
     except FileNotFoundError:
-        advice = again if folder == ASSETS else "Name its folder with --data-dir."
+        advice = again if folder == ASSETS else "Pass its folder with --data-dir."
         raise UserError(f"{path} is missing. {advice}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}). {again}") from None

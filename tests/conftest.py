@@ -275,9 +275,8 @@ def left_behind(before: set[psutil.Process]) -> list[str]:
     """Kill the descendants of this process that are not in `before`, and return their descriptions.
 
     They first get `GRACE` seconds to exit. Processes whose parent has exited are found as well,
-    because orphans become children of this process. Descendants of a process in `before`, other
-    than the fork server, are ignored, because an open browser can start helper processes at any
-    time.
+    because orphans become children of this process. Descendants of a process in `before` are ignored,
+    because an open browser can start processes at any time. Those of the fork server are not.
     """
     server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
     started = processes_below_this_one() - before

@@ -24,7 +24,9 @@ FIRST = [1e8, 1.0, -1e8]  # value of every element on ranks 0, 1 and 2; later ra
 
 def main() -> None:
     if is_launched():
-        raise UserError("this starts its own processes. Start it with python, without a launcher.")
+        raise UserError(
+            "this program starts its own processes. Start it with python, without a launcher."
+        )
     with tempfile.TemporaryDirectory() as folder:
         for ranks in RANKS:
             run_in_group(measure, ranks, Path(folder, f"{ranks}.json"))

@@ -28,7 +28,7 @@ def main(device: torch.device) -> None:
         print(table(["bucket_cap_mb", "all-reduces", "start while backward computes"], rows))
         ranks = range(len(seconds))
         slow, waiting = (max(ranks, key=lambda rank: seconds[rank][i]) for i in (0, 1))
-        print(f"\nRank 1 is held up. Rank {slow} computes longest, rank {waiting} waits longest.")
+        print(f"\nRank 1 is delayed. Rank {slow} computes longest, rank {waiting} waits longest.")
 
 
 def train(device: torch.device, bucket_cap_mb: float, late: float = 0.0) -> tuple:

@@ -66,7 +66,9 @@ def _connect_and_sum(init_method: str) -> tuple[int, int]:
 
 def main(options) -> None:
     if is_launched():
-        raise UserError("this starts its own processes. Start it with python, without a launcher.")
+        raise UserError(
+            "this program starts its own processes. Start it with python, without a launcher."
+        )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         file, port = Path(folder, "meeting").as_uri(), free_port()

@@ -124,7 +124,7 @@ def machine_rows() -> list[tuple[str, str]]:
     try:
         return rows + nvml_rows(pynvml, torch_names)
     except pynvml.NVMLError as error:
-        return [*rows, ("GPU processes", f"unknown: no NVIDIA driver answers ({error})")]
+        return [*rows, ("GPU processes", f"unknown: no NVIDIA driver responds ({error})")]
 
 
 def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
@@ -147,14 +147,16 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
         for number in range(nvml.nvmlDeviceGetCount()):
             gpu = ask("nvmlDeviceGetHandleByIndex", number)
             if gpu is None:
-                rows.append((f"GPU {number}", "does not answer: it may be lost"))
+                rows.append((f"GPU {number}", "does not respond and may be lost"))
                 continue
             name = ask("nvmlDeviceGetName", gpu) or "unknown name"
             uuid, memory = ask("nvmlDeviceGetUUID", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
             used = f"{byte_size(memory.used)} of {byte_size(memory.total)} used" if memory else ""
             rows.append((f"GPU {number}", f"{name}, {used or 'unknown memory'}"))
             torch_name = f"{torch_names.get(str(uuid), 'hidden')} here, {uuid}"
-            rows.append(("", torch_name if uuid else "unknown UUID: its number here is unknown"))
+            rows.append(
+                ("", torch_name if uuid else "unknown UUID, so its name in torch is unknown")
+            )
             processes = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
             for process in processes or []:
                 name = ask("nvmlSystemGetProcessName", process.pid) or "unknown name"

@@ -39,7 +39,7 @@ class Table:
     """A table of measurements. The rows take turns: each repetition measures every row once.
 
     `values` contains the values of each row. A ratio divides two values from the same repetition,
-    so that a slow phase of the machine affects both. `digits` is the number of decimals.
+    so that a temporary slowdown of the machine affects both. `digits` is the number of decimals.
     """
 
     title: str

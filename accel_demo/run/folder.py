@@ -28,7 +28,7 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
-            f"{config.resume} is not a checkpoint. Name a folder in a run's checkpoints/, or use "
+            f"{config.resume} is not a checkpoint. Choose a folder in a run's checkpoints/, or use "
             "the run's --run-dir with --resume auto."
         )
     folder = _folder_of(config, environment)

@@ -42,7 +42,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         folder, remarks = newest_complete(run)
         if folder is None and remarks:
             raise UserError(
-                f"{remarks[0]}, and there is no complete one. Delete {run} to start again."
+                f"{remarks[0]}, and there is no complete checkpoint. Delete {run} to start again."
             )
         if folder is None:
             remark = f"there is no checkpoint in {run} yet: training starts from the beginning"

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from accel_demo.anatomy.backends import CARRIES, DEVICES, is_built_in
 
 
-def test_two_processes_meet_by_each_of_the_three_init_methods(start, tmp_path):
+def test_each_of_the_three_init_methods_connects_two_processes(start, tmp_path):
     picture = tmp_path / "backends.svg"
     command = ["python", "-m", "accel_demo.anatomy.backends", "--build", "--plot", picture]
     result = start(command)

@@ -175,7 +175,7 @@ def compare(case, device, counts) -> str:
     return ""
 
 
-def test_every_collective_gives_what_the_library_gives(results):
+def test_every_collective_has_the_same_result_as_the_librarys(results):
     for counts, *_ in results:
         assert counts["cases"] >= 20 and counts["reductions"] > 10
         if len(results) <= 2:
@@ -377,7 +377,7 @@ def test_too_many_processes_for_the_picture_are_an_error_of_one_line(start):
 def test_the_collectives_are_correct_on_gpus(together):
     """`DTYPES` contains only dtypes that NCCL supports (not int16, for example)."""
     ran = together(run_all, 2, environment=VISIBLE_GPUS)
-    test_every_collective_gives_what_the_library_gives(ran)
+    test_every_collective_has_the_same_result_as_the_librarys(ran)
     test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(ran)
     test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(ran, "cuda")
     assert " must match " in ran[0][1]["one on the CPU"]

@@ -62,7 +62,7 @@ def structured_loss(output):
     return loss + hidden.square().mean() + doubled.abs().mean()
 
 
-def test_the_gradient_is_that_of_the_whole_batch_for_any_replicas_and_batch_sizes():
+def test_the_gradient_is_that_of_the_whole_batch_for_any_replica_count_and_batch_size():
     torch.manual_seed(0)
     net, uneven = Structured(), 0
     for batch_size in (1, 2, 3, 5, 7, 8, 9, 13, 16, 30):
@@ -131,7 +131,7 @@ def test_gradients_are_summed_into_the_original_and_backward_goes_through_every_
     assert {event.phase for event in record} == {"backward"} and len(record) == 2 * 4
 
 
-def test_every_phase_notes_its_shapes_threads_devices_and_bytes():
+def test_every_phase_records_its_shapes_threads_devices_and_bytes():
     net, record = nn.Linear(4, 3), []
     data_parallel(net, torch.randn(10, 4), 4, record=record)
     rows = {}

@@ -213,7 +213,7 @@ def results(together):
 @pytest.mark.parametrize(
     "processes", [3, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 4))]
 )
-def test_ours_is_ddp_to_the_last_bit(together, processes):
+def test_our_ddp_is_bitwise_equal_to_torchs_on_one_three_and_four_processes(together, processes):
     for result in together(compare_with_ddp, processes):
         check_parity(*result)
 

@@ -249,9 +249,9 @@ def test_each_gpu_is_listed_with_its_processes_and_its_name_in_pytorch():
 @pytest.mark.parametrize(
     ("question", "row"),
     [
-        ("nvmlDeviceGetHandleByIndex", ("GPU 1", "does not answer: it may be lost")),
+        ("nvmlDeviceGetHandleByIndex", ("GPU 1", "does not respond and may be lost")),
         ("nvmlDeviceGetName", ("GPU 1", "unknown name, unknown memory")),
-        ("nvmlDeviceGetUUID", ("", "unknown UUID: its number here is unknown")),
+        ("nvmlDeviceGetUUID", ("", "unknown UUID, so its name in torch is unknown")),
     ],
 )
 def test_a_failing_query_on_one_gpu_does_not_hide_other_rows(monkeypatch, question, row):
@@ -284,7 +284,7 @@ def test_the_report_names_a_missing_library_or_driver(monkeypatch, library):
     monkeypatch.setitem(sys.modules, "pynvml", None if library == "missing" else nvml)
     row = dict(devices.machine_rows())["GPU processes"]
     assert ("pip install nvidia-ml-py" in row) == (library == "missing")
-    assert ("no NVIDIA driver answers" in row) == (library != "missing")
+    assert ("no NVIDIA driver responds" in row) == (library != "missing")
 
 
 def test_the_report_lists_cores_and_cuda_variables(monkeypatch):

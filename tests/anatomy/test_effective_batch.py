@@ -19,7 +19,7 @@ def train_by_every_plan(device) -> tuple:
     return [plan for plan in plans if dist.get_rank() < plan.processes], results
 
 
-def test_the_global_batch_decides_and_not_the_processes(together):
+def test_training_depends_on_the_global_batch_and_not_on_the_process_count(together):
     by_rank = together(train_by_every_plan, 4)
     weights_by_plan = {}  # for each plan, the weights on every rank that trains
     for plans, results in by_rank:

@@ -37,7 +37,7 @@ def test_a_speedup_is_the_median_ratio_over_all_repetitions():
 
 @pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
 @pytest.mark.parametrize("kind", WORK)
-def test_a_thread_in_python_lets_no_other_run_and_one_in_torch_does(kind):
+def test_two_threads_run_at_the_same_time_in_torch_but_not_in_python(kind):
     """The switch interval is 10 minutes, so threads switch only if code releases the GIL."""
     function, _ = WORK[kind]
     in_torch = kind == "matrix products in torch"

@@ -130,9 +130,9 @@ BAD = [  # (keyword arguments, start of the error message)
     ({"weight": torch.nn.Conv2d(1, 2, 3)}, "weight must be a tensor, got Conv2d"),
     ({"weight": torch.ones(3, 2, dtype=torch.int64)}, "weight must be of a floating-point dtype"),
     ({"weight": torch.ones(3, 2, dtype=torch.complex64)}, "weight must be of a floating-point"),
-    ({"weight": torch.ones(0, 2, 3, 3)}, "weight must have one kernel or more"),
-    ({"weight": torch.ones(2, 0, 3, 3)}, "weight must have one kernel or more"),
-    ({"weight": torch.ones(5)}, "weight must have one kernel or more"),
+    ({"weight": torch.ones(0, 2, 3, 3)}, "weight must have at least one kernel"),
+    ({"weight": torch.ones(2, 0, 3, 3)}, "weight must have at least one kernel"),
+    ({"weight": torch.ones(5)}, "weight must have at least one kernel"),
     ({"weight": torch.ones(3, 2).to_sparse()}, "weight must be dense, got torch.sparse_coo"),
     ({"p": 3}, "p must be 1 "),
     ({"p": 0}, "p must be 1 "),
@@ -172,7 +172,7 @@ def test_frozen_and_half_precision_weights_are_supported():
             assert is_close(gradient, expected.to(dtype), 1e-2)
 
 
-def test_a_layer_of_512_kernels_takes_the_closed_form_little_time_and_memory():
+def test_the_closed_form_handles_512_kernels_with_little_time_and_memory():
     weight = torch.randn(512, 512, 3, 3, requires_grad=True)
     assert graph_bytes(closed_form, weight) == weight.nbytes
     number = closed_form(weight)

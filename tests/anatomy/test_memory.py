@@ -57,7 +57,7 @@ def bucket_addresses(device, views: bool) -> list[set[int]]:
         pytest.param(3, [("tiny_cnn", "adamw")], marks=pytest.mark.slow),
     ],
 )
-def test_each_strategy_holds_what_it_says_it_shares(processes, cases, together):
+def test_each_strategy_keeps_the_expected_bytes_on_every_device(processes, cases, together):
     for results, addresses in together(count, processes, cases=cases):
         for first, *later in addresses:  # DDP rebuilds its buckets once, after the first step
             assert len(later) == 3 and later[0] == later[1] == later[2] and later[0]

@@ -74,7 +74,7 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
             moments = comparison.fsdp_elements  # the last method, FSDP2, has set `held`
             assert moments["before forward"] == moments["after forward"] == held
             layer = elements // 4
-            assert moments["inside forward, at the most"] == [count + layer for count in held]
+            assert moments["inside forward, at most"] == [count + layer for count in held]
             logs = comparison.pipeline_logs
             stages = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * processes
             assert logs == stages  # GPipe: all forwards, then all backwards
@@ -170,7 +170,7 @@ def one_forward_one_backward(stages_left: int, pieces: int) -> list:
 
 def test_logs_that_would_deadlock_are_rejected():
     first, second = [("backward", 0), ("forward", 0)], [("forward", 0), ("backward", 0)]
-    with pytest.raises(ValueError, match="logs must fit together"):
+    with pytest.raises(ValueError, match="logs must be consistent"):
         splits.timetable([first, second])
 
 

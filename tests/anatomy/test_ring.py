@@ -83,7 +83,7 @@ class RingResult:
 
 
 def every_case(device, cases):
-    """Return a result per all-reduce and case, and the results of `errors` and `rounded_sums`."""
+    """Run each all-reduce on each case. Return the results, then `errors` and `rounded_sums`."""
     rank, results = dist.get_rank(), []
     for name, all_reduce in ring.ALGORITHMS.items():
         for case in cases:
@@ -191,7 +191,7 @@ def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
     return 1.1 * (roundings + 1) * information.eps * sizes / len(tensors) + smallest
 
 
-def test_the_sum_is_that_of_the_library(ran):
+def test_sums_agree_with_those_of_the_library(ran):
     """With up to two ranks, and for integers, the order does not matter, so all bits are equal.
 
     Otherwise the sums are equal within the rounding error.
@@ -228,7 +228,7 @@ def test_the_result_is_written_in_place_for_every_memory_layout(ran):
     assert {rank.case[2] for ranks in by_case(ran) for rank in ranks} > {"transposed"}
 
 
-def test_the_bytes_of_each_rank_are_those_of_the_formula(ran):
+def test_each_rank_sends_and_receives_the_bytes_of_the_formula(ran):
     for ranks in by_case(ran):
         name, case, tensor = ranks[0].name, ranks[0].case, ranks[0].tensor
         sizes = traffic.chunk_sizes(tensor.numel(), tensor.element_size(), len(ranks))
@@ -251,7 +251,7 @@ def test_each_algorithm_has_the_expected_steps_and_rings_send_only_to_the_right(
             assert all(0 in (message.source, message.target) for message in log)
 
 
-def test_every_chunk_grows_by_one_rank_a_step_and_is_then_copied(ran):
+def test_every_rank_has_one_complete_chunk_halfway_and_all_chunks_at_the_end(ran):
     count = len(ran)
     for ranks in by_case(ran):
         if ranks[0].name == "chunked ring":
@@ -341,6 +341,6 @@ def test_an_invalid_number_of_processes_is_an_error_of_one_line(start):
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
 def test_the_sums_and_bytes_are_correct_on_gpus(together):
     ran = together(every_case, 2, environment=VISIBLE_GPUS, cases=drawn())
-    test_the_sum_is_that_of_the_library(ran)
-    test_the_bytes_of_each_rank_are_those_of_the_formula(ran)
+    test_sums_agree_with_those_of_the_library(ran)
+    test_each_rank_sends_and_receives_the_bytes_of_the_formula(ran)
     test_wrong_input_is_one_value_error_on_all_ranks_before_any_message(ran)

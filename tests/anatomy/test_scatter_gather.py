@@ -55,8 +55,8 @@ def test_scatter_and_gather_move_every_tensor_to_the_requested_device():
     [
         ((torch.ones(4, 3), torch.ones(3)), r"inputs must .* batch size .* got \[3, 4\]"),
         ({"a": torch.ones(4), "b": [torch.ones(1)]}, r"inputs must .* got \[1, 4\]"),
-        (torch.tensor(3.0), "inputs must hold tensors with the samples along"),
-        ((1, "text", None), "inputs must hold tensors with the samples along"),
+        (torch.tensor(3.0), "inputs must contain tensors with the samples along"),
+        ((1, "text", None), "inputs must contain tensors with the samples along"),
     ],
 )
 def test_inputs_that_cannot_be_split_are_rejected(inputs, message):
@@ -67,7 +67,7 @@ def test_inputs_that_cannot_be_split_are_rejected(inputs, message):
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ([1.5, 2.5], "outputs must be tensors to be gathered, got float"),
+        ([1.5, 2.5], "outputs must be tensors, got float"),
         ([torch.ones(1), None], "outputs must have the same structure, got NoneType and Tensor"),
         ([(torch.ones(1),), (torch.ones(1), None)], r"the same structure, got lengths \[1, 2\]"),
         (

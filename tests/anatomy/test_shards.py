@@ -41,7 +41,7 @@ def keys(dealt, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_ranks_read_disjoint_parts_that_cover_the_epoch_but_for_the_padding(dealt, method):
+def test_the_ranks_read_no_sample_twice_except_for_the_padding(dealt, method):
     pads = method in ("DistributedSampler", "Accelerate")
     for world_size, key in keys(dealt, method):
         _, samples, batch_size, _ = key

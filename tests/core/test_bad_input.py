@@ -23,7 +23,7 @@ def one_line(stderr: str) -> str:
 
 @pytest.fixture
 def mistake(tmp_path, capsys):
-    """`mistake(*flags)` runs a training that must exit with 2, and returns the error message."""
+    """`mistake(*flags)` expects a run to exit with code 2, and returns its error message."""
 
     def mistake(*flags, run_dir=tmp_path / "run", precision="no") -> str:
         with pytest.raises(SystemExit) as stopped, one_line_errors():
@@ -63,7 +63,7 @@ def test_too_few_images_for_one_batch_are_refused(mistake):
 
 def test_a_resnet_refuses_batches_of_one_image(mistake):
     message = mistake("--model", "resnet18", "--batch-size", 1)
-    assert message == "resnet18 takes batches of two images or more, got --batch-size 1\n"
+    assert message == "resnet18 needs batches of at least two images, got --batch-size 1\n"
 
 
 def test_training_images_with_test_labels_are_refused(mistake, tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_the_error_names_a_missing_data_file(mistake, tmp_path, monkeypatch):
     for path in data.ASSETS.glob("*-images-*.gz"):
         shutil.copy(path, tmp_path)
     message = mistake("--dataset", "fashion-mnist", "--data-dir", tmp_path)
-    assert "train-labels-idx1-ubyte.gz is missing. Name its folder with --data-dir" in message
+    assert "train-labels-idx1-ubyte.gz is missing. Pass its folder with --data-dir" in message
 
 
 @pytest.mark.parametrize("kind", ["truncated", "altered"])

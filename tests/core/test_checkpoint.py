@@ -107,7 +107,7 @@ def test_if_no_checkpoint_is_complete_nothing_is_deleted_or_trained(run):
         with open(path / "optimizer.bin", "ab") as file:
             file.write(b"!")
     before = names(run)
-    with pytest.raises(UserError, match="optimizer.bin has .* and there is no complete one"):
+    with pytest.raises(UserError, match="optimizer.bin has .* and there is no complete checkpoint"):
         train(run, resume="auto")
     assert names(run) == before
 
@@ -154,7 +154,7 @@ def test_without_run_dir_a_checkpoint_is_resumed_in_the_folder_of_its_run(run, m
 def test_a_path_that_is_not_a_checkpoint_is_refused_before_anything_is_written(name, run, tmp_path):
     (run / "file").write_text("")
     path = tmp_path / "nowhere" / "checkpoints" / "x" if name == "nowhere" else run / name
-    with pytest.raises(UserError, match="is not a checkpoint. Name a folder in a run"):
+    with pytest.raises(UserError, match="is not a checkpoint. Choose a folder in a run"):
         train(tmp_path / "new", resume=str(path))
     assert not (tmp_path / "new").exists() and not (tmp_path / "nowhere").exists()
 

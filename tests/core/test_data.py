@@ -156,7 +156,7 @@ def test_batches_load_fifty_times_faster_than_with_torchvision(packaged, tmp_pat
 
     options = loader_options(TrainConfig(), CPU)
     ratios = []
-    for _ in range(5):  # measure alternately, so that other load slows down both loaders
+    for _ in range(5):  # alternate, so that background load affects both loaders
         own_speed = images_per_second(packaged[0], **options)
         ratios.append(own_speed / images_per_second(torchvision_set))
     assert sorted(ratios)[2] >= 50, ratios

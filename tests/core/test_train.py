@@ -90,7 +90,7 @@ def alone_in_a_group(monkeypatch):
         yield
 
 
-def test_all_four_have_the_same_sections_in_the_same_order():
+def test_the_four_train_files_have_the_same_sections_in_the_same_order():
     def sections(module) -> list[str]:
         lines = Path(module.__file__).read_text().splitlines()
         names = ("Processes", "Data", "Model", "Resume", "Accumulate", "Evaluate", "Report")

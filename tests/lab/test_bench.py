@@ -193,7 +193,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["overhead", "scaling", "dataparallel", "optimizer", "limit"])
-def test_a_benchmark_of_steps_prints_its_tables_and_writes_them(name, start, tmp_path):
+def test_a_step_benchmark_prints_and_saves_its_tables(name, start, tmp_path):
     json_file, plot = tmp_path / "report.json", tmp_path / "report.svg"
     command = ["accel-demo", "bench", name, "--quick", "--json", json_file, "--plot", plot]
     result = start(command, timeout=200)

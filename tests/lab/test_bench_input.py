@@ -99,7 +99,7 @@ def test_the_interval_consists_of_order_statistics():
 
 def test_90_percent_of_the_intervals_contain_the_median_and_narrower_ones_would_not():
     def coverage(k: int) -> float:
-        """Return the chance that the k-th lowest and highest of 15 values enclose the median."""
+        """Return the probability that the k-th smallest and largest value enclose the median."""
         return sum(comb(15, below) for below in range(k, 15 - k + 1)) / 2**15
 
     assert coverage(4) >= 0.9 > coverage(5)

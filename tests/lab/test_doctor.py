@@ -186,7 +186,7 @@ def on_gpus() -> list[ProbeAnswer]:
 def test_clones_are_reported_as_unconnected():
     clones = [answer(0, 1, 1.0, [100]), replace(answer(0, 1, 1.0, [101]), pid=101)]
     assert doctor.obtained_cells(clones)[doctor.ROWS.index("processes")] == "2"
-    assert doctor.connection_of(clones) == "no: 2 of 2 are clones that run alone"
+    assert doctor.connection_of(clones) == "no: 2 of 2 processes are clones that run alone"
 
 
 def test_processes_are_connected_only_if_the_sum_of_ranks_and_all_process_ids_match():

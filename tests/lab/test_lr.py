@@ -160,7 +160,7 @@ def test_the_table_and_the_picture_show_the_measured_values(quick, runs):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--processes", "1"], "--processes 1 has nothing to compare with. Use 1,2."),
+        (["--processes", "1"], "--processes 1 leaves nothing to compare. Use 1,2."),
         (["--processes", "3"], "--processes must divide the batch of 32 images, got 3"),
         (["--samples", "1000"], "--samples must be a multiple of 512 for 2 processes, got 1000"),
         (["--samples", "0"], "--samples must be a multiple of 512"),

@@ -101,7 +101,7 @@ def test_a_version_that_trains_differently_breaks_its_promise(start, tmp_path):
     command = ["python", "-m", "accel_demo.cli", "parity", *options]
     result = start(command, timeout=TIME_LIMIT, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "1 of 3 promises broken: train.py and train_ddp.py." in result.stdout
+    assert "1 of 3 promises are broken: train.py and train_ddp.py." in result.stdout
     rows = rows_in(tmp_path / "parity.json")
     assert [row.keeps_promise for row in rows] == [True, True, False]
     assert "a broken promise" in rows[2].why and rows[2].difference.weights > 0
@@ -190,7 +190,7 @@ def test_nothing_is_promised_if_rounding_errors_grow(choices, why, saved):
         ("--steps 0", "--steps must be at least 1, got 0"),
         ("--batch-size 0", "batch_size must be at least 1, got 0"),
         ("--steps 100000", "Use fewer --steps or a smaller --batch-size"),
-        ("--model resnet18 --batch-size 1", "takes batches of two images or more"),
+        ("--model resnet18 --batch-size 1", "needs batches of at least two images"),
         ("--model alexnet", "invalid choice: 'alexnet'"),
         ("--plot parity.txt", "--plot takes a .png, .svg or .pdf file"),
         ("--prosesses 2", "unrecognized arguments"),

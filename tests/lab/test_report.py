@@ -105,7 +105,7 @@ def test_a_real_run_is_shown_completely(real_run, tmp_path, capsys):
     right = sum(row[i] for i, row in enumerate(confusion))
     assert right / 300 == pytest.approx(run["summary"]["test_accuracy"])
     printed = capsys.readouterr().out
-    assert f"{right} of 300 test images right" in printed and "0 skipped" in printed
+    assert f"{right} of 300 test images correct" in printed and "0 skipped" in printed
     assert f"report: {page}" in printed
     images = page.read_text().count('<img src="data:image/png;base64,')
     assert images == len(run["predictions"]["mistakes"]) == min(24, 300 - right)
@@ -122,7 +122,7 @@ def test_a_stopped_run_is_shown_without_the_missing_files(real_run, tmp_path):
     text = as_text([run])
     last = json.loads((stopped / "metrics.jsonl").read_text().splitlines()[-1])
     assert f"{last['test_accuracy']:.4f}" in text and "not finished" in text
-    assert "(median of the lines)" in text
+    assert "(median of all log lines)" in text
 
 
 def test_the_report_needs_no_torch_and_is_reproducible(real_run, tmp_path, start):
@@ -422,7 +422,7 @@ def test_control_characters_in_a_run_are_escaped(tmp_path, capsys):
 def test_the_confusion_matrix_has_a_row_for_each_true_class(tmp_path):
     run = read_run(make_run(tmp_path / "run"), "run")
     text = as_text([run])
-    assert "24 of 30 test images right" in text
+    assert "24 of 30 test images correct" in text
     assert re.search(r"0 shoe +\| +7 \| +3 \| +0 \|", text)
     worst = text.index("  3 of 10 shoe were taken for bag")
     assert worst < text.index("  2 of 10 hat were taken for bag")
@@ -444,7 +444,7 @@ def test_images_seen_are_steps_times_the_global_batch_size(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["{}/nowhere"], "nowhere does not exist. Name the folder of a run"),
+        (["{}/nowhere"], "nowhere does not exist. Pass the folder of a run"),
         (["{}/run/config.json"], "config.json is not a folder"),
         (["{}"], "does not contain a run: it has none of config.json"),
         (["{}/run", "{}/run/../run"], "is given twice"),

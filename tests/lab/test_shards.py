@@ -261,7 +261,7 @@ def test_the_output_is_the_same_each_time(start, flags):
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.startswith("3 connected processes on cpu (gloo): 22 ")
     # Without even batches, the last batches of the three ranks have 4, 4 and 2 samples.
-    ends = "NCCL waits for ever" in runs[0].stdout
+    ends = "NCCL waits forever" in runs[0].stdout
     assert ends == (flags == "--no-even-batches")
 
 
@@ -302,7 +302,8 @@ def test_uneven_batches_are_explained():
         ),
         (
             "--plot {}/x.svg --samples 401",
-            "--plot draws at most 400 samples and 20 epochs. Use fewer, or --json.",
+            "--plot draws at most 400 samples and 20 epochs. "
+            "Choose smaller numbers, or use --json.",
         ),
         ("--json {}/no/x.json", "cannot write --json {}/no/x.json: No such file or directory"),
         ("--dispatch", "unrecognized arguments: --dispatch"),

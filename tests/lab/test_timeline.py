@@ -261,7 +261,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
         ("--steps 1", "--steps must be from 2 to 100, got 1"),
         ("--batch-size 0", "batch_size must be at least 1, got 0"),
         ("--batch-size 5000", "Choose a smaller --batch-size."),
-        ("--batch-size 1 --model resnet18", "resnet18 takes batches of two images or more"),
+        ("--batch-size 1 --model resnet18", "resnet18 needs batches of at least two images"),
         ("--accumulate 0", "accumulate must be at least 1, got 0"),
         ("--model vgg12", "invalid choice: 'vgg12'"),
         ("--bucket-mb big", "--bucket-mb must be like 25 or 0.05,0.5,25, got big"),
@@ -272,7 +272,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
         ("--straggler 1:0ms", "--straggler must be above 0 and at most 10000ms, got 0ms"),
         ("--straggler 0:20ms --processes 1", "--straggler needs other ranks"),
         ("--output pyproject.toml/x", "cannot write into --output pyproject.toml/x"),
-        ("--plot x.svg --json x.svg", "x.svg cannot hold two outputs"),
+        ("--plot x.svg --json x.svg", "x.svg cannot contain two outputs"),
         ("--plot x.gif", "--plot takes a .png, .svg or .pdf file, got x.gif"),
         ("--stepz 3", "unrecognized arguments: --stepz 3"),
     ],
@@ -294,7 +294,7 @@ def test_existing_files_are_kept_and_a_folder_in_place_of_a_file_is_refused(tmp_
     (tmp_path / "notes.txt").write_text("mine")
     command.read(["--output", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(UserError, match="trace.json cannot hold two outputs"):
+    with pytest.raises(UserError, match="trace.json cannot contain two outputs"):
         command.read(["--output", str(tmp_path), "--json", str(tmp_path / "trace.json")])
     (tmp_path / "trace.json").mkdir()
     with pytest.raises(UserError, match="trace.json: it is a folder"):

@@ -297,7 +297,7 @@ def test_zoom_halves_the_visible_time_around_its_middle_and_whole_shows_everythi
     assert near(visible(page), [start + 1.5 * quarter, end - 1.5 * quarter, whole / 4])
     page.get_by_role("button", name="move to later").click()
     assert near(visible(page), [start + 1.75 * quarter, end - 1.25 * quarter, whole / 4])
-    page.get_by_role("button", name="move to earlier").click()
+    page.get_by_role("button", name="move earlier").click()
     page.get_by_role("button", name="zoom out, half as large").click()
     assert near(visible(page), [start + quarter, end - quarter, whole / 2])
     page.get_by_role("button", name="show the whole time").click()
@@ -328,7 +328,7 @@ def test_a_step_chosen_from_the_list_fills_the_view_and_the_list_shows_the_visib
     result = a_timeline(steps=4)
     page = opened(result)
     for step, (start, end) in results.step_spans(result.ranks).items():
-        page.get_by_label("fill the view with a step").select_option(f"step {step}")
+        page.get_by_label("zoom to one step").select_option(f"step {step}")
         assert near(visible(page), [start, end, end - start])
         settle(page)
         bars = page.locator("[data-bar]").all()

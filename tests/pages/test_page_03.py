@@ -39,7 +39,7 @@ def test_the_page_shows_uneven_chunks_four_threads_and_the_bytes_of_each_phase()
     assert phases["`replicate`"][-1] == phases["backward"][-1] == str(3 * parameters)
 
 
-def test_the_device_of_replica_0_holds_most():
+def test_the_device_of_replica_0_uses_the_most_memory():
     held = {row[0]: list(map(int, row[1:])) for row in tables()[""][1:]}
     together = held.pop("together")
     assert together == [sum(column) for column in zip(*held.values(), strict=True)]
@@ -150,7 +150,7 @@ MISTAKES = [  # (text in the model answer, replacement, part of the grader's mes
     (
         IN_DICT,
         IN_DICT.replace("devices", "devices[:1] * len(devices)"),
-        "scatter should also put tensors in containers of part i on dev",
+        "scatter should also move tensors inside tuples, lists and dicts to dev",
     ),
     (IN_TUPLE, IN_TUPLE.replace("value,", f"{DETACHED}(value),"), "scatter cuts the graph of a te"),
     (

@@ -57,7 +57,7 @@ def test_the_program_exits_with_one_line_under_a_launcher(start):
     launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     result = start(["python", TUTORIALS / "05_ring.py"], **launched)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: this starts its own processes")
+    assert result.stderr.startswith("error: this program starts its own processes")
     assert len(result.stderr.splitlines()) == 1
     helped = start(["python", TUTORIALS / "05_ring.py", "--help"])
     assert helped.returncode == 0 and "usage:" in helped.stdout

@@ -34,7 +34,7 @@ WRONG = [  # (text in the model answer, replacement, …, part of the grader's m
     (*UNEVEN, LINE, "", RESULT, OWN_MEAN, "it is a mean of the ranks' accuracies"),
     (*UNEVEN, LINE, "", COUNT, MEAN, RESULT, OWN_MEAN, "a mean of means, of batches and of ranks"),
     ("batch_size)", "batch_size, drop_last=True)", "7 of 22 samples never go through the model"),
-    (LINE, "", "each rank returns a different number (0.7000, 0.6000, 1.0000)"),
+    (LINE, "", "the ranks return different numbers (0.7000, 0.6000, 1.0000)"),
     (*NOT_PREPARED, "the work is not shared: of 22 samples 22 go through the model on one rank"),
     (*NOT_PREPARED, LINE, "", START, ON_MAIN + START, "one process does it all: 22 samples"),
     (RESULT, f"{RESULT[:-7]}30", "only the divisor is wrong: 30"),

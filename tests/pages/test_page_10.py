@@ -18,9 +18,9 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
     (PRECISION, 'precision = "bf16"', "torch emulates it, and is slower"),
     (PRECISION, 'precision = "no"', "bf16 instructions are unused"),
     ('machine["compute_capability"] >= (8, 0)', 'machine["is_bf16_supported"]', "an old GPU"),
-    (">= (7, 0)", ">= (6, 0)", "a GPU of 2016, without tensor cores: fp16 without tensor cores"),
+    (">= (7, 0)", ">= (6, 0)", "a GPU from 2016, without tensor cores: fp16 without tensor cores"),
     ('precision = "fp16"', 'precision = "no"', "tensor cores are unused"),
-    (">= (8, 0)", ">= (9, 9)", "a GPU of today, for a long run: fp16 works, but bf16 is as fast"),
+    (">= (8, 0)", ">= (9, 9)", "a recent GPU, for a long run: fp16 works, but bf16 is as fast"),
     ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 6e-8 become zero"),
     ('precision == "fp16"', 'precision != "no"', "a scaler for bf16"),
     ("pays_back and", "True and", "the compiled step is slower here"),
@@ -66,7 +66,9 @@ def test_the_model_answer_passes_and_trains(grader):
 def test_the_check_trains_with_the_model_answer(start):
     result = check(start, "10", ANSWER)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("right: 8 machines, and the loss of the laptop's training fall")
+    assert result.stdout.startswith(
+        "right: 8 machines, and the training loss on the laptop decreases"
+    )
 
 
 def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):

@@ -71,7 +71,9 @@ def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
     assert result.stdout.startswith("right: on two and on three processes")
     result = check(start, "13")
     assert result.returncode == 1
-    assert "on 2 processes the number is right, but its gradient is missing" in result.stdout
+    assert (
+        "on 2 processes the total distance is correct, but its gradient is missing" in result.stdout
+    )
 
 
 WRONG = [  # (text in the model answer, replacement, part of the grader's message)
@@ -84,7 +86,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
         "    return (everything[:, None] - everything).abs().sum()",
         "    share = (rows[:, None] - everything.detach()).abs().sum()\n"
         "    return share + ((everything[:, None] - everything).abs().sum() - share).detach()",
-        "that of the rank's own rows only",
+        "the gradient covers only pairs whose first kernel is on this rank",
     ),
     (
         "everything[:, None] - everything).abs().sum()",

@@ -49,7 +49,7 @@ def test_all_but_the_last_bucket_start_while_backward_computes():
 
 def test_the_slow_rank_computes_longest_and_the_other_rank_waits_longest():
     text = PAGE.read_text()
-    assert "Rank 1 is held up. Rank 1 computes longest, rank 0 waits longest." in text
+    assert "Rank 1 is delayed. Rank 1 computes longest, rank 0 waits longest." in text
     assert "2 connected processes on cpu (gloo)" in text
 
 
@@ -237,7 +237,7 @@ def test_an_answer_that_ignores_data_waits_misses_a_straggler_that_waits_for_dat
         (
             None,
             1,
-            "wrong: a.json: straggler(trace) returns 1, the right answer is 2. Rank 1 spends",
+            "wrong: a.json: straggler(trace) returns 1, but the right answer is 2. Rank 1 spends",
         ),
     ],
 )

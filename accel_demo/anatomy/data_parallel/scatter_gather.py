@@ -40,7 +40,7 @@ def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None)
     """
     tensors = tensors_in(inputs)
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("inputs must hold tensors with the samples along dimension 0")
+        raise ValueError("inputs must contain tensors with the samples along dimension 0")
     batch_sizes = sorted({len(tensor) for tensor in tensors})
     if len(batch_sizes) > 1:
         raise ValueError(f"inputs must have the same batch size everywhere, got {batch_sizes}")
@@ -76,7 +76,7 @@ def gather(outputs: Sequence, device: torch.device, record: Record = None) -> An
     def join_other(*values: Any) -> None:
         if any(value is not None for value in values):
             kinds = sorted({type(value).__name__ for value in values})
-            raise ValueError(f"outputs must be tensors to be gathered, got {', '.join(kinds)}")
+            raise ValueError(f"outputs must be tensors, got {', '.join(kinds)}")
 
     return map_tensors(join, *outputs, other=join_other)
 

@@ -199,7 +199,7 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
         return f"weight must be of a floating-point dtype, got {weight.dtype}"
     if weight.dim() < 2 or weight.numel() == 0:
         shape = tuple(weight.shape)
-        return f"weight must have one kernel or more, of one element or more, got shape {shape}"
+        return f"weight must have at least one kernel with at least one element, got shape {shape}"
     if signed:
         return (
             "signed must be False: for every wᵢ − wⱼ there is a wⱼ − wᵢ, so signed differences "

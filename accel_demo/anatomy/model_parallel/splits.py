@@ -156,7 +156,7 @@ def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str
         layer.register_forward_pre_hook(lambda *_: inside.append(elements(model, shards)))
     held, rows = {"before forward": elements(model)}, _share(inputs)
     output = model(inputs[rows])
-    held |= {"inside forward, at the most": max(inside), "after forward": elements(model)}
+    held |= {"inside forward, at most": max(inside), "after forward": elements(model)}
     _step(model, F.mse_loss(output, targets[rows]))
     held["after the step"] = elements(model)
     return SplitResult(model, output, rows, [elements(model)]), held
@@ -225,7 +225,7 @@ def timetable(logs: list[list[Chunk]]) -> list[dict[int, Chunk]]:
                 ends[(rank, *log.pop(0))] = start + 1
                 break
         else:
-            raise ValueError(f"logs must fit together; these wait forever: {left}")
+            raise ValueError(f"logs must be consistent; these chunks wait forever: {left}")
     return grid
 
 

@@ -126,7 +126,7 @@ def connection_of(answers: list[ProbeAnswer]) -> str:
         and set(answer.gathered_pids) == pids
         for answer in answers
     )
-    return "yes" if is_connected else f"no: {alone} of {count} are clones that run alone"
+    return "yes" if is_connected else f"no: {alone} of {count} processes are clones that run alone"
 
 
 def device_words(kind: str, processes: int, devices: int) -> str:

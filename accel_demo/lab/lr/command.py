@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
 def check(counts: list[int], samples: int, learning_rate: float) -> None:
     """Raise `UserError` unless all runs can record losses after the same numbers of images."""
     if counts == [1]:
-        raise UserError("--processes 1 has nothing to compare with. Use 1,2.")
+        raise UserError("--processes 1 leaves nothing to compare. Use 1,2.")
     for count in counts:
         if BATCH % count:
             raise UserError(f"--processes must divide the batch of {BATCH} images, got {count}")

@@ -26,7 +26,7 @@ def text(result: ParityResult) -> str:
     broken = [row.pair for row in promised if not row.keeps_promise]
     verdict = f"All {len(promised)} promises are kept."
     if broken:
-        verdict = f"{len(broken)} of {len(promised)} promises broken: {'; '.join(broken)}."
+        verdict = f"{len(broken)} of {len(promised)} promises are broken: {'; '.join(broken)}."
     return f"{_title(result)}\n\n{show.table(HEAD, cells)}\n{notes}\n\n{verdict}"
 
 

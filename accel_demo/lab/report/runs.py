@@ -91,9 +91,9 @@ class Predictions:
     mistakes: list[Mistake]
 
     def accuracy_text(self) -> str:
-        """Return a text such as "40 of 64 test images right"."""
+        """Return a text such as "40 of 64 test images correct"."""
         right = sum(row[label] for label, row in enumerate(self.confusion))
-        return f"{right:,} of {sum(map(sum, self.confusion)):,} test images right"
+        return f"{right:,} of {sum(map(sum, self.confusion)):,} test images correct"
 
     def confusions(self) -> list[ClassConfusion]:
         """Return all confusions between two classes, the most frequent first."""

@@ -92,7 +92,9 @@ def _figures(run: SavedRun) -> dict[str, str]:
         "best test accuracy": _last(sorted(accuracies)),
         "test loss": _last(metrics.values("test_loss")),
         "train loss, last interval": _last(metrics.values("train_loss")),
-        "images/s in training": f"{median(speeds):,.0f} (median of the lines)" if speeds else "",
+        "images/s in training": f"{median(speeds):,.0f} (median of all log lines)"
+        if speeds
+        else "",
         "seconds of training": "",
         "optimizer steps": f"{step:,}" if step else "",
         "images per step": f"{images:,}" if images else "",

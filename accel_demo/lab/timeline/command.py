@@ -133,7 +133,7 @@ def files_to_write(options) -> dict[str, Path]:
             raise UserError(f"cannot write {path}: it is a folder")
         # /dev/null is not a regular file, so several outputs may be written to it.
         if path.resolve() in resolved and (path.is_file() or not path.exists()):
-            raise UserError(f"{path} cannot hold two outputs. Choose two names.")
+            raise UserError(f"{path} cannot contain two outputs. Choose two names.")
         resolved.append(path.resolve())
     return files
 

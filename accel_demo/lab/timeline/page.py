@@ -54,9 +54,9 @@ TOOLS = """<div class="tools" role="group" aria-label="zoom and move the lanes">
 <button id="in" aria-label="zoom in, twice as large">+</button>
 <button id="out" aria-label="zoom out, half as large">−</button>
 <button id="whole" aria-label="show the whole time">whole</button>
-<button id="earlier" aria-label="move to earlier">←</button>
+<button id="earlier" aria-label="move earlier">←</button>
 <button id="later" aria-label="move to later">→</button>
-<select id="step" aria-label="fill the view with a step">
+<select id="step" aria-label="zoom to one step">
 <option value="whole">all steps</option>{options}
 <option value="part" disabled hidden>part of the timeline</option></select>
 <output id="range" aria-label="visible time range"></output>

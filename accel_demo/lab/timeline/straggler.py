@@ -43,7 +43,7 @@ def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[floa
 
 
 def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
-    """Return by how many milliseconds this rank is slower than the others in each step."""
+    """Return how many milliseconds slower than the others this rank is in each step."""
     others = [times for other, times in enumerate(times_by_rank) if other != rank]
     steps = max(map(len, times_by_rank[rank].values()))
     delay = 0.0

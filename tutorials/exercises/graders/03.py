@@ -151,7 +151,9 @@ def check_devices(scatter, gather) -> None:
     for part, device in zip(scatter(batch, devices), devices, strict=True):
         matrix, (vector,) = part["data"]
         if {matrix.device, vector.device} != {device}:
-            raise Wrong("scatter should also put tensors in containers of part i on devices[i]")
+            raise Wrong(
+                "scatter should also move tensors inside tuples, lists and dicts to devices[i]"
+            )
     matrix, (vector,) = gather([batch, batch], meta)["data"]
     if {matrix.device, vector.device} != {meta}:
         raise Wrong("gather should also return tensors in a tuple or list on meta")

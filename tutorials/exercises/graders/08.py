@@ -91,7 +91,7 @@ def judge_results(
     samples: int,
     mistakes: list[int],
 ) -> None:
-    """Check the results of all ranks. A string describes a result that is not a number."""
+    """Check the results of all ranks. A string replaces a result that is not numeric."""
     numbers = [result for result in results if isinstance(result, float)]
     for rank, result in enumerate(results):
         if isinstance(result, str):
@@ -100,7 +100,7 @@ def judge_results(
             )
     if max(numbers) - min(numbers) > TOLERANCE:
         raise Wrong(
-            f"each rank returns a different number ({', '.join(f'{n:.4f}' for n in numbers)}): "
+            f"the ranks return different numbers ({', '.join(f'{n:.4f}' for n in numbers)}): "
             "gather all predictions before you count"
         )
     right = 1 - len(mistakes) / samples

@@ -28,17 +28,17 @@ def gpu(capability: tuple[int, int], is_bf16_supported: bool, run: dict) -> dict
 MACHINES = {  # name: (machine, expected precision, scaler and compilation)
     "a laptop without bf16 instructions": (LAPTOP, "no", False, False),
     "a GPU of 2018, for ten steps": (gpu((7, 5), True, SHORT), "fp16", True, False),
-    "a GPU of today, for a long run": (gpu((9, 0), True, LONG), "bf16", False, True),
+    "a recent GPU, for a long run": (gpu((9, 0), True, LONG), "bf16", False, True),
     "a server's CPU with bf16 instructions": (
         {**LAPTOP, **LONG, "bf16_instructions": True},
         *("bf16", False, True),
     ),
     "a CPU without a compiler": ({**LAPTOP, **LONG, "has_compiler": False}, "no", False, False),
-    "a GPU of 2016, without tensor cores": (gpu((6, 1), True, LONG), "no", False, True),
+    "a GPU from 2016, without tensor cores": (gpu((6, 1), True, LONG), "no", False, True),
     "a GPU of 2017": (gpu((7, 0), False, LONG), "fp16", True, True),
     "a GPU of 2020": (gpu((8, 0), True, SLOWER), "bf16", False, False),
 }
-RIGHT = f"{len(MACHINES)} machines, and the loss of the laptop's training falls"
+RIGHT = f"{len(MACHINES)} machines, and the training loss on the laptop decreases"
 
 
 def observe(answer: Path) -> Iterator[dict]:

@@ -200,7 +200,7 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
     for rank in range(len(resumed)):
         if not any(run.rglob(f"random_states_{rank}.*")):
             raise Wrong(
-                f"{but}: the checkpoint has no random states of rank {rank}. Call save_state on "
+                f"{but}: the checkpoint has no random states for rank {rank}. Call save_state on "
                 "every rank"
             )
     raise Wrong(

@@ -34,7 +34,9 @@ def observe(answer: Path, device) -> None:
 
 def judge_gradient(gradient, gradients: dict, processes: int) -> None:
     if gradient is None or not gradient.any():
-        raise Wrong("the number is right, but its gradient is missing: all_gather cuts the graph")
+        raise Wrong(
+            "the total distance is correct, but its gradient is missing: all_gather cuts the graph"
+        )
     if is_close(gradient, gradients["whole"]):
         return
     if is_close(gradient, processes * gradients["whole"]):
@@ -44,11 +46,11 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
         )
     if any(is_close(gradient, gradients[name]) for name in ("first of a pair", "own share")):
         raise Wrong(
-            "the gradient is that of the rank's own rows only. Its kernels also occur in pairs "
-            "whose first kernel is on another rank"
+            "the gradient covers only pairs whose first kernel is on this rank, but these kernels "
+            "also occur in pairs whose first kernel is on another rank"
         )
     distance = (gradient - gradients["whole"]).abs().max().item()
-    raise Wrong(f"the number is right, but its gradient is off by up to {distance:.1e}")
+    raise Wrong(f"the total distance is correct, but its gradient is off by up to {distance:.1e}")
 
 
 def references(kernels, own: slice) -> tuple:

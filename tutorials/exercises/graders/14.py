@@ -67,7 +67,7 @@ def observe(answer: Path) -> None:
     if mistakes:
         first = mistakes[0]
         raise Wrong(
-            f"{first.case.name}: straggler(trace) returns {first.rank!r}, the right answer is "
+            f"{first.case.name}: straggler(trace) returns {first.rank!r}, but the right answer is "
             f"{first.case.straggler}. {explanation(mistakes)}"
         )
 
