@@ -10,7 +10,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.processes.signals import SIGNALS, ignore_signals
 from accel_demo.workarounds import safe_start_of_workers
 
-PRELOADED = ["accelerate", "torch.utils.data"]  # every loader worker needs these slow imports
+PRELOADED = ["accelerate", "torch.utils.data"]  # slow to import, and needed by every loader worker
 
 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
@@ -35,8 +35,8 @@ class BatchShardSampler(DistributedSampler):
 
     Batch k of the shuffled epoch is assigned to rank `k % world_size`. If the last batches are too
     few or too small to give every rank a full batch, they are dropped. PyTorch's
-    `DistributedSampler` assigns individual samples instead. Its batches would differ from
-    Accelerate's, so the trained weights would not match bit for bit.
+    `DistributedSampler` assigns individual samples instead. With its batches, the trained weights
+    would not match Accelerate's bit for bit.
     """
 
     def __init__(self, dataset, batch_size: int, num_replicas: int, rank: int, seed: int):

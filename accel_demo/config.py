@@ -1,8 +1,8 @@
 """The options of a training run. Each field of `TrainConfig` becomes a flag of the train files.
 
 For example, the field `batch_size` becomes `--batch-size`. These options define what to train. The
-files in accelerate_configs/ define how to launch it: processes, devices and precision. No option
-appears in both places.
+files in accelerate_configs/ define how to launch the run: processes, devices and precision. No
+option appears in both places.
 """
 
 import argparse
@@ -93,7 +93,7 @@ class TrainConfig:
             raise UserError(
                 f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
             )
-        # A resnet reduces each image to one pixel, but batch norm needs two values per channel.
+        # Batch norm needs two values per channel, but a resnet reduces each image to one pixel.
         if self.model.startswith("resnet") and self.batch_size < 2:
             raise UserError(
                 f"{self.model} needs batches of at least two images, got --batch-size 1"
@@ -102,12 +102,15 @@ class TrainConfig:
             raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
     def fixed_choices(self) -> dict:
-        """Return the options that identify a run, and so must not change when it is resumed."""
+        """Return the options that identify a run. They must not change when the run is resumed."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if f.metadata["fixed"]}
 
     def steps_per_epoch(self, batches_per_epoch: int) -> int:
-        """Return the optimizer steps per epoch, given the micro-batches per process and epoch."""
+        """Return the number of optimizer steps in an epoch.
+
+        `batches_per_epoch` is the number of micro-batches on each process.
+        """
         return math.ceil(batches_per_epoch / self.accumulate)
 
     def total_steps(self, batches_per_epoch: int) -> int:

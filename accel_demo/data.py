@@ -18,15 +18,15 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 
 ASSETS = Path(__file__).parent / "assets"
-MAX_SHIFT = 2  # largest random shift of an image by the augmentation, in pixels
+MAX_SHIFT = 2  # augmentation shifts an image by at most this many pixels
 FASHION_CLASSES = (
     "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle-boot".split()
 )
 DIGITS = list("0123456789")
 CIFAR_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 
-# For each dataset: the class names, and each channel's mean and standard deviation in the training
-# images, with pixel values from 0 to 1. (A test recomputes them from the packaged images.)
+# For each dataset: the class names, and the mean and standard deviation of each channel in the
+# training images, with pixel values from 0 to 1. (The values for synthetic are arbitrary.)
 STATISTICS = {
     "fashion-mnist-small": (FASHION_CLASSES, [0.2860], [0.3530]),
     "fashion-mnist": (FASHION_CLASSES, [0.2860], [0.3530]),
@@ -42,7 +42,7 @@ PACKAGED_SUMS = {
     "t10k-images-idx3-ubyte": "3e9b507a3cb1d1344415e149e61fdf784953c643c8b19df8d88ae3e60dff3985",
     "t10k-labels-idx1-ubyte": "9821ef487dcd05ed9346314c9f074d1cda0f8273407030954d974c72596fbaf8",
 }
-# SHA-256 of the decompressed Fashion-MNIST files. The MNIST files have the same names, but differ.
+# SHA-256 of the decompressed Fashion-MNIST files. MNIST has different files with the same names.
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -93,8 +93,8 @@ class ImageSet(Dataset):
 
     `images` is uint8 [N, C, H, W] and `labels` is int64 [N]. `mean` and `std` contain one number
     per channel. If `augment` is true, each image is randomly shifted by up to `MAX_SHIFT` pixels
-    and flipped with probability 0.5. `set_epoch` derives them from the seed and the epoch, so
-    that they do not depend on the number of processes or loader workers.
+    and flipped with probability 0.5. `set_epoch` draws the shifts and flips from the seed and the
+    epoch, so that they do not depend on the number of processes or loader workers.
     """
 
     def __init__(self, images, labels, class_names, mean, std, augment=False, seed=0):
@@ -112,7 +112,7 @@ class ImageSet(Dataset):
         if not self.augment:
             return
         generator = torch.Generator().manual_seed(self.seed + epoch)
-        shape = (len(self), 2)  # for each image: where to crop the padded image (top, left)
+        shape = (len(self), 2)  # for each image, the (top, left) corner of the crop
         self.corners = torch.randint(0, 2 * MAX_SHIFT + 1, shape, generator=generator)
         self.mirrored = torch.rand(len(self), generator=generator) < 0.5
 
@@ -126,7 +126,7 @@ class ImageSet(Dataset):
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a whole batch at once. DataLoader calls this method instead of `__getitem__`."""
         chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # [B, C, H, W], a view
+        images = self.pixels.index_select(0, chosen).permute(0, 3, 1, 2)  # view [B, C, H, W]
         if self.augment:
             images = self._shifted(images, chosen)
         return images.float().sub_(self.mean).mul_(self.scale), self.labels.index_select(0, chosen)
@@ -134,7 +134,7 @@ class ImageSet(Dataset):
     def _shifted(self, images: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         height, width = images.shape[2:]
         padded = torch.nn.functional.pad(images, [MAX_SHIFT] * 4)
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, C, 5, 5, H, W]
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # view [B, C, 5, 5, H, W]
         top, left = self.corners[chosen].unbind(1)
         images = windows[torch.arange(len(chosen)), :, top, left]
         images = torch.where(self.mirrored[chosen, None, None, None], images.flip(3), images)
@@ -217,7 +217,7 @@ def _read_cifar10(config: TrainConfig, split: str) -> tuple[torch.Tensor, torch.
 
 
 def _is_there(config: TrainConfig) -> bool:
-    """Return True if the files of the dataset exist. They are not checked for damage here."""
+    """Return True if the files of the dataset exist, without checking them for damage."""
     if config.dataset == "cifar10":
         return Path(config.data_dir, "cifar-10-batches-py").is_dir()
     folder = _idx_folder(config)
@@ -227,7 +227,7 @@ def _is_there(config: TrainConfig) -> bool:
 
 
 def _idx_folder(config: TrainConfig) -> Path:
-    """Return the folder of the idx files: `data_dir` itself, or torchvision's subfolder of it."""
+    """Return the folder of the idx files: `data_dir` or the subfolder that torchvision creates."""
     folder = Path(config.data_dir)
     if config.dataset == "fashion-mnist" and any(folder.glob("*-ubyte*")):
         return folder
@@ -242,7 +242,7 @@ def _torchvision_set(config: TrainConfig, split: str, download: bool = False):
 
 
 def _synthetic(split: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noise images with one bright patch each. The patch's position is the label."""
+    """Return images of noise with a bright patch, and labels that encode the patch's position."""
     samples = samples or {"train": 2048, "test": 512}[split]
     if samples > 1_000_000:
         raise UserError(f"{split}_samples must be at most 1000000 for synthetic, got {samples}")

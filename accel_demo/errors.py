@@ -45,13 +45,13 @@ def one_line_errors() -> Iterator[None]:
         yield
     except UserError as error:
         _give_up(str(error))
-    except KeyboardInterrupt:  # Ctrl-C before or after the run, which handles it itself
+    except KeyboardInterrupt:  # during training, StopSignals handles Ctrl-C instead
         say("stopped")
         sys.exit(130)
 
 
 def _give_up(message: str) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exit at once: there is no step to finish
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exit on SIGTERM: there is no step to finish
     if os.environ.get("RANK", "0") != "0":
         time.sleep(PATIENCE)
     say(f"error: {message}")

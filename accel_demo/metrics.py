@@ -18,6 +18,6 @@ def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def means(totals: torch.Tensor, prefix: str) -> dict[str, float]:
-    """Return the mean loss and the accuracy as `PREFIX_loss` and `PREFIX_accuracy`."""
+    """Return the mean loss and the accuracy under the keys `PREFIX_loss` and `PREFIX_accuracy`."""
     loss, correct, images = totals.tolist()
     return {f"{prefix}_loss": loss / images, f"{prefix}_accuracy": correct / images}

@@ -35,7 +35,7 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
     """Return the default network. Each of its three stages halves the height and the width."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, kernel_size=3, padding=1, bias=False),
-        nn.MaxPool2d(2),  # pool first, so that the batch norm processes 1/4 of the values
+        nn.MaxPool2d(2),  # pool first, so that the batch norm processes only 1/4 of the values
         nn.BatchNorm2d(24),
         nn.ReLU(),
         nn.Conv2d(24, 64, kernel_size=3, stride=2, padding=1, bias=False),
@@ -94,7 +94,7 @@ class VGG11(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(512, 512), nn.ReLU(), nn.Dropout(dropout), nn.Linear(512, CLASSES)
         )
-        for layer in self.modules():  # with PyTorch's default weights, the network does not learn
+        for layer in self.modules():  # VGG11 does not learn with PyTorch's default initialization
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType] (it has a bias)

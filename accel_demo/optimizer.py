@@ -14,13 +14,13 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer `config.optimizer` for all parameters of `model`.
 
-    `precision` is "no", "bf16" or "fp16". Except with fp16, the optimizer is fused: a step
-    makes one pass over each parameter instead of one pass per operator. With fp16, a fused kernel
-    would skip steps that overflow, but Accelerate would report that no step was skipped.
+    `precision` is "no", "bf16" or "fp16". Unless it is "fp16", the optimizer is fused: each step
+    makes one pass over the parameters instead of a separate pass for each operation. With fp16, a
+    fused optimizer would skip steps that overflow, but Accelerate would report them as not skipped.
     Source: https://github.com/huggingface/accelerate/issues/4242
     """
     skip_the_search_for_lomo()
-    fused = None if precision == "fp16" else True  # not False, which also disables foreach
+    fused = None if precision == "fp16" else True  # None, because False would also disable foreach
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": fused}
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":

@@ -28,7 +28,7 @@ def save_results(
     """Write model.safetensors and predictions.json. Call this in one process only.
 
     Weights that are already on the device are not copied, because a copy could raise the peak
-    memory in summary.json, which should be the peak of the training alone.
+    memory in summary.json above the peak of the training itself.
     """
     save_model(folder, state_dict)
     precision = read_json(folder / "environment.json")["mixed_precision"]
@@ -65,8 +65,8 @@ def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
     """Return the confusion matrix, and the most confident mistakes with their images.
 
     `confusion[i][j]` is the number of images of class i that are predicted as class j. `mistakes`
-    is sorted by probability, highest first. Its `png` values are base64-encoded images. `logits`
-    is float32 [N, classes].
+    is sorted by the probability of the predicted class, highest first. Each `png` is a
+    base64-encoded image. `logits` is float32 [N, classes].
     """
     labels = test_set.labels
     probabilities, predicted = logits.softmax(dim=1).max(dim=1)

@@ -15,7 +15,7 @@ def table(head: Sequence, rows: Sequence[Sequence]) -> str:
 
     Columns of numbers are right-aligned. Floats are formatted with `str`.
     """
-    # An unescaped "|" would end the cell, even in code: https://github.github.com/gfm/#example-200
+    # An unescaped "|" ends a cell, even inside code: https://github.github.com/gfm/#example-200
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
     columns = range(len(head))
     widths = [max(3, *(len(row[column]) for row in cells)) for column in columns]
@@ -39,14 +39,14 @@ def _is_number(cell) -> bool:
 
 
 def new_figure(width: float, height: float):
-    """Return an empty matplotlib figure with a white background. Its size is in inches."""
+    """Return an empty matplotlib figure with a white background. The sizes are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def save(figure, path: Path) -> None:
-    """Save the figure in the format that the suffix names. Equal figures produce equal files."""
+    """Save the figure in the format given by the suffix. Equal figures give identical files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):
@@ -55,7 +55,7 @@ def save(figure, path: Path) -> None:
 
 
 def check_outputs(options) -> None:
-    """Raise `UserError` if the file given by `--json`, `--html` or `--plot` cannot be written."""
+    """Raise `UserError` if a file given by `--json`, `--html` or `--plot` cannot be written."""
     for name in ("json", "html", "plot"):
         flag, path = f"--{name}", getattr(options, name, None)
         if path is None:

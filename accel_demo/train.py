@@ -5,7 +5,7 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_
 
 `accelerator.prepare` moves the model and each batch to the device of this process. If there are
 several processes, it also wraps the model in DistributedDataParallel (DDP). The launcher, not
-`config`, sets the precision: autocast, and loss scaling for fp16.
+`config`, sets the precision. With fp16, Accelerate scales the loss.
 """
 
 import torch
@@ -30,7 +30,7 @@ from accel_demo.run.run import Run
 
 def main(config: TrainConfig) -> None:
     # Processes: connect them, and assign a device to each
-    connect(config.collective_timeout)  # Accelerator() alone would fail after a restart
+    connect(config.collective_timeout)  # Accelerator() alone would fail after an elastic restart
     stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
     accelerator = Accelerator(
         cpu=use_cpu(),

@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
 
 
 def _in_units(number: float, units: dict[str, float]) -> str:
-    """Format the number with three significant digits, in the largest unit that is not above it."""
+    """Format `number` with three significant digits in the largest unit that does not exceed it."""
     unit = next((unit for unit, size in units.items() if abs(number) >= size), [*units][-1])
     value = number / units[unit]
     return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"

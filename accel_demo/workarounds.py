@@ -27,10 +27,11 @@ from accel_demo.errors import UserError
 def keep_freed_memory() -> None:
     """Make this process keep the memory that it frees, instead of returning it to the system.
 
-    Each training step frees the tensors of the previous step and allocates equally large ones. By
-    default, the C library returns large blocks to the system, which must clear and map their pages
-    again at the next allocation. For a small network on a CPU, this takes a large part of each
-    step. The drawback is that the process never shrinks. Without glibc, the function has no effect.
+    Each training step frees the tensors of the previous step and allocates new ones of the same
+    sizes. By default, the C library returns large blocks to the system, which must clear and map
+    their pages again at the next allocation. For a small network on a CPU, this takes a large part
+    of each step's time. The drawback of keeping the memory is that the process never shrinks.
+    Without glibc, the function has no effect.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers from malloc.h
@@ -54,7 +55,7 @@ def skip_the_search_for_lomo() -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector during a large import, which makes the import a quarter faster.
+    """Disable the garbage collector, so that a large import in this block is a quarter faster.
 
     The collector would find nothing to free. Creating the first optimizer in a process triggers
     such an import: torch._dynamo, which takes about as long to import as torch itself.
@@ -73,18 +74,18 @@ def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -
 
     By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if
     another thread starts to run Python code during the fork, because the worker inherits a lock
-    that is never released. Gloo's threads do so to release tensors shortly after a collective. So
-    if a process group exists, we fork the workers from a server that has no such threads, which is
-    the default in Python 3.14. The server imports the modules `preloaded` once, and blocks
-    `stop_signals`.
+    that is never released. Gloo's threads run Python code shortly after each collective, to release
+    its tensors. So if a process group exists, we fork the workers from a server without such
+    threads, as Python 3.14 does by default. The server imports the modules `preloaded` once, and
+    blocks `stop_signals`.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
         return {}
     multiprocessing.set_forkserver_preload(preloaded)
-    multiprocessing.resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-    # The server inherits the blocked signals, so that SIGTERM does not kill it and the workers,
-    # which the training process needs to finish its step.
+    multiprocessing.resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
+    # The server and the workers inherit the blocked signals. Otherwise SIGTERM would kill workers
+    # that the training process needs to finish its step.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     multiprocessing.forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -92,14 +93,14 @@ def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -
 
 
 def fresh_rendezvous(timeout: float) -> dict:
-    """Return keyword arguments for `init_process_group` that still work after a restart.
+    """Return keyword arguments for `init_process_group` that also work after an elastic restart.
 
     The arguments are the launch's key-value `store`, the `rank` of this process, the `world_size`,
     and the `timeout` of every collective. The parameter `timeout` is in seconds.
 
     If one worker fails, torchrun can restart all workers. After a restart, the store still contains
     the addresses of the dead processes, and a new process that reads such an address fails with
-    "connectFullMesh … Connection refused". So the keys get a new prefix at each start.
+    "connectFullMesh … Connection refused". Therefore each start adds a new prefix to the keys.
 
     This function also makes Python collect garbage at exit: see `_end_group_threads_at_exit`.
 
@@ -127,7 +128,7 @@ def _end_group_threads_at_exit() -> None:
     process aborts with "terminate called without an active exception". Under load, this happens
     once in hundreds of launches. The threads end when the last reference to the group is dropped.
     DDP keeps a reference to the group, and if the DDP model is part of a reference cycle, only the
-    garbage collector can free the model. So we run it at exit.
+    garbage collector can free the model. So we run the collector at exit.
     Source: https://github.com/pytorch/pytorch/pull/179291
     """
     atexit.register(gc.collect)
@@ -136,11 +137,11 @@ def _end_group_threads_at_exit() -> None:
 def _prefix_of_this_start(store: dist.Store, rank: int, world_size: int, deadline: float) -> str:
     """Agree with the other ranks on a key prefix that no earlier start has used.
 
-    Rank 0 draws the prefix. Every other rank writes a question with a random ID, and waits for the
-    answer with the same ID. Rank 0 cannot distinguish current questions from questions of an
-    earlier start, so it answers every question until all ranks have confirmed the prefix. (On one
-    machine, the number of restarts could be the prefix. But with several machines, each machine's
-    launcher counts only its own restarts.)
+    Rank 0 chooses a random prefix. Every other rank writes a question with a random ID, and waits
+    for the answer with the same ID. Rank 0 cannot tell whether a question is from this start or an
+    earlier one, so it answers every question until all ranks have confirmed the prefix. (On one
+    machine, the number of restarts could be the prefix. But on several machines, each launcher
+    counts only its own restarts.)
     """
     if rank > 0:
         question = uuid.uuid4().hex

@@ -3,9 +3,9 @@
 python -m accel_demo.anatomy.accumulation
 torchrun --standalone --nproc-per-node 2 -m accel_demo.anatomy.accumulation --plot lanes.svg
 
-A window is the group of micro-batches before one optimizer step. The gradient that each step uses
-is compared with the expected gradient: a single backward of the mean loss over the window's samples
-on all processes.
+A window is the group of micro-batches whose gradients are accumulated for one optimizer step. The
+program compares the gradient used in each step with the expected gradient: the gradient of the mean
+loss over the window's samples on all processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +28,19 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
 
 WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per micro-batch on each process
-LENGTHS = [1, 2, 12, 3]  # sequence length of each micro-batch in a window, in tokens
+LENGTHS = [1, 2, 12, 3]  # tokens per sequence in each micro-batch of a window
 MAX_NORM = 0.1
 TOLERANCE, EQUAL = 1e-6, "equal within 1e-6"
 
 
 @dataclass(frozen=True)
 class AccumulationRecord:
-    """The events and gradients of one method in one epoch."""
+    """The events and gradients recorded while one method trains for one epoch."""
 
     method: str
     samples: str  # on each process: micro-batches × batch size, for example "4 × 8"
     events: list[str]  # "forward", "all-reduce" and "step", in the order in which they happened
-    bytes_shared: int  # bytes that each process passes to all-reduce
+    bytes_shared: int  # total bytes that each process passes to all-reduce
     gradients: list[str]  # for each optimizer step, how its gradient differs from the expected one
 
 
@@ -61,7 +61,7 @@ def accumulate(
 ):
     """Accumulate gradients with Accelerate.
 
-    After the last batch of a loader, Accelerate steps even if the window is incomplete.
+    At the end of the loader, Accelerate performs a step even if the window is incomplete.
     """
     if prepare:
         optimizer = accelerator.prepare(optimizer)
@@ -80,11 +80,11 @@ def accumulate(
 
 
 def tokens(accelerator, model, optimizer, loader, global_count=True):
-    """Accumulate gradients over sequences, with the same weight for every token.
+    """Accumulate gradients over sequences, giving every token the same weight.
 
-    The summed losses are divided by the token count of all processes. If `global_count` is False,
-    the losses of each micro-batch are averaged instead, which gives a larger weight to the tokens
-    in a micro-batch of short sequences.
+    The sum of the losses is divided by the number of tokens on all processes. If `global_count` is
+    False, the losses of each micro-batch are averaged instead, so tokens in a micro-batch of short
+    sequences get more weight than others.
     """
     window = list(loader)
     count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
@@ -129,7 +129,7 @@ def observe(
     are counted in a communication hook, which DDP calls instead of its own all-reduce:
     https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
-    accelerator.free_memory()  # drop the previous method's objects, and start a new window
+    accelerator.free_memory()  # drop the previous method's objects, and reset the step count
     torch.manual_seed(0)
     layers = torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     model = accelerator.prepare(torch.nn.Sequential(*layers))  # a DistributedDataParallel
@@ -167,7 +167,7 @@ def observe(
 
 
 def make_data(samples: str, processes: int) -> TensorDataset:
-    """Return the dataset of one epoch for all processes, which `Accelerator.prepare` shards."""
+    """Return the dataset for one epoch. `Accelerator.prepare` shards it among the processes."""
     count = BATCH * processes * (WINDOW + 2 if samples == SHORT else WINDOW)
     generator = torch.Generator().manual_seed(0)
     shape = (count, max(LENGTHS), 8) if samples == TOKENS else (count, 8)
@@ -222,7 +222,7 @@ def main(device: torch.device, options) -> None:
 def gradient_summary(record: AccumulationRecord) -> str:
     """Summarise how the gradients of all steps differ from the expected gradients.
 
-    For example, three steps with "a" and one step with "b" become "3 × a, then b".
+    For example, the descriptions "a", "a", "a" and "b" become "3 × a, then b".
     """
     counts = {words: record.gradients.count(words) for words in record.gradients}
     steps = len(record.gradients)

@@ -21,16 +21,16 @@ from accel_demo.wording import duration
 def time_enqueued(
     device: torch.device, size: int = 8192, products: int = 10
 ) -> tuple[float, float]:
-    """Return how many seconds it takes to enqueue the matrix products, and to compute them.
+    """Return the seconds until several matrix products are enqueued, and until they are computed.
 
-    With CUDA_LAUNCH_BLOCKING=1, each call waits for its product. Raises `ValueError` for a CPU,
-    because CPU calls always wait.
+    With CUDA_LAUNCH_BLOCKING=1, each call waits until its product is computed. Raises
+    `ValueError` for a CPU, because calls on a CPU always wait.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
     """
     if device.type != "cuda":
         raise ValueError(f"device must be a CUDA GPU, got {device}")
     matrix = torch.ones(size, size, device=device)
-    torch.mm(matrix, matrix)  # warm up, because the first call also loads the library
+    torch.mm(matrix, matrix)  # warm up: the first call also loads cuBLAS
     torch.cuda.synchronize(device)
     started_at = time.perf_counter()
     for _ in range(products):
@@ -43,9 +43,10 @@ def time_enqueued(
 def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
     """Call all_reduce on rank 0, and on the other ranks only after rank 0's call has returned.
 
-    Rank 0 signals through a second process group that its call has returned. Each rank contributes
-    rank + 1. Returns whether rank 0's work was complete when its call returned, whether this rank's
-    work is complete after `wait()`, and the sum. Raises `ValueError` if there is only one rank.
+    Rank 0 signals through a second process group that its call has returned. Each rank adds its
+    rank + 1 to the sum. Returns whether the all-reduce was complete when rank 0's call returned,
+    whether it is complete on this rank after `wait()`, and the sum. Raises `ValueError` if there is
+    only one rank.
     """
     if dist.get_world_size() < 2:
         raise ValueError("all_reduce_early needs at least two processes")

@@ -36,21 +36,21 @@ PROCESSES = 2  # how many to start for each init method
 
 
 def is_built_in(backend: str) -> bool:
-    """Return whether this build of torch contains the backend. The machine may lack its device."""
+    """Return whether this build of torch contains the backend. The machine may lack its devices."""
     return getattr(dist, f"is_{backend}_available")()
 
 
 def meet(init_method: str) -> list[tuple[int, int]]:
-    """Start two processes, connect them, and return (world size, sum of rank + 1) from each.
+    """Start two processes, connect them, and return each one's (world size, sum of rank + 1).
 
-    If the processes did not connect, each of them would return (1, 1).
+    Connected processes return (2, 3). A process alone in its group would return (1, 1).
     """
     return spawn(_connect_and_sum, PROCESSES, init_method, preloaded=PRELOADED)
 
 
 def _connect_and_sum(init_method: str) -> tuple[int, int]:
     place: dict[str, Any] = {}
-    if init_method != "env://":  # other methods take rank and world size as arguments
+    if init_method != "env://":  # the other methods need rank and world size as arguments
         place = {"rank": int(os.environ["RANK"]), "world_size": PROCESSES}
         for variable in rank_environment(0, 1, 0):
             del os.environ[variable]

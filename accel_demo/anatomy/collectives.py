@@ -87,7 +87,7 @@ def all_gather(parts: Parts, tensor: torch.Tensor, wire: Wire) -> None:
 
 
 def all_to_all(received: Parts, parts: Parts, wire: Wire) -> None:
-    """Copy `parts[r]` of each rank s to `received[s]` on rank r, using pairwise exchanges."""
+    """Copy `parts[r]` from each rank s to `received[s]` on rank r, using pairwise exchanges."""
     wire.agree("all_to_all", {"parts": parts}, {"received": received})
     _exchange_in_pairs(received, parts, wire)
 
@@ -97,7 +97,7 @@ def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum"
 
     Rank `target` receives all tensors and then combines them. Unlike PyTorch, this function
     guarantees that the tensors on the other ranks do not change. The max or min of NaN and a number
-    is NaN, as in `torch.maximum`. In gloo, it is one of the two values, depending on their order.
+    is NaN, as in `torch.maximum`. gloo returns one of the two values, depending on their order.
     """
     received = {"tensor": tensor} if wire.rank == target else {}
     mistake = _operation_mistake(operation, tensor)
@@ -106,7 +106,7 @@ def reduce(tensor: torch.Tensor, target: int, wire: Wire, operation: str = "sum"
 
 
 def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: str = "sum") -> None:
-    """Sum `parts[r]` over all ranks (or use another operation), and write it to rank r's `tensor`.
+    """Reduce `parts[r]` over all ranks, by default to the sum, into rank r's `tensor`.
 
     The ranks exchange their parts as in `all_to_all`. Then each rank combines the parts that it
     received.
@@ -119,7 +119,7 @@ def reduce_scatter(tensor: torch.Tensor, parts: Parts, wire: Wire, operation: st
 
 
 def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None:
-    """Replace each rank's tensor by the sum (or another operation) over all ranks.
+    """Replace each rank's tensor by the sum, mean, product, max or min over all ranks.
 
     The tensors are reduced to rank 0, and the result is broadcast. This is the simplest algorithm,
     but libraries avoid it: rank 0 does most of the work, and its work grows with the number of
@@ -132,8 +132,8 @@ def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None
 
 
 def _pass_down_a_tree(tensor: torch.Tensor, source: int, wire: Wire, first_step: int = 0) -> None:
-    place = (wire.rank - source) % wire.world_size  # the place of `source` is 0
-    have_it, step = 1, first_step  # `have_it` counts the ranks with the tensor
+    place = (wire.rank - source) % wire.world_size  # `source` has place 0, the root of the tree
+    have_it, step = 1, first_step  # `have_it`: how many ranks have the tensor
     while have_it < wire.world_size:
         if place < have_it and place + have_it < wire.world_size:
             wire.send(tensor, (wire.rank + have_it) % wire.world_size, step)
@@ -179,7 +179,7 @@ def _operation_mistake(operation: str, tensor: torch.Tensor) -> str:
     if not isinstance(operation, str) or operation not in OPERATIONS:
         return f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}"
     if not isinstance(tensor, torch.Tensor):
-        return ""  # `agree` reports that it is not a tensor
+        return ""  # `agree` reports that the argument is not a tensor
     is_mean_of_integers = operation == "mean" and not tensor.is_floating_point()
     if is_mean_of_integers or tensor.dtype not in SUMMABLE | {torch.bool}:
         return f"operation {operation} is not defined for {tensor.dtype}"
@@ -210,7 +210,7 @@ def main(device: torch.device, options) -> None:
 
 
 def bytes_moved(messages: list[Message]) -> tuple[int, int]:
-    """Return the bytes of all messages, and how many of them the busiest rank sends or receives."""
+    """Return the bytes of all messages, and the bytes that the busiest rank sends and receives."""
     ranks = range(dist.get_world_size())
     by_rank = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
     return sum(by_rank) // 2, max(by_rank)
@@ -219,9 +219,9 @@ def bytes_moved(messages: list[Message]) -> tuple[int, int]:
 def _examples(device: torch.device) -> Iterator[CollectiveExample]:
     """Run each collective on small tensors, and yield a `CollectiveExample` for each.
 
-    On N ranks, rank r has a row with the numbers 1, 2, … N, times 10**r, so that the position of a
-    digit shows which rank it came from. A rank starts with its row, the first number of the row, or
-    no number.
+    On N ranks, rank r multiplies the numbers 1, 2, … N by 10**r to get its row, so that the
+    position of a digit shows which rank it came from. The input of each collective is this row, the
+    first number of the row, or nothing.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     row = torch.arange(1, world_size + 1, device=device) * 10**rank

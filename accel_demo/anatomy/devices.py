@@ -21,7 +21,7 @@ from accel_demo.wording import byte_size
 CHILD = """import psutil, torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-print(psutil.Process().memory_full_info().uss)"""  # uss: memory that is not shared
+print(psutil.Process().memory_full_info().uss)"""  # uss: memory not shared with other processes
 
 # In the picture a GPU is 1 unit wide, and an id is 2 units wide, to leave room for its text.
 INCHES = 0.75  # per unit
@@ -42,8 +42,9 @@ def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[
     ids after it, and that CUDA uses a single MIG instance. The other rules follow torch's
     `_parse_visible_devices`, which was tested against a driver (pytorch#92315): a repeated id hides
     all GPUs; the first id decides whether all ids are numbers or UUIDs; `1st` is read as 1; spaces
-    may surround a number, but not a UUID. In one case torch differs: if an id is repeated after an
-    invalid number ("0,9,0"), torch returns no GPU, because it does not know the number of GPUs yet.
+    may surround a number, but not a UUID. torch differs from this function in one case: if an id is
+    repeated after an invalid number ("0,9,0"), torch returns no GPU, because it does not know the
+    number of GPUs yet.
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
     """
     uuids = None if isinstance(physical, int) else list(physical)
@@ -105,7 +106,7 @@ def machine_rows() -> list[tuple[str, str]]:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"):
         rows.append((name, os.environ.get(name, "not set") or "empty"))
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
-    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # 64 GPUs, as in torch
+    physical = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), 64)  # like torch, assume 64
     for index in range(torch.accelerator.device_count()):
         name = f"{kind}:{index}"
         description = "in the machine's memory" if kind.type == "mps" else "usable"
@@ -173,7 +174,7 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
 def gloo_rows() -> list[tuple[str, str]]:
     """Return how many gloo processes fit into this machine's cores and memory.
 
-    To measure the memory of a process without a model, this function starts one.
+    This function starts a process without a model, and measures how much memory it takes.
     """
     on_cpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     each = int(subprocess.check_output([sys.executable, "-c", CHILD], env=on_cpu))
@@ -184,7 +185,7 @@ def gloo_rows() -> list[tuple[str, str]]:
 
 def usable_cores() -> int:
     """Return the number of cores this process may use. The machine may have more."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+    if hasattr(os, "sched_getaffinity"):  # missing on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

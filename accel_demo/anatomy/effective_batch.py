@@ -24,16 +24,16 @@ from accel_demo.show import COLOURS, new_figure, save, table
 
 BATCH, LEARNING_RATE = 32, 0.02  # the batch size is per process
 IMAGES, TEST_IMAGES = 1024, 500  # each run trains on every training image once
-TEST_EVERY = 128  # training images
-TOLERANCE = 1e-4  # weights that differ less are treated as equal; large weights are about 0.1
-MARGIN = 0.1  # losses that differ less are reported as "about the same"
+TEST_EVERY = 128  # training images between two tests
+TOLERANCE = 1e-4  # weights that differ by less are treated as equal; large weights are about 0.1
+MARGIN = 0.1  # losses that differ by less are reported as "about the same"
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """Settings of one training run. `batch_size` is per process.
 
-    `factor` is the multiplier of the base learning rate as text, for example " × 2".
+    `factor` shows how the base learning rate was multiplied, for example " × 2".
     """
 
     processes: int
@@ -50,7 +50,7 @@ class BatchPlan:
 class PlanResult:
     """Result of one training run.
 
-    `test_losses` maps the number of training images so far to the test loss.
+    `test_losses` maps the number of training images seen so far to the test loss.
     """
 
     weights: torch.Tensor
@@ -63,7 +63,7 @@ def make_plans(processes: int) -> list[BatchPlan]:
 
     The first plans split the same global batch among the processes. The next plans use the full
     batch size on each of N processes, with the base learning rate multiplied by 1, √N or N. One
-    plan uses the largest global batch in a single process, to show that the batch size matters and
+    plan uses the largest global batch in a single process, to show that the batch size matters,
     not the number of processes.
     Sources: Goyal et al., 2017, https://arxiv.org/abs/1706.02677 (times N); Krizhevsky, 2014,
     https://arxiv.org/abs/1404.5997 (times √N).
@@ -161,7 +161,7 @@ def rows(plans: list[BatchPlan], results: list[PlanResult]) -> list[list]:
 
 
 def compare(result: PlanResult, reference: PlanResult) -> str:
-    """Compare the last test loss with the reference: "higher", "lower" or "about the same"."""
+    """Describe the last test loss: "higher" or "lower" than the reference, or "about the same"."""
     difference = result.test_losses[IMAGES] - reference.test_losses[IMAGES]
     if abs(difference) < MARGIN:
         return "about the same"
@@ -169,7 +169,7 @@ def compare(result: PlanResult, reference: PlanResult) -> str:
 
 
 def draw(plans: list[BatchPlan], results: list[PlanResult]):
-    """Draw the curves of the test loss, one for each pair of global batch and learning rate."""
+    """Draw one curve of the test loss for each combination of global batch and learning rate."""
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     curves = {}
@@ -179,7 +179,7 @@ def draw(plans: list[BatchPlan], results: list[PlanResult]):
     colours = [*COLOURS[:6], COLOURS[7]]  # not yellow, which is hard to see on white
     for index, ((_, factor), (result, names)) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": colours[index % 7], "marker": "osD^vPX"[index % 7]}
-        if index == 0:  # a wide line stays visible below curves that should be equal
+        if index == 0:  # wide, so that it stays visible below curves that should match it
             style |= {"linewidth": 6, "alpha": 0.5}
         elif index % 2:
             style |= {"linestyle": "--", "markerfacecolor": "white", "markersize": 8}

@@ -111,13 +111,13 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def in_parts(executor: Executor | None, function: Callable, amount: int) -> list[tuple]:
-    """Call `timed` for each part, in this thread if `executor` is None, else in its workers."""
+    """Call `timed` for each part: in the executor if there is one, otherwise in this thread."""
     mapped = executor.map if executor else map
     return list(mapped(timed, [function] * PARTS, [amount] * PARTS))
 
 
 def timed(function: Callable, amount: int) -> tuple[float, float]:
-    """Call the function, and return its result and the CPU time of this thread in seconds."""
+    """Call the function, and return its result and the CPU seconds that this thread used."""
     started_at = time.thread_time()
     return function(amount), time.thread_time() - started_at
 
@@ -140,12 +140,12 @@ def cores_busy(times: list[WorkTime]) -> float:
 
 
 def has_gil() -> bool:
-    """Return whether this Python has a GIL. Builds without a GIL exist since Python 3.13."""
+    """Return whether this Python has a GIL. Builds without a GIL have existed since Python 3.13."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw a group of bars for each kind of work, with the speedup of each kind of worker."""
+    """For each kind of work, draw the speedup of each kind of worker as a group of bars."""
     figure = new_figure(7, 3.4)
     axis = figure.subplots()
     for index, workers in enumerate(WORKERS):

@@ -6,7 +6,7 @@ python -m accel_demo.anatomy.memory --processes 3 --model tiny_cnn --optimizer s
 The program counts real tensors after the second step, while its gradients still exist. It omits
 activations, BatchNorm's buffers, and scalars such as an optimizer's step count. "gathered" tensors
 exist only during a part of the step. "stays" is the number of bytes left after `zero_grad`. On
-GPUs, "peak" is the peak that CUDA measured, including activations.
+GPUs, "peak" is the peak that torch.cuda measured, including activations.
 """
 
 import gc
@@ -47,7 +47,7 @@ class DeviceMemory:
 
     by_kind: dict[str, int]  # the keys are `KINDS`
     stays: int  # bytes left after zero_grad
-    peak: int | None = None  # measured by CUDA
+    peak: int | None = None  # measured by torch.cuda
 
     @property
     def total(self) -> int:
@@ -73,7 +73,7 @@ def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, lis
 
 
 def devices_of_a_process(device: torch.device, processes: int) -> list[torch.device]:
-    """Return one device per process, but no more GPUs than this machine has."""
+    """Return the devices for DataParallel: one per process, but only GPUs that this machine has."""
     if device.type == "cpu":
         return [device] * processes
     count = min(processes, torch.accelerator.device_count())
@@ -81,7 +81,7 @@ def devices_of_a_process(device: torch.device, processes: int) -> list[torch.dev
 
 
 def one_process(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
-    """Train without splitting anything: the whole batch and all bytes are on one device."""
+    """Train without splitting anything: the whole batch and all tensors are on one device."""
     network = make_network(model, devices[0])
     optimizer = make_optimizer(network.parameters())
     train(network, optimizer, *batch(devices[0]))
@@ -134,7 +134,7 @@ def ddp(
 
     wrapped.register_comm_hook(None, see_bucket)
     optimizer = make_optimizer(network.parameters())
-    if zero:  # imported here because the import warns in torch 2.11
+    if zero:  # imported here because the import prints a warning in torch 2.11
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         kind, options = make_optimizer.func, make_optimizer.keywords
@@ -146,8 +146,8 @@ def ddp(
 def fsdp(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
     """Train with FSDP2. Each rank stores a shard of everything, and gathers one layer at a time.
 
-    The "gathered" bytes are those of the largest layer in forward. In backward, FSDP2 may also have
-    gathered the layer that it needs next.
+    The "gathered" bytes are the bytes of the largest layer gathered in forward. In backward, two
+    layers may be gathered at once, because FSDP2 may prefetch the layer that it needs next.
     """
     network, gathered = make_network(model, devices[0]), [0]
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
@@ -184,7 +184,7 @@ def device_memory(network, optimizer, buckets: Sequence = (), gathered=0) -> Dev
 
 
 def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> dict[str, int]:
-    """Return the bytes of each kind. Memory that two kinds share is counted only for the first."""
+    """Return the bytes of each kind. Memory shared by two kinds counts only for the first kind."""
     state = [
         value
         # ZeroRedundancyOptimizer keeps this rank's optimizer in `optim`.
@@ -202,7 +202,7 @@ def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> d
 def bytes_of(tensors: Iterable[torch.Tensor], counted: set | None = None) -> int:
     """Return the bytes of the tensors' storages on this rank, except storages in `counted`.
 
-    The storages that were counted are added to `counted`.
+    This function adds the storages that it counts to `counted`.
     """
     counted, total = set() if counted is None else counted, 0
     for tensor in tensors:
@@ -227,7 +227,7 @@ def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measured(strategy: Callable, devices: list, *arguments, **options) -> list[DeviceMemory]:
-    """Run a strategy, and return the memory of each device. On GPUs, include the peak from CUDA."""
+    """Run a strategy, and return the memory of each device. On GPUs, include the peak."""
     gc.collect()  # free the tensors of the previous strategy
     on_gpus = devices[0].type == "cuda"
     if on_gpus:
@@ -289,7 +289,7 @@ def place_of(strategy: str) -> str:
 
 
 def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
-    """Draw a stacked bar for each device, in multiples of the bytes of all parameters."""
+    """Draw each device's bytes as a stacked bar, in multiples of the bytes of all parameters."""
     figure = new_figure(10, 5)
     axes = figure.subplots()
     unit = memories["one process"][0].by_kind["parameters"]

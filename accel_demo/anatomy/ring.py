@@ -15,14 +15,14 @@ from accel_demo.anatomy.wire import SUMMABLE, Wire
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group
 
-ELEMENTS = 1000  # float32 elements of the example tensor
+ELEMENTS = 1000  # number of float32 elements in the example tensor
 
 
 def all_reduce_gather_broadcast(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
     """Sum a tensor over all ranks in place: rank 0 adds all tensors and sends the sum to each rank.
 
-    The result has the same bits on all ranks. If `mean` is True, it is the mean. Each step has only
-    one message, because every message is from or to rank 0. Raises the same errors as
+    The result has the same bits on all ranks. If `mean` is True, the result is the mean. Each step
+    has only one message, because every message is from or to rank 0. Raises the same errors as
     `all_reduce_chunked_ring`.
     """
     total = _check_and_flatten("all_reduce_gather_broadcast", tensor, wire, mean)
@@ -59,11 +59,11 @@ def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) 
 
 
 def all_reduce_chunked_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) -> None:
-    """Sum a tensor over all ranks in place: chunks are summed around the ring, then copied.
+    """Sum a tensor over all ranks in place: sum chunks around the ring, then copy the sums.
 
     The result has the same bits on all ranks, because each chunk is summed only once. Raises
-    `ValueError` on every rank if a tensor requires grad, if `mean` is True for integers, or if the
-    tensors differ in shape or dtype.
+    `ValueError` on every rank if a tensor requires grad, if `mean` is True for integer tensors,
+    or if the tensors differ in shape or dtype.
     Source: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
     2009, https://doi.org/10.1016/j.jpdc.2008.09.002
     """
@@ -83,10 +83,10 @@ def split(flat: torch.Tensor, world_size: int) -> list[torch.Tensor]:
 
 
 def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int = 1) -> None:
-    """Sum chunk r over all ranks on rank r, in place.
+    """Sum each chunk r over all ranks, in place on rank r.
 
-    Chunk c starts on rank c + 1. Each rank that receives it adds its own values. Rank c is the
-    last.
+    Chunk r starts on rank r + 1 and travels around the ring. Each rank that receives the chunk adds
+    its own values. Rank r is the last.
     """
     right, left = _neighbours(wire)
     received = torch.empty_like(chunks[0])  # as long as the longest chunk
@@ -132,7 +132,7 @@ def _check_and_flatten(name: str, tensor: torch.Tensor, wire: Wire, mean: bool) 
 def _mistake(tensor: torch.Tensor, mean: bool) -> str:
     """Return an error message if this rank's tensor is invalid, else an empty string."""
     if not isinstance(tensor, torch.Tensor):
-        return ""  # `agree` reports that it is not a tensor
+        return ""  # `agree` reports that the argument is not a tensor
     if tensor.dtype not in SUMMABLE:
         return f"tensor must hold real numbers that can be added up, got {tensor.dtype}"
     if mean and not tensor.is_floating_point():

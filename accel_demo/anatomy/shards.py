@@ -1,4 +1,4 @@
-"""Show which samples each rank reads, for four methods of sharding an epoch.
+"""Show which samples each rank reads, with four methods of sharding an epoch.
 
 python -m accel_demo.anatomy.shards
 python -m accel_demo.anatomy.shards --processes 3 --samples 20 --plot shards.svg
@@ -36,7 +36,7 @@ Batches = list[list[int]]  # one rank's batches in an epoch, as lists of sample 
 
 
 def who_reads_what(method: str, samples: int, batch_size: int, epoch: int = 0) -> Batches:
-    """Return the batches that this rank reads in an epoch, as sample ids, for one method.
+    """Return the batches that this rank reads in one epoch with `method`, as lists of sample ids.
 
     `batch_size` is per process. Accelerate shuffles with the same seed on every rank.
     """
@@ -64,7 +64,7 @@ def loader_of_torch(
     """Return a loader of sample ids with a `DistributedSampler`. `batch_size` is per process.
 
     If `drop_last` is True, the sampler drops samples that do not divide evenly among the ranks, and
-    the loader drops a last batch that is too small.
+    the loader drops an incomplete last batch.
     """
     ids: Any = range(samples)
     sampler = DistributedSampler(ids, shuffle=shuffle, seed=SEED, drop_last=drop_last)
@@ -74,7 +74,7 @@ def loader_of_torch(
 def loader_of_accelerate(
     samples: int, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options
 ) -> DataLoader:
-    """Return Accelerate's loader of sample ids. `options` are for `DataLoaderConfiguration`."""
+    """Return Accelerate's loader of sample ids. Pass `options` to `DataLoaderConfiguration`."""
     config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED, **options)
     accelerator = Accelerator(cpu=use_cpu(), dataloader_config=config)
     ids: Any = range(samples)
@@ -93,7 +93,7 @@ def in_words(ranks: list[Batches], samples: int) -> str:
 
 
 def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) -> None:
-    """Draw a panel for each method: a row for each rank, with a square for each sample it reads.
+    """For each method, draw a row for each rank, with a square for each sample that the rank reads.
 
     If there is room, each square shows the number of the rank's batch that contains the sample.
     """

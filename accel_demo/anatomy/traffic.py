@@ -12,7 +12,7 @@ RANK_COUNTS = range(2, 65)  # the values of N in the picture of the formulas
 
 
 def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
-    """Return the bytes in each chunk if `ring.split` splits a tensor with `length` elements."""
+    """Return how many bytes each chunk has if `ring.split` splits a tensor of `length` elements."""
     shorter, longer = divmod(length, world_size)
     return [(shorter + (rank < longer)) * element_size for rank in range(world_size)]
 
@@ -76,13 +76,13 @@ def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
 
 
 def bytes_sent_and_received(log: list[Message], rank: int) -> tuple[int, int]:
-    """Return the number of bytes that this rank has sent and received."""
+    """Return how many bytes the rank has sent, and how many it has received."""
     sent = sum(message.size for message in log if message.source == rank)
     return sent, sum(message.size for message in log if message.target == rank)
 
 
 def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
-    """Draw the steps of the chunked ring, and below them the bytes that a rank sends on N ranks."""
+    """Draw the steps of the chunked ring, and below them what a rank sends on 2 to 64 ranks."""
     world_size = len(sizes)
     states = holdings(logs["chunked ring"], world_size)
     columns = min(4, len(states))
@@ -171,7 +171,7 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
 
 
 def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
-    """Draw the bytes that a rank sends, in multiples of S, from the formulas and as counted."""
+    """Draw the bytes that a rank sends, in multiples of S: as predicted, and as counted."""
     orange, green, blue = show.COLOURS[1], show.COLOURS[2], show.COLOURS[0]
     lines = [  # (all-reduce, rank, label, style)
         ("gather + broadcast", 0, "gather + broadcast, rank 0", {"color": orange, "linewidth": 5}),

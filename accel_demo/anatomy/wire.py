@@ -1,4 +1,4 @@
-"""Send, receive and log messages. `collectives` and `ring` are built from this module."""
+"""Send, receive and log messages. `collectives` and `ring` are built on this module."""
 
 from dataclasses import dataclass
 
@@ -125,7 +125,7 @@ class Wire:
                     raise ValueError(f"{outgoing} must match {incoming}: {why}")
 
     def messages(self) -> list[Message]:
-        """Return the messages of all ranks by step, then by sender. Every rank must call this."""
+        """Return all ranks' messages, sorted by step and sender. Every rank must call this."""
         messages = [message for sent in gather_objects(self.sent) for message in sent]
         return sorted(messages, key=lambda message: (message.step, message.source))
 
@@ -154,7 +154,7 @@ class Wire:
 
 
 def _check(name: str, tensor: torch.Tensor, is_overwritten: bool) -> None:
-    """Raise `ValueError` if this is not a tensor, or if it requires grad and is overwritten."""
+    """Raise `ValueError` if the argument is not a tensor, or is overwritten but requires grad."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if is_overwritten and tensor.requires_grad and torch.is_grad_enabled():

@@ -1,8 +1,8 @@
-"""Create the packaged subset of Fashion-MNIST, with equally many images of each class.
+"""Create the packaged subset of Fashion-MNIST, with the same number of images of each class.
 
 python accel_demo/assets/cut_subset.py FOLDER_WITH_THE_FOUR_IDX_FILES
 
-Writes four gzipped idx files beside this script, and prints the SHA-256 digests of their
+Writes four gzipped idx files next to this script, and prints the SHA-256 digests of their
 decompressed contents, to be copied to PACKAGED_SUMS in accel_demo/data.py. The same seed always
 selects the same images. (`pytest -m system` creates the files again and compares them.)
 """
@@ -21,13 +21,13 @@ PER_CLASS = {"train": 1200, "t10k": 200}
 
 
 def idx_bytes(tensor: torch.Tensor) -> bytes:
-    """Encode a uint8 tensor as idx: bytes 0, 0, 8 (uint8), dimensions, 4-byte sizes, data."""
+    """Encode a uint8 tensor as idx: 0, 0, 8 (uint8), number of dimensions, 4-byte sizes, data."""
     sizes = b"".join(size.to_bytes(4, "big") for size in tensor.shape)
     return bytes([0, 0, 8, tensor.dim()]) + sizes + tensor.numpy().tobytes()
 
 
 def cut(source: Path, target: Path) -> None:
-    """Write the subset of the idx files in `source` to the folder `target`."""
+    """Write the subset of the dataset in the folder `source` to the folder `target`."""
     generator = torch.Generator().manual_seed(SEED)
     for split, per_class in PER_CLASS.items():
         images = read_idx(source, f"{split}-images-idx3-ubyte")

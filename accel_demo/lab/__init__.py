@@ -1,1 +1,1 @@
-"""Subcommands of `accel-demo` that measure and check things, and the code they share."""
+"""The commands of `accel-demo`, and the code that they share."""

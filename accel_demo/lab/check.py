@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
     graders = {path.stem: path for path in (EXERCISES / "graders").glob("[0-9]*.py")}
     if not graders:
         raise UserError(
-            "the exercises are only in the repository. Clone it, and run `pip install -e .` there."
+            "the exercises are not in the installed package. Clone the repository, and run "
+            "`pip install -e .` there."
         )
     if options.exercise not in graders:
         known = ", ".join(sorted(graders))
@@ -36,4 +37,4 @@ def main(arguments: list[str]) -> int:
     try:
         return grader.wait()
     finally:
-        grader.kill()  # it is still running if Ctrl-C interrupted the wait
+        grader.kill()  # the grader is still running if Ctrl-C interrupted `wait`

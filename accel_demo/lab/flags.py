@@ -16,10 +16,10 @@ SCHEMA = 1  # version of the JSON format
 def parser_of(
     command: str, description: str | None, quick: str, plot: bool = True, quick_seconds: int = 20
 ) -> Parser:
-    """Return a parser with `--quick`, `--json` and `--plot`.
+    """Return a parser with the flags `--quick`, `--json` and `--plot`.
 
-    `quick` is the help text for --quick, which takes at most about `quick_seconds` seconds on two
-    idle cores.
+    `quick` is the help text for --quick. With --quick, the command takes at most about
+    `quick_seconds` seconds on two idle cores.
     """
     parser = Parser(description, prog=f"accel-demo {command}")
     help = f"{quick}; takes at most about {quick_seconds} s"
@@ -32,8 +32,8 @@ def parser_of(
 
 
 def add_json(parser: Parser) -> None:
-    """Add the flag `--json FILE`, for commands that print numbers."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as JSON")
+    """Add the flag `--json FILE`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
 
 
 def add_processes(parser: Parser, default: int, help: str) -> None:
@@ -58,7 +58,7 @@ def read(parser: Parser, arguments: list[str]):
 def process_counts(text: str) -> list[int]:
     """Parse process counts such as "1,2,4" into a sorted list without duplicates.
 
-    Raises `UserError` if the text is not a list of integers, or a count is out of range.
+    Raises `UserError` if the text is not a list of integers, or if a count is out of range.
     """
     try:
         counts = [int(part) for part in text.split(",")]
@@ -95,7 +95,7 @@ def write_json(path: Path, command: str, result) -> None:
 
 
 def _finite(value):
-    """Copy nested lists and dicts, and replace NaN and infinity with None."""
+    """Return a copy of nested lists and dicts in which None replaces NaN and infinity."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

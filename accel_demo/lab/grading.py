@@ -4,7 +4,7 @@ A grader is a program that starts itself again with --report. The new processes 
 run it, and write one report each. The first process only judges the reports, so it survives an
 answer that hangs, crashes or exits.
 
-In a report, "mistake" describes the mistake that the process found, or is "" if it found none.
+In a report, "mistake" describes what is wrong with the answer, or is "" if nothing is wrong.
 "seen" lists what the process observed, so that a judge can compare the processes.
 """
 
@@ -26,9 +26,9 @@ from typing import Any
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
-TIME_LIMIT = 120  # seconds that one run of an answer may take, even on a busy machine
+TIME_LIMIT = 120  # seconds for one run of an answer; enough even on a busy machine
 ANSWER = "answer_to_the_exercise"  # module name of the learner's file
-GRACE = 3  # seconds that a rank with a mistake waits for the reports of the other ranks
+GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks' reports
 
 
 class Wrong(Exception):
@@ -37,7 +37,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exit code, error output and reports of the processes that ran an answer.
+    """Exit code, stderr and reports of the processes that ran an answer.
 
     `exit_code` is None if the processes took too long. `reports` maps "2-0" to the report of rank 0
     in a group of 2 processes. The oldest report comes first, because the first mistake may have
@@ -61,16 +61,16 @@ def grade(
     time_limit: float = TIME_LIMIT,
     patience: float = 60,
 ) -> int:
-    """Run the grader in `file`: parse its arguments, run or judge the answer, return the exit code.
+    """Run the grader `file` with its command-line arguments, and return its exit code.
 
     `observe(answer)` runs in a separate process. It uses the answer, and raises `Wrong` if it finds
-    a mistake. If `group_sizes` is given, one group of connected processes per size runs instead,
-    and each rank calls `observe(answer, device)`. A rank may take `patience` seconds, or
-    $ACCEL_DEMO_PATIENCE if that is set.
+    a mistake. If `group_sizes` is given, a group of connected processes runs for each size instead,
+    and each rank calls `observe(answer, device)`. A rank may take `patience` seconds, unless the
+    environment variable ACCEL_DEMO_PATIENCE sets a different limit.
 
-    `observe` may be a generator that yields an observation after each use of the answer. For each
-    use, `judge(number, seen)` is called with its number, counted from 0, and the observations of
-    all ranks, and may raise `Wrong`. An answer without a mistake prints "right: " and `right`.
+    `observe` may be a generator that yields one observation after each use of the answer. For each
+    use, numbered from 0, `judge(number, seen)` compares the observations of all ranks, which are in
+    `seen`, and may raise `Wrong`. If there is no mistake, "right: " and `right` are printed.
     """
     options = parser_of(description).parse_args()
 
@@ -89,7 +89,7 @@ def grade(
     patience = float(os.environ.get("ACCEL_DEMO_PATIENCE", patience))
     for size in group_sizes:
         arguments = (observe, options.answer, options.report, patience)
-        run_in_group(_observe_as_rank, size, *arguments)  # exits if a rank finds a mistake
+        run_in_group(_observe_as_rank, size, *arguments)  # exits if a rank found a mistake
         try:
             check(Outcome(0, "", read_reports(options.report), time_limit), (size,), judge)
         except Wrong:
@@ -98,7 +98,7 @@ def grade(
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser for FILE and --report. A grader that starts itself again adds --report."""
+    """Return a parser for FILE and --report. A grader adds --report when it starts itself again."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("answer", type=lambda path: Path(path).resolve(), metavar="FILE")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write reports to FOLDER")
@@ -136,7 +136,7 @@ def run_answer(
 
 
 def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None = None) -> None:
-    """Raise `Wrong` for the first mistake, or if a report is missing. `grade` explains `judge`."""
+    """Raise `Wrong` if the answer has a mistake or did not finish. `grade` describes `judge`."""
     passed = ""
     for size in group_sizes:
         where = f"on {counted(size, 'process')}"
@@ -154,7 +154,7 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
     missing = set(names) - set(outcome.reports)
     if judge and not missing:
         lists = [outcome.reports[name]["seen"] for name in names]
-        for number, seen in enumerate(zip(*lists, strict=False)):  # a mistake ends a list early
+        for number, seen in enumerate(zip(*lists, strict=False)):  # lists end early after a mistake
             judge(number, seen)
     if missing and "preamble.length" in outcome.stderr:  # from gloo's error message
         raise Wrong("a message has more bytes than the tensor that receives it")
@@ -173,7 +173,7 @@ def _early_end(outcome: Outcome) -> Wrong:
 
 
 def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, patience: float):
-    """Use the answer on one rank and write a report. After a mistake, exit to end the group."""
+    """Use the answer on one rank and write a report. If it has a mistake, exit to end the group."""
     import torch.distributed as dist
 
     rank, size, report = dist.get_rank(), dist.get_world_size(), {}
@@ -194,7 +194,7 @@ def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, pati
     failure = f"rank {rank} cannot use the file"
     write_report(folder, name, fill_in(report, observe, answer, device, failure=failure))
     watch.cancel()
-    # Don't use a barrier: it could pair with a collective that the answer calls on another rank.
+    # A barrier could be matched with a collective that the answer calls on another rank, so poll.
     deadline = time.monotonic() + (0 if report["mistake"] else patience) + GRACE
     while len(list(folder.glob(f"{size}-*.json"))) < size and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -208,9 +208,9 @@ def fill_in(
     *arguments,
     failure: str = "the file cannot be used",
 ) -> dict:
-    """Call `observe(*arguments)`, and add its observations and its mistake to the report.
+    """Call `observe(*arguments)`, and add its observations and the mistake to the report.
 
-    If the learner's file raises an error, the mistake is `failure`, followed by the error.
+    If the learner's file raises an error, "mistake" is `failure`, followed by the error.
     """
     report.update(mistake="", seen=[])
     try:
@@ -224,7 +224,7 @@ def fill_in(
 
 
 def write_report(folder: Path, name: str, report: dict) -> None:
-    """Write a report under a temporary name and rename it, so that no report is incomplete."""
+    """Write a report to a temporary file and rename it, so that no incomplete report is read."""
     unfinished = folder / f"{name}.unfinished"
     unfinished.write_text(json.dumps(report))
     unfinished.rename(folder / f"{name}.json")
@@ -246,7 +246,7 @@ def import_answer(answer: Path) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Format an error on one line: "ValueError: too many values (line 12 of the answer)"."""
+    """Format an error as one line: "ValueError: too many values (line 12 of the answer)"."""
     first_line = str(error).partition("\n")[0]
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_globals.get("__name__") == ANSWER]

@@ -11,7 +11,7 @@ import psutil
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.wording import byte_size
 
-# Variables that the launchers, torch and Accelerate read when a run starts.
+# Environment variables that the launchers, torch and Accelerate read.
 LAUNCH_VARIABLES = (
     "OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER RANK LOCAL_RANK "
     "WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME "
@@ -21,7 +21,7 @@ LAUNCH_PREFIXES = ("ACCELERATE_", "NCCL_", "TORCH_NCCL_", "FSDP_", "PYTORCH_")
 
 
 def version_rows() -> list[tuple[str, str]]:
-    """Return the names and versions of Python and the packages that affect a result."""
+    """Return (name, version) pairs for Python, torch, torchvision, Accelerate and torch's CUDA."""
     import torch
 
     packages = [(name, metadata.version(name)) for name in ("torch", "torchvision", "accelerate")]
@@ -30,14 +30,14 @@ def version_rows() -> list[tuple[str, str]]:
 
 
 def environment_rows() -> list[tuple[str, str]]:
-    """Return the names and values of environment variables that affect a launch."""
+    """Return (name, value) pairs for the environment variables that affect a launch."""
     names = sorted(name for name in os.environ if name.startswith(LAUNCH_PREFIXES))
     names = [name for name in LAUNCH_VARIABLES if name in os.environ] + names
     return [(name, os.environ[name]) for name in names] or [("none set", "")]
 
 
 def environment() -> dict:
-    """Return the hardware, operating system, versions and environment variables of this machine."""
+    """Describe the hardware, the operating system, package versions and environment variables."""
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -64,12 +64,12 @@ def cpu_name() -> str:
 
 def has_bf16_instructions() -> bool:
     """Return whether the CPU has bfloat16 instructions. Without them, bf16 is slow in torch."""
-    words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # keys on x86 and ARM
+    words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # the keys on x86 and on ARM
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 def _cpu_line(key: str) -> str:
-    """Return the first value of a key in /proc/cpuinfo, or "" if the key or file does not exist."""
+    """Return the first value of `key` in /proc/cpuinfo, or "" if the key or file does not exist."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

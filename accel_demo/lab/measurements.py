@@ -14,7 +14,7 @@ from accel_demo.wording import counted
 
 @dataclass
 class Measurements:
-    """One table row: a value for each repetition, and its ratio to the value of the reference row.
+    """One table row: the value of each repetition, and its ratio to the reference row's value.
 
     `median_interval` computes the intervals. If the table has no reference row, `ratios` is empty
     and `median_ratio` is NaN.
@@ -36,16 +36,17 @@ class Measurements:
 
 @dataclass
 class Table:
-    """A table of measurements. The rows take turns: each repetition measures every row once.
+    """A table of repeated measurements. Each repetition measures every row once.
 
-    `values` contains the values of each row. A ratio divides two values from the same repetition,
-    so that a temporary slowdown of the machine affects both. `digits` is the number of decimals.
+    `values` maps the name of each row to its values. A ratio divides two values from the same
+    repetition, so that a temporary slowdown of the machine affects both values. `digits` is the
+    number of decimals.
     """
 
     title: str
     unit: str
     values: InitVar[dict[str, list[float]]]
-    reference: str | None = None  # the ratios divide by the values of this row
+    reference: str | None = None  # name of the row that the ratios are relative to
     digits: int = 1
     rows: dict[str, Measurements] = field(init=False)
 
@@ -77,7 +78,7 @@ class Table:
 class Report:
     """The result of one benchmark.
 
-    `findings` are sentences with the conclusions. `facts` maps names to numbers and settings, such
+    `findings` are the conclusions, as sentences. `facts` maps names to numbers and settings, such
     as "flops_per_step": 1.5e9 or "mixed_precision": "bf16".
     """
 
@@ -94,7 +95,7 @@ class Report:
         return "\n\n".join([*tables, "\n".join(self.findings), last])
 
     def draw(self, path: Path) -> None:
-        """Draw one panel per table: bars for the medians, error bars from minimum to maximum."""
+        """Draw a panel for each table, with medians as bars and ranges as error bars."""
         heights = [len(table.rows) for table in self.tables]
         figure = show.new_figure(9, 0.9 * len(heights) + 0.5 * sum(heights))
         panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -115,9 +116,9 @@ class Report:
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:
     """Return the narrowest confidence interval for the median, without assuming a distribution.
 
-    The bounds are the k-th lowest and the k-th highest value, with the largest possible k. The only
-    assumption is that the values are independent. With fewer than five values, no interval has 90 %
-    confidence, and the result is [].
+    The bounds are the k-th lowest and the k-th highest value, for the largest k that still gives
+    this confidence. The only assumption is that the values are independent. With fewer than five
+    values, the result is [], because no interval has 90 % confidence.
     Source: David and Nagaraja, Order Statistics, 3rd edition, section 7.1.
     """
     ordered, count = sorted(values), len(values)
@@ -132,8 +133,8 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
 
 
 def threads_of_a_command() -> str:
-    """Return the OMP_NUM_THREADS of this process, or the number of cores if it is not set.
+    """Return the value of OMP_NUM_THREADS, or the number of cores if the variable is not set.
 
-    Every measured command gets this value, because the launchers have different defaults.
+    Benchmarks set OMP_NUM_THREADS for every command, because the launchers' defaults differ.
     """
     return os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())

@@ -1,8 +1,8 @@
 """A worker process that trains once per request and times the optimizer steps.
 
 `WorkerPool` starts this module once per rank. Each line on stdin is a JSON object with the
-arguments of `run`, and each line on stdout is the result of one `run`. The train files need no
-changes for this, because torch calls a hook after every optimizer step.
+arguments of `run`, and each line on stdout is the result that `run` returns. The train files need
+no code for the timing, because torch calls a hook after every optimizer step.
 """
 
 import cProfile
@@ -57,7 +57,7 @@ def run(
 ) -> WorkerResult:
     """Train once with the train file `TRAIN_FILES[version]`.
 
-    `watched` selects what to record: "parts" of the steps, a "profile", or "" for neither.
+    `watched` is "parts" to time the parts of each step, "profile" to profile the run, or "".
     """
     forget_the_last_run()
     if world_size > 1 or version == "raw DDP":
@@ -111,23 +111,23 @@ def forget_the_last_run() -> None:
 
 
 def profile_of(profiler: cProfile.Profile) -> tuple[dict[str, list], dict[str, int]]:
-    """Return the time spent in Accelerate's functions, and the call count of every function.
+    """Return the time spent in Accelerate's functions, and how often each function was called.
 
-    The values of the first dict are [calls, seconds]. The key "function, its own lines" stands for
-    a function of Accelerate without the functions that it calls, and "caller: function" for another
-    package's function that Accelerate calls. No time is counted twice.
+    Each value of the first dict is [calls, seconds]. The key "function, its own lines" is for the
+    time in one of Accelerate's functions, without the functions that it calls. "caller: function"
+    is for the time in another package's function when Accelerate's function `caller` calls it.
     """
     # stats: {function: (_, calls, own seconds, _, {caller: (calls, …, seconds)})}
     stats = vars(pstats.Stats(profiler))["stats"]
     library = str(Path(accelerate.__file__).parent)
 
     def name_of(function: tuple[str, int, str]) -> str:
-        # torch and Accelerate both have an optimizer module, so add a prefix to one of them.
+        # Add a prefix, because both torch and Accelerate have a module named optimizer.
         file, _, name = function
         return f"{'accelerate/' if file.startswith(library) else ''}{Path(file).stem}.{name}"
 
     from_accelerate = {function for function in stats if function[0].startswith(library)}
-    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # adds up functions with equal names
+    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # sums over functions with equal names
     counts: dict[str, int] = defaultdict(int)
     for function, (_, calls, own_seconds, _, callers) in stats.items():
         name = name_of(function)

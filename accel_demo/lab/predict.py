@@ -85,7 +85,7 @@ def parse_indices(text: str, count: int) -> list[int]:
 
 
 def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]:
-    """Return what the model trained in the folder `run` predicts for these test images."""
+    """Load the model from the run folder, and return its predictions for these test images."""
     import torch
 
     from accel_demo.models import make_model
@@ -103,7 +103,7 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]
 
 
 def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
-    """Draw rows of five images, each below its predicted class, which is red if it is wrong."""
+    """Draw five images per row. Their titles show the predicted class, in red if it is wrong."""
     rows = (len(predictions) + 4) // 5
     figure = show.new_figure(9, 2.2 * rows)
     axes = figure.subplots(rows, 5, squeeze=False).flatten()

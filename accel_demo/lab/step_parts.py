@@ -24,14 +24,14 @@ PARTS = [FORWARD, BEFORE_BACKWARD, BACKWARD, BEFORE_STEP, STEP, BEFORE_FORWARD]
 def timed_parts() -> Iterator[list[dict[str, float]]]:
     """Yield a list, and append {part: seconds} to it after each optimizer step in this process.
 
-    "forward", "backward" and "optimizer step" are the times inside torch's modules,
-    `Tensor.backward` and optimizers. Code that a library runs before or after these calls is
-    included in the "between" parts. A part ends when the next one begins, so the parts add up to
-    the time from the end of one optimizer step to the end of the next.
+    "forward", "backward" and "optimizer step" are the times inside the model, `Tensor.backward` and
+    `Optimizer.step`. Code that a library runs before or after these calls is included in the
+    "between" parts. A part ends when the next part begins, so the parts add up to the time from the
+    end of one optimizer step to the end of the next.
 
     The first step is not recorded, because its beginning is unknown. The time of an evaluation is
-    added to the part that it interrupts. Each step must have exactly one micro-batch. On a GPU,
-    these are the times of the Python code, which does not wait for the kernels.
+    added to the part in which it happens. Each step must have exactly one micro-batch. On a GPU,
+    the times do not include the kernels, because the Python code does not wait for them.
     """
     steps: list[dict[str, float]] = []
     seconds: dict[str, float] = defaultdict(float)

@@ -18,13 +18,13 @@ TIME_LIMIT = 2 * 60 * 60  # seconds
 
 @dataclass(frozen=True)
 class Timed:
-    """A command that took `seconds`. `lines` contains (seconds since the start, text) pairs."""
+    """Duration and output of a command. `lines` contains (seconds since the start, text) pairs."""
 
     lines: list[tuple[float, str]]
     seconds: float
 
     def first_step(self, first_line: str) -> float:
-        """Return the seconds until the first line. Train files print it before their first step.
+        """Return the time of the first line, which the train files print before their first step.
 
         Raises `RuntimeError` if the line does not begin with `first_line`, such as "1 process on
         cpu".
@@ -44,9 +44,9 @@ def run_timed(
 ) -> Timed:
     """Run `command` in the repository's root folder, and call `on_line` with each output line.
 
-    `python`, `accelerate` and `torchrun` are those of this Python environment. `on_cpu` hides the
-    GPUs. Raises `UserError` if the command fails and prints an "error: …" line. Raises
-    `RuntimeError` if it fails without such a line or takes more than `time_limit` seconds.
+    Programs such as `torchrun` are taken from this Python environment. `on_cpu` hides the GPUs.
+    Raises `UserError` if the command fails and prints an "error: …" line. Raises `RuntimeError` if
+    it fails without such a line or takes more than `time_limit` seconds.
     """
     lines: list[tuple[float, str]] = []
     kept = {"OMP_NUM_THREADS"} if on_cpu else {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}

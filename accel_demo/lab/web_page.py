@@ -28,9 +28,9 @@ th { background: var(--shade); font-weight: 600; }
 def write_page(
     path: Path, title: str, body: str, style: str = "", script: str = "", data: object = None
 ) -> None:
-    """Write the page. `title` is plain text. `body` is HTML, so text from files must be escaped.
+    """Write a page. `title` is plain text. `body` is HTML, so escape any text from files in it.
 
-    `script` runs after the body has been parsed. It can read `data`, which must not contain NaN, as
+    `script` runs after the body has been parsed. It reads `data`, which must not contain NaN, with
     `JSON.parse(document.getElementById("data").textContent)`. A content security policy blocks all
     other scripts and all requests to servers: https://www.w3.org/TR/CSP3/
     """
@@ -39,7 +39,7 @@ def write_page(
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     # Escape "<", so that the data cannot contain "</script>".
     json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    # Write a new file and rename it. If `path` is a link, this replaces only the link.
+    # Write a new file and rename it. If `path` is a link, this does not change the link's target.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(
         f"""<!doctype html>
@@ -67,7 +67,7 @@ def write_page(
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:
     """Return an HTML table that scrolls horizontally if the screen is narrow. All cells are HTML.
 
-    The first cell of each row is its heading. Screen readers read `label` aloud.
+    The first cell of each row is the row's heading. Screen readers read `label` aloud.
     """
     headings = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     lines = [

@@ -34,7 +34,7 @@ class WorkerResult(TypedDict):
 class WorkerPool:
     """A pool of worker processes with `threads` threads each. Use it in a `with` statement.
 
-    `gpus` is the value of CUDA_VISIBLE_DEVICES in the workers. `ON_CPU` hides all accelerators. By
+    `gpus` is the value of CUDA_VISIBLE_DEVICES in the workers; `ON_CPU` hides all accelerators. By
     default, the workers train on GPUs if there is one for each worker.
     """
 
@@ -45,7 +45,7 @@ class WorkerPool:
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = gpus
-        python = os.environ.get("PYTHON_EXEC", sys.executable)  # the same choice as torchrun's
+        python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun does
         command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
         for path in self.errors:
@@ -63,9 +63,9 @@ class WorkerPool:
         time_limit: float = 600,
         processes: int | None = None,
     ) -> WorkerResult:
-        """Train once and return rank 0's result. `choices` are fields of TrainConfig.
+        """Train once and return rank 0's result. `choices` are arguments of TrainConfig.
 
-        If `processes` is given, only that many workers train, and the others stay idle. Raises
+        If `processes` is given, only that many workers train. Raises
         `RuntimeError` if a worker dies or takes more than `time_limit` seconds, or if the number of
         processes, the number of threads or the device is not what was requested.
         """
@@ -90,7 +90,7 @@ class WorkerPool:
                         "warm_up": warm_up,
                         "watched": watched,
                     }
-                    with suppress(BrokenPipeError):  # the worker died: see `_line_from`
+                    with suppress(BrokenPipeError):  # `_line_from` detects dead workers
                         worker.stdin.write(json.dumps(request) + "\n")
                         worker.stdin.flush()
                 lines = list(readers.map(self._line_from, workers))

@@ -40,10 +40,11 @@ def own_device() -> torch.device:
 def connect(timeout: float) -> torch.device:
     """Connect the processes of a launch, and return the device of this process.
 
-    A collective fails after `timeout` seconds. This function does not connect a process that was
-    started without a launcher, or processes that MPI has started, which Accelerate connects.
-    (train_ddp.py contains these steps instead of calling this function.) If some processes do not
-    connect, it raises `UserError`, or a `RuntimeError` that `report_lost_processes` explains.
+    Collectives time out after `timeout` seconds. Without a launcher, there is nothing to connect.
+    If MPI started the processes, this function leaves it to Accelerate to connect them.
+
+    If some processes do not connect, this function raises `UserError`, or a `RuntimeError` that
+    `report_lost_processes` turns into a `UserError`.
     """
     device = own_device()
     if dist.is_initialized() or "RANK" not in os.environ:
@@ -70,13 +71,13 @@ def gather_objects(value: T) -> list[T]:
 
 
 def autocast_for(device: torch.device, precision: str) -> torch.autocast:
-    """Return the same autocast context as Accelerate for the precision "no", "bf16" or "fp16"."""
+    """Return the autocast context that Accelerate uses for the precision "no", "bf16" or "fp16"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "no")
 
 
 def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
-    """Raise `UserError` if not all started processes are connected, or if fp16 is set on a CPU.
+    """Raise `UserError` if some started processes are not connected, or if fp16 is set on a CPU.
 
     `world_size` is the number of connected processes. `mixed_precision` is "no", "bf16" or "fp16".
     """
@@ -128,7 +129,10 @@ def _connection_of(version: str) -> str:
 
 
 def replica_devices(compiled: bool, precision: str) -> list[int]:
-    """Return the GPUs for `nn.DataParallel`. Raises `UserError` for options it does not support."""
+    """Return the indices of the GPUs for `nn.DataParallel`.
+
+    Raises `UserError` if `nn.DataParallel` does not support the options.
+    """
     count = torch.accelerator.device_count()
     if count < 2:
         print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")

@@ -55,9 +55,9 @@ def number_in(variable: str, default: int) -> int:
 
 
 def environment_for(changes: dict[str, str]) -> dict[str, str]:
-    """Return the current environment with `changes`, for a command that is not in this launch.
+    """Return the current environment with `changes`, for a command that is not part of this launch.
 
-    The launcher's variables are removed, and the folder of this Python is first on PATH.
+    The launcher's variables are removed. The folder of this Python interpreter is first in PATH.
     """
     environment = {**os.environ, **changes}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

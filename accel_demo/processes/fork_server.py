@@ -9,13 +9,14 @@ program is a launcher, its workers are forked as well (see forked_python.py).
 A forked program differs from a program that is started normally:
 - Environment variables that Python or a library reads at startup would have no effect. If a request
   changes such a variable, the server refuses the request, and the program is started normally.
-- A missing import may go unnoticed, because the server has already imported the library.
+- A program that forgets an import may still work, because the server has imported the library.
 - Warnings raised while a library is imported are printed to the server's stderr.
 - SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
 - String hashes are equal in all programs, so sets have the same order on all ranks.
 - At exit, a program runs its exit handlers and flushes its output, but does not finalize the
-  interpreter, because finalization would spend 2 seconds copying memory.
-Because of these differences, some tests still start programs normally. POSIX only.
+  interpreter, because finalization would copy memory for 2 seconds.
+
+POSIX only.
 """
 
 import os
@@ -38,14 +39,14 @@ from accel_demo.processes.forked_python import (
     receive_number,
 )
 
-ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # variable that contains the path of the server's socket
+ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # environment variable with the path of the server's socket
 SERVER = [sys.executable, "-m", "accel_demo.processes.fork_server_main"]
 
 
 class ForkServer:
     """A running fork server. By default, it has the same environment as this process.
 
-    When this process exits, the server also exits, after removing its temporary folder.
+    When this process exits, the server removes its temporary folder and exits.
     """
 
     def __init__(self, environment: dict[str, str] | None = None):
@@ -113,7 +114,7 @@ def fork(
     """Fork a Python program from the server whose address is `environment[ADDRESS]`.
 
     Returns None if the address is not set, if the server refuses, or if the command is not a Python
-    program. The parameters are the same as in `launch.start`.
+    program. The parameters have the same meaning as in `launch.start`.
     """
     address, arguments = environment.get(ADDRESS), _for_python(*command)
     if not address or not arguments:
@@ -134,7 +135,7 @@ def fork(
 
 
 def _write_python(path: Path, address: str) -> str:
-    """Write a program that works like `python`, but runs in a process forked from the server."""
+    """Write a script that works like `python`, but runs each program in a fork of the server."""
     words = [sys.executable, "-IS", forked_python.__file__, sys.executable, address]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o700)
@@ -142,7 +143,7 @@ def _write_python(path: Path, address: str) -> str:
 
 
 def _for_python(program: str, *arguments: str) -> list[str] | None:
-    """Return the arguments for `python` to run this command, or None if it cannot be forked."""
+    """Return the arguments that make `python` run this command, or None if it cannot be forked."""
     ours = Path(sys.executable).parent
     if Path(program).parent != ours:
         return None

@@ -1,6 +1,6 @@
 """Run the fork server, and turn each forked process into the requested program.
 
-fork_server.py starts this server. fork_server.py and forked_python.py send it requests.
+fork_server.py starts this server. fork_server.py and forked_python.py send requests to it.
 """
 
 import atexit
@@ -39,7 +39,7 @@ from accel_demo.processes.forked_python import (
 )
 
 # The libraries that our programs use. The modules of accel_demo are not preloaded: they are quick
-# to import, and a program that lacks such an import must fail.
+# to import, and a program that forgets to import one of them must fail.
 LIBRARIES = """torch torch._dynamo torch.distributed.run torch.nn.parallel torch.optim.lr_scheduler
 torch.profiler torch.utils.data torch.utils.checkpoint torch.utils.tensorboard torchvision
 accelerate accelerate.commands.launch accelerate.test_utils matplotlib.figure
@@ -48,8 +48,8 @@ safetensors.torch tqdm yaml"""
 # Python and the libraries read variables with these prefixes at startup.
 READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
 TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
-# Exceptions: variables with these prefixes that are read later. torchrun sets TORCH_NCCL_… for its
-# workers. Accelerate may remove CUDA_VISIBLE_DEVICES, which has no effect without a GPU.
+# Exceptions: these variables are not read at startup. torchrun sets TORCH_NCCL_… for its workers.
+# Accelerate may remove CUDA_VISIBLE_DEVICES, but this variable has no effect without a GPU.
 NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
@@ -59,12 +59,12 @@ def main(listener: int, lifeline: int, python: str) -> None:
     """Run the server. In each process that is forked from it, run the requested program.
 
     `listener` and `lifeline` are file descriptors: the server's socket, and a pipe that closes when
-    the process that started the server exits. `python` is the path of the program with which a
-    forked launcher starts its workers.
+    the process that started the server exits. A forked launcher starts its workers with the program
+    at the path `python`.
     """
     del sys.path[0]  # each program inserts its own folder
     adopt_orphans()
-    select.select([listener, lifeline], [], [])  # before importing, wait for a request
+    select.select([listener, lifeline], [], [])  # wait for a request before importing
     for name in LIBRARIES.split():
         if select.select([lifeline], [], [], 0)[0]:  # the parent process has exited
             return
@@ -108,7 +108,10 @@ def adopt_orphans() -> None:
 
 
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
-    """Fork a process per request, and report its exit code. Return only in the forked processes."""
+    """Fork a process for each request, and send its exit code to the client.
+
+    Return only in the forked processes, with the arguments of the program to run.
+    """
     running = {}  # maps each process ID to the connection to its client
     own_environment = dict(os.environ)
     woken, wake = socket.socketpair()
@@ -165,7 +168,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
 
 
 def _receive_request(connection: socket.socket) -> tuple[dict | None, list[int]]:
-    """Return the request and its open files. The request is None if the client exited early."""
+    """Return the request and its file descriptors. The request is None if the client has exited."""
     header, files, _, _ = socket.recv_fds(connection, NUMBER.size, MOST_FILES)
     size = NUMBER.unpack(header)[0] if len(header) == NUMBER.size else 0
     with connection.makefile("rb") as file:
@@ -186,7 +189,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 
 def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
-    """Return True if a forked process would differ from a process that is started normally."""
+    """Return True if a forked process cannot have the requested variables, limits or options."""
     environment = request["environment"]
     names = {*environment, *own_environment} - NOT_AT_START
     changed = [name for name in names if environment.get(name) != own_environment.get(name)]
@@ -219,7 +222,7 @@ def _become(request: dict, files: list[int], python: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     if request.get("new_session"):
         os.setsid()
-    # Move all files to higher descriptors first: one may occupy a descriptor that another needs.
+    # Move all files to higher descriptors first: a file may occupy the descriptor of another file.
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
     for file in files:
         os.close(file)
@@ -234,12 +237,12 @@ def _become(request: dict, files: list[int], python: str) -> None:
     faulthandler.register(signal.SIGUSR2)  # print the Python stack: tests use this to find hangs
     os.environ.clear()
     os.environ.update(request["environment"])
-    # The program starts with one thread, so that it can safely fork its own processes.
+    # The program starts with only one thread, so it can safely fork processes itself.
     os.environ.setdefault("ACCEL_DEMO_START_METHOD", "fork")
     os.environ["PYTHON_EXEC"] = python  # torchrun starts its workers with this program
     multiprocessing.set_executable(python)
     os.chdir(request["folder"])
-    tempfile.tempdir = None  # recompute it from the new environment
+    tempfile.tempdir = None  # Python recomputes it from the new environment
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
@@ -258,7 +261,7 @@ def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIO
 
 
 def _run_program(arguments: list[str]) -> None:
-    """Run a program in the same way as `python *arguments`: a file, `-m MODULE` or `-c CODE`."""
+    """Run a file, `-m MODULE` or `-c CODE` in the same way as `python *arguments`."""
     kind, *others = arguments
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind == "-m":

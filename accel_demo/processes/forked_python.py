@@ -80,7 +80,10 @@ def ignored_signals() -> list[int]:
 
 
 def limits() -> list:
-    """Return this process's limits, umask, cores and priority. A fork has the server's instead."""
+    """Return this process's limits, umask, cores and priority.
+
+    A forked process has the server's values instead.
+    """
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     resources = [list(resource.getrlimit(getattr(resource, name))) for name in names]
     mask = os.umask(0)
@@ -116,7 +119,7 @@ def can_be_forked(arguments: list[str]) -> bool:
 
 
 def split_options(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments into leading Python options that a fork supports, and the rest."""
+    """Return the leading Python options that a fork supports, and the remaining arguments."""
     number = 0
     while arguments[number : number + 1] in (["-u"], ["-B"]):
         number += 1

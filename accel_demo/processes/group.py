@@ -1,4 +1,4 @@
-"""Call a function in connected processes, started by a launcher or by this module."""
+"""Call a function in connected processes that a launcher or this module has started."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,8 +42,9 @@ def results_by_rank(
 ) -> list[Any]:
     """Call `function(device, *arguments)` as `run_in_group` does, and return the results by rank.
 
-    Even under a launcher, this function starts new processes. Rank 0 prints nothing. Each process
-    uses `threads` CPU threads. A stop signal to this process, such as Ctrl-C, kills the processes.
+    Even under a launcher, this function starts new processes. Each of them uses `threads` CPU
+    threads, and rank 0 prints nothing. If this process receives a stop signal such as Ctrl-C, it
+    kills the new processes.
     """
     options = {"preloaded": preloaded, "stop_at_once": True}
     return launch.spawn(_call_with_threads, processes, threads, function, *arguments, **options)

@@ -1,6 +1,6 @@
 """Start processes: `spawn` for functions, `run_to_end` and `start` for commands.
 
-`spawn` calls a function in several processes, with the environment variables that torchrun sets.
+`spawn` calls a function in several processes, with the same environment variables as torchrun.
 `run_to_end` runs a command and waits until it exits. `start` starts a command without waiting.
 """
 
@@ -120,7 +120,7 @@ def spawn(
 
 
 def start_preloading(preloaded: tuple[str, ...]) -> None:
-    """Start the server of `spawn`, which imports the modules `preloaded` in the background."""
+    """Start the server from which `spawn` forks. It imports `preloaded` in the background."""
     if start_method() == "forkserver":
         set_forkserver_preload(list(preloaded))
         forkserver.ensure_running()
@@ -149,9 +149,11 @@ def run_to_end(
     """Run a command until it exits, and return its `returncode`, `stdout` and `stderr`.
 
     After `time_limit` seconds or on Ctrl-C, the command and all its descendants are killed. After a
-    timeout, `returncode` is None. By default, the command runs on the CPU with one thread, in the
-    current environment with `changes`, and `python`, `accelerate` and `torchrun` are those of this
-    Python installation. If `environment` is given, the command runs in exactly that environment.
+    timeout, `returncode` is None.
+
+    By default, the command runs in the current environment with `changes`. It uses the CPU with one
+    thread, and the `python`, `accelerate` and `torchrun` of this Python installation. If
+    `environment` is given, the command runs in exactly that environment.
     """
     if environment is not None and changes:
         raise ValueError("pass either environment or changes, not both")
@@ -188,9 +190,9 @@ def start(
     """Start a command, and return the process without waiting for it.
 
     If `environment` contains the address of a fork server (see fork_server.py), a Python program is
-    forked from the server. It is started normally if `real` is set, if the server refuses, if
-    `stdin` is given, or if an output is a pipe. `new_session` makes the process the leader of a new
-    session. The process ignores `ignored_signal`, as after `trap '' SIGNAL` in a shell.
+    forked from the server. The program is started normally if `real` is set, if the server refuses,
+    if `stdin` is given, or if an output is a pipe. `new_session` makes the process the leader of a
+    new session. The process ignores `ignored_signal`, as after `trap '' SIGNAL` in a shell.
     """
     program, *arguments = command
     program = shutil.which(program, path=environment.get("PATH")) or program
@@ -275,9 +277,9 @@ def _read_result(folder: Path, rank: int) -> Any:
 
 
 def _kill_children() -> None:
-    """Kill all descendants. Suspend them first, so that none of them starts a new process.
+    """Kill all descendants. Suspend them first, so that they cannot start new processes.
 
-    Python's resource tracker is not killed, because it must clean up after the others.
+    Python's resource tracker is not killed, because it cleans up after the killed processes.
     """
     for act in (psutil.Process.suspend, psutil.Process.kill):
         for child in psutil.Process().children(recursive=True):

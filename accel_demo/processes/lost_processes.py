@@ -23,7 +23,7 @@ PATIENCE = 5  # seconds to wait for the remaining processes to notice the loss
 
 @contextmanager
 def report_lost_processes() -> Iterator[None]:
-    """Print one line and exit with code 1 if a collective fails because another process has died.
+    """Print one line and exit with code 1 if a collective fails because a process died or hangs.
 
     Raises `UserError` if the processes could not connect.
     """
@@ -55,7 +55,7 @@ def lost_processes(error: RuntimeError) -> str | None:
     try:
         store.set(f"left/{rank}", where)
         store.check([f"left/{rank}"])
-        store.set(f"noticed/{rank}", "")  # from now on, the store's host may exit
+        store.set(f"noticed/{rank}", "")  # from now on, the process that hosts the store may exit
     except dist.DistError:
         keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
         return f"{keeper} has died; rank {rank} noticed this {where}. Continue with --resume auto."
@@ -82,11 +82,11 @@ def _launcher_keeps_the_store() -> bool:
 def _keep_the_store_until(store, remaining: list[int]) -> None:
     """Wait until all `remaining` ranks have noticed the loss, for at most `PATIENCE` seconds.
 
-    This process hosts the store. If it exited earlier, the other ranks would report that rank 0 has
-    died. A rank that is still waiting for data from this process has not noticed the loss. To make
-    its collective fail, we close all connections to other ranks.
+    This process hosts the store. If it exited too early, the others would report that rank 0 has
+    died. A rank that is still waiting for data from this process has not noticed the loss. We close
+    all connections to other ranks, so that the collective of such a rank fails.
     """
-    port = int(os.environ["MASTER_PORT"])  # of the store
+    port = int(os.environ["MASTER_PORT"])  # the store's port
     with suppress(psutil.Error):
         for connection in psutil.Process().net_connections("tcp"):
             if connection.raddr and port not in (connection.laddr.port, connection.raddr.port):
@@ -100,7 +100,7 @@ def _keep_the_store_until(store, remaining: list[int]) -> None:
 
 
 def could_not_connect(error: RuntimeError) -> str | None:
-    """Return one line if `init_process_group` raised `error` because a process was missing."""
+    """Return one line if `error` means that some processes could not connect, otherwise None."""
     frames = traceback.extract_tb(error.__traceback__)
     is_connecting = any(frame.name == "init_process_group" for frame in frames)
     if is_connecting and _is_about_processes(error):
@@ -119,7 +119,7 @@ def leave(line: str) -> None:
     A clean shutdown of the broken process group would wait for the processes that have died.
     """
     if line:
-        say(f"\nerror: {line}")  # new line, because a progress bar may be on this line
+        say(f"\nerror: {line}")  # start a new line below any progress bar
     sys.stdout.flush()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -130,9 +130,9 @@ def leave(line: str) -> None:
 def _missing(store, ranks: range, may_hang: bool) -> list[int]:
     """Return the ranks that have died on this machine or, if there are none, all silent ranks.
 
-    A silent rank has not recorded the loss, but may be alive: while it waits for another living
-    rank, it does not notice that a third rank has died until the living rank exits. If `may_hang`
-    is true, all silent ranks are returned.
+    A silent rank has not recorded the loss, but may be alive: while it waits for a second rank, it
+    does not notice that a third rank has died until the second rank exits. If `may_hang` is true,
+    all silent ranks are returned.
     """
     deadline = time.monotonic() + PATIENCE
     while True:

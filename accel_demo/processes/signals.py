@@ -19,18 +19,18 @@ SIGNALS = [
     if hasattr(signal, name)  # Windows has no SIGUSR1
 ]
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
-PATIENCE = 5  # seconds in which a launcher may forward the same signal again
+PATIENCE = 5  # a launcher may forward the same signal again for this many seconds
 
 
 class StopSignals:
     """Signal handlers that stop all processes after the same step.
 
-    The process that receives the signal chooses the last step, which no process may have passed
-    yet, and writes its number to the store. With gloo, all processes finish a step together,
-    because they average its gradients. So the last step is the next step. With NCCL, a process only
-    queues work on its GPU, and may run ahead of the others until the metrics are reduced, every
-    `log_every` steps. So the last step is the first step after the next reduction. All processes
-    read the store in every step. This is cheaper than a collective, and does not wait for the GPU.
+    The process that receives the signal chooses the last step and writes its number to the store.
+    It has to choose a step that no process has finished yet. With gloo, all processes finish a step
+    together, because they average its gradients. So the next step is the last. With NCCL, a process
+    only queues work on its GPU, and can run ahead of the others. They only wait for each other when
+    they reduce the metrics, every `log_every` steps. So the first step after the next reduction is
+    the last. All processes read the store in every step, which is cheaper than a collective.
     """
 
     def __init__(self, log_every: int):
@@ -49,7 +49,7 @@ class StopSignals:
             store.set(f"process/{dist.get_rank()}", f"{platform.node() or '-'} {os.getpid()}")
 
     def after(self, step: int) -> bool:
-        """Return True if the run stops after this step. Called by every process in every step."""
+        """Return True if the run stops after this step. Every process calls this in every step."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self.asked_at is not None
         store = dist.distributed_c10d._get_default_store()
@@ -62,7 +62,7 @@ class StopSignals:
         return False
 
     def is_asked_again(self) -> bool:
-        """Record a stop signal. Return True if the first one is over `PATIENCE` seconds old."""
+        """Record a stop signal. Return True if the first one came over `PATIENCE` seconds ago."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE

@@ -1,4 +1,4 @@
-"""Write each checkpoint completely or not at all, and resume runs from checkpoints exactly."""
+"""Write each checkpoint completely or not at all, and restore a run's exact state from it."""
 
 import hashlib
 import os
@@ -53,8 +53,8 @@ class Checkpoints:
     def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
         """Find the position that `--resume` selects, and delete all later results.
 
-        Every process finds the same position. If the folder or the checkpoint cannot be used, every
-        process raises `UserError` before anything is written: see `claim_folder` and `find_start`.
+        If the folder or the checkpoint cannot be used, every process raises `UserError` before
+        anything is written: see `claim_folder` and `find_start`.
         """
         self.config, self.environment = config, environment
         self.is_main_process = is_main_process()
@@ -78,7 +78,7 @@ class Checkpoints:
     ) -> None:
         """Call `load_state` with the checkpoint folder, if the run starts from a checkpoint.
 
-        A DDP model first runs a forward and a backward pass with images from `train_set`.
+        Before that, a DDP model runs one forward and backward pass: see `_settle_buckets`.
 
         Raises `UserError` if the checkpoint cannot be loaded. `accelerator.load_state` silently
         skips random states that it cannot read, so we compare digests of the loaded random states
@@ -138,7 +138,7 @@ class Checkpoints:
                 self._publish(unfinished, name)
 
     def _publish(self, unfinished: Path, name: str) -> None:
-        """Name the checkpoint, and delete the oldest checkpoints, so that `--keep-last` remain."""
+        """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints."""
         folder = unfinished.with_name(name)
         if folder.exists():
             discard(folder)
@@ -150,10 +150,10 @@ class Checkpoints:
             discard(path)
 
     def _lock(self) -> None:
-        """Lock the folder until this process exits. Raises `UserError` if it is already locked.
+        """Lock the folder while this object exists. Raises `UserError` if it is already locked.
 
-        We do not use `flock`, because loader workers would inherit the lock, and the workers of a
-        killed run may keep running.
+        We do not use `flock`, because loader workers would inherit the lock. If the run was killed,
+        any worker that is still running would keep the folder locked.
         """
         if fcntl:
             lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
@@ -167,13 +167,13 @@ class Checkpoints:
                 ) from None
 
     def _rewind(self) -> None:
-        """Delete results that are newer than the start position, and print its remarks."""
+        """Delete results that are newer than the start position, and print `start.remarks`."""
         start, metrics = self.start, self.folder / "metrics.jsonl"
         for name in ("summary.json", "model.safetensors", "predictions.json"):
             (self.folder / name).unlink(missing_ok=True)
         reached = position(start.folder) if start.folder else (-1.0, 0.0)
         for path in checkpoints_of(self.folder):
-            if reached < position(path) < UNREADABLE:  # keep unreadable folders
+            if reached < position(path) < UNREADABLE:  # keep folders with unreadable manifests
                 discard(path)
         if start.folder is None:
             metrics.unlink(missing_ok=True)
@@ -192,8 +192,8 @@ def _settle_buckets(
     In its first step, DDP assigns gradients to buckets in the order of the parameters. From the
     second step on, it uses the order in which the first backward pass produced the gradients. With
     three or more processes, a gradient's position in its bucket affects the order in which the
-    ranks' values are added, and so the last bits of the sum. Without this pass, these bits would
-    differ in the first step after a resume.
+    ranks' values are added, and so the last bits of the sum. Without this pass, the first step of a
+    resumed run would differ in these bits from an uninterrupted run.
     Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     if isinstance(model, DistributedDataParallel):
@@ -231,7 +231,7 @@ def _agreement(folder: Path) -> Iterator[None]:
 
 
 def _why(error: Exception, folder: Path) -> str:
-    """Return the reason for a failed write. torch and safetensors hide it, so we try again."""
+    """Return why a write failed. torch and safetensors hide the reason, so we try another write."""
     if not isinstance(error, OSError):
         try:
             (folder / "probe").write_bytes(bytes(2**16))

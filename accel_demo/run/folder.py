@@ -21,10 +21,11 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
     """Return the folder of this run: `config.run_dir`, or a folder in runs/ named after the config.
 
     Every process calls this before anything is written, and obtains the same folder. A folder
-    contains one run: one config in one environment (see `describe_run`). In its folder, a run can
-    be resumed, even with a different number of processes, and a finished run can be started again.
-    Raises `UserError` if the folder is not writable, or contains a different run or (without
-    `--resume`) an unfinished run.
+    contains one run: one config in one environment (see `describe_run`). A run can be resumed in
+    its folder, even with a different number of processes. A finished run can be started again.
+
+    Raises `UserError` if the folder is not writable, if it contains a different run, or if it
+    contains an unfinished run and `--resume` is not given.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
@@ -143,7 +144,8 @@ def _unusable(path: Path) -> UserError:
 def _folder_of(config: TrainConfig, environment: dict) -> Path:
     """Return the folder that `--run-dir` or `--resume` selects, or else a folder in runs/.
 
-    Its name in runs/ describes the launch and, if any option is not the default, has a digest.
+    A folder in runs/ is named after the launch. If any fixed option is not the default, a digest
+    of the fixed options is appended to the name.
     """
     if config.run_dir:
         return Path(config.run_dir)
@@ -163,7 +165,7 @@ def _folder_of(config: TrainConfig, environment: dict) -> Path:
 
 
 def _choices(config: TrainConfig) -> dict:
-    """Return the config without `run_dir` and `resume`, so that the run's folder can be moved."""
+    """Return the options to save, without `run_dir` (the folder may be moved) and `resume`."""
     choices = dataclasses.asdict(config)
     del choices["run_dir"], choices["resume"]
     return choices

@@ -19,8 +19,9 @@ from accel_demo.wording import counted
 class TrainLog:
     """The metrics of a run. Every process computes them, but only the main process writes them.
 
-    The images per second are those of all processes together, during training only. If the run
-    continues from a checkpoint, `start_step` is its step, and `saved` the `state()` stored in it.
+    The images per second are summed over all processes, and measured only during training. If the
+    run continues from a checkpoint, `start_step` is the checkpoint's step, and `saved` is the
+    `state()` stored in the checkpoint.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class TrainLog:
         self.bar: Any = None  # the progress bar of the current epoch
         self.writer = None
         self.start_step = start_step
-        self.images = saved.get("images", 0.0)  # number of images trained on in `seconds`
+        self.images = saved.get("images", 0.0)  # number of images processed in `seconds`
         self.seconds = saved.get("seconds", 0.0)
         self.test_accuracy = saved.get("test_accuracy", 0.0)
         self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
         self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
 
     def state(self) -> dict:
-        """Return the state of the log for a checkpoint, as JSON types."""
+        """Return the state of the log, to be saved in a checkpoint as JSON."""
         metrics = self.folder / "metrics.jsonl"
         return {
             "images": self.images,
@@ -66,7 +67,7 @@ class TrainLog:
         if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
             from torch.utils.tensorboard import SummaryWriter
 
-            # TensorBoard discards steps from `purge_step` on that were logged before the resume.
+            # TensorBoard discards old values from `purge_step` on: this run logs new ones.
             folder, step = self.folder / "tensorboard", self.start_step + 1
             self.writer = SummaryWriter(folder, purge_step=step)
         self.restart_clock()
@@ -80,9 +81,9 @@ class TrainLog:
         self.interval_started_at = time.perf_counter()
 
     def interval(self, step: int, learning_rate: float, totals: torch.Tensor) -> None:
-        """Log the training metrics since the last call, from totals over all processes.
+        """Log the training metrics since the last call. `totals` is summed over all processes.
 
-        This waits for the device, so the loop does not call it after every step.
+        This waits for the device, so the training loop does not call it after every step.
         """
         totals, now = totals.cpu(), time.perf_counter()
         seconds, self.interval_started_at = now - self.interval_started_at, now
@@ -104,7 +105,7 @@ class TrainLog:
         self._write(metrics)
 
     def end_epoch(self, step: int, test_totals: torch.Tensor) -> None:
-        """Log the evaluation, from totals over the test set, and print the epoch's metrics."""
+        """Log the test metrics, and print the epoch's training and test metrics."""
         self.bar.close()
         metrics = {"step": step, "epoch": self.epoch, **means(test_totals.cpu(), "test")}
         self.test_accuracy = metrics["test_accuracy"]
@@ -144,7 +145,7 @@ class TrainLog:
             )
 
     def stop(self, step: int) -> None:
-        """Print the command that resumes the run after a signal has stopped it."""
+        """After a signal has stopped the run, print the command that resumes it."""
         self.bar.close()
         if self.writer:
             self.writer.close()

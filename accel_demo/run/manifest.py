@@ -104,7 +104,8 @@ def checkpoints_of(run: Path) -> list[Path]:
 def position(folder: Path) -> tuple[float, float]:
     """Return (epoch, batches) from the manifest of a checkpoint.
 
-    A checkpoint with an unreadable manifest is treated as the newest, so that it gets reported.
+    If the manifest cannot be read, return `UNREADABLE`, which sorts as the newest position, so that
+    `newest_complete` reports the checkpoint.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
@@ -131,7 +132,7 @@ def rename(folder: Path, new: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder's list of files, to disk. (Folders only on POSIX systems.)"""
+    """Flush a file, or a folder's list of files, to disk. Folders are flushed only on POSIX."""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -153,4 +154,4 @@ def _size_and_sum(path: Path) -> dict:
 def _seal_of(content: bytes) -> bytes:
     return (
         f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
-    )  # the format of sha256sum
+    )  # as `sha256sum` prints it

@@ -6,8 +6,8 @@ from accel_demo.config import TrainConfig
 class Progress:
     """The current position: epoch, micro-batch, optimizer step and accumulation window.
 
-    `epoch` is the index of the current epoch, from 0. `batches` counts the micro-batches of this
-    epoch on this process, including the current micro-batch. `step` counts finished optimizer
+    `epoch` is the index of the current epoch, starting from 0. `batches` counts the micro-batches
+    of this epoch on this process, including the current one. `step` counts finished optimizer
     steps. A window is the group of micro-batches for one optimizer step: `config.accumulate`
     micro-batches, or fewer at the end of an epoch.
     """

@@ -1,4 +1,4 @@
-"""Find the position from which `--resume` continues, and check that it fits this run."""
+"""Find the checkpoint from which `--resume` continues, and check that it belongs to this run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,9 @@ from accel_demo.wording import counted
 class Start:
     """The position from which a run starts.
 
-    `folder` is the checkpoint, or None for a new run. `epoch`, `batches` (per process, in the
-    current epoch) and `step` (optimizer steps) count finished work.
+    `folder` is the checkpoint, or None for a new run. `epoch` and `step` count the finished epochs
+    and optimizer steps. `batches` counts the micro-batches that each process has finished in the
+    current epoch.
     """
 
     folder: Path | None = None
@@ -23,15 +24,17 @@ class Start:
     step: int = 0
     log: dict = field(default_factory=dict)  # `TrainLog.state()` from the checkpoint
     random_states: tuple[str, ...] = ()  # one digest per rank
-    other_world: bool = False  # True if saved by a different number of processes
+    other_world: bool = False  # True if a different number of processes saved it
     remarks: tuple[str, ...] = ()
 
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
     """Return the position that `--resume` selects. Every process finds the same position.
 
-    `auto` selects the newest complete checkpoint in the folder `run`, or the beginning if there is
-    no checkpoint. Raises `UserError` if `--resume` is not a complete checkpoint of this run, if
+    `auto` selects the newest complete checkpoint in the folder `run`. If there is no checkpoint,
+    the run starts from the beginning.
+
+    Raises `UserError` if `--resume` is not a complete checkpoint of this run, if
     continuing would overwrite newer checkpoints or mix two runs, or if a different number of
     processes saved the checkpoint in the middle of an epoch.
     """
@@ -67,7 +70,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
             f"Resume with the same number, or from a checkpoint at the end of an epoch."
         )
     if other_world:
-        # Count the steps that the new number of processes would have taken in these epochs.
+        # Count the steps that this number of processes would have taken in the finished epochs.
         step = epoch * config.steps_per_epoch(batches_per_epoch)
         remarks.append(
             f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "

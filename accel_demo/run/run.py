@@ -47,7 +47,7 @@ class Run:
         self.folder, start = self.checkpoints.folder, self.checkpoints.start
         self.progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
         self.log = TrainLog(self.folder, config, environment["processes"], start.step, start.log)
-        self.totals = torch.zeros(3, device=device)  # sum since the last `log_interval`
+        self.totals = torch.zeros(3, device=device)  # summed since the last `log_interval`
         self.learning_rate = 0.0  # of the last step
         self.must_log = self.must_save = self.is_stopping = False
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def batches_done(self) -> int:
-        """The number of batches in this epoch that were finished before a resume: usually 0.
+        """The number of batches to skip in this epoch, because they were finished before a resume.
 
         Read this before the first batch, because each batch increases it.
         """
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def window_scale(self) -> float:
-        """The factor for the loss: 1, or above 1 in a short window at the end of an epoch."""
+        """The factor for the loss: above 1 in a step with fewer than `accumulate` micro-batches."""
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -113,7 +113,8 @@ class Run:
         progress, config = self.progress, self.config
         progress.step += 1
         self.learning_rate = float(learning_rate)
-        evaluation_follows = progress.ends_epoch or progress.is_complete  # followed by a save
+        # After an evaluation, the train file saves a checkpoint anyway.
+        evaluation_follows = progress.ends_epoch or progress.is_complete
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
         self.must_save = self.is_stopping or (is_due and not evaluation_follows)
@@ -126,9 +127,9 @@ class Run:
         self.totals = torch.zeros_like(self.totals)
 
     def end_epoch(self, test_totals: torch.Tensor) -> None:
-        """Log the evaluation, from totals over the whole test set, and advance to the next epoch.
+        """Log the test metrics from totals over the whole test set, and advance to the next epoch.
 
-        Call `save` next. A run that is killed before `save` resumes from an earlier checkpoint.
+        Call `save` next. If the run is killed before that, it resumes from an earlier checkpoint.
         """
         self.log.end_epoch(self.progress.step, test_totals)
         self.progress.next_epoch()

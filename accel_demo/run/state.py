@@ -1,6 +1,6 @@
-"""Save and load the training state without Accelerate, in the same files as Accelerate uses.
+"""Save and load the training state without Accelerate, in the same files that Accelerate uses.
 
-Loading a checkpoint cannot execute code: we use safetensors and `torch.load(weights_only=True)`.
+A checkpoint cannot execute code: it is loaded with safetensors and `torch.load(weights_only=True)`.
 """
 
 import random

@@ -62,8 +62,8 @@ def replicate(
 ) -> list[nn.Module]:
     """Return a replica of the module for each device.
 
-    Autograd records the copies of the tensors, so backward adds the gradients of all replicas to
-    the module's parameters. Replica 0 is not a copy: it shares its memory with the module. If a
+    Autograd records that the tensors are copied, so backward adds the gradients of all replicas to
+    the module's parameters. Replica 0 is not a copy: it uses the module's memory. If a
     forward on replica 0 changes a buffer in place, the module's buffer changes too. Such changes on
     the other replicas are lost.
     Source: torch/nn/parallel/replicate.py
@@ -155,7 +155,7 @@ def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Modu
     the tensors into the original module during the call, so all threads would use the tensors of
     the latest call.
     """
-    # Each new part has the attributes of the original part, but no parameters.
+    # Each new module has the attributes of the original module, but no parameters.
     new_parts = {part: part._replicate_for_data_parallel() for part in module.modules()}
     for part, new in new_parts.items():
         for name, child in part._modules.items():
@@ -172,7 +172,7 @@ def _modes(device: torch.device) -> list[Callable]:
     """Return functions that apply this thread's modes, such as autocast, in another thread.
 
     Without them, a new thread has the default modes. nn.DataParallel passes on whether autocast is
-    enabled, but not its dtype.
+    enabled, but not the autocast dtype.
     """
     kind = device.type
     modes = [

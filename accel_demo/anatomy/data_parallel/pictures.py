@@ -67,7 +67,7 @@ def _box(axes, column: int, row: int, text: str, colour: str) -> None:
 
 
 def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
-    """Draw arrows between replica 0 and each other replica, above the boxes of the row."""
+    """Draw arrows between replica 0 and every other replica, above a row of boxes."""
     top, line = row - BOX_HEIGHT / 2, row - BOX_HEIGHT / 2 - 0.14
     if replicas == 1:
         return
@@ -80,10 +80,10 @@ def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
 
 
 def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[float]]):
-    """Draw the weight of each sample if the chunks' means are averaged, and the gradients' errors.
+    """Draw the weight of each sample in a plain mean of the chunk means, and the gradient errors.
 
-    `sizes` are the chunk sizes. `errors` maps each way to compute the loss to its errors with 1, 2,
-    … replicas.
+    `sizes` are the chunk sizes. For each way to compute the loss, `errors` lists the errors of the
+    gradient with 1, 2, … replicas.
     """
     figure = show.new_figure(9.6, 3.9)
     left, right = figure.subplots(1, 2)
@@ -139,7 +139,7 @@ def draw_parts(moved: dict[str, dict[str, int]]):
     axes.invert_yaxis()
     most = max(100, *(max(sizes.values()) for sizes in moved.values()))
     axes.set_xlim(10, 10 ** (math.log10(most) * 1.25))
-    axes.set_xscale("log")  # after the limits are set, because all bars are 0 with one replica
+    axes.set_xscale("log")  # set after the limits, because with one replica all bars are 0
     axes.set_xlabel("bytes in one forward (logarithmic)")
     axes.legend(title="wrapped", loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -35,7 +35,7 @@ def scatter(inputs: Any, devices: Sequence[torch.device], record: Record = None)
     The parts have the sizes that `chunk_sizes` returns. There may be fewer parts than devices.
     Gradients flow back to the inputs. Raises `ValueError` unless all tensors have the same batch
     size. (If the sizes differ, torch's scatter returns only as many parts as the shortest tensor
-    has.)
+    yields.)
     Source: torch/nn/parallel/scatter_gather.py
     """
     tensors = tensors_in(inputs)
@@ -93,7 +93,7 @@ def chunk_sizes(batch_size: int, replicas: int) -> list[int]:
 
 
 def mean_over_samples(means: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return the mean over all samples, from the mean and the size of each chunk.
+    """Compute the mean over all samples from the mean and the size of each chunk.
 
     `means.mean()` is only correct if all chunks have the same size.
     """

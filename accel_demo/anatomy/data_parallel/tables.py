@@ -21,7 +21,7 @@ from accel_demo.errors import UserError
 from accel_demo.models import VGG11
 
 SAMPLES = 30  # samples in the table `bias`; 8 replicas cannot split them equally
-DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}  # for each table
+DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}
 
 
 def main(description: str | None) -> None:
@@ -73,8 +73,8 @@ def show_step(replicas: int, batch_size: int):
 def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
     """Train for one step with Adam. The loss is computed after the gather.
 
-    Returns the events, and the bytes of each kind of tensor on each replica's device after the
-    step.
+    Returns the events and, for each kind of tensor, how many bytes each replica's device stores
+    after the step.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -153,7 +153,7 @@ LOSSES = {
 
 
 def show_bias(most_replicas: int):
-    """Print the error of the gradient for 1 to `most_replicas` replicas."""
+    """For each way to compute the loss, print the gradient error with 1, 2, … replicas."""
     errors = {name: [] for name in LOSSES}
     rows = []
     for replicas in range(1, most_replicas + 1):
@@ -179,7 +179,7 @@ def gradient_error(loss, replicas: int) -> float:
 
 
 def largest_difference(tensors: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    """Return the largest absolute difference, or NaN if there is one. (`max` may skip NaN.)"""
+    """Return the largest absolute difference, or NaN if any is NaN (Python's `max` may skip it)."""
     differences = [(a - b).abs().max() for a, b in zip(tensors, expected, strict=True)]
     return torch.stack(differences).max().item()
 
@@ -214,10 +214,10 @@ def in_parts(net: VGG11, images: torch.Tensor, replicas: int, record: list | Non
 
 
 def show_parts(replicas: int):
-    """Print what one forward of VGG replicates, gathers and sends, in one call and in two calls."""
+    """Compare what one forward copies and sends if VGG is wrapped as a whole or in two parts."""
     torch.manual_seed(0)
     net, images = VGG11(channels=3, dropout=0.0), torch.randn(8, 3, 32, 32)
-    net, images = net.double(), images.double()  # so that rounding stays far below real errors
+    net, images = net.double(), images.double()  # keeps rounding errors far below real errors
     expected = torch.autograd.grad(net(images).logsumexp(1).mean(), list(net.parameters()))
     rows, moved = [], {}
     for name, forward in {"the whole net": whole, "features, then classifier": in_parts}.items():
@@ -225,7 +225,7 @@ def show_parts(replicas: int):
         loss = forward(net, images, replicas, record).logsumexp(1).mean()
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         error = largest_difference(gradients, expected)
-        moved[name] = {  # halved: the bytes that float32 tensors would need
+        moved[name] = {  # half the float64 bytes: what float32 would need
             phase: sum(event.size for event in record if event.phase == phase) // 2
             for phase in ("replicate", "scatter", "gather")
         }

@@ -71,8 +71,8 @@ def make_bucket(parameters: Sequence[torch.Tensor], indices: list[int]) -> Bucke
     flat = torch.zeros(length, dtype=members[0].dtype, device=members[0].device)
     views, offset = [], 0
     for parameter in members:
-        # As in autograd and DDP, a gradient has the strides of its parameter, such as channels
-        # last. At other positions, the ranks' values would be added in a different order.
+        # As in autograd and DDP, a gradient has the strides of its parameter (for example, channels
+        # last). With other strides, the ranks' values would be added in a different order.
         strides = torch.empty_like(parameter, device="meta").stride()
         # If the parameter's memory has gaps, autograd and DDP use the default strides.
         if strides != parameter.stride():

@@ -29,8 +29,9 @@ def average_each(parameters) -> None:
 def average_flat(parameters, multiply: bool, reverse: bool) -> None:
     """Replace each gradient by its mean over all ranks, with one all-reduce of a flat buffer.
 
-    If `multiply` is True, gradients are multiplied by 1/N before the sum. Otherwise the sum is
-    divided by N. If `reverse` is True, the last parameter comes first in the buffer.
+    With N ranks, the gradients are multiplied by 1/N before the all-reduce if `multiply` is True.
+    Otherwise the sum is divided by N. If `reverse` is True, the last parameter comes first in the
+    buffer.
     """
     parameters, world_size = list(parameters), dist.get_world_size()
     order = list(range(len(parameters)))
@@ -58,10 +59,10 @@ class BackwardEvent:
 class HandmadeDDP(nn.Module):
     """A module wrapper like `DistributedDataParallel`, whose results it matches bit for bit.
 
-    Each bucket is sent while backward still computes the gradients of earlier layers. `bucket_mib`
-    is DDP's `bucket_cap_mb`. `events` are the events of the last backward outside `no_sync`.
-    Gradients must be dense. Raises `ValueError` on every rank if the ranks' modules or options do
-    not match. (If only the bucket sizes differ, DDP uses rank 0's size.)
+    A full bucket is sent while backward still computes the gradients of earlier layers.
+    `bucket_mib` works like DDP's `bucket_cap_mb`. `events` lists the events of the last backward
+    outside `no_sync`. Gradients must be dense. Raises `ValueError` on every rank if the ranks'
+    modules or options do not match. (If only the bucket sizes differ, DDP uses rank 0's size.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
     """
 
@@ -76,8 +77,8 @@ class HandmadeDDP(nn.Module):
         self.trainable = [tensor for tensor in module.parameters() if tensor.requires_grad]
         broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         # Before the first backward, the order in which gradients become ready is unknown, so the
-        # first step uses one bucket, in registration order. If parameters may be unused, the
-        # order may change in each step, so the first buckets have limits and are never rebuilt.
+        # first step uses one bucket, in registration order. If parameters may be unused, the order
+        # may change in each step, so the first buckets have size limits and are kept.
         limits = self.limits if find_unused_parameters else (sys.maxsize,)
         self._use_buckets(assign_buckets(self.trainable, limits)[::-1])
         self.ready_order: list[int] | None = None
@@ -105,7 +106,7 @@ class HandmadeDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without sending them, after each forward call in this context."""
+        """Accumulate gradients without sending them if the forward call is inside this context."""
         was_sharing, self.is_sharing = self.is_sharing, False
         try:
             yield

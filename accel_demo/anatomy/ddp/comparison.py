@@ -1,4 +1,4 @@
-"""Average gradients in several ways, and find out which ways result in DDP's weights."""
+"""Average gradients in several ways, and check which ways give the same weights as DDP."""
 
 import json
 import tempfile
@@ -59,7 +59,7 @@ def compare(device: torch.device, folder: Path) -> None:
 
 
 def make_model(device: torch.device) -> nn.Module:
-    """Return a network with 7,110 weights, the same on all ranks."""
+    """Return a network with the same 7,110 weights on all ranks."""
     torch.manual_seed(0)
     layers = nn.Linear(29, 67), nn.Tanh(), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 8)
     return nn.Sequential(*layers).to(device)
@@ -104,7 +104,7 @@ def train_whole_batch(device) -> torch.Tensor:
 
 
 def train_every_rank(device) -> torch.Tensor:
-    """Train in one process, which accumulates gradients over the batches of all ranks."""
+    """Train in one process, accumulating gradients over the batches of all ranks."""
     model, world_size = make_model(device), dist.get_world_size()
     for step in range(STEPS):
         for rank in range(world_size):
@@ -117,7 +117,7 @@ def train_every_rank(device) -> torch.Tensor:
 def average_in_a_ring(parameters, step: int) -> None:
     """Average the gradients, adding them in the same order as a ring all-reduce (page 05).
 
-    The buffer is split into N chunks, and the sum of each chunk starts on a different rank.
+    The gradients are split into one chunk per rank. Each chunk's sum starts on a different rank.
     """
     world_size = dist.get_world_size()
     ordered = parameters[::-1] if step > 0 else parameters
@@ -162,7 +162,7 @@ def descend(model: nn.Module) -> None:
 
 
 def _flat(multiply: bool, reversed_from: int) -> Callable:
-    """Return a function that calls `average_flat`, with `reverse` from step `reversed_from` on."""
+    """Return a function that calls `average_flat`, in reverse from step `reversed_from` on."""
     return lambda parameters, step: average_flat(parameters, multiply, step >= reversed_from)
 
 

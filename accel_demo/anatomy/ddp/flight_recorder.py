@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BYTES = {  # bytes per element of each dtype, as the recorder names it
+BYTES = {  # bytes per element; the keys are the recorder's names of the dtypes
     **{"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8},
     **{"Float8_e4m3fn": 1, "Float8_e5m2": 1, "BFloat16": 2, "Half": 2, "Float": 4, "Double": 8},
     **{"ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16},
@@ -26,10 +26,10 @@ class Collective:
 
 @contextmanager
 def recorded() -> Iterator[list[Collective]]:
-    """Yield a list. When the block ends, add the collectives that this rank called in the block.
+    """Yield a list, and fill it at the end of the `with` block with this rank's collectives.
 
-    The collectives are in call order. Calls from C++ code are recorded too, so the list includes
-    what `DistributedDataParallel` sends.
+    The collectives are in call order. The recorder also sees calls from C++ code, so the list
+    includes the collectives that `DistributedDataParallel` calls.
     Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     """
     earlier, called = {entry["record_id"] for entry in _entries()}, []

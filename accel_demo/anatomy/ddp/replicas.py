@@ -12,7 +12,7 @@ from accel_demo.processes.connect import gather_objects
 
 @dataclass(frozen=True)
 class ReplicaDescription:
-    """A text description of everything that must be the same on all ranks."""
+    """A text description of everything that `check_replicas` checks on one rank."""
 
     options: dict[str, str]
     devices: list[str]
@@ -66,7 +66,7 @@ def parameters_behind(output) -> set[int]:
     seen, parameter_ids = set(nodes), set()
     while nodes:
         node = nodes.pop()
-        parameter = getattr(node, "variable", None)  # only AccumulateGrad has a variable
+        parameter = getattr(node, "variable", None)  # only AccumulateGrad nodes have a variable
         if parameter is not None:
             parameter_ids.add(id(parameter))
         new = {following for following, _ in node.next_functions if following} - seen

@@ -61,7 +61,7 @@ def library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
 
 
 def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Split the rows among all GPUs, or treat the CPU as two devices that share their memory."""
+    """Split the rows among all GPUs. On a CPU, split them as if the CPU were two devices."""
     devices: list[torch.device | str] | None = None if weight.is_cuda else ["cpu", "cpu"]
     return methods.over_devices(weight, p, devices=devices)
 
@@ -80,7 +80,7 @@ METHODS = {
 
 
 def graph_bytes(compute, weight: torch.Tensor) -> int:
-    """Return the bytes that the graph of `compute(weight)` keeps for backward besides the weight.
+    """Return how many bytes the graph of `compute(weight)` keeps for backward, besides the weight.
 
     This adds up the tensors that autograd saves, so the result is the same on every machine.
     """
@@ -94,15 +94,15 @@ def graph_bytes(compute, weight: torch.Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = compute(weight)
     sizes.pop(weight.untyped_storage().data_ptr(), None)
-    del result  # kept until here, because reused memory would be counted only once
+    del result  # not earlier, because reused memory would be counted only once
     return sum(sizes.values())
 
 
 def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> int:
-    """Predict the `graph_bytes` of each process in float32, even for very large layers.
+    """Predict the `graph_bytes` of each process in float32, without running the method.
 
-    For each pair, a graph with all differences keeps the difference, which is as large as a kernel,
-    and the distance, which takes 4 bytes.
+    A graph that keeps all differences stores, for each pair of kernels, the difference, which is as
+    large as a kernel, and the distance, which takes 4 bytes.
     """
     weight_bytes = 4 * math.prod(shape)
     row_bytes = weight_bytes + 4 * shape[0]
@@ -113,13 +113,13 @@ def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> in
 
 
 def make_weight(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return a random weight, the same in every process."""
+    """Return a random weight that is the same in every process."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return weight.to(device).requires_grad_()
 
 
 def reference(weight: torch.Tensor, p: int) -> tuple[float, torch.Tensor]:
-    """Return the value and the gradient in float64, computed from formulas without autograd."""
+    """Compute the distance and its gradient in float64, from formulas and without autograd."""
     kernels = weight.detach().double().cpu().flatten(1)
     value, gradient = 0.0, torch.empty_like(kernels)
     for number, kernel in enumerate(kernels):
@@ -156,7 +156,7 @@ def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torc
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
         peaks.append(_peak(device) - before)
-    # The fastest run counts, because other programs can only add time:
+    # Return the time of the fastest run, because other programs can only add time:
     # https://docs.python.org/3/library/timeit.html
     return min(times), max(0, *peaks), value, cast(torch.Tensor, weight.grad).cpu()
 
@@ -199,7 +199,7 @@ def main(description: str | None) -> None:
 
 
 def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path | None) -> None:
-    """Measure all methods. Rank 0 runs the single-process methods, prints tables and draws them."""
+    """Measure all methods. Rank 0 runs the single-process methods, and prints and draws results."""
     costs = {}
     for shape in shapes:
         for p in (1, 2):
@@ -220,7 +220,7 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
 
 
 def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
-    """Draw the peak memory, with a panel for each layer and p.
+    """Draw the peak memory of each method, in one panel for each layer and p.
 
     If a method was not run, a hatched bar shows the predicted size of its graph.
     """

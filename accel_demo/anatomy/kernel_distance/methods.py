@@ -27,7 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Compute pair by pair. The graph keeps all differences: n times the size of the weight."""
+    """Compute pair by pair. The graph keeps all differences: n times the bytes of the weight."""
     kernels = _kernels(weight, p, signed)
     total = kernels.new_zeros(())
     for kernel in kernels:
@@ -37,7 +37,7 @@ def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
 
 
 def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
-    """Compute all pairs at once. This is faster, but the graph still keeps all differences."""
+    """Compute all pairs at once, which is faster than a loop. The graph keeps all differences."""
     kernels = _kernels(weight, p, signed)
     return _distance(kernels, kernels, p)
 
@@ -47,8 +47,8 @@ def chunked(
 ) -> torch.Tensor:
     """Compute a few rows of pairs at a time, and recompute them in backward.
 
-    The graph keeps no differences. Peak memory is `rows_at_once` times the size of the weight, and
-    backward takes longer by the time of one forward.
+    The graph keeps no differences. Peak memory is `rows_at_once` times the bytes of the weight, and
+    backward takes longer, because it repeats the forward computation.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
     kernels = _kernels(weight, p, signed, rows_at_once)
@@ -58,7 +58,7 @@ def chunked(
 def over_ranks(
     weight: torch.Tensor, p: int = 1, signed: bool = False, rows_at_once: int | None = None
 ) -> torch.Tensor:
-    """Split the rows among the ranks of the default process group.
+    """Split the rows of pairs among the ranks of the default process group.
 
     Each of N ranks needs 1/N of the time and memory. Every rank must call this with the same
     weight, and then call backward on the same function of the result. Every rank gets the same
@@ -82,7 +82,7 @@ def over_devices(
     devices: list[torch.device | str] | None = None,
     rows_at_once: int | None = None,
 ) -> torch.Tensor:
-    """Split the rows among several devices of one process.
+    """Split the rows of pairs among several devices of one process.
 
     By default, the devices are all GPUs, or the weight's device if there is no GPU. The GPUs
     compute at the same time, because each call returns before its work is done. In backward,
@@ -214,9 +214,9 @@ def _mistake(weight, p, signed, rows_at_once) -> str:
 
 
 def _agree(weight, p, signed, rows_at_once) -> None:
-    """Raise the same `ValueError` on every rank if any rank has invalid or different arguments.
+    """Raise the same `ValueError` on every rank if arguments are invalid or differ between ranks.
 
-    Otherwise some ranks would wait forever in a collective that other ranks never call.
+    Without this check, some ranks could wait forever in a collective that other ranks never call.
     """
     mistakes = gather_objects(_mistake(weight, p, signed, rows_at_once))
     for rank, mistake in enumerate(mistakes):

@@ -131,7 +131,7 @@ def pipeline(model, inputs, targets, device, microbatches: int) -> tuple[SplitRe
 
 
 def tensor_parallel(model, inputs, targets, device) -> SplitResult:
-    """Train with each matrix split among the ranks. Forward needs one all-reduce per two layers."""
+    """Train with each matrix split among the ranks. Forward all-reduces after every two layers."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     plan |= {"4": ColwiseParallel(), "6": RowwiseParallel()}
@@ -142,10 +142,10 @@ def tensor_parallel(model, inputs, targets, device) -> SplitResult:
 
 
 def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str, int]]:
-    """Train with FSDP2: each rank stores a shard of each parameter, and gathers layer by layer.
+    """Train with FSDP2: each rank stores a shard of each parameter and gathers one layer at a time.
 
-    The batch is split too. Also returns how many parameter elements are on this rank at several
-    moments.
+    The ranks also split the batch. Also returns how many parameter elements this rank stores at
+    several moments.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = [layer for layer in model.to(device) if isinstance(layer, nn.Linear)]
@@ -163,7 +163,7 @@ def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str
 
 
 def difference(trained: SplitResult, reference: SplitResult) -> float:
-    """Return the largest difference from the reference. Every rank must call this."""
+    """Return the largest difference in output, weights or gradients. Every rank must call this."""
     expected = dict(reference.model.named_parameters())
     pairs = []
     if trained.output is not None and reference.output is not None:
@@ -175,7 +175,7 @@ def difference(trained: SplitResult, reference: SplitResult) -> float:
 
 
 def largest(differences: Iterable[float]) -> float:
-    """Return the largest difference, or NaN if any is NaN, which Python's `max` may skip."""
+    """Return the largest difference, or NaN if any is NaN. (Python's `max` may skip NaN.)"""
     return torch.tensor([*differences], dtype=torch.float64).max().item()
 
 

@@ -61,7 +61,7 @@ def show(device: torch.device, options) -> None:
 
 
 def verdict(difference: float) -> str:
-    """Describe the difference from the unsplit model. With 3 processes, it is due to rounding."""
+    """Describe the difference from the unsplit model. With 3 processes, rounding causes errors."""
     if difference == 0:
         return "the same bits"
     return "within 1e-6" if difference <= 1e-6 else f"differs by {difference:.0e}"
@@ -79,7 +79,7 @@ def grid_table(grid: list[dict[int, splits.Chunk]]) -> str:
 
 
 def bubble_in_words(grid: list[dict[int, splits.Chunk]], microbatches: int) -> str:
-    """Describe the fraction of time that ranks wait: as counted, and as the GPipe paper predicts.
+    """Describe how much of the time ranks wait: as counted, and as the GPipe paper predicts.
 
     Source: Huang et al., 2018, https://arxiv.org/abs/1811.06965, section 2.3
     """

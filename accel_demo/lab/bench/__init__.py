@@ -1,1 +1,1 @@
-"""`accel-demo bench`: measure the course's claims about speed on this machine."""
+"""`accel-demo bench`: test the course's claims about speed on this machine."""

@@ -8,7 +8,8 @@ number of threads. Our program is train.py under `accelerate launch`, with its d
 hyperparameters and a training length that depends on the target. The baseline is PyTorch's MNIST
 example (accel_demo/lab/bench/baseline.py). Repetition i of each measurement uses seed i. The clock
 stops when a program prints a test accuracy at or above the target. The last accuracy of a run may
-be up to 0.3 percentage points below the target. The benchmark takes half an hour on two cores.
+be up to 0.3 percentage points too low, but the mean of our runs must reach the target. The
+benchmark takes half an hour on two cores.
 """
 
 import json
@@ -33,17 +34,17 @@ from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
 
 REPEATS = 3
 QUICK = {"train_samples": 2000, "epochs_baseline": 1}
-# The training length of train.py for each target. The one-cycle schedule reaches its best accuracy
-# at the end, when the learning rate is lowest, so a lower target gets a shorter training.
+# Flags that set the training length of train.py for each target. Accuracy is best at the end of the
+# one-cycle schedule, so the lower target needs a shorter run.
 LENGTH = {0.90: ["--epochs", 1, "--max-steps", 375], 0.92: ["--epochs", 3]}
-MARGIN = 0.003  # a single run may miss the target by this much if the mean reaches it
+MARGIN = 0.003  # a run may miss its target by this much, but the mean of our runs may not
 OURS, BASELINE = "accel-demo", "conventional baseline"
-EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # printed by both programs
+EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # both programs print such lines
 
 
 @dataclass(frozen=True)
 class TimedTraining:
-    """Times of a run's first step and evaluations, in seconds since the command started."""
+    """When a run began its first step and finished each evaluation, in seconds from its start."""
 
     first_step_seconds: float
     evaluations: list[tuple[float, float]]  # (seconds, accuracy), one per epoch
@@ -56,7 +57,7 @@ class TimedTraining:
 
 @dataclass(kw_only=True)
 class AccuracyReport(Report):
-    """A report that also contains every training run. Item i of each list is for seed i."""
+    """A report that also contains every training run. Each list is indexed by seed."""
 
     ours: dict[float, list[TimedTraining]]  # {target accuracy: runs}
     baseline: list[TimedTraining]
@@ -67,7 +68,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help=help)
     help = "train on only the first N images; 0 means all (default: 0)"
     parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
-    help = f"maximum number of epochs of the baseline (default: {baseline.EPOCHS})"
+    help = f"maximum number of epochs for the baseline (default: {baseline.EPOCHS})"
     parser.add_argument(
         "--epochs-baseline", type=int, default=baseline.EPOCHS, metavar="N", help=help
     )
@@ -114,7 +115,7 @@ def measure(options: Namespace) -> Report:
 
 
 def run_ours(command: list) -> TimedTraining:
-    """Run train.py as a user would, with a temporary run folder."""
+    """Run `command`, which launches train.py, with a temporary run folder."""
     with tempfile.TemporaryDirectory() as run_dir:
         timed = run_command([*command, "--run-dir", run_dir])
         environment = json.loads(Path(run_dir, "environment.json").read_text())
@@ -134,7 +135,7 @@ def run_command(command: list) -> Timed:
 
 
 def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
-    """Parse the output of a training run. Its first line must begin with `first_line`."""
+    """Parse the output of a training run, which must begin with `first_line`."""
     matches = [(seconds, EVALUATION.match(line)) for seconds, line in timed.lines]
     evaluations = [(seconds, float(match[1])) for seconds, match in matches if match]
     return TimedTraining(timed.first_step(first_line), evaluations, threads)
@@ -179,9 +180,9 @@ def compare(
 def tables_to(
     target: float, ours: list[TimedTraining], baseline_runs: list[TimedTraining]
 ) -> list[Table]:
-    """Return two tables: seconds from process start to the target, and from the first step to it.
+    """Return two tables of the seconds to the target: from process start, and from the first step.
 
-    A program that misses the target has no row. If both miss the target, the list is empty.
+    A program that misses the target has no row. If both programs miss it, the list is empty.
     """
     sides = {}
     if all(time_to(target, run.evaluations) < math.inf for run in baseline_runs):
@@ -203,7 +204,7 @@ def tables_to(
 
 
 def time_to(target: float, evaluations: list[tuple[float, float]]) -> float:
-    """Return the seconds until the first accuracy at or above `target`, or infinity.
+    """Return the seconds until the accuracy reaches `target`, or infinity if it never does.
 
     The last accuracy is accepted even if it is up to `MARGIN` below `target`.
     """
@@ -222,11 +223,11 @@ def is_reached(target: float, runs: list[TimedTraining]) -> bool:
 
 
 def is_within(margin: float, accuracy: float, target: float) -> bool:
-    return accuracy >= target - margin - 1e-9  # rounding can make a mean slightly too low
+    return accuracy >= target - margin - 1e-9  # rounding errors can lower the mean
 
 
 def verdict(target: float, runs: list[TimedTraining]) -> str:
-    """Return sentences about the accuracy of each of our runs, and whether they reach `target`."""
+    """Summarise the accuracy of our runs, and state whether they reach `target`."""
     accuracies, length = [run.final_accuracy for run in runs], " ".join(map(str, LENGTH[target]))
     ends = "reaches it" if is_reached(target, runs) else "MISSES IT"
     return (

@@ -1,17 +1,17 @@
-"""Compare the speed of our training loop and of an article's loop on ResNet-101.
+"""Compare how fast our training loop and an article's loop train ResNet-101.
 
 accel-demo bench article
 accel-demo bench article --repeats 1 --steps 3
 
-The article's loop (article_loop.py) trains in fp32 with PyTorch's default memory format, reads its
-images one by one with torchvision, and calls `loss.item()` every ten steps. Our loop is train.py
-under `accelerate launch`. It uses the channels-last memory format, reads whole batches, keeps
-losses on the device, and reuses freed memory. It is measured in fp32, in bf16 if the processor has
-bf16 instructions, and on a GPU also with torch.compile.
+The article inspired this course. Its loop (article_loop.py) trains in fp32 with PyTorch's default
+memory format, reads images one by one with torchvision, and calls `loss.item()` every ten steps.
+Our loop is train.py under `accelerate launch`. It uses the channels-last memory format, reads whole
+batches, keeps losses on the device, and reuses freed memory. It runs in fp32, and in bf16 unless
+the CPU lacks bf16 instructions. On a GPU, it also runs in bf16 with torch.compile.
 
 Both loops train with Adam on 256 packaged images per step, on the same cores or GPU. The first
-sixth of the steps is not measured (at least two steps, at most ten). The losses do not show which
-loop learns better, because only our loop has a learning rate schedule (one-cycle), and the loops
+sixth of the steps (at least two, at most ten) is not measured. The losses do not show which loop
+learns better, because only our loop has a learning rate schedule (one-cycle), and the loops
 normalise the images differently.
 """
 
@@ -42,10 +42,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def measure(options: Namespace) -> Report:
-    """Train with both loops in each repetition, with a new seed, and compare their speed."""
+    """Train with both loops once for each seed, and compare their speeds."""
     device = own_device().type
     steps = (4 if device == "cpu" else 60) if options.steps is None else options.steps
-    warm_up_steps(steps)  # raises `UserError` here rather than in a child process
+    warm_up_steps(steps)  # checks --steps before any process is started
     launches = our_launches(device)
     rates: dict[str, list[float]] = {name: [] for name in (ARTICLE, *launches)}
     losses: dict[str, list[float]] = {name: [] for name in rates}
@@ -70,7 +70,7 @@ def measure(options: Namespace) -> Report:
 
 
 def our_launches(device: str) -> dict[str, tuple[str, list[str]]]:
-    """Map each table row of our loop to its mixed precision and its extra train.py flags."""
+    """Return {table row: (mixed precision, extra train.py flags)} for our loop."""
     launches: dict[str, tuple[str, list[str]]] = {"ours, fp32": ("no", [])}
     if device != "cpu" or machine.has_bf16_instructions():
         launches["ours, bf16"] = ("bf16", [])
@@ -86,7 +86,7 @@ def train_article(steps: int, seed: int) -> LoopResult:
 
 
 def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopResult:
-    """Run train.py, and read its speed and loss from its run folder."""
+    """Run train.py, and read speed and loss from its run folder."""
     config = "cpu" if own_device().type == "cpu" else "single_gpu"
     command = accelerate_launch(f"{config}.yaml", "--mixed_precision", precision)
     command += ["accel_demo/train.py", *FLAGS.split(), *flags, "--seed", str(seed)]
@@ -121,7 +121,7 @@ def output_of(command: list[str]) -> list[str]:
 
 
 def check_alike(result: LoopResult, article: LoopResult, device: str) -> None:
-    """Raise `RuntimeError` unless a run used `device` and as many threads as the article's run."""
+    """Raise `RuntimeError` unless the run used `device` and as many threads as `article`."""
     expected, actual = (device, article.threads), (result.device, result.threads)
     if actual != expected:
         raise RuntimeError(f"device and threads should have been {expected}, but were {actual}")
@@ -135,8 +135,8 @@ def findings(ratios: dict[str, float], losses: dict[str, float], steps: int) -> 
     ]
     if list(ratios) == ["ours, fp32"]:
         sentences.append(
-            "This CPU has no bf16 instructions, so our loop ran only in fp32. On other CPUs, most "
-            "of its speed-up comes from bf16."
+            "This CPU has no bf16 instructions, so our loop ran only in fp32. On CPUs that have "
+            "them, most of the speed-up comes from bf16."
         )
     values = "; ".join(f"{name} {value:.2f}" for name, value in losses.items())
     first = warm_up_steps(steps) + 1

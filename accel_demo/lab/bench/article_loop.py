@@ -3,7 +3,7 @@
 python -m accel_demo.lab.bench.article_loop --steps 4 --seed 0
 
 The loop trains in fp32 on batches of 256 packaged images, which torchvision reads one by one. The
-last line of the output is the result as JSON, for `accel-demo bench article`.
+program's last output line is the result as JSON, which `accel-demo bench article` reads.
 """
 
 import json
@@ -24,7 +24,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class LoopResult:
-    """A run's speed and mean loss after the warm-up, its device and its number of threads."""
+    """Speed and mean loss of a run after its warm-up, and the device and threads that it used."""
 
     images_per_second: float
     mean_loss: float
@@ -68,7 +68,7 @@ def train(steps: int, seed: int) -> LoopResult:
 
 
 def make_model() -> nn.Module:
-    """Return torchvision's ResNet-101 for ten classes and images with one channel."""
+    """Return torchvision's ResNet-101, adapted to ten classes and one-channel images."""
     from torchvision import models
 
     model = models.resnet101(num_classes=10)
@@ -89,7 +89,7 @@ def warm_up_steps(steps: int) -> int:
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
-        parser.add_argument("--steps", type=int, default=4, help="steps, at least 3 (default: 4)")
+        parser.add_argument("--steps", type=int, default=4, help="steps to train (default: 4)")
         parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
         options = parser.parse_args()
         print(json.dumps(asdict(train(options.steps, options.seed))))

@@ -6,7 +6,7 @@ The network, optimizer, learning rates, batch sizes and number of epochs are the
 https://github.com/pytorch/examples/blob/main/mnist/main.py. Unlike the example, this program
 trains on Fashion-MNIST, normalised with the mean and standard deviation of Fashion-MNIST. It always
 shuffles the images, whereas the example shuffles them only on a GPU. It stops after the first epoch
-that reaches the highest target accuracy.
+in which the test accuracy reaches the highest target.
 """
 
 import gzip
@@ -35,7 +35,7 @@ def main() -> None:
     parser = Parser(__doc__, prog="python -m accel_demo.lab.bench.baseline")
     parser.add_argument("--data-dir", type=Path, required=True, help="folder with Fashion-MNIST")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
-    help = "target accuracies, such as 0.92; training stops once it reaches the highest"
+    help = "target accuracies, such as 0.92; training stops when the highest is reached"
     parser.add_argument("--targets", type=float, nargs="+", default=[0.9, 0.92], help=help)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="maximum number of epochs")
     help = "train on only the first N images; 0 means all"
@@ -75,7 +75,7 @@ def train(options, folder: Path) -> None:
 
 
 class Net(nn.Sequential):
-    """The network from PyTorch's example, without log_softmax, which our loss function applies."""
+    """The network from PyTorch's example, without log_softmax: `F.cross_entropy` applies that."""
 
     def __init__(self):
         super().__init__(
@@ -106,9 +106,9 @@ def evaluate(model: nn.Module, test_loader: DataLoader) -> float:
 
 @contextmanager
 def torchvision_folder(data_dir: Path) -> Iterator[Path]:
-    """Yield a folder in torchvision's layout, with uncompressed files in FashionMNIST/raw.
+    """Yield a folder that torchvision can read, with uncompressed files in FashionMNIST/raw.
 
-    The folder is `data_dir` if that already has this layout, otherwise a temporary folder.
+    The folder is `data_dir` if it already contains these files, otherwise a temporary folder.
     """
     source = idx_folder(data_dir)
     raw = Path("FashionMNIST", "raw")

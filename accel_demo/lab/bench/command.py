@@ -1,4 +1,4 @@
-"""Measure the course's claims about speed on this machine.
+"""Test the course's claims about speed on this machine.
 
 accel-demo bench input --quick
 accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist --json accuracy.json
@@ -10,24 +10,24 @@ from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 
 BENCHMARKS = {
-    "input": "images per second of our data loading and of torchvision's",
+    "input": "images per second that train.py and torchvision load",
     "overhead": "time per training step in plain PyTorch, raw DDP and Accelerate",
     "accuracy": "time to 90 % and 92 % test accuracy, compared with a conventional loop",
-    "article": "images per second on ResNet-101, with an article's loop and with ours",
+    "article": "images per second when our loop or an article's loop trains ResNet-101",
     "scaling": "speed of two processes, compared with one process",
     "dataparallel": "images per second of nn.DataParallel and raw DDP on the same devices",
     "optimizer": "time per AdamW step, fused and unfused",
-    "limit": "FLOP/s of a training step, compared with large matrix products",
+    "limit": "FLOP/s of a training step, compared with the fastest matrix product",
     "precision": "speed, memory and loss with bf16 and torch.compile, and the compile time",
     "startup": "seconds from starting a command to its first training step",
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Run one benchmark and print its report. --json writes the report, and --plot draws it.
+    """Run one benchmark and print its report. --json saves the report, and --plot draws it.
 
     Each benchmark is a module that defines `measure(options)` and REPEATS, the default for
-    --repeats. If it has options of its own, it also defines `add_options(parser)`. QUICK contains
+    --repeats. A module with options of its own defines `add_options(parser)`, and can define QUICK,
     the values that --quick sets for these options.
     """
     names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     name = parser.parse_args(arguments[:1]).benchmark
     module = importlib.import_module(f"accel_demo.lab.bench.{name}")
 
-    quick = "measure once, with fewer images, steps or networks in slow benchmarks"
+    quick = "measure only once; slow benchmarks use fewer images, steps or networks"
     parser = flags.parser_of(f"bench {name}", module.__doc__, quick, quick_seconds=60)
     help = f"number of times to take each measurement (default: {module.REPEATS})"
     parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)

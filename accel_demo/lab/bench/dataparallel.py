@@ -5,8 +5,8 @@ accel-demo bench dataparallel --quick --model tiny_cnn
 
 Plain PyTorch, nn.DataParallel and raw DDP train the same model with the same global batch size.
 Their runs alternate. nn.DataParallel uses one process with one thread per GPU; with fewer than two
-GPUs, it only calls the module that it wraps. Raw DDP uses two processes. Each process gets half of
-each batch, and one GPU or half of the CPU threads.
+GPUs, it only calls the module that it wraps. Raw DDP uses two processes. Each trains on half of
+the batch, on its own GPU or with half of the CPU threads.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -28,7 +28,7 @@ PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
 def add_options(parser: ArgumentParser) -> None:
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
-    help = "images per optimizer step on all devices together (default: 256)"
+    help = "images per optimizer step over all devices (default: 256)"
     parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)
 
 
@@ -42,7 +42,7 @@ def measure(options: Namespace) -> Report:
     TrainConfig(**choices, batch_size=batch)  # checks the options before any process is started
     on_cpu = torch.cuda.device_count() < 2
     one_gpu, both_gpus = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
-    threads = max(2, usable_cores() // 2 * 2)  # even, because raw DDP uses half per process
+    threads = max(2, usable_cores() // 2 * 2)  # even: each of the two DDP processes gets half
     rates: dict[str, list[float]] = {PLAIN: [], DATA_PARALLEL: [], DDP: []}
     with (
         WorkerPool(1, threads, one_gpu) as alone,
@@ -50,7 +50,7 @@ def measure(options: Namespace) -> Report:
         WorkerPool(2, threads // 2, both_gpus) as pair,
     ):
         pools = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
-        for name, pool in pools.items():  # not measured: the first step imports modules
+        for name, pool in pools.items():  # not measured, because the first step imports modules
             pool.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
         for repeat in tqdm(range(options.repeats), desc="dataparallel", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:

@@ -1,14 +1,14 @@
-"""Compare how fast train.py's data loading and torchvision's read the same images.
+"""Compare how fast train.py and torchvision load the same images.
 
 accel-demo bench input
 accel-demo bench input --repeats 3 --json input.json --plot input.svg
 
 Both load the 12,000 packaged training images in shuffled batches of 128, with one thread per
-process. train.py processes a whole batch at once. torchvision's FashionMNIST applies ToTensor and
-Normalize to each image. DataLoader workers load one epoch before the clock starts, so that their
-start-up time is not measured.
+process. train.py processes a whole batch at once, whereas torchvision's FashionMNIST applies
+ToTensor and Normalize to each image. DataLoader workers load one epoch before the clock starts, so
+that their start-up time is not measured.
 
-The second table shows the percentage of a step that train.py spends waiting for its next batch, in
+The second table shows what percentage of its time train.py spends waiting for the next batch, in
 steps 6 to 40 of a run with the default settings. This run uses OMP_NUM_THREADS threads, or one
 thread per CPU core if the variable is not set.
 """
@@ -36,14 +36,14 @@ from accel_demo.lab.timed_command import run_timed
 
 REPEATS = 5
 BATCH_SIZE = 128
-LEAST_SECONDS = 0.3  # per measurement, because our loader reads an epoch too fast to time
+LEAST_SECONDS = 0.3  # per measurement, because one epoch of our loader is too short to time
 STEPS, WARM_UP = 40, 5  # steps per run, and how many of them are warm-up
 OURS, TORCHVISION = "ours, 0 workers", "torchvision, 0 workers"
 TWO_WORKERS = "torchvision, 2 workers"
 
 
 def measure(options: Namespace) -> Report:
-    """Measure how fast each loader reads, and how long a default run waits for data."""
+    """Measure how fast each loader is, and how much of its time a default run waits for data."""
     with one_torch_thread():
         loaders = make_loaders()
         agreement = compare(loaders[OURS].dataset, loaders[TORCHVISION].dataset)
@@ -65,7 +65,7 @@ def measure(options: Namespace) -> Report:
 
 
 def make_loaders() -> dict[str, DataLoader]:
-    """Return a DataLoader for each table row. All read the packaged training images."""
+    """Return {table row: DataLoader}. Every loader reads the packaged training images."""
     config = TrainConfig()
     shuffled = {"batch_size": BATCH_SIZE, "shuffle": True}
     ours = {**shuffled, "drop_last": True, **loader_options(config, torch.device("cpu"))}
@@ -106,8 +106,8 @@ def compare(our_set, their_set) -> str:
 
 
 def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, list[float]]:
-    """Return the images per second of every loader, measured once per repetition."""
-    for loader in loaders.values():  # fork the workers before this process has other threads
+    """Measure every loader once per repetition. Return {loader: [images per second]}."""
+    for loader in loaders.values():  # fork the workers before this process starts threads
         for _ in loader:
             pass
     rates: dict[str, list[float]] = {name: [] for name in loaders}
@@ -122,7 +122,7 @@ def measure_rates(loaders: dict[str, DataLoader], repeats: int) -> dict[str, lis
 def images_per_second(loader: DataLoader) -> float:
     """Read whole epochs for at least `LEAST_SECONDS`, and return the images per second.
 
-    The time includes creating the iterator of each epoch.
+    The time includes creating an iterator for each epoch.
     """
     images, seconds, started_at = 0, 0.0, time.perf_counter()
     while seconds < LEAST_SECONDS:
@@ -134,7 +134,8 @@ def images_per_second(loader: DataLoader) -> float:
 def wait_of_a_run() -> float:
     """Call `data_wait` in a new process, and return its result.
 
-    The process is new because `data_wait` patches `DataLoader`, and Accelerate has global state.
+    A new process is needed because `data_wait` patches `DataLoader`, and Accelerate has global
+    state.
     """
     with tempfile.TemporaryDirectory() as run_dir:
         command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
@@ -143,10 +144,10 @@ def wait_of_a_run() -> float:
 
 
 def data_wait(run_dir: str) -> float:
-    """Return the percentage of a step that train.py spends waiting for its next batch.
+    """Run train.py, and return the percentage of its time that it spends waiting for batches.
 
-    A step lasts from the end of one optimizer step to the end of the next. The waiting time is the
-    time inside `next` of the DataLoader's iterator, without Accelerate's later work on the batch.
+    The waiting time is the time inside `next` of the DataLoader's iterator. It does not include
+    Accelerate's later work on the batch.
     """
     from accel_demo import train
 
@@ -170,7 +171,7 @@ def data_wait(run_dir: str) -> float:
     start, end = ends[WARM_UP - 1], ends[-1]
     within = [seconds for started_at, seconds in waits if start <= started_at < end]
     if len(ends) != STEPS or len(within) != STEPS - WARM_UP:
-        raise RuntimeError(f"saw {len(ends)} steps and {len(within)} waits, in {STEPS} steps")
+        raise RuntimeError(f"measured {len(ends)} steps and {len(within)} waits in {STEPS} steps")
     return 100 * sum(within) / (end - start)
 
 

@@ -1,12 +1,12 @@
-"""Compare the FLOP/s of a training step with this machine's fastest matrix multiplication.
+"""Compare the FLOP/s of a training step with the fastest matrix product on this machine.
 
 accel-demo bench limit
 accel-demo bench limit --precision no --plot limit.svg
 
-FLOP/s means floating-point operations per second. In a step, torch.utils.flop_counter counts only
-the operations of convolutions and matrix products. The reference is the fastest product of two
-square matrices, measured in the same process with the same precision and number of threads. On a
-CPU, a profile shows what else takes time in a step.
+FLOP/s means floating-point operations per second. torch.utils.flop_counter counts these operations
+in a step, but only for convolutions and matrix products. The reference is the fastest product of
+two square matrices, measured in the same process with the same precision and number of threads. On
+a CPU, a profile shows how long each kind of operator takes in a step.
 """
 
 import json
@@ -37,8 +37,8 @@ REPEATS = 7
 STEPS, WARM_UP = 50, 5  # steps per run, and how many of them are warm-up
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 
-# Kinds of operators, with prefixes of the operators' names in torch. An operator belongs to the
-# first kind that has a prefix of the operator's name or of the name of one of its callers.
+# {kind of operator: name prefixes}. An operator belongs to the first kind for which its own name,
+# or the name of an operator that called it, starts with one of the prefixes.
 KINDS = {
     "optimizer": ("Optimizer.",),
     "data": ("enumerate(DataLoader)",),
@@ -58,12 +58,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def measure(options: Namespace) -> Report:
-    """Measure matrix products and steps with one thread and with all threads. Profile a step."""
+    """Compare training steps with matrix products. On a CPU, also profile a step."""
     device = own_device()
     has_bf16 = device.type != "cpu" or machine.has_bf16_instructions()
     precision = options.precision or ("bf16" if has_bf16 else "no")
     name = {"no": "fp32", "bf16": "bf16"}[precision]
-    torch.backends.cudnn.allow_tf32 = False  # no TF32 in convolutions, as in matrix products
+    torch.backends.cudnn.allow_tf32 = False  # like matrix products, which use no TF32 by default
     config = TrainConfig()
     flops = flops_of_step(config)
     every_thread = torch.get_num_threads()
@@ -82,8 +82,8 @@ def measure(options: Namespace) -> Report:
         findings.append(f"{place}: a step reaches {share:.0%} of the matrix-product rate.")
         tables.append(table)
     torch.set_num_threads(every_thread)
-    if device.type == "cpu":  # on a GPU, kernels and Python overlap in time
-        # Profile in a new process, because the profiler's C++ code writes to stderr.
+    if device.type == "cpu":  # not on a GPU, where kernels and Python run at the same time
+        # Profile in a new process, to hide the stderr output of the profiler's C++ code.
         command = ["python", "-m", "accel_demo.lab.bench.limit", precision]
         *_, (_, line) = run_timed(command, OMP_NUM_THREADS=str(every_thread)).lines
         title = f"Where a step's time goes, {place}, under the profiler"
@@ -97,7 +97,7 @@ def measure(options: Namespace) -> Report:
 
 
 def flops_of_step(config: TrainConfig) -> int:
-    """Count the floating-point operations of forward and backward on one batch of 28×28 images."""
+    """Count the floating-point operations of one forward and backward pass on a batch."""
     model, labels = make_model(config), torch.zeros(config.batch_size, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(torch.rand(config.batch_size, 1, 28, 28)), labels).backward()
@@ -105,7 +105,7 @@ def flops_of_step(config: TrainConfig) -> int:
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Return the FLOP/s of the fastest product of two square matrices."""
+    """Multiply square matrices of several sizes, and return the highest FLOP/s."""
     sizes, products = ((512, 1024, 2048), 1) if device.type == "cpu" else ((4096, 8192), 20)
     best = math.inf
     for size in sizes:
@@ -122,7 +122,7 @@ def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float]]:
-    """Return the percentage of a train_plain.py step that each kind of operator takes."""
+    """Profile train_plain.py. Return {kind of operator: [percentage of the step time]}."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train_plain(config, precision)
     events = profiler.events() or []
@@ -137,7 +137,7 @@ def profile_of_step(config: TrainConfig, precision: str) -> dict[str, list[float
 
 
 def kind_of(event) -> str:
-    """Return the key of `KINDS` for a profiler event, or "other operators"."""
+    """Return the key of `KINDS` that matches a profiler event, or "other operators"."""
     names = []
     while event is not None:
         names.append(event.name.removeprefix("aten::"))
@@ -163,7 +163,7 @@ def train_plain(config: TrainConfig, precision: str) -> WorkerResult:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has finished its work, so that a time measured next includes that work."""
+    """Wait until a GPU has finished its work, so that the measured time includes this work."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 

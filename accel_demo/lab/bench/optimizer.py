@@ -1,10 +1,11 @@
-"""Compare the time of a fused AdamW step, as in train.py, with torch's default step.
+"""Compare how long a fused AdamW step, as in train.py, and torch's default step take.
 
 accel-demo bench optimizer
 accel-demo bench optimizer --quick --json optimizer.json
 
-Only `optimizer.step()` is measured, with random gradients, on a GPU if there is one, otherwise on
-one CPU thread. Both optimizers update the same parameters, and their measurements alternate.
+Only `optimizer.step()` is measured, with random gradients. It runs on a GPU if there is one, and
+otherwise on one CPU thread. Both optimizers update the same parameters and are measured
+alternately.
 """
 
 import time
@@ -41,7 +42,7 @@ def measure(options: Namespace) -> Report:
 def milliseconds_per_step(
     network: str, steps: int, repeats: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Return a list for each optimizer: the milliseconds per step in each repetition."""
+    """Return {optimizer: [milliseconds per step in each repetition]}."""
     model = make_model(TrainConfig(model=network)).to(device)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

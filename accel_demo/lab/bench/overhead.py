@@ -1,4 +1,4 @@
-"""Compare the time of a training step in plain PyTorch, raw DDP and Accelerate.
+"""Compare how long a training step takes in plain PyTorch, raw DDP and Accelerate.
 
 accel-demo bench overhead
 accel-demo bench overhead --quick --json overhead.json
@@ -6,8 +6,8 @@ accel-demo bench overhead --quick --json overhead.json
 The unmodified train files run alternately, in one process and in two processes with one thread
 each. They train the default model, and a tiny model that makes the overhead visible. The result of
 a run is its median step time on a CPU, and its mean step time on a GPU. In further runs, hooks time
-the parts of a step. In the last runs, Python's profiler finds the slowest calls; it makes each call
-of a Python function slower.
+the parts of a step. In the last runs, Python's profiler finds the slowest calls. The profiler slows
+down every call of a Python function.
 """
 
 import cProfile
@@ -31,7 +31,7 @@ WATCHED_RUNS = 5
 SLOWEST = 6  # number of calls to list
 NO_PROFILE = (
     "No table of calls inside Accelerate, because the profiler of Python "
-    f"{platform.python_version()} misses some calls of C++ functions (cpython#122029)."
+    f"{platform.python_version()} misses some calls to C++ functions (cpython#122029)."
 )
 
 
@@ -82,10 +82,10 @@ def in_turns(
 
 
 def typical_step(result: WorkerResult) -> float:
-    """Return the median step time in seconds. Short disturbances hardly affect it.
+    """Return the median step time in seconds, which short disturbances hardly affect.
 
-    On a GPU, return the mean. Python does not wait until the GPU has finished a step, so the
-    measured times of single steps are meaningless.
+    On a GPU, return the mean instead: Python does not wait until the GPU has finished a step, so
+    the measured times of single steps are meaningless.
     """
     if result["device"] != "cpu":
         return result["seconds_per_step"]
@@ -94,7 +94,7 @@ def typical_step(result: WorkerResult) -> float:
 
 
 def choices(model: str) -> dict:
-    """Return TrainConfig fields for `STEPS[model]` steps in one epoch, in up to two processes."""
+    """Return TrainConfig fields for a run of `STEPS[model]` steps, in one process or in two."""
     steps = STEPS[model]
     choices = {"model": model, "dataset": "synthetic", "max_steps": steps, "test_samples": 64}
     return {**choices, "train_samples": 2 * steps * BATCH_SIZE, "batch_size": BATCH_SIZE}
@@ -114,11 +114,11 @@ def sentence(
 
 
 def profiler_counts_all_calls() -> bool:
-    """Return False if cProfile misses calls of C functions that are bound as methods.
+    """Return False if cProfile misses calls to C functions that are bound as methods.
 
     In Python 3.12.1 and 3.13.0, cProfile records the return from such a function but not the call
-    (cpython#122029), and so attributes all later calls to the wrong caller. The methods of torch's
-    C++ classes are such functions.
+    (cpython#122029), and so attributes all later calls to the wrong caller. This affects the
+    methods of torch's C++ classes.
     """
 
     class Bound:
@@ -149,9 +149,9 @@ def median_seconds(result: WorkerResult, part: str) -> float:
 
 
 def slowest_calls(pool: WorkerPool) -> list[Table]:
-    """Return a table of the slowest calls in Accelerate that a plain PyTorch step does not make.
+    """List the slowest calls in Accelerate that a plain PyTorch step does not make.
 
-    The table is the only item of a list, which is empty if there are no such calls.
+    Return one table in a list, or an empty list if there are none.
     """
     steps = STEPS["tiny_cnn"]
     microseconds: dict[str, list[float]] = {}
@@ -169,7 +169,7 @@ def slowest_calls(pool: WorkerPool) -> list[Table]:
 
 
 def both_loops(pool: WorkerPool, repeat: int, watched: str) -> tuple[WorkerResult, WorkerResult]:
-    """Train the tiny model with train_plain.py and train.py. Odd repetitions swap the order."""
+    """Train the tiny model with train_plain.py and train.py, in alternating order."""
     versions = ["plain PyTorch", "Accelerate"]
     results = {}
     for version in versions if repeat % 2 else versions[::-1]:

@@ -44,7 +44,7 @@ SETTINGS = {  # {name: (mixed precision, is_compiled)}
     "bf16, compiled": ("bf16", True),
 }
 STEPS, BATCH_SIZE = 3, 128  # steps per turn, images per step
-LARGE = ("resnet18", "resnet101", "vgg11")  # their steps are slow, especially with emulated bf16
+LARGE = ("resnet18", "resnet101", "vgg11")
 STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 
@@ -68,7 +68,7 @@ class PrecisionRun:
 
 @dataclass(kw_only=True)
 class PrecisionReport(Report):
-    """A report that also contains `runs[network][setting]`."""
+    """A report that also contains every run, as `runs[network][setting]`."""
 
     runs: dict[str, dict[str, PrecisionRun]]
 
@@ -112,7 +112,7 @@ def measure(options: Namespace) -> Report:
 
 
 def settings_for(model: str, options: Namespace) -> dict[str, tuple[str, bool]]:
-    """Return the part of `SETTINGS` that is measured for this network."""
+    """Return `SETTINGS`, without the compiled ones if this network is not to be compiled."""
     compiles = options.compile_large or not (options.no_compiled or model in LARGE)
     return {name: setting for name, setting in SETTINGS.items() if compiles or not setting[1]}
 
@@ -130,7 +130,7 @@ def check_compiler(device: torch.device) -> None:
 def compare(
     model: str, settings: dict[str, tuple[str, bool]], repeats: int, steps: int, batch_size: int
 ) -> dict[str, PrecisionRun]:
-    """Train the network in all settings, a few steps each in turn. Return {setting: run}."""
+    """Train the network in all settings alternately. Return {setting: run}."""
     processes, first_steps = {}, {}
     turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in settings}
     bar = tqdm(total=len(settings) * (repeats + 1), desc=model, unit="turn")
@@ -138,7 +138,7 @@ def compare(
         cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         for number, (name, (precision, is_compiled)) in enumerate(settings.items()):
             process = processes[name] = stack.enter_context(worker())
-            folder = str(Path(cache, str(number)))  # without spaces, which Inductor cannot handle
+            folder = str(Path(cache, str(number)))  # has no spaces, which Inductor cannot handle
             arguments = (model, precision, is_compiled, batch_size, torch.get_num_threads(), folder)
             first_steps[name] = process.submit(precision_training.begin, *arguments).result()
             bar.update()
@@ -172,8 +172,8 @@ def compare(
 def worker() -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of one process. If the `with` block raises, kill the process and its children.
 
-    Without the kill, this process would react to Ctrl-C only when a compiler in the pool has
-    finished, which may take minutes. The pool's process ignores Ctrl-C.
+    The pool's process ignores Ctrl-C. If it were not killed, this program would exit only after a
+    compiler in the pool had finished, which may take minutes.
     """
     options = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **options) as executor:
@@ -181,13 +181,13 @@ def worker() -> Iterator[ProcessPoolExecutor]:
         try:
             yield executor
         except BaseException:
-            with suppress(psutil.NoSuchProcess):  # the process may have exited
+            with suppress(psutil.NoSuchProcess):  # may already have exited
                 kill_tree(process)  # pyright: ignore[reportArgumentType] (only uses pid and kill)
             raise
 
 
 def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) -> list[Table]:
-    """Return a table of speeds for each network, and tables of memory, loss and first step."""
+    """Return a speed table for each network, and tables of memory, loss and first-step time."""
     tables = []
     for model, by_setting in runs.items():
         rows = {name: run.images_per_second for name, run in by_setting.items()}
@@ -206,7 +206,7 @@ def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) ->
 
 
 def sentences(model: str, runs: dict[str, PrecisionRun]) -> list[str]:
-    """Return sentences about the compile times and about how far the logits are from fp32."""
+    """Describe the compile times, and how much the logits differ from fp32 logits."""
     lines = []
     for precision in ("fp32", "bf16"):
         if compiled := runs.get(f"{precision}, compiled"):
@@ -219,9 +219,9 @@ def sentences(model: str, runs: dict[str, PrecisionRun]) -> list[str]:
 
 
 def price(eager: list[float], compiled: list[float], first_step: float) -> str:
-    """Return the compile time and the number of steps after which compiling pays off, as text.
+    """Describe how long compiling took, and after how many steps it pays off.
 
-    `eager` and `compiled` contain the mean seconds per step of each turn.
+    `eager` and `compiled` contain the mean seconds per step in each turn.
     """
     compiling = first_step - statistics.median(compiled)
     saved = [before - after for before, after in zip(eager, compiled, strict=True)]
@@ -237,7 +237,7 @@ def price(eager: list[float], compiled: list[float], first_step: float) -> str:
 
 
 def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
-    """Draw one row per network: bars for speed, memory and first step, and the loss curves."""
+    """Draw a row of charts for each network: speed, memory, first-step time and loss curves."""
     from matplotlib.ticker import MaxNLocator
 
     figure = show.new_figure(10, 2.4 * len(runs) + 0.3)
@@ -250,7 +250,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
         seconds = {name: [run.first_step_seconds] for name, run in by_setting.items()}
         bars(first_step, seconds, colours)
         speed.set_yticks(range(len(by_setting)), list(by_setting))
-        # Curves may coincide, so each curve is narrower than the curves drawn before it.
+        # Curves may coincide, so draw each curve narrower than the previous curve.
         for width, (name, run) in zip((7, 5, 2.5, 1), by_setting.items(), strict=False):
             style = "--" if "compiled" in name else "-"
             options = {"color": colours[name], "linewidth": width, "label": name}
@@ -270,7 +270,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
 
 
 def bars(axis, rows: dict[str, list[float]], colours: dict[str, str]) -> None:
-    """Draw a bar and a number for each median, and an error bar from minimum to maximum."""
+    """For each row, draw the median as a bar, and an error bar from minimum to maximum."""
     for place, (name, values) in enumerate(rows.items()):
         median = statistics.median(values)
         spread = [[median - min(values)], [max(values) - median]] if len(values) > 1 else None

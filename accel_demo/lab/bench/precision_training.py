@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-3
 
 
 class SteppedTraining:
-    """A network, its optimizer, and how many batches it has trained on."""
+    """A network that is trained step by step, with its optimizer and its training images."""
 
     def __init__(self, model: str, precision: str, is_compiled: bool, batch_size: int):
         config = TrainConfig(model=model)
@@ -59,16 +59,16 @@ _training: SteppedTraining  # created by `begin`
 def begin(
     model: str, precision: str, is_compiled: bool, batch_size: int, threads: int, cache: str
 ) -> tuple[float, list[list[float]]]:
-    """Set up the training and perform the first step. Return the step's seconds and logits.
+    """Perform the first training step. Return its duration in seconds and its logits.
 
-    `cache` is a new folder for the compiler's cache and temporary files.
+    `cache` is the path of a new folder for the compiler's cache and temporary files.
     """
     global _training
     os.makedirs(cache)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    os.environ["TMPDIR"] = cache  # deleted later, with any files of a killed C++ compiler
+    os.environ["TMPDIR"] = cache  # so that files of a killed C++ compiler are deleted with `cache`
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # hide the output of compiler and profiler
+        os.dup2(nowhere.fileno(), 2)  # hide the output of the compiler and the profiler
     torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False  # compute fp32 convolutions without TF32
     keep_freed_memory()
@@ -91,7 +91,7 @@ def turn(steps: int) -> tuple[float, list[float]]:
 
 
 def bytes_of_a_step() -> int:
-    """Perform one more step, and return the peak number of bytes that the step allocates.
+    """Perform one more step, and return its peak memory in bytes.
 
     Weights and optimizer state are not included, because they are allocated before this step. On a
     CPU, torch's profiler records all allocations, including those in compiled code.
@@ -115,7 +115,7 @@ def bytes_of_a_step() -> int:
 
 
 def _take_a_small_step(device: torch.device) -> None:
-    """Train a small layer for one step, so that optimizer and kernels are loaded before timing."""
+    """Train a small layer for one step, to load the optimizer and the kernels before timing."""
     layer = torch.nn.Conv2d(1, 8, 3, device=device)
     optimizer = torch.optim.AdamW(layer.parameters())
     F.cross_entropy(

@@ -5,8 +5,8 @@ accel-demo bench scaling --quick --accumulate 8
 
 Each process trains on one thread (or one GPU) with the same batch size, so two processes do twice
 the work of one. Two independent processes show how much slower the machine itself becomes when two
-cores are busy. Two connected processes are even slower, because in each step they average gradients
-and wait for the slower process. With --accumulate, they average gradients less often.
+cores are busy. Two connected processes are even slower, because in each step they wait for each
+other and average their gradients. With --accumulate, this happens less often.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -21,14 +21,15 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 
 REPEATS = 15
-MICRO_BATCHES, LEAST_STEPS = 60, 10  # both per run; the first tenth of the steps is warm-up
+# A run has 60 micro-batches, but at least 10 steps. The first tenth of the steps is warm-up.
+MICRO_BATCHES, LEAST_STEPS = 60, 10
 ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 processes, one training"
 
 
 def add_options(parser: ArgumentParser) -> None:
     help = "the network to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
-    help = "images per process and micro-batch (default: 128)"
+    help = "images per micro-batch in each process (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
     help = "micro-batches per optimizer step; gradients are averaged once per step (default: 1)"
     parser.add_argument("--accumulate", type=int, default=1, metavar="N", help=help)
@@ -51,7 +52,7 @@ def measure(options: Namespace) -> Report:
         ThreadPoolExecutor(2) as executor,
     ):
         pools = {ALONE: [first], APART: [first, second], TOGETHER: [pair]}
-        for pool in (first, second, pair):  # not measured: the first step imports modules
+        for pool in (first, second, pair):  # not measured, because the first step imports modules
             pool.run("Accelerate", {**choices, "max_steps": 2})
         for repeat in tqdm(range(options.repeats), desc="scaling", unit="repeat"):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:

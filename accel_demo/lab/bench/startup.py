@@ -6,8 +6,8 @@ accel-demo bench startup --repeats 3 --json startup.json
 The commands train on 256 packaged images on the CPU. Their runs alternate. The clock starts with
 the command, and stops when the train file prints a line just before its first step. For
 `accel-demo --help`, the clock stops when the command exits. Each import is timed in a new Python
-process. Under a launcher, torch is imported twice: by the launcher and by the training process. The
-first optimizer in a process imports torch._dynamo.
+process. Under a launcher, torch is imported twice: by the launcher and by the training process.
+Creating the first optimizer imports torch._dynamo.
 """
 
 import statistics
@@ -88,7 +88,7 @@ def seconds_to_first_step(command: list[str], first_line: str) -> float:
 
 
 def seconds_of(before: str, statement: str) -> float:
-    """Run `before` and then `statement` in a new Python process. Return the time of `statement`."""
+    """Run `before` and `statement` in a new Python process. Return the seconds of `statement`."""
     code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{statement}\n"
     code += "print(time.perf_counter() - started_at)"
     return float(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1][1])

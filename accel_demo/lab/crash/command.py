@@ -1,13 +1,13 @@
-"""Kill a training run repeatedly and check that it still ends with the same weights.
+"""Kill a training run repeatedly and check that this does not change the final weights.
 
 accel-demo crash
 accel-demo crash --processes 2 --kills 20 --seed 7
 
 The first run trains without interruption. The second run has the same settings, but one of its
-ranks is killed with SIGKILL at a random moment during a step, a save or start-up. After each of the
---kills kills, the run is launched again with `--resume auto`. The last launch trains to the end.
-The exit code is 1 if the weights or metrics of the two runs differ, or if a launch did not resume
-from the newest complete checkpoint.
+ranks is killed with SIGKILL at a random moment during a step, a save or start-up. After each kill,
+the run is launched again with `--resume auto`. The last launch trains to the end. The exit code
+is 1 if the weights or metrics of the two runs differ, or if a launch did not resume from the newest
+complete checkpoint.
 """
 
 import math
@@ -26,9 +26,9 @@ from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
 STEPS_PER_KILL = 5
-LAST_STEPS = 9  # no kill is planned in these steps, so that a save always follows
+LAST_STEPS = 9  # no kill is planned in these steps, so that a save follows every kill
 BATCH_SIZE = 16
-PHASES = ("save", "step", "start-up", "save", "step")  # of the kills, repeated and shuffled
+PHASES = ("save", "step", "start-up", "save", "step")  # in which to kill; repeated and shuffled
 TRAINING = (
     f"--batch-size {BATCH_SIZE} --accumulate 2 --dropout 0.2 --augment --num-workers 1 "
     "--test-samples 200 --eval-batch-size 100 --log-every 1 --checkpoint-every 3"
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
     flags.add_processes(parser, 1, "number of processes that train")
     help = f"number of kills (default: {KILLS}, or {QUICK_KILLS} with --quick)"
     parser.add_argument("--kills", type=int, metavar="N", help=help)
-    help = "random seed for the moments and ranks of the kills (default: 0)"
+    help = "random seed that determines when and which ranks are killed (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
-    help = "train file: train uses Accelerate (default), train_ddp uses raw DDP"
+    help = "train file to run: train (Accelerate, the default) or train_ddp (raw DDP)"
     scripts = ("train", "train_ddp")
     parser.add_argument("--script", choices=scripts, default="train", help=help)
     options = flags.read(parser, arguments)
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 
 def launch_command(script: str, processes: int) -> list[str]:
-    """Return the command that launches the script. Raises `UserError` outside a clone."""
+    """Return the command that launches the script. Raises `UserError` outside a git clone."""
     from accel_demo.lab.timed_command import accelerate_launch
 
     command = accelerate_launch("cpu.yaml" if processes == 1 else "cpu_two_processes.yaml")
@@ -103,7 +103,7 @@ def crash(command: list[str], options, folder: Path) -> CrashResult:
 
     epochs = math.ceil((STEPS_PER_KILL * options.kills + LAST_STEPS) / STEPS_PER_EPOCH)
     total_steps = epochs * STEPS_PER_EPOCH
-    # Test the case that the last step of an epoch accumulates only one micro-batch.
+    # An odd number of micro-batches, so that the last step of an epoch accumulates only one.
     samples = (2 * STEPS_PER_EPOCH - 1) * BATCH_SIZE * options.processes
     command = [*command, *TRAINING, "--epochs", str(epochs), "--train-samples", str(samples)]
     print(f"{' '.join(command)}\n{total_steps} steps; training the uninterrupted run …", flush=True)

@@ -27,9 +27,9 @@ MARK = "ACCEL_DEMO_CRASH"  # environment variable that identifies the processes 
 
 
 class Launch:
-    """A launcher, its ranks and their DataLoader workers, killed at the end of the `with` block.
+    """A launcher, its ranks and their DataLoader workers. Leaving the `with` block kills them.
 
-    `points` contains (seconds since the start, step) for each optimizer step in metrics.jsonl.
+    `points` contains a (seconds since the start, step) pair for each step in metrics.jsonl.
     """
 
     def __init__(self, command: list[str], run: Path, processes: int):
@@ -54,7 +54,7 @@ class Launch:
     def __exit__(self, *error) -> None:
         self.launcher.kill()
         self.launcher.wait()
-        while remaining := self._marked():  # in a loop, because processes may start new ones
+        while remaining := self._marked():  # in a loop, because they may start new processes
             for process in remaining:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -88,9 +88,9 @@ class Launch:
             time.sleep(pause)
 
     def is_saving(self) -> bool:
-        """Return whether this launch is writing a checkpoint, or has left it unfinished.
+        """Return whether this launch is writing a checkpoint, or was killed while writing one.
 
-        If an unfinished checkpoint is older than this launch, an earlier launch has left it.
+        An unfinished checkpoint from an earlier launch is ignored.
         """
         try:
             written_at = (self.run / "checkpoints" / UNFINISHED).stat().st_mtime
@@ -119,7 +119,7 @@ class Launch:
         moments = [seconds for seconds, _ in self.points]
         return {
             "step": statistics.median(b - a for a, b in zip(moments, moments[1:], strict=False)),
-            "save": sorted(saves)[len(saves) // 4],  # so that few kills come after the save
+            "save": sorted(saves)[len(saves) // 4],  # low, so that few kills happen after the save
             "start-up": moments[0] - self.ranks_seen_at,
         }
 
@@ -145,7 +145,7 @@ class Launch:
         while alive := set(self.ranks.values()).intersection(self._marked()):
             if time.monotonic() > deadline:
                 self.fail(f"left {alive} running after rank {kill.rank} was killed")
-        self.__exit__()  # kills the DataLoader workers, which would run for a few seconds
+        self.__exit__()  # kills the DataLoader workers, which may outlive their rank
         self._look()
 
     def _wait_for_moment(self, kill: Kill, usual_seconds: dict[str, float]) -> None:
@@ -218,12 +218,12 @@ class Launch:
         raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output}")
 
     def _look(self) -> None:
-        """Read the new lines of metrics.jsonl, and search for the ranks not found so far."""
+        """Read the new lines of metrics.jsonl, and search for ranks that are not yet found."""
         if len(self.ranks) < self.processes:
             self._find_ranks()
         text, seconds = self._metrics(), self.seconds()
         lines = text[self.bytes_read : text.rfind(b"\n") + 1]
-        # A resumed run removes the steps that it will replay, so the file can become shorter.
+        # A resumed run deletes the lines of the steps that it repeats, so the file can shrink.
         self.bytes_read = min(self.bytes_read + len(lines), len(text))
         for metrics in map(json.loads, lines.splitlines()):
             if "train_loss" in metrics:

@@ -60,7 +60,7 @@ final weights: {weights} {comparison.tensors} tensors"""
 
 
 def draw(result: CrashResult, path: Path) -> None:
-    """Draw the optimizer steps of the uninterrupted run and of the killed run over time."""
+    """Plot optimizer steps against time, for the uninterrupted run and the killed run."""
     figure = show.new_figure(11, 6)
     axis = figure.subplots()
     blue, orange, grey = show.COLOURS[0], show.COLOURS[3], "0.6"
@@ -68,7 +68,7 @@ def draw(result: CrashResult, path: Path) -> None:
     axis.plot(*points, color="black", linewidth=1.2, label="uninterrupted run")
     killed_at, killed_step = 0.0, 0
     for index, launch in enumerate(result.launches):
-        # If a launch was killed before it resumed, draw it where a later launch resumed.
+        # If a launch was killed before it resumed, use the step at which a later launch resumed.
         steps = [later.resumed_after_step for later in result.launches[index:]]
         first_step = next(step for step in steps if step is not None)
         points = [(launch.started_at + seconds, step) for seconds, step in launch.points]

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 class Kill:
     """A planned kill of one rank. `actual_phase` and `seconds` are set after the kill.
 
-    A phase is "save", "step" or "start-up". A save or step is interrupted the first time it occurs
-    after optimizer step `step`, when `fraction` of its usual duration has passed.
+    A phase is "save", "step" or "start-up". The kill interrupts a start-up, or the first save or
+    step after optimizer step `step`, when `fraction` of the usual duration has passed.
     """
 
     planned_phase: str
@@ -28,7 +28,7 @@ class LaunchResult:
     """Result of one launch of the killed run. Checkpoints are listed newest first.
 
     `started_at` is the time since the start of the first launch. `points` contains (seconds since
-    `started_at`, optimizer step). `resumed_after_step` is 0 if the launch started from the
+    `started_at`, optimizer step) pairs. `resumed_after_step` is 0 if the launch started from the
     beginning, and None if it was killed before it resumed or performed a step.
     """
 
@@ -48,7 +48,7 @@ class LaunchResult:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Comparison of the uninterrupted run and the killed run: weights and logged metrics."""
+    """Which weights of the two runs differ, and in how many steps their metrics are equal."""
 
     tensors: int
     different_tensors: list[str]
@@ -58,13 +58,13 @@ class RunComparison:
 
 @dataclass(frozen=True)
 class CrashResult:
-    """The uninterrupted run, all launches of the killed run, and their comparison."""
+    """Results of both runs, the uninterrupted and the killed, and their comparison."""
 
     script: str
     processes: int
     seed: int
     steps: int
-    usual_seconds: dict[str, float]  # by phase
+    usual_seconds: dict[str, float]  # {phase: usual duration}
     uninterrupted_points: list[tuple[float, int]]
     launches: list[LaunchResult]
     comparison: RunComparison
@@ -81,7 +81,7 @@ class CrashResult:
 
 
 def compare(uninterrupted: Path, killed: Path) -> RunComparison:
-    """Compare all weights bit for bit, and the metrics of all steps except the speed."""
+    """Compare all weights bit for bit, and the metrics of all steps except `images_per_second`."""
     first, second = (load_file(run / "model.safetensors") for run in (uninterrupted, killed))
     different = first.keys() ^ second.keys()
     for name in first.keys() & second.keys():

@@ -3,8 +3,8 @@
 accel-demo doctor
 accel-demo doctor --config accelerate_configs/cpu_two_processes.yaml
 
-Without --config, this command also lists the launch configs in the repository, and whether each one
-fits this machine. With --config, it launches a small test program with that config. The exit code
+Without --config, this command describes this machine, and shows which launch configs in the
+repository fit it. With --config, it launches a small test program with that config. The exit code
 is 1 if the launch fails, or if the processes, devices or precision differ from the config.
 """
 
@@ -72,7 +72,7 @@ def fit_of(file: Path, gpus: int) -> tuple[str, str]:
 
 
 def check_launch(path: Path) -> int:
-    """Launch the probe with a config, and compare the processes with what the config promises."""
+    """Launch the probe with a config, and compare its processes with what the config promises."""
     config = read_config(path)
     promise = promise_of(config)
     print(f"launching a test program with {path} (about 10 seconds) …", file=sys.stderr, flush=True)
@@ -94,14 +94,14 @@ def check_launch(path: Path) -> int:
 
 
 def promised_cells(promise: Promise) -> list[str]:
-    """Return the cells of the column "promised", one for each of `ROWS`."""
+    """Return the cells of the "promised" column, one for each of `ROWS`."""
     connected = "yes" if promise.processes > 1 else "alone"
     device = device_words(promise.device, promise.processes, promise.processes)
     return [str(promise.processes), connected, promise.backend, device, promise.dtype]
 
 
 def obtained_cells(answers: list[ProbeAnswer]) -> list[str]:
-    """Return the cells of the column "obtained", one for each of `ROWS`."""
+    """Return the cells of the "obtained" column, one for each of `ROWS`."""
     devices = {answer.device for answer in answers}
     kinds = ", ".join(sorted({device.split(":")[0] for device in devices}))
     backends = ", ".join(sorted({answer.backend for answer in answers}))
@@ -111,7 +111,7 @@ def obtained_cells(answers: list[ProbeAnswer]) -> list[str]:
 
 
 def connection_of(answers: list[ProbeAnswer]) -> str:
-    """Return "yes", "alone" (for a single process), or "no" with the reason.
+    """Return "yes", "alone" for a single process, or "no: …" with the reason.
 
     The processes are connected if an all-reduce and a gather included all of them.
     """
@@ -139,7 +139,7 @@ def device_words(kind: str, processes: int, devices: int) -> str:
 def fixes(
     config: dict, promise: Promise, answers: list[ProbeAnswer], different: list[str]
 ) -> list[tuple[list[str], list[str]]]:
-    """For each cause of differences, return the rows that it explains, and lines with a fix."""
+    """Return (rows, lines) for each cause of the differences: which rows it explains, and a fix."""
     connection = ("processes", "connected", "backend")
     causes: list[tuple[tuple[str, ...], list[str]]] = []
     if promise.processes > 1 and not starts_several(config):
@@ -179,7 +179,7 @@ def processes_fix(config: dict, promise: Promise) -> list[str]:
 
 
 def device_fix(promise: Promise, processes: int, kind: str) -> list[str]:
-    """Explain why the processes run on devices of this kind instead of the promised kind."""
+    """Explain why the processes run on `kind` and not on the promised device, and suggest a fix."""
     import torch
 
     if promise.device == "cpu":
@@ -205,7 +205,7 @@ class LaunchFailed(Exception):
 
 
 def launch_probe(path: Path, seconds: float = 120) -> list[ProbeAnswer]:
-    """Launch the probe with a config, and return the answers of all processes by rank.
+    """Launch the probe with a config, and return the answers of all processes, sorted by rank.
 
     Raises `LaunchFailed` if the launch fails or takes longer than `seconds`. All launched processes
     have exited when this function returns or raises.
@@ -222,7 +222,7 @@ def launch_probe(path: Path, seconds: float = 120) -> list[ProbeAnswer]:
 
 
 def cause_in(stderr: str) -> str:
-    """Return the last error line of the launched program, without the launcher's own errors."""
+    """Return the last error message of the launched program, ignoring the launcher's own errors."""
     lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in stderr.splitlines()]
     lines = [line for line in lines if re.search(r"\w", line)]
     errors = [

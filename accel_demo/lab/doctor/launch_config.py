@@ -23,7 +23,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """Report of one launched process. The last two fields are results of collectives."""
+    """What one launched process reports. The last two fields are results of collectives."""
 
     rank: int
     world_size: int
@@ -32,7 +32,7 @@ class ProbeAnswer:
     dtype: str
     pid: int
     gathered_pids: list[int]
-    sum_of_ranks: float  # counting the ranks from 1
+    sum_of_ranks: float  # as if ranks were numbered from 1
 
 
 def read_config(path: Path) -> dict:
@@ -66,7 +66,7 @@ def promise_of(config: dict) -> Promise:
     if not stays_on_cpu(config):
         accelerator = torch.accelerator.current_accelerator()
         device = accelerator.type if accelerator else "cuda"
-    # MULTI_GPU and similar types create a process group even for one process, if it uses a GPU.
+    # On a GPU, MULTI_GPU and similar types create a process group even for a single process.
     is_connected = processes > 1 or (starts_several(config) and device != "cpu")
     backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
     return Promise(processes, backend, device, PRECISIONS[precision_of(config)])
@@ -80,7 +80,7 @@ def stays_on_cpu(config: dict) -> bool:
 
 
 def starts_several(config: dict) -> bool:
-    """Return False if the launcher ignores num_processes: for "NO", and MULTI_CPU without MPI."""
+    """Return False if the launcher ignores num_processes, as with "NO" or MULTI_CPU without MPI."""
     kind = config["distributed_type"]
     return kind != "NO" and (kind != "MULTI_CPU" or bool(config.get("mpirun_config")))
 
@@ -99,7 +99,7 @@ def _check_keys(config: dict) -> None:
     if "distributed_type" not in config:
         raise UserError('distributed_type is missing. Add distributed_type: "NO" or MULTI_GPU.')
     known = set(ClusterConfig.__dataclass_fields__)
-    # Like Accelerate, translate old keys before the check for unknown keys.
+    # Like Accelerate, translate old keys before checking for unknown keys.
     unknown = set(ClusterConfig.process_config(dict(config))) - known
     for key in sorted(map(str, unknown)):
         close = difflib.get_close_matches(key, known, n=1)

@@ -1,4 +1,4 @@
-"""Print a line about this process. `accel-demo doctor` launches this program on every rank.
+"""Print one line that describes this process. `accel-demo doctor` launches this on every rank.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml -m accel_demo.lab.doctor.probe
 """
@@ -34,7 +34,7 @@ def main() -> None:
         gathered_pids=pids.tolist(),
         sum_of_ranks=total.item(),
     )
-    # print would write the newline separately, and another process could write in between.
+    # `print` would write the newline separately, so another process could write before it.
     sys.stdout.write(f"PROBE {json.dumps(asdict(answer))}\n")
     sys.stdout.flush()
     accelerator.wait_for_everyone()

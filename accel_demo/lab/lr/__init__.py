@@ -1,1 +1,1 @@
-"""`accel-demo lr`: compare rules for moving a training script from one process to N."""
+"""`accel-demo lr`: compare rules for adapting a training script to N processes."""

@@ -1,12 +1,12 @@
-"""Train with several rules for moving a script to N processes, and compare the losses.
+"""Train with several rules for adapting a script to N processes, and compare the losses.
 
 accel-demo lr --plot lr.svg
 accel-demo lr --processes 1,2,4 --samples 4096
 
-Moving a script to N processes can change its global batch, its learning rate and the length of its
-schedule. Each row of the table is a training run with one rule for these settings. All runs train
-on the same images once. Their losses are compared with those of the single-process run after the
-same numbers of images. On one process, all rules result in the same run.
+If a script runs on N processes instead of one, its global batch, its learning rate and the length
+of its schedule can change. Each row of the table is a training run with one rule for these
+settings. All runs train on the same images once. Each loss is compared with the loss of the
+single-process run after the same number of images. On one process, all rules are equivalent.
 """
 
 import dataclasses
@@ -26,21 +26,21 @@ from accel_demo.show import COLOURS, new_figure, save, table
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
 LEARNING_RATE = 0.01  # low enough for the linear rule to hold: see `LearningRateRow`
-TOLERANCE = 1e-5  # largest difference of "equal" weights; rounding alone causes about 1e-7
+TOLERANCE = 1e-5  # weights that differ by no more are "equal"; rounding alone causes about 1e-7
 HEAD = ["rule", "processes", "global batch", "steps", "peak learning rate", "rate in the last step"]
 HEAD += ["schedule ends at", "weights", "loss", "loss difference"]
 LEGEND = f"""
 schedule ends at: images seen when the learning rate reached 0. weights: compared with one process,
 within {TOLERANCE}. loss: on test images, after all training images. loss difference: mean distance
 from the loss curve of one process, at equal images seen."""
-STYLES = {  # not drawn: two rules with the same curves as "right" and "global batch ×N"
+STYLES = {  # the other two rules have the same curves as "right" and "global batch ×N"
     "right": {"color": COLOURS[0], "linewidth": 1.5},
     "scheduler stepped ×N": {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
     "global batch ×N": {"color": COLOURS[2], "linewidth": 1.5, "marker": "s"},
     "global batch ×N, learning rate ×√N": {"color": COLOURS[4], "linewidth": 1.5, "marker": "^"},
     "global batch ×N, learning rate ×N": {"color": COLOURS[1], "linewidth": 1.5, "marker": "D"},
 }
-ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # drawn underneath
+ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # drawn first
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LearningRateRow:
     """A training run with one rule, compared with the single-process run.
 
     With the linear rule, which multiplies the learning rate by N, `mean_loss_difference` is small
-    if the rate is low: one step then has about the same effect as N steps with 1/N of the rate.
+    if the rate is low, because one step has about the same effect as N steps with 1/N of the rate.
     Source: Goyal et al., 2017, https://arxiv.org/abs/1706.02677
     """
 
@@ -57,7 +57,7 @@ class LearningRateRow:
     global_batch: int
     optimizer_steps: int
     learning_rates: list[tuple[int, float]]  # (images seen, rate)
-    schedule_ends_at: int | None  # images seen when the rate reaches 0; None if never
+    schedule_ends_at: int | None  # images seen when the rate reaches 0; None if it never does
     losses: list[tuple[int, float]]  # (images seen, loss on test images)
     mean_loss_difference: float
     largest_weight_difference: float
@@ -120,8 +120,8 @@ def check(counts: list[int], samples: int, learning_rate: float) -> None:
 def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTraining]:
     """Train with every rule on `processes` connected processes, and return the runs.
 
-    On one process, if all runs are identical, return only one of them. Raises `UserError` if a loss
-    is not finite.
+    On one process, if all runs are identical, return only the first run. Raises `UserError` if a
+    loss is not finite.
     """
     by_rank = group.results_by_rank(train_with_rules, processes, samples, learning_rate, RULES)
     for runs in zip(*by_rank, strict=True):
@@ -166,7 +166,7 @@ def cells_of(row: LearningRateRow) -> list:
     rates = [rate for _, rate in row.learning_rates]
     return [
         *(row.rule, row.processes, row.global_batch, row.optimizer_steps),
-        *(f"{max(rates):.2g}", f"{rates[-2]:.1g}"),  # rates[-1] is set after the last step
+        *(f"{max(rates):.2g}", f"{rates[-2]:.1g}"),  # no step used rates[-1]
         "never" if row.schedule_ends_at is None else row.schedule_ends_at,
         "equal" if row.largest_weight_difference <= TOLERANCE else "different",
         *(f"{row.losses[-1][1]:.2f}", f"{row.mean_loss_difference:.2f}"),
@@ -174,7 +174,7 @@ def cells_of(row: LearningRateRow) -> list:
 
 
 def draw(rows: list[LearningRateRow]):
-    """Draw the learning rates above the losses, with a column for each process count except 1."""
+    """Draw a column for each process count except 1: the learning rates, and the losses below."""
     counts = sorted({row.processes for row in rows if row.processes > 1})
     figure = new_figure(max(7.5, 4.2 * len(counts)), 6.6)
     grid = figure.subplots(2, len(counts), sharex=True, sharey="row", squeeze=False)

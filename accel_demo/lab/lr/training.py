@@ -1,4 +1,4 @@
-"""The training runs of `accel-demo lr`: one for each rule for moving a script to N processes."""
+"""The rules that `accel-demo lr` compares, and a training run for each rule."""
 
 from dataclasses import dataclass
 
@@ -24,11 +24,12 @@ LOSSES = 8  # number of losses to record at equal intervals, not counting the in
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """A rule for moving a script to N processes. On one process, all rules have the same effect.
+    """A rule for adapting a script to N processes.
 
     `is_divided`: divide the batch size by N, so that the global batch does not change.
-    `is_split`: let Accelerate split each batch (`split_batches`) and step the scheduler only once.
-    `steps_per_process`: let Accelerate step the prepared scheduler N times, as it does by default.
+    `is_split`: set `split_batches`, so that Accelerate splits each batch among the processes.
+    `steps_per_process`: let Accelerate step the scheduler as it does by default: N times for each
+        optimizer step, or once if `is_split`.
     `sized_before`: compute the length of the schedule before `prepare` shards the loader.
     `power`: multiply the learning rate by N**power.
     """
@@ -56,8 +57,8 @@ RULES = [
 class RuleTraining:
     """Result of a training run with one rule. The keys of both dicts are numbers of images seen.
 
-    `learning_rates` contains the rate at the start and after each step. `losses` contains losses on
-    the test images. It is empty except on the main process.
+    `learning_rates` contains the rate at the start and after each step. `losses` contains the
+    losses on the test images, and is empty except on the main process.
     """
 
     rule: str
@@ -70,14 +71,14 @@ class RuleTraining:
 def train_with_rules(
     device: torch.device, samples: int, learning_rate: float, rules: list[ScalingRule]
 ) -> list[RuleTraining]:
-    """Train with each rule in turn on the same images. All processes of a group must call it."""
+    """Train once with each rule, on the same images. Every process of the group must call this."""
     name = f"on {counted(dist.get_world_size(), 'process')}"
     bar = tqdm(rules, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
     return [train(rule, samples, learning_rate) for rule in bar]
 
 
 def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining:
-    """Train for one epoch. `learning_rate` is the peak learning rate on one process.
+    """Train for one epoch with `rule`. `learning_rate` is the peak learning rate on one process.
 
     The network has no batch normalization, so that its output for an image does not depend on the
     rest of the batch.
@@ -99,7 +100,7 @@ def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining
         weight_decay=5e-4,
         learning_rate=learning_rate * processes**rule.power,
     )
-    torch.backends.cudnn.allow_tf32 = False  # TF32 is less precise than float32
+    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True  # so that identical runs end with identical weights
     torch.manual_seed(config.seed)
     train_set, test_set = load_datasets(config)

@@ -4,9 +4,9 @@ accel-demo memory
 accel-demo memory --model resnet18 --optimizer sgd --plot memory.svg
 
 "predicted" is calculated from tensor shapes alone. "counted" is the total size of the live tensors
-in a training step. "measured" is the growth in the process's resident memory, or on GPUs, in the
-memory that PyTorch has allocated. nn.DataParallel runs in one process, so on the CPU, its devices
-cannot be measured separately.
+in a training step. "measured" is the growth of the process's resident memory. On GPUs, it is the
+growth of the memory that PyTorch has allocated. On the CPU, the devices of nn.DataParallel cannot
+be measured separately, because they belong to the same process.
 """
 
 from tqdm import tqdm
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     choices = (options.model, options.optimizer, options.processes, options.batch_size)
     data_parallel, *distributed = STRATEGIES
     with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        # While this process measures nn.DataParallel, import torch for the other processes.
+        # Import torch for the other processes while this process measures nn.DataParallel.
         start_preloading(PRELOADED)
         with gil.one_torch_thread():
             here = measure_each(own_device(), [data_parallel], *choices)

@@ -12,13 +12,13 @@ from accel_demo.models import CLASSES, make_model
 
 KINDS = ["parameters", "gradients", "optimizer state", "buckets", "copies", "activations"]
 STRATEGIES = ["nn.DataParallel", "DDP", "FSDP2"]
-# State tensors for each parameter: two moving averages with AdamW, the momentum with SGD.
+# Number of state tensors per parameter: AdamW has two moving averages, SGD has the momentum.
 # https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 STATES = {"adamw": 2, "sgd": 1}
 FLOAT = 4  # bytes
 Bytes = dict[str, int]  # {kind of memory: bytes}
 
-# On the CPU, the formulas for nn.DataParallel give the total for all devices.
+# On the CPU, the formulas for nn.DataParallel are for all devices together.
 FORMULAS = {
     "nn.DataParallel": {
         "parameters": "4P",
@@ -52,7 +52,7 @@ def formula_of(strategy: str, kind: str, optimizer: str) -> str:
 def predict(
     strategy: str, model: str, optimizer: str, processes: int, batch_size: int
 ) -> list[Bytes]:
-    """Predict the bytes of each kind of memory on each device, for `batch_size` images per device.
+    """Predict the bytes of each kind of memory on each device, which gets `batch_size` images.
 
     The prediction ignores images, scalars, BatchNorm's buffers, and all tensors that exist only
     during part of forward or backward, except "copies".
@@ -67,7 +67,7 @@ def predict(
     first = dict.fromkeys(KINDS, 0)
     first |= {"parameters": size, "gradients": size, "optimizer state": states * size}
     if strategy == "DDP":
-        # The buckets hold a copy of all gradients. gradient_as_bucket_view=True would avoid it.
+        # The buckets contain a copy of all gradients. gradient_as_bucket_view=True avoids this.
         # https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         return [first | {"buckets": size, "activations": kept}] * processes
     # Only the first device keeps gradients and optimizer state, and it computes the loss for all
@@ -81,9 +81,9 @@ def predict(
 def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
     """Return the bytes of a rank's shards, and of the largest layer after it has been gathered.
 
-    FSDP2 splits each parameter along its first dimension into chunks of equal length. A rank that
-    gets a shorter chunk still allocates the full length for the parameter and the gradient, but not
-    for the optimizer state.
+    FSDP2 splits each parameter along its first dimension into one chunk per rank. If a rank's
+    chunk is shorter than the first, the parameter and the gradient are padded to the full length,
+    but the optimizer state is not.
     Source: FSDPParam._init_sharded_param in torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     """
     share = state = 0
@@ -100,7 +100,7 @@ def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
 def gathered_bytes(layer: nn.Module, processes: int) -> int:
     """Return the bytes of a layer's own parameters after FSDP2 has gathered them.
 
-    Each parameter is padded to `processes` chunks of equal length.
+    FSDP2 pads each parameter so that all `processes` chunks have equal lengths.
     """
     total = 0
     for parameter in layer.parameters(recurse=False):
@@ -148,7 +148,7 @@ def activations(network: nn.Module, batch_size: int) -> int:
 
 
 def activations_of_the_loss(images: int) -> int:
-    """Return the bytes that cross_entropy saves: log-probabilities and one total weight."""
+    """Return the bytes that cross_entropy saves: the log-probabilities and one total weight."""
     return FLOAT * images * CLASSES + FLOAT
 
 

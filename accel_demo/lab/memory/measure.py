@@ -1,4 +1,4 @@
-"""Count the live tensors of a training step, and measure the memory of the process or the GPU."""
+"""Count the live tensors of a training step, and measure the memory of the process or GPUs."""
 
 import ctypes
 import gc
@@ -29,7 +29,7 @@ from accel_demo.anatomy.memory import (
 from accel_demo.lab.memory.formula import KINDS, Bytes
 from accel_demo.models import CLASSES
 
-# Tensors are counted in the last of these steps. DDP needs two, because it creates its final
+# Number of steps; the last one's tensors are counted. DDP needs two, because it creates its final
 # buckets at the start of the second. The other strategies allocate the same tensors in every step.
 STEPS_TO_COUNT = {"nn.DataParallel": 1, "DDP": 2, "FSDP2": 1}
 MMAP_BYTES = 64 * 1024  # larger allocations than this are returned to the system when freed
@@ -51,7 +51,7 @@ class ProcessMemory:
 def measure_each(
     device: torch.device, strategies: list[str], *choices: Any
 ) -> dict[str, ProcessMemory]:
-    """Call `measure` for each strategy in turn, in this process."""
+    """Call `measure` for each strategy."""
     return {strategy: measure(device, strategy, *choices) for strategy in strategies}
 
 
@@ -61,7 +61,7 @@ def measure(
     """Train twice in this process: once to count tensors, once to measure memory.
 
     The first run also loads libraries, allocates their scratch memory and opens connections. That
-    memory is never freed, so it does not grow again in the second run. All ranks must call this
+    memory is never freed, so the second run does not measure it again. All ranks must call this
     function. nn.DataParallel uses `replicas` devices in one process and needs no process group.
     """
     return_freed_memory()
@@ -81,7 +81,7 @@ def measure(
 def count_tensors(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> Bytes:
-    """Train for `STEPS_TO_COUNT` steps. Return the bytes of each kind of live tensor in the last.
+    """Train for `STEPS_TO_COUNT` steps, and count the bytes of the live tensors in the last step.
 
     Activations are the tensors that autograd saves for backward, except those that already existed
     before forward.
@@ -121,7 +121,7 @@ def count_tensors(
 def measure_growth(
     strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
 ) -> list[Bytes]:
-    """Train, and return by how many bytes each kind of memory grows on each device.
+    """Train, and return how much each kind of memory grows on each device, in bytes.
 
     "buckets" is all memory still allocated between two steps, except parameters and optimizer
     state.
@@ -143,7 +143,7 @@ def measure_growth(
     wrapped = wrap(strategy, network, devices, Watch(lambda: note("before copies"), after_copies))
     note("wrapped")
     optimizer = make_optimizer(network.parameters())
-    # One more step, because the first step also allocates the optimizer state.
+    # Train for an additional step, because the first step also allocates the optimizer state.
     for step in range(STEPS_TO_COUNT[strategy] + 1):
         note("before")
         loss = F.cross_entropy(wrapped(images), labels)
@@ -164,7 +164,7 @@ def measure_growth(
     measured = []
     for index in range(len(at["start"])):
         most = max((sizes[index] for sizes in copies), default=0)
-        in_forward = most if strategy == "nn.DataParallel" else 0  # freed only in backward
+        in_forward = most if strategy == "nn.DataParallel" else 0  # copies are kept until backward
         sizes = {
             "parameters": parameters[index],
             "gradients": gradients[index],
@@ -224,8 +224,8 @@ def batch(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 class Watch:
     """Callbacks that run before and after parameters are copied, and for each full DDP bucket.
 
-    nn.DataParallel and FSDP2 copy parameters in every step. To measure only the copy, `wrap` makes
-    an additional one with the same function, when nothing else is allocated.
+    nn.DataParallel and FSDP2 copy parameters in every step. To measure the memory of a copy alone,
+    `wrap` makes an additional copy before training, with the same function.
     """
 
     before_copies: Callable[[], None]
@@ -240,7 +240,7 @@ def wrap(strategy: str, network: nn.Module, devices: list, watch: Watch) -> nn.M
 
 
 def _data_parallel(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Wrap with nn.DataParallel. On the CPU, where it makes no replicas, use our version."""
+    """Wrap with nn.DataParallel, or with our version on the CPU, where torch makes no replicas."""
     watch.before_copies()
     replicas = phases.replicate(network, devices)
     names = [name for name, _ in network.named_parameters()]
@@ -264,8 +264,8 @@ def _ddp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
 def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
     """Shard each layer separately, and gather the largest layer once, so that `watch` measures it.
 
-    This does not include the buffer of a gathered layer, which FSDP2 keeps only in forward, until
-    it gathers the next layer.
+    The measurement does not include the all-gather buffer. FSDP2 keeps this buffer only in forward,
+    until it gathers the next layer.
     Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
     """
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))

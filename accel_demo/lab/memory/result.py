@@ -8,10 +8,10 @@ from accel_demo.lab.memory.measure import ProcessMemory
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Bytes that a training step uses on one device, or with nn.DataParallel on all CPU devices.
+    """Bytes that a training step uses on one device.
 
-    `counted` is empty if the process uses several GPUs, because it counts the tensors on all GPUs
-    together.
+    For nn.DataParallel on the CPU, they are the bytes of all devices together. `counted` is empty
+    if the process uses several GPUs, because tensors are counted on all GPUs together.
     """
 
     strategy: str

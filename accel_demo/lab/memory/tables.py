@@ -52,7 +52,7 @@ def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
             formula = formula_of(row.strategy, kind, optimizer)
             lines.append([kind, formula, *map(_mib, sizes), percent])
     predicted, measured = sum(row.predicted.values()), sum(row.measured.values())
-    error = f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"  # no measurable growth
+    error = f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"  # "–": nothing grew
     lines.append(["total", "", _mib(predicted), "", _mib(measured), error])
     return [[row.strategy, row.place, *line] for line in lines]
 

@@ -7,7 +7,7 @@ On one process, train.py is compared with train_plain.py, train_dp.py and train_
 processes, it is compared with train_ddp.py, and with two runs of train.py on one process that have
 the same global batch: one accumulates smaller batches, the other uses one large batch. All runs
 read the same images in the same order, and cuDNN is deterministic. The exit code is 1 if the
-weights differ by more than the table promises.
+weights of any two runs differ by more than the table promises.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ WEIGHT_DECAY = {"sgd": 5e-4, "adamw": 0.1, "adam": 5e-4}
 
 
 def main(arguments: list[str]) -> int:
-    """Print how much the weights differ. Return 0 if all promises are kept, otherwise 1."""
+    """Print how much the weights differ. Return 1 if that is more than promised, otherwise 0."""
     options, config = read(arguments)
     pairs = plan(options.processes, options.batch_size)
     runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # unique runs
@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]):
-    """Return the options, and the config that all runs share.
+    """Return the options, and the settings that all runs have in common.
 
-    The training set is large enough that no run begins a second epoch. Raises `UserError`
-    if the options are invalid.
+    The settings make the training set large enough that no run begins a second epoch. Raises
+    `UserError` if the options are invalid.
     """
     parser = flags.parser_of("parity", __doc__, quick=f"train for {QUICK_STEPS} steps, not {STEPS}")
     help = "process counts to compare (default: 1,2)"

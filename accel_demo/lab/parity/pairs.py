@@ -12,9 +12,9 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 
-# BOUND is how much the weights may differ if two runs only add numbers in a different order. One
-# rounding changes a weight below 1 by at most 3e-8, so after BOUND_STEPS steps with a few roundings
-# each, the difference is still far below BOUND.
+# BOUND is how much the weights may differ between runs that add the same numbers in a different
+# order. One rounding changes a weight below 1 by at most 3e-8, so after BOUND_STEPS steps with a
+# few roundings each, the difference is still far below BOUND.
 BOUND, BOUND_STEPS = 1e-5, 20
 SAME_BITS, WITHIN_BOUND, NOTHING = "same bits", f"within {BOUND:g}", "nothing"
 
@@ -42,8 +42,9 @@ class StateDifference:
     """Difference between two state dicts.
 
     `weights` is the largest difference between parameters. `statistics` is the largest difference
-    between BatchNorm's running statistics, or None for a model without BatchNorm. A NaN in only one
-    of the tensors is an infinite difference. `same_file` also compares BatchNorm's batch counters.
+    between BatchNorm's running statistics, or None for a model without BatchNorm. If only one of
+    two tensors contains NaN, their difference is infinite. `same_weights` compares the bits of the
+    parameters. `same_file` compares all tensors, including BatchNorm's batch counters.
     """
 
     weights: float
@@ -73,7 +74,7 @@ class ParityRow:
 
 @dataclass(frozen=True)
 class ParityResult:
-    """The compared pairs, and the config that all runs share."""
+    """The compared pairs, and the settings that all runs have in common."""
 
     config: TrainConfig
     device: str
@@ -99,7 +100,7 @@ def plan(process_counts: list[int], batch_size: int) -> list[Pair]:
 def compare_pairs(
     pairs: list[Pair], config: TrainConfig, environments: dict[ParityRun, dict], folder: Path
 ) -> list[ParityRow]:
-    """Compare the two model.safetensors files of each pair. The runs are subfolders of `folder`.
+    """Compare the two model.safetensors files of each pair, in the runs' subfolders of `folder`.
 
     `environments` maps each run to the contents of its environment.json.
     """
@@ -149,10 +150,11 @@ def compare(first: dict, second: dict, names: set[str]) -> StateDifference:
 def promise(pair: Pair, config: TrainConfig, has_batch_norm: bool, replicas: int) -> str:
     """Return what we promise for this pair on any machine: SAME_BITS, WITHIN_BOUND or NOTHING.
 
-    `replicas` is the number of nn.DataParallel replicas. The sum of two gradients does not depend
-    on their order, but the rounded sum of three or more does. SGD only adds up the rounding errors.
-    Adam divides each gradient by its magnitude, and BatchNorm divides each channel by its standard
-    deviation. Both divisions can amplify the errors in every step, so that there is no bound.
+    `replicas` is the number of nn.DataParallel replicas. Swapping two gradients does not change
+    their sum, but reordering three or more can change how the sum is rounded. With SGD, rounding
+    errors only add up. Adam divides each gradient by its magnitude, and BatchNorm divides each
+    channel by its standard deviation. Both divisions can amplify errors in every step, so there is
+    no bound.
     """
     is_split = pair.second.script == "train_dp" and replicas > 1
     is_accumulated_by_two = pair.kind == "accumulated" and pair.first.processes == 2
@@ -185,7 +187,7 @@ def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool
         reasons.append("the weights are equal by chance: all sums rounded to the same values")
     elif pair.kind == "one batch":
         reasons.append(
-            f"one sum over {processes * images} images rounds at different points than partial sums"
+            f"one sum over {processes * images} images rounds differently than several partial sums"
         )
     elif processes & (processes - 1):  # not a power of two
         reasons.append(

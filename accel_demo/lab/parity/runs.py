@@ -1,4 +1,4 @@
-"""Train with several versions of the training loop, with the same config, in one launch."""
+"""Train with several versions of the training loop in a single launch."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ class ParityRun:
     script: str
     processes: int = 1
     accumulate: int = 1
-    batch_size: int = 32  # per process and micro-batch
+    batch_size: int = 32  # images in a micro-batch of one process
 
     @property
     def name(self) -> str:
@@ -34,8 +34,8 @@ class ParityRun:
 def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[ParityRun, dict]:
     """Train each run in its own subfolder, and return the contents of each environment.json.
 
-    The run with the most processes determines how many are started. In smaller runs,
-    the last ranks wait for the next run. Each process uses one thread, or one GPU if there are
+    The run with the most processes determines how many processes are started. During a run with
+    fewer processes, the other ranks wait. Each process uses one thread, or one GPU if there are
     enough GPUs. Raises `RuntimeError` if a run has the wrong number of connected processes.
     """
     processes = max(run.processes for run in runs)
@@ -51,7 +51,7 @@ def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[
 
 
 def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder: Path) -> None:
-    """Train the runs that use this rank, one after the other. Every process calls this."""
+    """Train the runs that use this rank, one after the other. Every process calls this function."""
     from accel_demo.lab.pool_worker import forget_the_last_run
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -3,10 +3,10 @@
 accel-demo report runs/train
 accel-demo report runs/train runs/train_ddp-2-processes --html both.html
 
-The command writes an HTML page with the runs' final results, curves, confusion matrices and most
-confident mistakes, and the differences between their configs and environments. The page is a single
-file that works offline. The command also prints the report, without the images of the mistakes. If
-a file of a run is missing or damaged, the report lists the file and shows everything else.
+The command writes an HTML page, a single file that works offline. It shows the final results,
+curves, confusion matrices and most confident mistakes of each run, and how the configs and
+environments differ. The command also prints the report, without the misclassified images. If a run
+has missing or damaged files, the report lists them and shows everything else.
 """
 
 import sys
@@ -29,7 +29,7 @@ class RunsReport:
 
 
 def without_images(run: SavedRun) -> SavedRun:
-    """Return a copy of the run without the images of its mistakes, which the JSON file omits."""
+    """Return a copy of the run for the JSON file, without the misclassified images."""
     if run.predictions is None:
         return run
     mistakes = [replace(mistake, png="") for mistake in run.predictions.mistakes]
@@ -37,12 +37,12 @@ def without_images(run: SavedRun) -> SavedRun:
 
 
 def printable(text: str) -> str:
-    """Escape nonprintable characters, so that a run's files cannot send codes to the terminal."""
+    """Escape nonprintable characters, so that a run's files cannot control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report and write the page. Raises `UserError` only before anything is written."""
+    """Print the report and write the page. Invalid options raise `UserError` before any output."""
     parser = Parser(__doc__, prog="accel-demo report")
     help = "the folder of a run, such as runs/train"
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _check_nothing_is_replaced(options) -> None:
-    """Raise `UserError` if an output would overwrite a file of a run or the other output."""
+    """Raise `UserError` if --json and --html name the same file, or one names a file of a run."""
     taken = {(folder / file).resolve() for folder in options.runs for file in FILES}
     for flag, path in (("--json", options.json), ("--html", options.html)):
         if path and path.resolve() in taken:

@@ -1,4 +1,4 @@
-"""Draw the curves of several runs as inline SVG. The tooltips of page.js use the same geometry."""
+"""Draw the curves of the runs as inline SVG. The tooltips in page.js use the same geometry."""
 
 import math
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ MARKERS = (  # SVG paths, about 8 units wide and centred at (0, 0)
     "M0 4.2L4-3H-4z",
 )
 MOST_MARKERS = 8  # per line; more markers would hide the line
-MOST_POINTS = 4000  # per line; `thinned` shortens longer curves
-LOG_SCALE_RATIO = 30  # the y axis is logarithmic for a loss whose maximum / minimum exceeds this
+MOST_POINTS = 4000  # per line; `thinned` removes points from longer curves
+LOG_SCALE_RATIO = 30  # use a log scale for a loss if maximum / minimum exceeds this
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Axes:
     is_log: bool
 
     def x(self, value: float) -> float:
-        """Return the x coordinate of a value in the SVG."""
+        """Convert a value on the x axis to an x coordinate of the SVG."""
         return round(LEFT + value / self.right * (RIGHT - LEFT), 1)
 
     def y(self, value: float) -> float:
-        """Return the y coordinate of a value in the SVG."""
+        """Convert a value on the y axis to a y coordinate of the SVG."""
         scaled = math.log10 if self.is_log else float
         low, high = scaled(self.low), scaled(self.high)
         return round(BOTTOM - (scaled(value) - low) / (high - low) * (BOTTOM - TOP), 1)
@@ -73,8 +73,8 @@ def swatch(index: int) -> str:
 def thinned(points: list[Point]) -> list[Point]:
     """Reduce a curve to at most `MOST_POINTS` points without changing its outline.
 
-    If a curve has more points, it is split into parts with equally many points, and only the first,
-    lowest, highest and last point of each part are kept.
+    A longer curve is split into parts with the same number of points, and only the first, lowest,
+    highest and last points of each part are kept.
     """
     if len(points) <= MOST_POINTS:
         return points
@@ -91,8 +91,8 @@ def thinned(points: list[Point]) -> list[Point]:
 def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int) -> str:
     """Return an SVG chart of one metric with a line for each run, or "" if there are no values.
 
-    `lines` contains the (x, value) points of each run. `axis` is the label of the x axis, and
-    `right` is its upper limit.
+    `lines` contains the (x, value) points of each run. `axis` is the label of the x axis, which
+    ends at `right`.
     """
     values = [value for points in lines for _, value in points]
     if not values:
@@ -114,9 +114,10 @@ def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return evenly spaced round numbers that cover `low` to `high`, with about `about` intervals.
+    """Return evenly spaced round numbers that cover the range from `low` to `high`.
 
-    `low` and `high` must not be negative. If they are nearly equal, the ticks start at 0.
+    `about` is the approximate number of intervals. `low` and `high` must not be negative. If they
+    are nearly equal, the ticks start at 0.
     """
     if high - low <= max(1e-30, 1e-9 * high):
         low, high = 0, high if high > 1e-30 else 1
@@ -128,7 +129,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return up to seven powers of ten that cover `low` to `high`."""
+    """Return up to seven powers of ten that cover the range from `low` to `high`."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = math.ceil((last - first) / 6) or 1
     last = first + math.ceil((last - first) / step) * step
@@ -163,7 +164,7 @@ def _axes(axes: Axes, y_ticks: list[float], axis: str) -> list[str]:
 
 
 def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
-    """Return the line and the markers of one run as SVG paths. Break the line if x decreases."""
+    """Return one run's line and markers as SVG paths. Break the line wherever x decreases."""
     places = [(axes.x(x), axes.y(value)) for x, value in points]
     path, last_x = "", math.inf
     for x, y in places:
@@ -171,7 +172,7 @@ def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
         last_x = x
     parts = [f'<path class="line" d="{path}" {style.stroke}/>'] if path else []
     stride = math.ceil(len(places) / MOST_MARKERS) or 1
-    for x, y in places[::-1][::stride]:  # backwards, so that the last point has a marker
+    for x, y in places[::-1][::stride]:  # from the end, so that the last point gets a marker
         shape = f'd="{style.marker}" fill="{style.colour}"'
         parts.append(f'<path class="mark" transform="translate({x} {y})" {shape}/>')
     return parts

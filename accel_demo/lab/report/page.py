@@ -91,7 +91,7 @@ def _axis_choice(per_step: set[int | None]) -> str:
         return ""
     note, over_steps, over_images = "", " checked", ""
     if len(per_step) > 1:
-        note = "<p>The numbers of images per step differ. Compare the runs by images seen.</p>"
+        note = "<p>The runs differ in images per step, so compare them by images seen.</p>"
         over_steps, over_images = "", " checked"
     return (
         f'{note}<fieldset class="axes"><legend>Horizontal axis</legend>'
@@ -125,7 +125,7 @@ def _confusion(runs: list[SavedRun]) -> str:
     return (
         "<h2>Confusion matrix</h2>"
         '<p class="soft">Rows are true classes, and columns are predicted classes. A cell is '
-        "darker if it has a larger fraction of the images in its row. Blue cells are correct "
+        "darker if it contains a larger fraction of the images in its row. Blue cells are correct "
         "predictions, on a colour scale from 0 to 100%. Orange cells are mistakes, on a colour "
         f"scale from 0 to {largest:.1%}.{same_scales}</p>"
         f"{_side_by_side(runs, sections)}"
@@ -147,9 +147,9 @@ def _matrix(predictions: Predictions, largest: float) -> str:
 
 
 def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
-    """Return a table cell. Its background is darker if `share`, its fraction of the row, is larger.
+    """Return a table cell. The larger `share` (its fraction of the row), the darker the background.
 
-    Mistakes have a separate colour scale, because they would be too pale on the other scale.
+    Mistakes have a separate colour scale, because they would be too pale on the blue scale.
     """
     strength = share if is_right else share / largest
     full_colour = RIGHT_COLOUR if is_right else WRONG_COLOUR
@@ -237,5 +237,5 @@ def _headings(runs: list[SavedRun]) -> list[str]:
 
 
 def _names(runs: list[SavedRun]) -> list[str]:
-    """Return the name of each run, after a sample of its line."""
+    """Return the name of each run as HTML, preceded by a sample of the run's line."""
     return [curves.swatch(index) + _breakable(run.name) for index, run in enumerate(runs)]

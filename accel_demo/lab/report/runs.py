@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from accel_demo.errors import UserError
 from accel_demo.wording import counted
 
-FILES = {  # each file of a run, and the consequence for the report if it is missing or damaged
+FILES = {  # files of a run, and the consequence for the report if a file is missing or damaged
     "config.json": "the config is unknown",
     "environment.json": "the machine and the library versions are unknown",
     "metrics.jsonl": "there are no curves",
@@ -26,7 +26,7 @@ CURVES = {
     "test_accuracy": "Test accuracy",
     "images_per_second": "Images per second",
 }
-Point = tuple[int, float]  # step and value
+Point = tuple[int, float]  # (step, value)
 Content = TypeVar("Content")
 
 
@@ -40,7 +40,7 @@ class RunMetrics:
 
     @property
     def last_step(self) -> int:
-        """The highest step of any curve, or 0 if all curves are empty."""
+        """The highest step in any curve, or 0 if all curves are empty."""
         return max((step for points in self.curves.values() for step, _ in points), default=0)
 
     def values(self, name: str) -> list[float]:
@@ -63,7 +63,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A misclassified test image. `png` is the image file, encoded in base64."""
+    """A misclassified test image. `png` is the image as a PNG file, encoded in base64."""
 
     index: int
     label: int
@@ -74,7 +74,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class ClassConfusion:
-    """How many of the images of class `true` were misclassified as `predicted`."""
+    """The number of images of class `true` that were misclassified as `predicted`."""
 
     true: str
     predicted: str
@@ -84,7 +84,7 @@ class ClassConfusion:
 
 @dataclass(frozen=True)
 class Predictions:
-    """A run's confusion matrix, with one row per true class, and its most confident mistakes."""
+    """A run's confusion matrix (one row per true class) and most confident mistakes."""
 
     classes: list[str]
     confusion: list[list[int]]
@@ -96,7 +96,7 @@ class Predictions:
         return f"{right:,} of {sum(map(sum, self.confusion)):,} test images correct"
 
     def confusions(self) -> list[ClassConfusion]:
-        """Return all confusions between two classes, the most frequent first."""
+        """Return all pairs of classes that were confused, sorted from most to least frequent."""
         pairs = [
             ClassConfusion(self.classes[label], self.classes[predicted], images, sum(row))
             for label, row in enumerate(self.confusion)
@@ -108,7 +108,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A problem with a file of a run: for example, it is missing, or lines were skipped."""
+    """A problem with a file of a run: for example, the file is missing or has damaged lines."""
 
     file: str
     message: str
@@ -116,7 +116,7 @@ class FileProblem:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run, read from its files. Optional fields are None if their file is missing or damaged."""
+    """The data from a run's files. An optional field is None if its file is missing or damaged."""
 
     name: str
     folder: str
@@ -155,7 +155,7 @@ def check_folders(folders: list[Path]) -> None:
 
 
 def read_runs(folders: list[Path]) -> list[SavedRun]:
-    """Read each run, and name it after its folder, or its relative path if two names are equal."""
+    """Read each run, and name it after its folder. If two names are equal, use relative paths."""
     paths = [os.path.abspath(folder) for folder in folders]
     names = [os.path.basename(path) or path for path in paths]
     if len(set(names)) < len(names):
@@ -165,7 +165,7 @@ def read_runs(folders: list[Path]) -> list[SavedRun]:
 
 
 def read_run(folder: Path, name: str) -> SavedRun:
-    """Read the run in a folder. Its `problems` list missing and damaged files."""
+    """Read the run in `folder`, and list missing and damaged files in its `problems`."""
     problems: list[FileProblem] = []
     metrics, remarks = _read(folder / "metrics.jsonl", _metrics, problems) or (RunMetrics(), [])
     problems += [FileProblem("metrics.jsonl", remark) for remark in remarks]
@@ -185,7 +185,7 @@ def read_run(folder: Path, name: str) -> SavedRun:
 def _read(
     path: Path, parse: Callable[[bytes], Content], problems: list[FileProblem]
 ) -> Content | None:
-    """Read and parse a file. If this fails, append to `problems` and return None."""
+    """Read and parse a file. If this fails, append the reason to `problems` and return None."""
     content, consequence = b"", FILES[path.name]
     try:
         content = path.read_bytes()
@@ -234,8 +234,8 @@ def _predictions(content: bytes) -> Predictions:
 def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
     """Return the curves, and remarks about skipped lines and unusual values.
 
-    If a run is killed, its last line may be incomplete. If it diverges, it writes NaN or infinity.
-    If it is resumed with more processes, its epochs have fewer steps, so step numbers may decrease.
+    The last line of a killed run may be incomplete. A run that diverges writes NaN or infinity. If
+    a run is resumed with more processes, an epoch has fewer steps, so step numbers may decrease.
     """
     lines = content.splitlines()
     if not lines:

@@ -11,12 +11,12 @@ from accel_demo.wording import byte_size
 NO_VALUE, UNKNOWN, NOT_SET = "–", "unknown", "not set"
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32  # characters
-WIDEST_CELL = 40  # characters; only the page and the JSON file contain the full text
+WIDEST_CELL = 40  # characters; longer texts are shortened, except on the page and in the JSON file
 WORST = 5  # number of confusions to list, in the text and on the page
 
 
 def as_text(runs: list[SavedRun]) -> str:
-    """Return the whole report as text, without the images of mistakes."""
+    """Return the whole report as text, without the misclassified images."""
     figures = [[name, *map(_short, texts)] for name, texts in final_figures(runs).items()]
     parts = [table(["result", *(_short(run.name) for run in runs)], figures)]
     parts += _choices(runs) + _curves(runs)
@@ -30,9 +30,10 @@ def as_text(runs: list[SavedRun]) -> str:
 
 
 def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
-    """Return the final results that are known for at least one run, as one string per run.
+    """Map the name of each final result to a list of strings, one per run.
 
-    If a run has no summary.json, its accuracies and images/s are taken from metrics.jsonl.
+    Results that no run has are omitted. If a run has no summary.json, its accuracies and
+    images/s are taken from metrics.jsonl.
     """
     columns = [_figures(run) for run in runs]
     rows = {name: [column[name] or NO_VALUE for column in columns] for name in columns[0]}
@@ -42,9 +43,9 @@ def final_figures(runs: list[SavedRun]) -> dict[str, list[str]]:
 def differences(
     entries: list[dict[str, Any] | None],
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the entries that differ, as one string per run, and the entries that are equal.
+    """Return the entries that differ between runs (a string per run) and those that are equal.
 
-    `entries` contains the config or environment of each run, or None for a run not to compare.
+    `entries` contains the config or environment of each run (None if it could not be read).
     """
     known = [run_entries for run_entries in entries if run_entries is not None]
     differing, equal = {}, {}
@@ -66,10 +67,10 @@ def number(value: float, digits: int = 6) -> str:
 
 
 def sparkline(points: list[Point], low: float, high: float, last_step: int) -> str:
-    """Draw a curve from step 0 to `last_step` with `SPARKLINE_WIDTH` block characters.
+    """Draw a curve from step 0 to `last_step` as a line of `SPARKLINE_WIDTH` block characters.
 
     The lowest block represents `low`, and the highest block represents `high`. Values between two
-    points are interpolated. If several points fall on one character, it shows the last of them.
+    points are interpolated. If several points fall on one character, the last point is shown.
     """
     line = [" "] * SPARKLINE_WIDTH
     places = [(round(step / (last_step or 1) * (len(line) - 1)), value) for step, value in points]

@@ -1,1 +1,1 @@
-"""`accel-demo scaling`: measure the speed-up with more processes, and fit scaling laws to it."""
+"""`accel-demo scaling`: measure the speed-up from more processes, and fit scaling laws to it."""

@@ -1,4 +1,4 @@
-"""Measure how much faster training runs on more processes, and how much of the work is serial.
+"""Measure how much faster training is with more processes, and how much of the work is serial.
 
 accel-demo scaling
 accel-demo scaling --processes 1,2,4 --batch-size 512 --plot scaling.svg
@@ -6,8 +6,8 @@ accel-demo scaling --processes 1,2,4 --batch-size 512 --plot scaling.svg
 Strong scaling splits one global batch among the processes. Weak scaling gives each process a full
 batch. Speed-ups are relative to plain PyTorch in one process. Each repetition measures all cases in
 random order, in the same worker processes. The last table compares two threads with two processes,
-for work in Python and in torch. It shows the effect of Python's global interpreter lock, which only
-one thread can hold at a time.
+for work in Python and in torch. It shows the effect of the global interpreter lock, which allows
+only one thread at a time to run Python code.
 """
 
 import os
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check(options, counts: list[int], steps: int) -> None:
-    """Raise `UserError` if an option is invalid, before any worker starts."""
+    """Check the options before any worker starts. Raises `UserError` if an option is invalid."""
     for name in ("threads", "repeats", "batch_size"):
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
@@ -88,7 +88,7 @@ def check(options, counts: list[int], steps: int) -> None:
 
 
 def scaling_cases(counts: list[int], batch_size: int) -> list[ScalingCase]:
-    """Return all cases to measure. On one process, strong and weak scaling are the same case."""
+    """Return all cases to measure. With one process, strong and weak scaling are the same case."""
     cases = [ScalingCase(PLAIN, 1, batch_size)]
     for version in PARALLEL:
         for count in counts:
@@ -137,7 +137,7 @@ def first_gpus(count: int) -> str:
 
 
 def train(pool: WorkerPool, case: ScalingCase, model: str, steps: int) -> WorkerResult:
-    """Train once, on as many workers of the pool as the case has processes."""
+    """Train this case once, with one worker of the pool for each of its processes."""
     samples = steps * case.batch_size * case.processes
     choices = {"model": model, "batch_size": case.batch_size, "max_steps": steps}
     choices |= {"dataset": "synthetic", "train_samples": samples, "test_samples": 64}

@@ -13,8 +13,8 @@ class SerialShareFit:
 
     `shares` contains the serial share of each repetition. `serial_share` is the median of `shares`,
     and `interval` is its 90 % confidence interval (empty with fewer than five repetitions).
-    `misfit` is the largest relative difference between the law and a median speed-up. It is None if
-    only one process count is above 1, because the law can fit a single speed-up exactly.
+    `misfit` is the largest relative difference between a median speed-up and the law's prediction.
+    It is None if only one process count is above 1, because the law can fit one speed-up exactly.
     """
 
     scaling: str  # "strong" or "weak"
@@ -27,7 +27,7 @@ class SerialShareFit:
 
 
 def amdahl(serial_share: float, processes: float) -> float:
-    """Return the speed-up of a fixed amount of work, of which `serial_share` stays serial.
+    """Return the speed-up for a fixed amount of work, a fraction `serial_share` of which is serial.
 
     Source: Amdahl, AFIPS 1967, https://doi.org/10.1145/1465482.1465560
     """
@@ -35,7 +35,7 @@ def amdahl(serial_share: float, processes: float) -> float:
 
 
 def gustafson(serial_share: float, processes: float) -> float:
-    """Return the speed-up if the work grows with the number of processes.
+    """Return the speed-up for an amount of work that grows with the number of processes.
 
     `serial_share` is the fraction of the parallel run's time that is spent on serial work.
     Source: Gustafson, Communications of the ACM, 1988, https://doi.org/10.1145/42411.42415
@@ -47,13 +47,12 @@ LAWS: dict[str, Callable[[float, float], float]] = {"strong": amdahl, "weak": gu
 
 
 def serial_share_of(law: Callable, speedups: dict[int, float]) -> float:
-    """Return the serial share that fits these speed-ups best.
+    """Return the serial share with which `law` fits the speed-ups best.
 
-    `speedups` maps process counts to speed-ups. The fit uses least squares in the quantity that is
-    linear in the share: the time for `amdahl`, and the speed-up for `gustafson`. The speed-up on
-    one process has no influence. The share is above 1 if more processes are slower than one, and
-    below 0 if they are faster than the ideal, neither of which the laws can explain. Raises
-    `ValueError` if no count is above 1.
+    `speedups` maps process counts to speed-ups. We use a least-squares fit of the quantity that
+    depends linearly on the share: the time in Amdahl's law, and the speed-up in Gustafson's law. A
+    share above 1 means that more processes are slower than one, and a share below 0 means that they
+    are faster than the ideal. The laws explain neither. Raises `ValueError` if no count is above 1.
     """
     if law is amdahl:  # 1/speedup = 1/n + share × (1 − 1/n)
         points = [(1 - 1 / n, 1 / speedup - 1 / n) for n, speedup in speedups.items()]

@@ -1,11 +1,12 @@
-"""Reproduce the reasons why DDP can be slower than one process, and measure the fix for each.
+"""Reproduce each reason why DDP can be slower than one process, and measure how much a fix helps.
 
 python -m accel_demo.lab.scaling.reasons
 python -m accel_demo.lab.scaling.reasons --quick --json reasons.json
 
 Two connected processes train a small dense network with each method in turn. We compare methods
-that differ in only one thing, so the difference between their times is its effect. The measurements
-answer the question in an open issue: https://github.com/pytorch/pytorch/issues/73600
+that differ in a single change, so the difference between their times is the effect of that change.
+The measurements answer the question in an open issue:
+https://github.com/pytorch/pytorch/issues/73600
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class ReasonsResult:
-    """Step times of each method in ms, on one rank or (after `combine`) on the slowest rank."""
+    """Measurements of one rank. After `combine`, the step times are those of the slowest rank."""
 
     repeats: int
     processes: int
@@ -47,7 +48,7 @@ class ReasonsResult:
     first_steps_ms: list[float]
     megabytes: float  # total size of the gradients
     ms_per_step: dict[str, list[float]]  # for each method, one value per repetition
-    straggler_ms_by_rank: list[float]  # median step time of each rank
+    straggler_ms_by_rank: list[float]  # median step time of each rank when rank 1 is late
 
 
 def main(arguments: list[str] | None = None) -> int:

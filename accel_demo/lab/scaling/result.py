@@ -66,7 +66,7 @@ class ScalingResult:
 def scaling_rows(
     rates: dict[ScalingCase, list[float]], counts: list[int], batch_size: int
 ) -> list[ScalingRow]:
-    """Return a row for each scaling, version and process count. `rates` contains images/s."""
+    """Return a row for each version, process count and kind of scaling. `rates` is in images/s."""
     rows = []
     for scaling in LAWS:
         for version in (PLAIN, *PARALLEL):
@@ -84,7 +84,7 @@ def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
     """Fit the serial shares of DDP and Accelerate, for strong and weak scaling.
 
     A scaling law compares a program with itself, so these speed-ups are relative to the same
-    version on one process. The list is empty if there is only one process count.
+    version in one process. The list is empty if there is only one process count.
     """
     fits = []
     for scaling in LAWS:

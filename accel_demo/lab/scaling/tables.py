@@ -1,4 +1,4 @@
-"""Print and draw the result of `accel-demo scaling`."""
+"""Show the result of `accel-demo scaling` as tables and as a picture."""
 
 import statistics
 from pathlib import Path
@@ -18,7 +18,7 @@ BATCHES = {"strong": "global batch", "weak": "batch per process"}
 
 
 def text(result: ScalingResult) -> str:
-    """Return the tables and their interpretation as text."""
+    """Return the tables as text, with sentences that explain them."""
     threads = counted(result.threads, "thread")
     counts = ", ".join(map(str, result.processes))
     counts += " connected process" if counts == "1" else " connected processes"

@@ -19,14 +19,15 @@ from accel_demo.anatomy.gil import preprocess
 
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
 LATE = 0.020  # seconds that the straggler sleeps in each step
-PREPROCESSED = 8  # images that "Python in the loop" preprocesses per step and process
-IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters  # torch 2.15
+PREPROCESSED = 8  # images per process that "Python in the loop" preprocesses in each step
+# Torch 2.15 renames broadcast_buffers to forward_sync_buffers.
+IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
 BUFFERS = "forward_sync_buffers" if IS_RENAMED else "broadcast_buffers"
 NO_BUFFERS: dict[str, Any] = {BUFFERS: False}
 
 
 def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
-    """Return all methods in a dictionary. Each method trains a separate replica of the network."""
+    """Return all methods by name. Each method trains a separate replica of the network."""
     methods = {
         "one process": TrainingMethod(device, is_alone=True),
         "DDP": TrainingMethod(device),
@@ -95,7 +96,7 @@ class TrainingMethod:
 
 
 def network() -> torch.nn.Module:
-    """Return a network with 1.9 million gradients to send but little to compute per image."""
+    """Return a network with 1.9 million gradients to send, but little computation per image."""
     layers: list[torch.nn.Module] = []
     for inputs in (784, 1024):
         layers += [torch.nn.Linear(inputs, 1024), torch.nn.BatchNorm1d(1024), torch.nn.ReLU()]
@@ -129,7 +130,7 @@ def sleep_on_rank_1() -> None:
 
 @contextmanager
 def with_threads() -> Iterator[None]:
-    """Use a thread per core in each process, as torch does without a launcher, but at least two."""
+    """Use one thread per core (torch's default without a launcher), but at least two threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(2, usable_cores()))
     yield

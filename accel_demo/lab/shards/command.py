@@ -25,7 +25,7 @@ MOST_DRAWN_SAMPLES, MOST_DRAWN_EPOCHS = 400, 20
 
 def main(arguments: list[str]) -> int:
     options = read_options(arguments)
-    preloaded = ("torch", read_all.__module__)  # not torch._dynamo, which only optimizers need
+    preloaded = ("torch", read_all.__module__)  # without torch._dynamo, which only optimizers need
     settings = settings_of(options)
     result, *_ = results_by_rank(read_all, options.processes, settings, preloaded=preloaded)
     print(f"{tables.headline(result)}\n")
@@ -76,7 +76,7 @@ def read_options(arguments: list[str]):
 
 
 def settings_of(options) -> list[LoaderSettings]:
-    """Return the settings of each loader to read. Both loaders have the same global batch size."""
+    """Return the settings of the chosen loaders. Both loaders have the same global batch size."""
     epochs = min(options.epochs, QUICK_EPOCHS) if options.quick else options.epochs
     common = (epochs, not options.no_set_epoch, not options.no_shuffle, options.drop_last)
     accelerate_only = (options.split_batches, options.dispatch_batches, not options.no_even_batches)

@@ -12,7 +12,7 @@ from accel_demo.lab.shards.reading import EpochReads, LoaderReads
 from accel_demo.show import COLOURS, new_figure
 
 ROOM_FOR_RANKS = 16  # points; cells of at least this width have room for a rank number
-GAP = 0.06  # margin around each cell, as a fraction of the cell
+GAP = 0.06  # margin around each cell, as a fraction of the cell's size
 
 
 def draw(loaders: list[LoaderReads]):
@@ -26,7 +26,7 @@ def draw(loaders: list[LoaderReads]):
     width = min(18, max(7.5, 3.2 + 0.27 * samples))  # inches
     legend = _legend(ranks)
     columns = int(width / 1.4)
-    below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # inches, for the legend
+    below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # height of the legend area, in inches
     figure = new_figure(width, below + (0.45 + 0.36 * epochs) * len(loaders))
     panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
     room = 72 * (width - 3.2) / samples  # cell width in points
@@ -49,7 +49,7 @@ def draw(loaders: list[LoaderReads]):
 
 
 def _readers(epoch: EpochReads, samples: int) -> list[list[int]]:
-    """Return, for each sample, the ranks that read it, with one entry per read."""
+    """List the ranks that read each sample. A rank that read a sample twice is listed twice."""
     readers = [[] for _ in range(samples)]
     for rank, batches in enumerate(epoch.batches):
         for batch in batches:

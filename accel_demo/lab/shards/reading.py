@@ -21,9 +21,9 @@ ACCELERATE = "Accelerate"
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings of a loader that returns sample ids. The last three are only for Accelerate.
+    """Settings of a loader that returns sample ids. The last three fields are only for Accelerate.
 
-    `batch_size` is passed to the DataLoader. It is per process, or global with `split_batches`.
+    `batch_size` is the batch size per process, or the global batch size if `split_batches` is true.
     """
 
     method: str
@@ -55,7 +55,7 @@ class EpochReads:
     more_than_once: list[int]
     never: list[int]
     same_order_as_epoch_1: bool | None  # None for epoch 1
-    batches: list[Batches]  # by rank
+    batches: list[Batches]  # one list per rank
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class LoaderReads:
     """The samples that the ranks read with one loader.
 
     `gather` and `gather_for_metrics` contain the sample ids that Accelerate's functions of the same
-    names return in one epoch. They are None if the ranks have different numbers or sizes of
-    batches, because then gathering could hang.
+    names return in one epoch. Both are None if the ranks' batches differ in number or size, because
+    gathering them could hang.
     """
 
     settings: LoaderSettings
@@ -83,7 +83,7 @@ class ShardsResult:
 
 
 def read_all(device: torch.device, loaders: list[LoaderSettings]) -> ShardsResult:
-    """Return the samples that all ranks read. All ranks must call this, and get the same result."""
+    """Return which samples each rank reads. All ranks must call this, and get the same result."""
     total = sum(settings.epochs for settings in loaders)
     with tqdm(total=total, desc="reading", unit="epoch", disable=dist.get_rank() > 0) as bar:
         reads = [read_with(device, settings, bar) for settings in loaders]
@@ -106,8 +106,8 @@ def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> Load
 def read_epochs(settings: LoaderSettings, bar: tqdm) -> list[Batches]:
     """Return the batches that this rank reads in each epoch.
 
-    While the loader is read, only the loader itself may communicate: the ranks may have different
-    numbers of batches, so any other collective could hang.
+    Until all batches are read, only the loader itself may call collectives. Others could hang,
+    because the ranks may have different numbers of batches.
     """
     loader: Any = make_loader(settings)
     epochs = []

@@ -1,4 +1,4 @@
-"""Print the result of `accel-demo shards`."""
+"""Format the result of `accel-demo shards` as text."""
 
 import string
 
@@ -12,7 +12,7 @@ WIDEST_MAP = 64  # samples; with more samples, the map would make the table too 
 
 
 def headline(result: ShardsResult) -> str:
-    """Describe the number of processes, and the settings that are equal for all loaders."""
+    """Describe the processes, and the settings that are the same for all loaders, in one line."""
     settings = result.loaders[0].settings
     batch_size = settings.batch_size // (result.processes if settings.split_batches else 1)
     words = [counted(settings.samples, "sample"), f"batches of {batch_size} per process"]
@@ -42,7 +42,7 @@ def reading_table(loaders: list[LoaderReads]) -> str:
 
 
 def _map(epoch: EpochReads, samples: int) -> str:
-    """Return a character per sample: the rank that read it, "*" for several reads, "-" for none."""
+    """Return a character per sample: a rank, "*" (read more than once), or "-" (never read)."""
     marks = ["-"] * samples
     for rank, batches in enumerate(epoch.batches):
         for batch in batches:

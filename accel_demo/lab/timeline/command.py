@@ -4,9 +4,9 @@ accel-demo timeline --bucket-mb 0.05,0.5,25
 accel-demo timeline --straggler 1:20ms
 
 The command profiles some steps of train.py on each rank, and converts all times to rank 0's clock.
-It prints how many milliseconds each phase takes, and how much of the all-reduce is hidden under
-backward, because both run at the same time. It writes trace.json, which https://ui.perfetto.dev can
-open, and timeline.html, a page with a timeline to zoom and pan.
+It prints how many milliseconds each phase takes, and how much of the all-reduce is hidden, which
+means that it runs at the same time as backward. It writes trace.json for https://ui.perfetto.dev,
+and timeline.html, a page with a timeline that you can zoom and pan.
 """
 
 import json
@@ -58,7 +58,7 @@ def read(arguments: list[str]):
     add("--accumulate", type=int, default=1, metavar="N", help=help)
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
     add("--bucket-mb", default="25", metavar="MB", help=help)
-    help = "delay a rank in each step, such as 1:20ms; detected if at least 5 ms and 2 %% of a step"
+    help = "delay a rank in each step (e.g. 1:20ms); not detected below 5 ms or 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "folder for trace.json and timeline.html (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
@@ -180,7 +180,7 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
 
 
 def write(result: TimelineResult, traces: list[dict], options) -> list[Path]:
-    """Write all files to a temporary folder, and copy them to their paths if there was no error."""
+    """Write all files to a temporary folder, and if there is no error, copy them to their paths."""
     with tempfile.TemporaryDirectory() as folder:
         # Keep the suffixes, because matplotlib derives the image format from the suffix.
         drafts = {

@@ -1,8 +1,8 @@
 """Convert the times in all traces to rank 0's clock, and merge the traces into one.
 
 torch.profiler writes times as microseconds since the trace's `baseTimeNanoseconds`, which is a time
-on the machine's clock. The clocks of two machines differ. So each rank measures how far its clock
-is ahead of rank 0's clock, and we subtract this offset from all times of that rank.
+on the machine's clock. Two machines' clocks differ, so each rank measures how far its clock is
+ahead of rank 0's clock, and we subtract this offset from all times in the rank's trace.
 """
 
 import json
@@ -22,7 +22,7 @@ def clock_ahead(group: dist.ProcessGroup) -> int:
 
     Rank 0 repeatedly asks every other rank for its time, and assumes that the rank reads its clock
     halfway through the round trip. The error is at most half of the round trip, so rank 0 uses the
-    answer with the shortest round trip. `group` must use gloo, because messages are CPU tensors.
+    answer with the shortest round trip. `group` must use gloo, as messages are CPU tensors.
     Source: section 8 of https://www.rfc-editor.org/rfc/rfc5905 (NTP)
     """
     rank = dist.get_rank()
@@ -60,7 +60,7 @@ def load(profiles: list[RankProfile]) -> list[dict]:
 
 
 def merged(traces: list[dict]) -> dict:
-    """Return one trace for https://ui.perfetto.dev and chrome://tracing, with a process per rank.
+    """Return one trace of all ranks for https://ui.perfetto.dev and chrome://tracing.
 
     Source: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
@@ -86,7 +86,7 @@ def merged(traces: list[dict]) -> dict:
             event["ts"] = round(max(0.0, event["ts"] - first) * 1e3, 3)
             if "dur" in event:
                 event["dur"] = round(event["dur"] * 1e3, 3)
-            if "id" in event:  # equal ids connect events, so ranks need different ids
+            if "id" in event:  # equal ids connect events, so ids must differ between ranks
                 event["id"] = event["id"] * len(traces) + rank
             merged_events.append(event)
     return {"displayTimeUnit": "ms", "traceEvents": merged_events}

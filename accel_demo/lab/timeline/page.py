@@ -1,4 +1,4 @@
-"""Write the timeline as one HTML file, with tables, and with lanes to zoom and pan."""
+"""Write the timeline as one HTML file, with tables and with lanes that you can zoom and pan."""
 
 from pathlib import Path
 
@@ -67,10 +67,10 @@ HELP = """<p class="soft">To zoom, use the mouse wheel, two fingers, or <kbd>+</
 <kbd>−</kbd>; <kbd>0</kbd> shows the whole timeline. To move, drag, or press <kbd>←</kbd> or
 <kbd>→</kbd>. To see the details of a bar, point at it, tap it, or press <kbd>Enter</kbd> in the
 lanes and choose a bar with the arrow keys; <kbd>Esc</kbd> returns to the lanes.</p>"""
-NOTE = """<p class="soft">If a rank computes during an all-reduce, this time is part of the phase
-that it computes. The phase "all-reduce" is only the exposed part, in which the rank just waits. The
-hidden part of an all-reduce is the time in which the same rank computes backward. "Late" is how
-much later than the first rank a rank reaches the all-reduce.</p>"""
+NOTE = """<p class="soft">While a rank computes during an all-reduce, its time is part of the phase
+that it computes. The phase "all-reduce" is only the exposed part of the all-reduce, during which
+the rank just waits. The hidden part is the time during which the same rank computes backward.
+"Late" is how much later than the first rank a rank starts the all-reduce.</p>"""
 
 
 def write_timeline_page(result: TimelineResult, path: Path) -> None:
@@ -104,7 +104,7 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
 
 
 def data_of(result: TimelineResult) -> dict:
-    """Return the data for page.js: the lanes, and all bars with their fraction of the step time."""
+    """Return the data for page.js. The `share` of a bar is its fraction of the step time."""
     lanes, bars = [], []
     for rank in result.ranks:
         is_slow, wall_ms = rank.rank == result.straggler, {s.number: s.wall_ms for s in rank.steps}
@@ -127,7 +127,7 @@ def data_of(result: TimelineResult) -> dict:
 
 
 def _stacked_bar(rank: RankTimeline, ranks: list[RankTimeline]) -> str:
-    """Return the phases of a rank as a stacked bar, on the same scale for all ranks."""
+    """Return a stacked bar of a rank's phases. The bars of all ranks have the same scale."""
     longest = max(sum(other.phases_ms.values()) for other in ranks)
     label, parts = [], ""
     for phase, ms in rank.phases_ms.items():

@@ -1,4 +1,4 @@
-"""Divide each rank's steps into phases, and measure how much of the all-reduce backward hides."""
+"""Divide each rank's steps into phases, and measure the all-reduce time hidden under backward."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from accel_demo.lab.timeline.straggler import lateness, operator_times, slow_ran
 
 PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
 MARKED = ["data wait", "forward", "backward", "optimizer"]  # the phases that recording.py marks
-SHORTEST_WAIT_MS = 0.1  # a shorter pause is only overhead between two operators
+SHORTEST_WAIT_MS = 0.1  # a shorter pause is overhead between two operators, not a wait
 ITEM_BYTES = {"float": 4, "Float": 4, "double": 8, "Double": 8, "long int": 8, "Long": 8}
 ITEM_BYTES |= dict.fromkeys(("c10::BFloat16", "BFloat16", "c10::Half", "Half"), 2)
 NOT_IN_A_STEP = ("gloo:barrier", "gloo:send", "gloo:recv")
@@ -28,8 +28,8 @@ def rank_timelines(
 ) -> tuple[list[RankTimeline], int | None]:
     """Return the timeline of each rank, and the number of the slow rank (None if no rank is slow).
 
-    `traces` comes from `merge.load`. The timelines contain only the last `shown_steps` steps, or
-    all steps if `shown_steps` is 0, but the search for the slow rank always uses all steps.
+    `traces` comes from `merge.load`. The search for the slow rank uses all steps. The timelines
+    contain only the last `shown_steps` steps, or all steps if `shown_steps` is 0.
     """
     rank_traces = [RankTrace(trace) for trace in traces]
     late_ms = lateness(rank_traces)
@@ -62,9 +62,9 @@ class RankTrace:
     """The events of one rank, grouped by their role in a step.
 
     On the CPU, a phase is the time between two marks on the main thread. The main thread is waiting
-    if it is idle in forward or backward while a collective runs. A GPU runs kernels later than they
-    are launched, so on a GPU, a phase is the time of the kernels that were launched in the phase,
-    and waiting is the time in which only NCCL kernels run.
+    if it is idle in forward or backward while a collective runs. A GPU runs kernels later than the
+    CPU launches them, so on a GPU, a phase is the time in which kernels run that were launched
+    between its marks. The GPU is waiting while only NCCL kernels run.
     """
 
     def __init__(self, trace: dict):
@@ -123,7 +123,7 @@ class RankTrace:
         self.layers += [("all-reduce", sending), ("data wait", marks["data wait"])]
 
     def phases_in(self, step: Spans) -> dict[str, Spans]:
-        """Return the spans of each phase in the step. Time that is in no layer is "idle"."""
+        """Return the spans of each phase in the step. Time that no layer covers is "idle"."""
         rest, phases = step, {phase: [] for phase in PHASES}
         for phase, spans in self.layers:
             phases[phase] = union([*phases[phase], *intersect(rest, spans)])
@@ -131,7 +131,7 @@ class RankTrace:
         return {**phases, "idle": rest}
 
     def arrivals_in(self, step: int) -> list[float]:
-        """Return the times at which this rank reached the collectives of a step."""
+        """Return the times at which this rank started the collectives of a step."""
         start, end = span_of(self.steps[step])
         return [event["ts"] for event in self.arrivals if start <= event["ts"] < end]
 
@@ -167,7 +167,7 @@ class RankTrace:
 
 
 def bytes_of(event: dict) -> int | None:
-    """Return the number of bytes that a collective sends, or None if it is not in the trace."""
+    """Return how many bytes a collective sends, or None if the trace does not contain this."""
     arguments = event.get("args", {})
     if "In msg nelems" in arguments:  # an NCCL kernel
         count, dtype = arguments["In msg nelems"], arguments.get("dtype")
@@ -179,7 +179,7 @@ def bytes_of(event: dict) -> int | None:
 
 
 def top_level(events: list[dict]) -> list[dict]:
-    """Return the outermost events. `events` must be sorted by start, and all from one thread."""
+    """Return the outermost events. `events` must be from one thread, and sorted by start time."""
     outer, end = [], -math.inf
     for event in events:
         if event["ts"] >= end:

@@ -1,4 +1,4 @@
-"""Draw a timeline: for each rank, a lane for computation and a lane for communication below it."""
+"""Draw a timeline with two lanes per rank: one for computation, and one for communication."""
 
 from accel_demo.lab.timeline.result import (
     Bar,
@@ -23,7 +23,7 @@ SLOW = COLOURS[3]
 
 
 def figure_of(result: TimelineResult):
-    """Return a matplotlib figure: lanes, a legend, and two plots of the sweep if there is one."""
+    """Return a figure with lanes and a legend, and with two plots if bucket sizes were compared."""
     from matplotlib.patches import Patch
 
     rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
@@ -77,7 +77,7 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
 
 
 def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
-    """Draw all bars of a phase in one call, because there can be thousands of bars.
+    """Draw the bars of a lane in one call per row and phase, as there can be thousands of bars.
 
     A bar that is shorter than `visible_ms` has no white edge, because the edge would hide it.
     """
@@ -92,7 +92,7 @@ def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
 
 
 def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
-    """Plot the hidden share of the all-reduce, and the step time, against the bucket size."""
+    """Plot the hidden share of the all-reduce and the step time against the bucket size."""
     sweep = sorted(sweep, key=lambda trial: trial.bucket_mb)
     sizes = [trial.bucket_mb for trial in sweep]
     shares = [100 * trial.hidden_share for trial in sweep]

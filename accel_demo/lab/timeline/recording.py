@@ -27,8 +27,8 @@ from accel_demo.processes.connect import own_device
 
 # DDP's default. It is not passed to DDP, so that DDP limits the first bucket to 1 MiB.
 DDP_BUCKET_MB = 25
-STEPS_BEFORE = 3  # not profiled, because DDP rebuilds its buckets and torch allocates memory
-STEPS_AROUND = STEPS_BEFORE + 2  # plus the profiler's warm-up, and a last step that train.py logs
+STEPS_BEFORE = 3  # before the profile, while DDP rebuilds its buckets and torch allocates memory
+STEPS_AROUND = STEPS_BEFORE + 2  # plus a profiler warm-up step, and a last step that train.py logs
 BARRIERS = 20  # before the first profiled step; in the trace, they show how well the clocks agree
 
 
@@ -46,7 +46,7 @@ def profile_runs(
     device: torch.device, runs: list[ProfileSettings], folder: str
 ) -> list[RankProfile]:
     """Train once with each of these settings, and profile some steps. All ranks must call this."""
-    clocks: Any = dist.new_group(backend="gloo")  # because clock values are CPU tensors
+    clocks: Any = dist.new_group(backend="gloo")  # not NCCL, because the times are CPU tensors
     steps, profiles = sum(run.steps + STEPS_AROUND for run in runs), []
     with tqdm(total=steps, unit="step", disable=dist.get_rank() > 0) as bar:
         for number, run in enumerate(runs):
@@ -137,14 +137,14 @@ class Recording:
                 skip_first=STEPS_BEFORE, wait=0, warmup=1, active=run.steps, repeat=1
             ),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-            record_shapes=True,  # to compute the number of bytes that are sent
+            record_shapes=True,  # needed to compute how many bytes are sent
         )
         straggler, milliseconds = run.straggler or (None, 0)
         self.delay_seconds = milliseconds / 1000 if straggler == dist.get_rank() else 0
         self.steps_begun, self.is_new_step, self.device = 0, True, own_device()
         self.phase = contextlib.ExitStack()  # the record_function of the current phase, if any
         self.step = contextlib.ExitStack()  # the record_function of the current step, if any
-        self.model: Any = None  # the DDP module, once it exists
+        self.model: Any = None  # the DDP module, once train.py has created it
         self.clock_ahead_ns = 0
         self.wall_ms: dict[int, float] = {}
 

@@ -56,8 +56,8 @@ class RankTimeline:
     phases_ms: dict[str, float]
     all_reduce_ms: float
     exposed_ms: float
-    hidden_share: float  # as a fraction of the all-reduce time in all steps
-    late_ms: float  # how much later than the first rank this rank reaches a collective
+    hidden_share: float  # hidden fraction of the all-reduce time in all steps
+    late_ms: float  # how much later than the first rank this rank starts a collective
     slower_ms: float  # extra computing time per step, compared with the other ranks
     steps: list[ProfiledStep]
     lanes: dict[str, list[Bar]]  # keys "compute" and "communication"; bars sorted by start time
@@ -88,7 +88,7 @@ class TimelineResult:
     bucket_mb: float
     bucket_bytes: list[int]
     ranks: list[RankTimeline]
-    straggler: int | None  # the slow rank
+    straggler: int | None  # the slow rank, if any
     sweep: list[BucketTrial]  # empty if there is only one bucket size
 
 

@@ -10,7 +10,7 @@ Spans = list[tuple[float, float]]  # (start, end) pairs, in ms
 
 
 def union(spans: Iterable[tuple[float, float]]) -> Spans:
-    """Return the time that is in any of the spans, which may be unsorted and may overlap."""
+    """Return the time that any of the spans covers. They may be unsorted and may overlap."""
     joined: Spans = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -38,7 +38,7 @@ def subtract(spans: Spans, removed: Spans) -> Spans:
     """Return the time in `spans` that is not in `removed`."""
     ends = [-math.inf, *(end for _, end in removed)]
     starts = [*(start for start, _ in removed), math.inf]
-    return intersect(spans, list(zip(ends, starts, strict=True)))  # gaps between removed spans
+    return intersect(spans, list(zip(ends, starts, strict=True)))  # all time outside `removed`
 
 
 def length(spans: Spans) -> float:

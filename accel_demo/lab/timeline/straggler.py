@@ -8,9 +8,9 @@ spent waiting for other ranks. For each operator or gap, we compare the shortest
 with the median time on the other ranks. The sum of the positive differences is the delay of that
 rank. A false positive would need an interruption of the same operator in all `STEPS_NEEDED` steps.
 
-A median or quantile of the times of steps, pairs of steps or phases is much less reliable, because
-each of these times includes the interruptions of many operators. Our method misses a rank that is
-slow only in some steps, or slow at a different operator each time.
+A median or quantile of step times or phase times is much less reliable, because each of these
+times includes the interruptions of many operators. Our method misses a rank that is slow only in
+some steps, or slow at a different operator in each step.
 Source: Chen and Revels, 2016, https://arxiv.org/abs/1608.04295 (disturbances only add to the time
 of a program, so the shortest time is the most reliable one)
 """
@@ -22,18 +22,18 @@ from accel_demo.lab.timeline.spans import length, span_of, subtract
 
 STEPS_NEEDED = 32
 LEAST_MS = 5.0
-LEAST_SHARE = 0.02  # of the step time; equally fast ranks can also differ by less than this
+LEAST_SHARE = 0.02  # of the step time; smaller differences also occur between equally fast ranks
 
-# Maps (kind, operator name, index) to ms in each step. The kind is "operator", or "gap" for the
-# time before the operator. The index counts the operators of this name in the step.
+# Maps (kind, operator name, index) to the milliseconds in each step. The kind is "operator", or
+# "gap" for the time before the operator. The index numbers a step's operators of the same name.
 OperatorTimes = dict[tuple[str, str, int], list[float]]
 
 
 def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[float]]:
     """Return the slow rank, and how many milliseconds each rank is delayed per step.
 
-    The slow rank is None if the largest delay is below `LEAST_MS`, or below `LEAST_SHARE` of that
-    rank's undisturbed step time.
+    The slow rank is None if the largest delay is below `LEAST_MS`, or below `LEAST_SHARE` of the
+    undisturbed step time of the rank with that delay.
     """
     delays = [delay_of(rank, times_by_rank) for rank in range(len(times_by_rank))]
     slowest = max(range(len(delays)), key=delays.__getitem__)
@@ -43,7 +43,7 @@ def slow_rank(times_by_rank: list[OperatorTimes]) -> tuple[int | None, list[floa
 
 
 def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
-    """Return how many milliseconds slower than the others this rank is in each step."""
+    """Return how many milliseconds slower than the other ranks this rank is in each step."""
     others = [times for other, times in enumerate(times_by_rank) if other != rank]
     steps = max(map(len, times_by_rank[rank].values()))
     delay = 0.0
@@ -55,7 +55,7 @@ def delay_of(rank: int, times_by_rank: list[OperatorTimes]) -> float:
 
 
 def operator_times(trace) -> OperatorTimes:
-    """Return the times of all operators and gaps in a `phases.RankTrace`, without waiting time."""
+    """Return how long each operator and gap in a `phases.RankTrace` takes, excluding waits."""
     times: OperatorTimes = {}
     for event in trace.steps.values():
         start, end = span_of(event)
@@ -76,10 +76,10 @@ def operator_times(trace) -> OperatorTimes:
 
 
 def lateness(traces: list) -> list[float]:
-    """Return how many milliseconds later than the first rank each rank reaches a collective.
+    """Return how many milliseconds later than the first rank each rank starts a collective.
 
-    A step has several collectives, one per bucket. We take the largest delay in each step, and
-    return the median of these delays over the steps.
+    A step can have several collectives. For each rank, we take the largest delay in each step, and
+    return the median over the steps.
     """
     late: list[list[float]] = [[] for _ in traces]
     for step in traces[0].steps:

@@ -44,7 +44,7 @@ def verdict(result: TimelineResult) -> str:
 
 
 def all_reduce_sentences(result: TimelineResult) -> list[str]:
-    """Return a sentence per rank: how long its all-reduce takes, and how much of it is hidden."""
+    """Return sentences on how long each rank's all-reduce takes, and how much of it is hidden."""
     sentences = [
         f"rank {rank.rank}: the all-reduce takes {duration(rank.all_reduce_ms / 1000)}, "
         f"{rank.hidden_share:.0%} of it hidden under backward"
