@@ -1,4 +1,4 @@
-"""Fixtures and helpers for all tests, mostly to start processes and to reset global state."""
+"""Shared fixtures and helpers, mainly for starting processes and for resetting global state."""
 
 import json
 import multiprocessing
@@ -23,15 +23,16 @@ from accel_demo.processes.environment import LOOPBACK, rank_environment
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.fork_server_main import adopt_orphans
 
-# Use one thread per process, because many processes share the cores, and because the number of
-# threads changes the order of additions. This must be set before torch is imported.
+# Use one thread per process: many processes share the cores, and results depend on the number of
+# threads, because it changes the order of additions. Torch reads the variable on import.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-# Hide the GPUs, so that tests behave the same everywhere. GPU tests undo this with VISIBLE_GPUS.
+# Hide the GPUs, so that tests behave the same on every machine. GPU tests pass VISIBLE_GPUS to
+# the processes that they start.
 GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -68,8 +69,8 @@ LONGEST += ("test_doctor.py",)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Run the slowest files first. With `--shuffle`, shuffle the files and the tests in each."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # keeps the order otherwise
+    """Run the slowest files first. With `--shuffle`, shuffle all files and their tests instead."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # a stable sort
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
@@ -83,8 +84,8 @@ def pytest_collection_modifyitems(config, items):
 def reset_state():
     """Set the random seeds and the number of threads before each test.
 
-    After the test, restore the environment and the working directory. The test fails if it has
-    changed one of the `settings_of_torch` and has not restored it.
+    After the test, restore the environment and the working directory. The test fails if it changes
+    one of the `settings_of_torch` without restoring it.
     """
     random.seed(0)
     numpy.random.seed(0)
@@ -129,8 +130,8 @@ def run_all(
 ) -> list[SimpleNamespace]:
     """Run commands in parallel. As soon as one of them fails, kill the others.
 
-    Return the returncode, stdout and stderr of each command. The test fails in the same cases as
-    with `start`.
+    Return the returncode, stdout and stderr of each command. The test fails on a timeout, or if
+    the commands leave processes running.
     """
     before = processes_below_this_one()
     with ExitStack() as stack:
@@ -160,7 +161,8 @@ def run_all(
 def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
     """Run a Python program in connected processes, as `torchrun --nproc-per-node N` does.
 
-    Return the stdout and stderr of all ranks, and the returncode of the lowest failed rank, or 0.
+    Return the combined stdout and stderr of the ranks. The returncode is 0 if no rank failed.
+    Otherwise, it is that of the lowest failed rank. Killed ranks matter only if no other failed.
     """
     with rank_environments(processes) as environments:
         commands = [["python", *arguments]] * processes
@@ -177,12 +179,12 @@ def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
 
 @contextmanager
 def rank_environments(processes: int, rank_0_keeps_the_store: bool = False):
-    """Yield the environment variables of each rank.
+    """Yield a list with the environment variables of each rank.
 
-    This process hosts the TCP store, as torchrun does. If `rank_0_keeps_the_store` is set, the
-    process of rank 0 hosts it.
+    This process hosts the TCP store, as torchrun would. If `rank_0_keeps_the_store` is set, rank 0
+    hosts the store.
     """
-    if rank_0_keeps_the_store:  # as with srun and mpirun
+    if rank_0_keeps_the_store:  # as under srun and mpirun
         port = launch.free_port()
         yield [rank_environment(rank, processes, port) for rank in range(processes)]
         return
@@ -205,8 +207,8 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
     """Start a command. Return a `subprocess.Popen`, or a `ForkedProcess` with the same methods.
 
     A Python program is forked from the fork server, which takes milliseconds instead of seconds.
-    With `real`, neither the command nor its child processes are forked from it. Some tests need
-    this, because a forked program does not start or exit exactly like a real one.
+    If `real` is set, the command and its child processes start normally. Some tests need this,
+    because a forked program does not start or exit exactly like a normal one.
     """
     options = {name: environment.pop(name) for name in OPTIONS if name in environment}
     command = [sys.executable if word == "python" else str(word) for word in command[:1]] + [
@@ -243,10 +245,10 @@ def pytest_sessionfinish():
 
 
 def wait_for_all(processes: list, timeout: float) -> bool:
-    """Wait until all processes have exited, one has failed, or the time is up.
+    """Wait until all processes have exited, one of them has failed, or the timeout has expired.
 
-    Then kill the processes that are still running, and their descendants. Return False if the time
-    was up.
+    After that, kill the processes that are still running, and their descendants. Return False on a
+    timeout.
     """
     deadline = time.monotonic() + timeout
     running = list(processes)
@@ -274,9 +276,9 @@ def processes_below_this_one() -> set[psutil.Process]:
 def left_behind(before: set[psutil.Process]) -> list[str]:
     """Kill the descendants of this process that are not in `before`, and return their descriptions.
 
-    They first get `GRACE` seconds to exit. Processes whose parent has exited are found as well,
-    because orphans become children of this process. Descendants of a process in `before` are ignored,
-    because an open browser can start processes at any time. Those of the fork server are not.
+    Processes that exit within `GRACE` seconds are neither killed nor returned. Orphans are found,
+    because they become children of this process. Except for the fork server's, descendants of a
+    process in `before` are ignored: for example, an open browser can start processes at any time.
     """
     server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
     started = processes_below_this_one() - before
@@ -320,8 +322,8 @@ def kill(processes: list[psutil.Process]) -> None:
 def train(tmp_path):
     """`train(file, *flags, processes=N)` runs a train file in a new folder and returns the folder.
 
-    It asserts that N connected processes trained. The fixture forks the processes and sets the
-    environment variables that torchrun would set. With `--real`, it uses the real launcher instead.
+    It asserts that the run used N connected processes. The fixture forks the processes and sets the
+    environment variables that torchrun would set. With `--real`, it uses the real launcher.
     """
 
     def train(file: str, *flags, processes: int = 1, name: str | None = None):
@@ -416,7 +418,7 @@ def open_page(chromium):
 
 
 def launcher(file: str, processes: int) -> list[str]:
-    """Return the command, up to the file name, with which a user launches a train file."""
+    """Return the part of a user's launch command that precedes the name of the train file."""
     if file == "train.py":
         config = {1: "cpu.yaml", 2: "cpu_two_processes.yaml"}[processes]
         return ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]

@@ -1,4 +1,4 @@
-"""Call a function of a test module in connected processes, for `together` in conftest.py."""
+"""The `together` fixture runs this program in each process, to call a test module's function."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ from accel_demo.processes.group import run_in_group
 
 
 def call(device: torch.device, target: str, folder: Path) -> None:
-    """Call the function in this process, passing the device to its `device` parameter, if any."""
+    """Call the function and save its result. Pass `device` if the function has this parameter."""
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     arguments = torch.load(folder / "arguments.pt", weights_only=False)

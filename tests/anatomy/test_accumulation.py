@@ -93,7 +93,7 @@ def test_each_method_has_the_expected_all_reduces_steps_and_gradients(together, 
 
 
 def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
-    """Check that all methods but two all-reduce only between the last forward and the step."""
+    """Check that every method but two has one all-reduce per optimizer step, right before it."""
     window = [*["forward"] * 4, "all-reduce", "step"]
     expected = {
         ONE: ["forward", "all-reduce", "step"],

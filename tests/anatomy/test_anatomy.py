@@ -132,7 +132,7 @@ def test_a_mistake_on_the_command_line_raises_a_user_error(typed, launched, said
         read(command_line("", processes=3), typed.split())
 
 
-def test_the_number_of_processes_is_from_the_launcher_the_flag_or_the_default(monkeypatch):
+def test_the_number_of_processes_comes_from_the_launcher_the_flag_or_the_default(monkeypatch):
     for name in rank_environment(0, 1, 0):
         monkeypatch.delenv(name, raising=False)
     assert read(command_line("", processes=3), []).processes == 3

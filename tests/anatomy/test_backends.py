@@ -20,7 +20,7 @@ def test_each_of_the_three_init_methods_connects_two_processes(start, tmp_path):
     methods = [row for row in rows if len(row) == 4][2:]
     assert [row[0].split(":")[0] for row in methods] == ["`env", "`file", "`tcp"]
     assert [row[1].startswith("the variables RANK") for row in methods] == [True, False, False]
-    # On both processes the world size is 2, and the sum of rank + 1 is 3.
+    # On both processes, the world size is 2, and the all-reduced sum of rank + 1 is 3.
     assert [row[2:] for row in methods] == [["2, 2", "3, 3"]] * 3
     built = {row[0]: row[1] for row in rows if len(row) == 3}
     assert torch.__version__ in built["backend"]
@@ -33,7 +33,7 @@ def test_each_of_the_three_init_methods_connects_two_processes(start, tmp_path):
 @pytest.mark.filterwarnings("ignore:For MPI backend, world_size")
 @pytest.mark.parametrize("name", CARRIES)
 def test_a_backend_is_built_in_unless_torch_says_that_it_is_not(name):
-    """torch also refuses a built-in backend whose device is missing, so check the error."""
+    """torch also refuses a built-in backend whose device is missing, so check the error message."""
     refused = ""
     try:
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)

@@ -41,9 +41,10 @@ cases = st.fixed_dictionaries(
 
 
 def compare_with_the_library(device, examples):
-    """Compare our collectives with torch.distributed in random cases, which all ranks share.
+    """Compare our collectives with torch.distributed in random cases, the same on all ranks.
 
-    Returns the number of cases, of reductions, and of reductions that were not bitwise equal.
+    Returns how many cases and reductions it compared, and how many reductions were not bitwise
+    equal.
     """
     counts = {"cases": 0, "reductions": 0, "not bit-equal": 0}
 
@@ -60,10 +61,10 @@ def compare_with_the_library(device, examples):
         wrong = [None] * dist.get_world_size()
         try:
             mistake = compare(case, device, counts)
-        except Exception as error:  # if only one rank raised it, the others would hang
+        except Exception as error:  # raising it on only one rank would hang the others
             mistake = repr(error)
         dist.all_gather_object(wrong, mistake)
-        assert not any(wrong), wrong  # fails on every rank, so that all shrink the same case
+        assert not any(wrong), wrong  # fails on all ranks, so that all of them shrink this case
 
     all_agree()
     return counts
@@ -139,8 +140,9 @@ def compare(case, device, counts) -> str:
     counts["reductions"] += 1
 
     def close(ours, theirs, parts):
-        # The sum of two numbers is rounded once, in either order. gloo adds three or more numbers
-        # in a different order, so the rounding differs. Maxima and integers are never rounded.
+        # Two numbers have the same sum or product in either order. gloo combines three or more in
+        # a different order than we do, so the rounding differs. Maxima, minima and integers are
+        # never rounded.
         if torch.equal(ours, theirs):
             return True
         counts["not bit-equal"] += 1
@@ -195,7 +197,7 @@ def results(request, together):
 
 
 def with_nan(device) -> dict[str, list[float]]:
-    """Return the all-reduced max and min of rows of ones, in which rank r has NaN at index r."""
+    """All-reduce a row of ones that has NaN at index r on rank r. Return the max and the min."""
     rows = {}
     for operation in ("max", "min"):
         row = torch.ones(dist.get_world_size() + 1, device=device)

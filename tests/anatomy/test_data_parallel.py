@@ -120,7 +120,7 @@ def test_gradients_are_summed_into_the_original_and_backward_goes_through_every_
     parts = scatter((inputs,), [CPU] * 4, record)
     outputs = parallel_apply(replicas, parts, [{}] * 4, [CPU] * 4, record)
     loss = gather(outputs, CPU, record).square().sum()
-    weights = [replica.weight for replica in replicas]  # inside the graph, not its leaves
+    weights = [replica.weight for replica in replicas]  # inside the graph: its leaves are in `net`
     shares = torch.autograd.grad(loss, weights, retain_graph=True)
     net.weight.grad = torch.full_like(net.weight, 5.0)  # backward adds to it
     record.clear()
@@ -142,7 +142,7 @@ def test_every_phase_records_its_shapes_threads_devices_and_bytes():
     assert rows == {
         "scatter": [("main", ((3, 4),), size) for size in (0, 48, 48)] + [("main", ((1, 4),), 16)],
         "replicate": [("main", parameters, size) for size in (0, 60, 60, 60)],
-        "parallel_apply": rows["parallel_apply"],  # in any order, and so compared below
+        "parallel_apply": rows["parallel_apply"],  # compared below, as the order varies
         "gather": [("main", ((3, 3),), size) for size in (0, 36, 36)] + [("main", ((1, 3),), 12)],
     }
     shapes = [((3, 3),), ((3, 3),), ((3, 3),), ((1, 3),)]
@@ -363,7 +363,7 @@ def test_a_plain_mean_of_uneven_chunks_is_biased_and_a_weighted_one_is_not():
         losses = tables.LOSSES.items()
         errors = {name: tables.gradient_error(loss, replicas) for name, loss in losses}
         assert errors["after the gather"] < 1e-6 and errors[weighted] < 1e-6
-        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # whose last chunk is smaller
+        assert (errors[plain] > 1e-2) == (replicas in (4, 8))  # these have a smaller last chunk
         assert errors[plain] > 1e-2 or errors[plain] < 1e-6
     weights = tables.sample_weights(8)
     assert weights == pytest.approx([1 / 32] * 28 + [1 / 16] * 2)
@@ -381,7 +381,7 @@ def test_every_replica_computes_a_loss_only_if_the_loss_is_in_forward():
 
 
 class Traced(nn.Module):
-    """A network that also computes the distance of its kernels, inside or outside of forward."""
+    """A network that also computes the distance between its kernels, inside or outside forward."""
 
     def __init__(self, inside):
         super().__init__()
@@ -437,7 +437,7 @@ def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradient
     assert parts["bytes replicated"] == whole["bytes replicated"]
     weights = sum(tensor.numel() for tensor in VGG11(channels=3, dropout=0.0).parameters())
     assert int(whole["bytes replicated"]) == (replicas - 1) * weights * 4  # a float32 has 4 bytes
-    moved = 8 - 8 // replicas  # images that go to the other replicas
+    moved = 8 - 8 // replicas  # number of images on the other replicas
     between = moved * 512 * 4  # bytes of their features, which are gathered and scattered again
     assert int(parts["scattered"]) - int(whole["scattered"]) == between
     assert int(parts["gathered"]) - int(whole["gathered"]) == between
@@ -550,7 +550,7 @@ def test_the_bias_picture_names_the_number_of_replicas_and_its_texts_do_not_over
     left, right = figure.axes
     assert left.get_title() == f"30 samples {title}"
     boxes = [item.get_window_extent() for item in (*right.texts, right.get_legend())]
-    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # the legend, a label per large error
+    assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # a legend, and labels for large errors
     for index, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:index])
 

@@ -170,9 +170,9 @@ def same(a, b) -> bool:
 
 
 def compare_with_ddp(device):
-    """Return the cases in which our DDP differs, the largest bucket count, and the case count."""
+    """Return the cases with different results, the largest bucket count, and the case count."""
     warnings.simplefilter("ignore")
-    torch.backends.cudnn.deterministic = True  # only matters on GPUs
+    torch.backends.cudnn.deterministic = True  # has an effect only on GPUs
     different, most_buckets, cases = [], 0, 0
     for kind in [*KINDS, *FORKED]:
         for bucket_mib in (None, 0.002):
@@ -230,14 +230,14 @@ def check_parity(different, most_buckets, cases):
 
 @dataclass
 class Recording:
-    """What `HandmadeDDP` does in no_sync, in its first two backwards, and with unused layers."""
+    """What `HandmadeDDP` does in no_sync, in two backward passes, and with unused layers."""
 
     sent_in_no_sync: list  # collectives, excluding broadcasts of buffers
     gradient_in_no_sync: torch.Tensor
     first_events: list[tuple[str, int]]  # (kind, index of the parameter or bucket)
     second_events: list[tuple[str, int]]
     gradient_after: torch.Tensor
-    unused_with_gradient: list[float]  # the distinct values of a gradient set before forward
+    unused_with_gradient: list[float]  # distinct values of a gradient that we set before forward
     unused_without_gradient: torch.Tensor | None
 
 
@@ -354,7 +354,7 @@ def test_all_processes_exit_if_only_one_rank_uses_a_parameter(start, tmp_path):
 
 
 def bytes_sent(device):
-    """Return how many bytes wrapping and each forward, backward and optimizer step send."""
+    """Return the bytes sent while wrapping and in each forward, backward and optimizer step."""
     sizes, inputs = {}, torch.randn(6, 13, device=device)
     for name, wrap in (("ddp", DistributedDataParallel), ("ours", HandmadeDDP)):
         model, moments = make_model("batch norm").to(device), []
@@ -417,7 +417,7 @@ def test_the_recorder_counts_bytes_correctly_for_every_dtype(results):
 
 
 def rows_of_ddp_that_never_repeats_itself(device):
-    """Return the comparison of a method whose weights differ in every run."""
+    """Compare runs of a method whose weights differ in every run; return the saved JSON."""
     runs, methods = count(), comparison.METHODS
     comparison.METHODS = dict.fromkeys(
         (comparison.REFERENCE, comparison.SMALL_REFERENCE), lambda _: torch.tensor(next(runs))

@@ -407,7 +407,7 @@ def test_texts_and_lines_in_the_map_do_not_overlap(values, physical, monkeypatch
             assert place.x0 >= 0 and place.x1 <= figures[0].bbox.x1, text
         for first, second in itertools.combinations(places, 2):
             assert not places[first].overlaps(places[second]), (first, second)
-        for line in axes.lines:  # each goes from a GPU through an id to a device
+        for line in axes.lines:  # each connects a GPU, an id and a device
             path = line.get_path().transformed(line.get_transform())
             crossed = [text for text in places if path.intersects_bbox(places[text], filled=False)]
             assert len(crossed) == 3, crossed

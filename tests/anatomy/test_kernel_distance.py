@@ -222,8 +222,8 @@ def in_ranks():
         wrong.append(("kept", kept))
     wrong += [] if not over_ranks(weight).requires_grad else ["needs no gradient"]
 
-    # DDP averages the gradients. On every rank, the distance adds the same gradient, but the
-    # images add a different one.
+    # The distance adds the same gradient on every rank, so DDP's average does not change it. The
+    # images add a different gradient on each rank.
     for method in (over_ranks, vectorised):
         layer = torch.nn.Conv2d(2, 7, 3, bias=False).double()
         layer.weight.data.copy_(weight)
@@ -240,7 +240,7 @@ def in_ranks():
 
 
 def gradients_of_other_sums():
-    """Compare the gradients through a plain and an autograd-aware all-reduce of the ranks' sums."""
+    """Sum the ranks' shares by a plain and an autograd-aware all-reduce; compare the gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
 

@@ -33,7 +33,7 @@ def count(device, cases):
 def bucket_addresses(device, views: bool) -> list[set[int]]:
     """Return the addresses of DDP's buckets in each of four steps.
 
-    `steps` keeps all buckets alive, so that no address is used again.
+    `steps` keeps all buckets alive, so that no address is reused.
     """
     network = memory.make_network("tiny_cnn", device)
     wrapped, steps = DistributedDataParallel(network, gradient_as_bucket_view=views), []
@@ -78,7 +78,10 @@ def holds(parameters, gradients, state, buckets=0, gathered=0, stays=0) -> Devic
 
 
 def check_data_parallel(memories: dict, all_bytes: int, states: int, processes: int) -> None:
-    """Check that only the first device keeps gradients and optimizer state and gathers outputs."""
+    """Check that only the first device has optimizer state and gathered outputs.
+
+    The other devices have parameters and gradients, but keep nothing after the step.
+    """
     state = states * all_bytes
     kept = (all_bytes, all_bytes, state)
     stays = all_bytes + state
@@ -146,7 +149,7 @@ def test_the_program_prints_and_draws(start, tmp_path):
     assert all(f"<!-- {kind} -->" in picture.read_text() for kind in memory.KINDS)
     for flag, wrong in (("--model", "alexnet"), ("--optimizer", "lion"), ("--processes", "5")):
         refused = start([*command, flag, wrong])
-        assert (refused.returncode, refused.stdout) == (2, "")  # before any process is started
+        assert (refused.returncode, refused.stdout) == (2, "")  # refused before a process starts
         assert len(refused.stderr.splitlines()) == 1
         assert flag in refused.stderr and wrong in refused.stderr
 

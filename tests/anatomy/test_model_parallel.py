@@ -23,7 +23,8 @@ KINDS = ["forward", "backward"]
 def train_with_all_methods(device):
     """Train with all methods, each with several numbers of micro-batches.
 
-    Returns the comparisons, the errors for invalid numbers of micro-batches, and the collectives.
+    Returns the comparisons, the errors for invalid numbers of micro-batches, and the numbers of
+    collectives.
     """
     rows = splits.ROWS_PER_RANK * dist.get_world_size()
     comparisons = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
@@ -71,7 +72,7 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
                 total = elements * processes if summary.method == "DDP" else elements
                 held = summary.elements_held
                 assert sum(held) == total and len(held) == processes
-            moments = comparison.fsdp_elements  # the last method, FSDP2, has set `held`
+            moments = comparison.fsdp_elements  # `held` is from the last method, FSDP2
             assert moments["before forward"] == moments["after forward"] == held
             layer = elements // 4
             assert moments["inside forward, at most"] == [count + layer for count in held]
@@ -94,8 +95,8 @@ def check_traffic(counts: dict) -> None:
 
     reduces, gathers = ("all_reduce", "allreduce"), ("all_gather", "allgather_base", "allgather_in")
     assert count("data_parallel", *reduces) == 1  # all gradients fit in one bucket
-    assert count("tensor_parallel", *reduces) == 3  # one per layer pair in forward, one in backward
-    assert count("fully_sharded", *gathers) == 8  # four layers, forward and backward
+    assert count("tensor_parallel", *reduces) == 3  # two in forward, and one in backward
+    assert count("fully_sharded", *gathers) == 8  # for four layers, in forward and in backward
     assert count("fully_sharded", "reduce_scatter") == 4
     assert count("data_parallel", "reduce_scatter") == count("tensor_parallel", *gathers) == 0
 
@@ -197,7 +198,7 @@ def test_the_program_prints_and_draws(start, tmp_path):
     assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in result.stdout
     assert "<!-- rank 3 -->" in picture.read_text()
     wrong = start([*command, "--microbatches", 5])
-    assert (wrong.returncode, wrong.stdout) == (2, "")  # before any process is started
+    assert (wrong.returncode, wrong.stdout) == (2, "")  # refused before a process starts
     expected = "error: --microbatches must be a divisor of the batch of 16 rows, got 5\n"
     assert wrong.stderr == expected
 

@@ -71,7 +71,7 @@ def make(case, rank: int, device) -> torch.Tensor:
 
 @dataclass
 class RingResult:
-    """Result of one all-reduce for one case on one rank."""
+    """The result of one all-reduce algorithm for one case on one rank."""
 
     name: str
     case: tuple
@@ -83,7 +83,7 @@ class RingResult:
 
 
 def every_case(device, cases):
-    """Run each all-reduce on each case. Return the results, then `errors` and `rounded_sums`."""
+    """Run each all-reduce on each case. Return the results, and the errors and rounded sums."""
     rank, results = dist.get_rank(), []
     for name, all_reduce in ring.ALGORITHMS.items():
         for case in cases:
@@ -134,7 +134,7 @@ def message(all_reduce, tensor, mean) -> str:
 
 
 def rounded_sums(device) -> dict[str, float]:
-    """Return each method's sum of 1e8, 1 and −1e8: in float32, 0 or 1, depending on the order."""
+    """Sum 1e8, 1 and −1e8 in float32. The order of addition decides whether the sum is 0 or 1."""
     value, sums = [1e8, 1.0, -1e8, 0.0][dist.get_rank()], {}
     for name, all_reduce in ring.ALGORITHMS.items():
         total = torch.full((1,), value, device=device)
@@ -143,7 +143,7 @@ def rounded_sums(device) -> dict[str, float]:
     return sums
 
 
-LAUNCHED = {}  # results by number of ranks, so that all tests share one launch per number
+LAUNCHED = {}  # {number of ranks: results}, so that tests with the same number share a launch
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -155,7 +155,7 @@ def ran(request, together):
 
 
 def by_case(ran) -> list[tuple[RingResult, ...]]:
-    """Return the results of all ranks for each all-reduce and case."""
+    """Return one tuple with the results of all ranks for each all-reduce and case."""
     cases = list(zip(*(results for results, _, _ in ran), strict=True))
     assert len(cases) == 3 * len(KINDS * 2)
     return cases
@@ -173,12 +173,13 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return an upper bound for the difference of two sums of the same N numbers.
+    """Return an upper bound for the difference between two sums of the same N numbers.
 
     The sums may add the numbers in different orders. Each of the N − 1 additions has a rounding
-    error of at most epsilon/2 times its result, and no result is much larger than the sum of the
-    absolute values. So the error of each sum is at most (N−1)·epsilon/2 times that sum. A factor of
-    1.1 covers the terms in epsilon² (N·epsilon < 0.04 here). A mean is rounded once more.
+    error of at most epsilon/2 times its result, and no result is much larger than S, the sum of
+    the absolute values. So each sum has an error of at most (N−1)·epsilon/2·S, and two sums differ
+    by at most twice that. A factor of 1.1 covers the terms in epsilon² (N·epsilon < 0.04 here). A
+    mean is rounded once more.
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 4.2.
     """
     dtype, _, _, mean, _ = case
@@ -192,9 +193,9 @@ def bound(case, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_sums_agree_with_those_of_the_library(ran):
-    """With up to two ranks, and for integers, the order does not matter, so all bits are equal.
+    """With one or two ranks, or with integers, the order of addition does not change the sum.
 
-    Otherwise the sums are equal within the rounding error.
+    In these cases, all bits must be equal. In other cases, the sums may have rounding errors.
     """
     for ranks in by_case(ran):
         name, case = ranks[0].name, ranks[0].case

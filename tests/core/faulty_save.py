@@ -1,9 +1,10 @@
-"""Interrupt checkpoint saves at many points, and print what each save left behind as JSON.
+"""Interrupt checkpoint saves at many points. Print a JSON report of what each save left behind.
 
 python tests/core/faulty_save.py by_hand|accelerate FOLDER kill/1 ENOSPC/2 EACCES/2 size/2 strace/1
 
-/N tests the fault at every Nth point of a save. Each save runs in a child process, on a copy of a
-run that has two checkpoints. This process has only one thread, so that it can fork safely.
+For example, ENOSPC/2 tests this fault at every second point of a save. Each save runs in a child
+process, on a copy of a run that has two checkpoints. The parent process has only one thread, so
+that it can fork safely.
 """
 
 import errno
@@ -42,7 +43,7 @@ NAMING += r"|safetensors\._safetensors_rust\.serialize_file"
 WRITING = r"posix\.(write|fsync|close)|(FileIO|BufferedWriter|TextIOWrapper)\.\w+"
 WRITING += r"|torch\._C\.write_\w+"
 READING = r"posix\.(stat|lstat|scandir|listdir)|DirEntry\.\w+"
-# The calls at which each fault occurs. A kill at a read would test nothing new.
+# The calls at which each fault can occur. Killing the process at a read would test nothing new.
 CALLS = {
     "kill": re.compile(f"{NAMING}|{WRITING}"),
     "ENOSPC": re.compile(f"{NAMING}|{WRITING}"),
@@ -87,7 +88,7 @@ class Training:
         return checkpoints
 
     def steps(self) -> list[float]:
-        """Return the step that is stored in each part of the training state."""
+        """Return the step that each part of the training state stores."""
         decay = self.optimizer.param_groups[0]["weight_decay"]
         weights = next(self.model.parameters()).unique().tolist()
         return [*weights, decay, self.scheduler.last_epoch, torch.initial_seed()]
@@ -115,7 +116,7 @@ def main(method: str, folder: Path, faults: list[str]) -> dict:
 
 
 def interruptions(fault: str, training: Training, checkpoints: Checkpoints):
-    """Return the points at which to interrupt a save, as keyword arguments of `run_child`."""
+    """Return the points at which to interrupt a save, as keyword arguments for `run_child`."""
     if fault == "size":
         files = list(checkpoints_of(checkpoints.folder)[0].iterdir())
         sizes = [path.stat().st_size for path in files]
@@ -143,7 +144,7 @@ def save_or_refuse(training: Training, checkpoints: Checkpoints) -> dict:
 
 
 def in_a_child(save, interruption: dict) -> dict:
-    """Interrupt `save` in a child process. Return its result, and whether the fault occurred."""
+    """Interrupt `save` in a child process. Return how it ended, and whether the fault occurred."""
     parent_end, child_end = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -165,7 +166,7 @@ def in_a_child(save, interruption: dict) -> dict:
 
 
 def run_child(save, pipe, call=0, fault="", limit=None, strace=None) -> None:
-    """Call `save`, then `os._exit`, which neither flushes nor closes the parent's files."""
+    """Call `save`, then `os._exit`, so that files inherited from the parent are not flushed."""
     seen = 0
 
     def send(values: dict) -> None:
@@ -214,7 +215,7 @@ def name_of(function) -> str:
 
 
 def what_is_left(training: Training) -> dict:
-    """Return which checkpoints exist, which step is resumed, and which exist after another save."""
+    """Resume, and save again. Return the resumed step, and the checkpoints before and after."""
     folder = Path(training.config.run_dir)
     complete, damaged = [], []
     for path in checkpoints_of(folder):

@@ -2,9 +2,9 @@
 
 accelerate launch --config_file FILE tests/core/killed_everywhere.py VERSION FOLDER SEED POINTS
 
-Each combination of settings is tested POINTS times. An exception ends the training run after a
-random micro-batch, which need not be the last of an accumulation window. The run is then resumed
-from its files on disk. Rank 0 prints one JSON line per resumed run: the settings, the number of
+Each combination of settings is tested POINTS times. Each time, an exception ends the training run
+after a random micro-batch, possibly inside an accumulation window. The run is resumed from its
+newest checkpoint. For each resumed run, rank 0 prints a JSON line with the settings, the number of
 processes, and which results equal those of the uninterrupted run.
 """
 
@@ -37,7 +37,7 @@ VERSIONS = {
     "train_dp": train_dp,
     "train_plain": train_plain,
 }
-# Each process has seven micro-batches per epoch. With windows of three, the last has only one.
+# Each process has seven micro-batches per epoch. With windows of three, the last one has only one.
 CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epochs": 2}
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
@@ -46,7 +46,7 @@ KEPT = ("images", "test_accuracy", "best_test_accuracy")
 
 
 class Killed(BaseException):
-    """A simulated SIGKILL that no `except Exception` catches."""
+    """An exception that simulates SIGKILL. `except Exception` does not catch it."""
 
 
 def main(version: str, folder: Path, seed: int, points: int) -> None:
@@ -67,7 +67,7 @@ def main(version: str, folder: Path, seed: int, points: int) -> None:
             try:
                 with killed_after(kill_after):
                     run(version, choices, precision, resumed)
-                raise RuntimeError("the training was not killed")
+                raise RuntimeError("the training run was not killed")
             except Killed:
                 gc.collect()  # stops the loader workers of the killed run
             saved, _ = newest_complete(resumed)
@@ -82,7 +82,7 @@ def main(version: str, folder: Path, seed: int, points: int) -> None:
 
 
 def run(version: str, choices: dict, precision: str, run_dir: Path) -> Start:
-    """Train in this process as if it had just started. Return the position where the run starts."""
+    """Train as if this process had just started. Return the position at which the run starts."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -2,8 +2,8 @@
 
 accelerate launch --config_file FILE tests/core/recorded_samples.py FLAGS…
 
-FLAGS must contain --augment: only the training set is augmented, which distinguishes it from the
-test set. RUN/samples-RANK.json lists the indices of the images that were read in each epoch.
+FLAGS must contain --augment, because this program identifies the training set by its augmentation.
+RUN/samples-RANK.json lists the indices of the images that were read in each epoch.
 """
 
 import json

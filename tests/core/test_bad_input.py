@@ -23,7 +23,7 @@ def one_line(stderr: str) -> str:
 
 @pytest.fixture
 def mistake(tmp_path, capsys):
-    """`mistake(*flags)` expects a run to exit with code 2, and returns its error message."""
+    """`mistake(*flags)` starts a run, asserts exit code 2, and returns the error message."""
 
     def mistake(*flags, run_dir=tmp_path / "run", precision="no") -> str:
         with pytest.raises(SystemExit) as stopped, one_line_errors():
@@ -158,7 +158,7 @@ def test_one_of_two_processes_prints_the_error_and_both_exit(start, tmp_path):
 
 
 def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tmp_path):
-    """The launcher also prints a report of its own, but no process prints a traceback."""
+    """The launcher prints a report, in addition to the error. No process prints a traceback."""
     config = "accelerate_configs/cpu_two_processes.yaml"
     command = ["accelerate", "launch", "--config_file", config, "accel_demo/train.py"]
     flags = ["--mixed_precision", "fp16"]

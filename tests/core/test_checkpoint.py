@@ -41,7 +41,7 @@ def run(finished, tmp_path):
 
 
 def interrupt_after(run: Path, newest: str) -> Path:
-    """Delete the final results and the checkpoints after `newest`, as if the run had stopped."""
+    """Delete the final results and checkpoints newer than `newest`, as if the run had stopped."""
     for path in checkpoints_of(run):
         if path.name > newest:
             shutil.rmtree(path)
@@ -74,7 +74,7 @@ def test_a_resumed_run_writes_the_same_metrics_and_best_accuracy(run, finished):
 
 
 def facts(path: Path) -> list[dict]:
-    """Return the JSON objects in a file, without their timings."""
+    """Return the JSON objects in a results file, without the timings."""
     text = path.read_text()
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     about_time = ("images_per_second", "train_seconds")
@@ -189,7 +189,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(start, tmp_path):
 
 
 def test_all_files_are_on_the_disk_before_a_checkpoint_gets_its_name(run, monkeypatch):
-    """The order: sync the files, sync their folder, rename the folder, sync the parent folder."""
+    """The order is: sync the files, sync their folder, rename it, and sync the parent folder."""
     done, fsync, rename = [], os.fsync, os.rename
 
     def recorded_fsync(descriptor):
@@ -226,7 +226,7 @@ def test_tensorboard_shows_a_repeated_step_only_once(tmp_path):
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py", "train_plain.py"])
 def test_a_run_on_a_gpu_can_be_resumed(file, precision, start, tmp_path):
-    """The accuracy may differ slightly, because some GPU kernels add in nondeterministic order."""
+    """The accuracy may differ slightly, because some GPU kernels are not deterministic."""
     command = [*launcher(file, 1), f"accel_demo/{file}"]
     if file == "train.py":
         config = ["--config_file", "accelerate_configs/single_gpu.yaml"]

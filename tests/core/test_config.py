@@ -65,7 +65,7 @@ def test_tracking_without_tensorboard_names_the_package_to_install(monkeypatch):
 
 
 def test_no_flag_abbreviates_a_flag_of_the_launcher():
-    """Both launchers accept abbreviated flags: torchrun would read `--run` as its `--run-path`."""
+    """Launchers accept abbreviated flags: torchrun would read `--run` as `--run-path`."""
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 

@@ -1,4 +1,4 @@
-"""Test that the launch configs repeat no default values and start the expected processes."""
+"""Test that the launch configs contain no default values and start the expected processes."""
 
 import json
 import sys
@@ -107,7 +107,7 @@ def test_accelerates_own_test_of_gradient_synchronization_passes(start, name):
     command += ["-m", "accelerate.test_utils.scripts.test_sync"]
     result = start(command, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stdout + result.stderr
-    # The script does not print the world size, but it runs a different test on a single process.
+    # The script does not print the world size, but runs a different test in a single process.
     is_connected = CPU_PROCESSES[name] > 1
     assert ("**Test Distributed `no_sync` context manager**" in result.stdout) == is_connected
     assert ("**Test NOOP `no_sync` context manager**" in result.stdout) != is_connected

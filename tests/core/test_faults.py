@@ -18,7 +18,7 @@ SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".spli
 
 
 def interrupt_saves(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
-    """Run faulty_save.py for both save methods. Return its reports by save method and fault."""
+    """Run faulty_save.py for both save methods. Return the reports, keyed by method and fault."""
 
     commands = []
     for method in METHODS:
@@ -81,12 +81,12 @@ def test_a_failed_save_prints_the_reason_and_leaves_the_last_checkpoint(method, 
     assert len(refused) > {"by_hand": 7, "accelerate": 3}[method]
     for point in points:
         check_complete(point)
-        if point in refused:  # after a failed stat, makedirs reports an existing folder
+        if point in refused:  # if stat fails, makedirs raises FileExistsError
             stat_failed = point["at"] == "posix.stat"
             check_refused(
                 point, os.strerror(getattr(errno, fault)), "File exists" if stat_failed else "-"
             )
-        else:  # the save does not need this call
+        else:  # the save succeeds without this call
             assert (point["ended"], point["resumed"]) == ("saved", 3), point
 
 
@@ -117,11 +117,11 @@ def test_an_interruption_at_any_point_of_a_save_leaves_no_damaged_checkpoint(tmp
 
 
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit from util-linux")
-@pytest.mark.parametrize("limit", [100, 700])  # bytes; environment.json or metrics.jsonl is larger
+@pytest.mark.parametrize("limit", [100, 700])  # bytes; some files of a run are larger
 def test_a_failed_write_outside_the_checkpoints_prints_one_line(limit, tmp_path):
     command = ["prlimit", f"--fsize={limit}", sys.executable, "accel_demo/train_plain.py", *SHORT]
     command += ["--log-every", "1", "--run-dir", tmp_path / "run"]
-    result = subprocess.run(  # with pipes, because the limit would apply to output files
+    result = subprocess.run(  # use pipes, because the limit also applies to output files
         command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY
     )
     assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
@@ -152,7 +152,7 @@ def test_a_full_disk_prints_one_line_and_the_run_resumes_with_more_space(file, s
     run = small_disk / "run"
     flags = [*SHORT, "--checkpoint-every", 1, "--keep-last", 50, "--run-dir", run]
     result = start([*COMMANDS[file], *flags])
-    assert result.returncode == (1 if file == "train.py" else 2)  # the launcher exits with 1
+    assert result.returncode == (1 if file == "train.py" else 2)  # the launcher exits with code 1
     assert "(No space left on device). Fix this, then continue with" in result.stderr
     assert result.stderr.count("error: ") == 1, result.stderr
     assert f'accel_demo/{file}", line' not in result.stderr

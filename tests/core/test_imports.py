@@ -8,7 +8,7 @@ import pytest
 from accel_demo.cli import COMMANDS
 from tests.conftest import REPOSITORY
 
-# The layers, from top to bottom. A module may import modules from its own line and lower lines.
+# The layers, from top to bottom. A module may import modules from its own line and lines below it.
 LAYERS = [
     {"cli"},
     {"lab"},
@@ -27,11 +27,11 @@ LAYERS = [
     {"config"},
     {"errors", "wording"},
 ]
-SHARED = "shared by the commands"  # modules of lab/ that belong to no single command
+SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Return the files of the package below `root`, keyed by module name."""
+    """Map the module names of the package in `root` to their files."""
     names = {}
     for path in (root / "accel_demo").rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
@@ -40,7 +40,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imports_of(root: Path) -> dict[str, set[str]]:
-    """For each module, return the package's modules that it imports anywhere in its code."""
+    """Map each module to the package's modules that it imports, at the top or in functions."""
     modules = modules_of(root)
     imports = {}
     for name, path in modules.items():
@@ -84,7 +84,7 @@ def folder_of(module: str) -> str:
 
 
 def violations(root: Path) -> list[str]:
-    """Return a message for each import of a higher layer or of a different command's module."""
+    """Return a message for each import from a higher layer or from another command's folder."""
     lines = []
     for module, imported in imports_of(root).items():
         for other in imported - {"accel_demo"}:
@@ -172,7 +172,7 @@ def copy_and_append(folder: Path, file: str, lines: str) -> None:
 
 STARTING = {"Popen", "check_output", "check_call", "fork", "execv", "system", "start_processes"}
 STARTING |= {"ProcessPoolExecutor", "subprocess.run", "subprocess.call"}
-# Why these modules start processes without `spawn`, `run_to_end` or `start` from launch.py.
+# The modules that start processes without `spawn`, `run_to_end` or `start` from launch.py, and why.
 STARTS_ITSELF = {
     "processes.fork_server": "launch.start forks from this server",
     "processes.fork_server_main": "it is the fork server",

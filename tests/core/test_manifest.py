@@ -27,7 +27,7 @@ VERSIONS = {"train_plain.py": train_plain, "train.py": train}
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
 CHOICES |= {"dropout": 0.2}  # so that every step changes the random state
 PICKLES = ("optimizer.bin", "scheduler.bin", "random_states_0.pkl")
-POSITION_BYTES = 100  # the start of the manifest, which contains the position in the run
+POSITION_BYTES = 100  # these first bytes of the manifest contain the position in the run
 
 
 def train_here(file: str, run: pathlib.Path, resume: str = "") -> None:
@@ -58,7 +58,7 @@ def run(trained, tmp_path):
 
 @pytest.fixture
 def resume(trained, run, capsys):
-    """`resume(checkpoint)` resumes `run`. It returns the error line, or "" if there is no error."""
+    """`resume(checkpoint)` resumes `run`. It returns the error message, or "" on success."""
 
     def resume(folder: pathlib.Path) -> str:
         capsys.readouterr()
@@ -170,7 +170,7 @@ class Payload:
 
 
 def plant(path: pathlib.Path, marker: pathlib.Path) -> None:
-    """Write a file that runs code if it is loaded with `weights_only=False`, and check this."""
+    """Write a file that runs code when loaded with `weights_only=False`, and check that it does."""
     torch.save({"state": Payload(marker)}, path)
     torch.load(path, weights_only=False)
     marker.unlink()

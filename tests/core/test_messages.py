@@ -14,7 +14,7 @@ FOLDERS = ("accel_demo", "tutorials")
 
 
 def user_messages() -> list[tuple[str, str]]:
-    """Return the place and text of each `UserError` message, with `…` for every inserted value."""
+    """Return the location and text of each `UserError` message. `…` replaces inserted values."""
     messages = []
     for folder in FOLDERS:
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
@@ -44,7 +44,7 @@ def test_the_messages_are_found():
 
 @pytest.mark.parametrize(("place", "text"), MESSAGES)
 def test_a_message_has_the_common_form(place, text):
-    """One sentence without a full stop, or two sentences with full stops: problem, then advice."""
+    """A message names a problem, without a full stop, or a problem and advice, with full stops."""
     sentences = re.split(r"(?<=[^.]\.) (?=[A-Z])", text)
     assert len(sentences) <= 2
     assert (len(sentences) == 2) == text.endswith(".")

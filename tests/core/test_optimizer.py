@@ -84,7 +84,7 @@ def test_a_fused_step_changes_the_weights_like_an_unfused_step(network, name):
 
 
 def three_steps(config: TrainConfig, precision: str) -> list[torch.Tensor]:
-    """Return the weights after three optimizer steps with the same gradients."""
+    """Return the weights after three optimizer steps that all use the same gradients."""
     torch.manual_seed(config.seed)
     model = make_model(config)
     optimizer = make_optimizer(config, model, precision)
@@ -102,7 +102,7 @@ def parameters_of(config: TrainConfig) -> list[torch.Tensor]:
 
 
 def by_hand(model, optimizer, scheduler):
-    """Return a function that performs a step as train_plain, train_dp and train_ddp do in fp16."""
+    """Return a function that performs an fp16 step as train_plain, train_dp and train_ddp do."""
     scaler = torch.amp.GradScaler("cpu")
 
     def step(gradient: float) -> None:
@@ -120,7 +120,7 @@ def by_hand(model, optimizer, scheduler):
 
 
 def by_accelerate(model, optimizer, scheduler):
-    """Return a function that performs a step as train.py does in fp16."""
+    """Return a function that performs an fp16 step as train.py does."""
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
     accelerator.scaler = scaler = torch.amp.GradScaler("cpu")  # as Accelerate does on a GPU
     model, prepared, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -138,9 +138,9 @@ def by_accelerate(model, optimizer, scheduler):
 
 
 def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
-    """Return the weights and the learning rates, initially and after each of three steps.
+    """Take three steps, the second with an infinite gradient.
 
-    The gradient of the second step is infinite.
+    Return the weights and the learning rates before the first step and after each step.
     """
     config = TrainConfig(optimizer=name)
     torch.manual_seed(0)
@@ -149,7 +149,7 @@ def with_an_overflow(make_step, name: str, precision: str) -> tuple[list, list]:
     scheduler = make_scheduler(config, optimizer, 100)
     step = make_step(model, optimizer, scheduler)
     weights, rates = [model.weight.tolist()], [optimizer.param_groups[0]["lr"]]
-    for gradient in (1e5, math.inf, 1e5):  # includes the loss scale, which is initially 65536
+    for gradient in (1e5, math.inf, 1e5):  # already scaled; the initial loss scale is 65536
         step(gradient)
         weights.append(model.weight.tolist())
         rates.append(optimizer.param_groups[0]["lr"])
@@ -168,7 +168,7 @@ def test_under_fp16_a_step_that_overflows_is_skipped_in_all_versions(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(name):
-    """This is why fp16 uses unfused optimizers. If the test ever fails, fp16 can use fused ones."""
+    """This is why fp16 uses unfused optimizers. If this test fails, they are no longer needed."""
     for make_step, is_noticed in ((by_hand, True), (by_accelerate, False)):
         weights, rates = with_an_overflow(make_step, name, "no")
         assert weights[0] != weights[1] == weights[2] != weights[3]
@@ -177,7 +177,7 @@ def test_accelerate_does_not_notice_that_a_fused_optimizer_has_skipped_a_step(na
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resuming_from_an_unfused_optimizer_produces_the_same_weights(name, tmp_path):
-    """Earlier versions saved unfused optimizers. After resuming, the optimizer stays unfused."""
+    """Earlier versions saved unfused optimizers. When one is resumed, it stays unfused."""
     config = TrainConfig(optimizer=name)
     model = torch.nn.Linear(3, 2)
     unfused = make_optimizer(config, model, "fp16")

@@ -28,7 +28,7 @@ def test_the_readme_is_short_and_has_two_install_commands():
 
 
 def test_no_module_shadows_a_known_package():
-    """A train file that is run by its path imports modules from its own folder before packages."""
+    """A train file that is run by its path looks for imports in its own folder first."""
     names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     command = "import sys, importlib.util as u; print(*filter(u.find_spec, sys.argv[1:]))"
     result = subprocess.run(

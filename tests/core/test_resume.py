@@ -9,7 +9,7 @@ import pytest
 from accel_demo.wording import counted
 from tests.conftest import run_training
 
-# An epoch has 16 micro-batches on one process, or 8 on each of two. No image is left over.
+# An epoch has 16 micro-batches on one process, or 8 on each of two processes.
 FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 3"
 FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
 
@@ -44,7 +44,7 @@ def checkpoint(run: Path, name: str) -> Path:
 def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
     version, processes, points, tmp_path
 ):
-    """Test all combinations of fp32/bf16, 0/2 loader workers, and windows of 1/3 micro-batches."""
+    """Combine fp32 and bf16, 0 and 2 loader workers, and windows of 1 and 3 micro-batches."""
     seed = int.from_bytes(os.urandom(2), "big")
     program = "tests/core/killed_everywhere.py"
     arguments = [version, tmp_path, seed, points]
@@ -61,7 +61,7 @@ def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """`recorded(processes, *flags)` runs recorded_samples.py, and returns its folder and output."""
+    """`recorded(processes, *flags)` runs recorded_samples.py. It returns the folder and output."""
 
     def recorded(processes: int, *flags):
         run = tmp_path_factory.mktemp("run") / "run"

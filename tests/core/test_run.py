@@ -1,4 +1,4 @@
-"""Test that a run that is stopped or killed, and then resumed, ends with the same results."""
+"""Test that a stopped or killed run, once resumed, has the results of an uninterrupted run."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.run.run import Run
 
-# Two epochs of five micro-batches. The three optimizer steps of an epoch use two, two and one.
+# Two epochs of five micro-batches. Each epoch has windows of two, two and one micro-batches.
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 40, "test_samples": 20}
 CHOICES |= {"batch_size": 8, "epochs": 2, "accumulate": 2, "dropout": 0.3, "log_every": 4}
 STEPS = 6
@@ -31,7 +31,7 @@ class StopAfter:
 
 
 class Killed(BaseException):
-    """A simulated SIGKILL that no `except Exception` catches."""
+    """An exception that simulates SIGKILL. `except Exception` does not catch it."""
 
 
 def train(run: Path, **choices) -> None:
@@ -86,7 +86,7 @@ def test_a_signal_in_the_last_step_has_no_effect(uninterrupted, tmp_path, monkey
 
 @pytest.mark.parametrize("checkpoint_every", [0, 1])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_a_run_killed_between_an_evaluation_and_its_save_has_the_same_result(
+def test_a_run_killed_between_evaluating_and_saving_has_the_same_result(
     epoch, checkpoint_every, uninterrupted, tmp_path, monkeypatch
 ):
     save = Run.save
@@ -107,7 +107,7 @@ def test_a_run_killed_between_an_evaluation_and_its_save_has_the_same_result(
 
 @pytest.mark.parametrize("max_steps", [4, 6])
 def test_a_complete_run_that_is_resumed_does_not_train_further(max_steps, tmp_path, monkeypatch):
-    """With max_steps=4, the run is complete after the first of three steps in the second epoch."""
+    """With max_steps=4, the run ends inside the second epoch, after its first step."""
     train(tmp_path / "run", max_steps=max_steps)
     shutil.copytree(tmp_path / "run", tmp_path / "before")
     monkeypatch.setattr(Run, "batches", None)  # makes the test fail if a batch is read

@@ -29,7 +29,7 @@ VERSIONS = {
     "train_dp.py": train_dp,
     "train_ddp.py": train_ddp,
 }
-# 35 batches on one process, or 17 on each of two: both odd, so an epoch's last window is short.
+# 35 batches on one process, or 17 on each of two. Both are odd, so an epoch's last window is short.
 STEPS = "--max-steps 24 --accumulate 2 --batch-size 32 --train-samples 1130 --test-samples 257"
 STEPS = (STEPS + " --label-smoothing 0.1 --clip-norm 0.5 --dropout 0.2 --augment").split()
 
@@ -142,7 +142,7 @@ def test_every_network_trains_to_the_same_weights_in_all_versions(model, precisi
 def test_two_processes_equal_one_process_with_twice_the_batch_size(train, train_here):
     """The weights agree within 1e-5 if no image's gradient depends on the rest of its batch.
 
-    With batch norm they differ, because each process computes its own batch statistics. The test
+    With batch norm, they differ, because each process computes its own batch statistics. The test
     uses SGD, because AdamW divides gradients by their magnitude, which amplifies rounding errors.
     """
     choices = {"max_steps": 20, "train_samples": 1024, "test_samples": 100, "dropout": 0.0}
@@ -319,7 +319,7 @@ def test_every_version_learns_on_gpus(file, precision, gpus, start, tmp_path):
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_to_nearly_the_same_weights(start, tmp_path):
-    """This starts a real Python, because only its full shutdown stops torch's compile workers."""
+    """Use a real Python process, because only a full shutdown stops torch's compile workers."""
     flags = "--dataset synthetic --model tiny_cnn --max-steps 4 --dropout 0".split()
     for name, more in (("plain", []), ("compiled", ["--compile"])):
         command = ["python", "accel_demo/train.py", *flags, *more, "--run-dir", tmp_path / name]

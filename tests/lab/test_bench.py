@@ -44,8 +44,8 @@ def test_the_profile_shows_what_accelerate_calls():
     with WorkerPool(1, threads=1, gpus=ON_CPU) as alone:
         profile = alone.run("Accelerate", TINY, watched="profile")
     assert profile["processes"] == 1
-    # A training step calls cross_entropy twice, for its loss and for its totals. An evaluation
-    # calls it once, for its totals.
+    # A training step calls cross_entropy twice, for its loss and for its metrics. An evaluation
+    # calls it once, for its metrics.
     steps, evaluations = TINY["max_steps"], 1
     assert profile["counts"]["functional.cross_entropy"] == 2 * steps + evaluations
     assert profile["counts"]["accelerate/accelerator.clip_grad_norm_"] == steps

@@ -61,7 +61,7 @@ def test_ratios_compare_runs_with_the_same_seed_and_the_same_starting_point():
 
 def test_a_missed_target_gets_no_time():
     report = compare({0.90: [run_of(0.91)], 0.92: [run_of(0.91)]}, [run_of(0.89, 0.91)])
-    assert len(report.tables) == 3, "one table for the start-up, and two for 90 %"
+    assert len(report.tables) == 3, "one table for the start-up and two for the 90 % target"
     faster = [line for line in report.findings if "x faster" in line]
     assert len(faster) == 1 and faster[0].startswith("To 90 %: ")
     verdict = "92 % (--epochs 3), seed by seed: 0.9100. Mean 0.9100, lowest 0.9100: MISSES IT"
@@ -100,7 +100,7 @@ def test_each_line_is_timed_when_it_is_printed():
     timed = run_timed(["python", "-c", code])
     (first, a), (second, b) = timed.lines
     assert (a, b) == ("a", "b")
-    # On a busy machine "a" may be read late, but not as late as "b".
+    # On a busy machine, "a" may be read late, but still well before "b".
     assert 0 < first < first + 0.25 < second <= timed.seconds
 
 

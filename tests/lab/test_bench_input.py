@@ -89,7 +89,7 @@ def test_both_loops_train_the_articles_network(start, tmp_path):
     assert "Mean training loss of steps 3 to 3: the article's loop " in result.stdout
 
 
-def test_the_interval_consists_of_order_statistics():
+def test_the_ends_of_the_interval_are_order_statistics():
     values = [float(value) for value in range(1, 16)]
     random.Random(0).shuffle(values)
     assert median_interval(values) == [4, 12]
@@ -99,7 +99,7 @@ def test_the_interval_consists_of_order_statistics():
 
 def test_90_percent_of_the_intervals_contain_the_median_and_narrower_ones_would_not():
     def coverage(k: int) -> float:
-        """Return the probability that the k-th smallest and largest value enclose the median."""
+        """Return the chance that the median is between the k-th smallest and k-th largest value."""
         return sum(comb(15, below) for below in range(k, 15 - k + 1)) / 2**15
 
     assert coverage(4) >= 0.9 > coverage(5)

@@ -1,4 +1,4 @@
-"""Test the settings, the memory measurement and the compile time of `bench precision`."""
+"""Test the settings of `bench precision`, and how it measures memory and compile time."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.conftest import BIN, kill, left_behind, processes_below_this_one
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The JSON and the picture of `bench precision` for fp32 and bf16."""
+    """Run `bench precision` for fp32 and bf16, and return its JSON and its picture."""
     folder = tmp_path_factory.mktemp("precision")
     files = {"json": folder / "report.json", "plot": folder / "report.svg"}
     arguments = "precision --repeats 2 --models tiny_cnn --steps 2 --no-compiled"
@@ -91,7 +91,7 @@ def test_a_large_network_is_compiled_only_on_request():
         assert settings == list(precision.SETTINGS)[:count]
 
 
-def test_a_busy_worker_ends_with_all_processes_that_it_started():
+def test_stopping_a_busy_worker_also_stops_all_processes_that_it_started():
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(KeyboardInterrupt), precision.worker() as executor:
         process = psutil.Process(executor.submit(os.getpid).result())

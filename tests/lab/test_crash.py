@@ -48,14 +48,14 @@ def crash_and_check(start, tmp_path, kills: int, processes: int, *flags, timeout
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_three_kills_do_not_change_a_bit(processes, start, tmp_path):
+def test_three_kills_do_not_change_a_single_bit(processes, start, tmp_path):
     crash_and_check(start, tmp_path, 3, processes, "--seed", 3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("processes", [1, 2])
-def test_twenty_kills_do_not_change_a_bit(processes, start, tmp_path):
+def test_twenty_kills_do_not_change_a_single_bit(processes, start, tmp_path):
     result = crash_and_check(start, tmp_path, 20, processes, "--seed", 1, timeout=900)
     phases = {row["kill"]["actual_phase"] for row in result["launches"] if row["kill"]}
     assert phases == {"save", "step", "start-up"}
@@ -63,7 +63,7 @@ def test_twenty_kills_do_not_change_a_bit(processes, start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_three_kills_do_not_change_a_bit_with_raw_ddp_either(start, tmp_path):
+def test_three_kills_of_raw_ddp_do_not_change_a_single_bit(start, tmp_path):
     crash_and_check(start, tmp_path, 3, 2, "--script", "train_ddp")
 
 
@@ -96,7 +96,7 @@ LAUNCH = LaunchResult(
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two finished runs with bitwise equal weights and metrics."""
+    """The folders of two finished runs with bitwise equal weights and metrics."""
     for name in ("uninterrupted", "killed"):
         (tmp_path / name).mkdir()
         weights = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
@@ -211,7 +211,7 @@ def test_ctrl_c_stops_every_process_and_leaves_no_folder(tmp_path):
     tool = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
-        while len(processes_below_this_one() - before) < 3:  # tool, launcher and one rank
+        while len(processes_below_this_one() - before) < 3:  # the tool, the launcher and a rank
             assert time.monotonic() < deadline and tool.poll() is None
             time.sleep(0.1)
         tool.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Test that `accel-demo doctor` reports what a config really launches, and how to fix it."""
+"""Test that `accel-demo doctor` reports what a config really launches, and how to fix a config."""
 
 import signal
 import socket

@@ -28,7 +28,7 @@ SAMPLES = lr.QUICK_SAMPLES
 
 
 def measured(folder, *flags) -> dict:
-    """Run the command. Return its output, its picture, and its JSON rows by (rule, processes)."""
+    """Run the command. Return its output, its picture, and a dict {(rule, processes): JSON row}."""
     json_file, svg_file = folder / "lr.json", folder / "lr.svg"
     command = ["accel-demo", "lr", *flags, "--json", json_file, "--plot", svg_file]
     result = run_to_end(command, timeout=230)
@@ -62,7 +62,7 @@ def test_the_results_contain_one_run_on_one_process_and_each_rule_on_two(quick, 
 
 
 @pytest.mark.parametrize("rule", ["right", "right, by split_batches"])
-def test_the_correct_rules_have_the_same_rates_and_weights_on_two_processes(runs, one, rule):
+def test_the_correct_rules_have_equal_rates_and_weights_on_one_and_two_processes(runs, one, rule):
     two = runs[rule, 2]
     assert two["learning_rates"] == one["learning_rates"]
     assert two["largest_weight_difference"] < lr.TOLERANCE
@@ -116,7 +116,7 @@ def test_losses_are_measured_at_equal_numbers_of_images_seen(runs):
 
 
 def test_the_run_on_one_process_is_plain_training(one):
-    """Repeat the run without Accelerate and without a loader."""
+    """Compare the run with a plain PyTorch loop without Accelerate and without a DataLoader."""
     choices = {"optimizer": "sgd", "weight_decay": 5e-4, "learning_rate": lr.LEARNING_RATE}
     choices |= {"train_samples": SAMPLES, "test_samples": TEST_IMAGES}
     config = TrainConfig(model="tiny_cnn", **choices)
@@ -183,7 +183,7 @@ def test_invalid_options_are_a_one_line_error_before_anything_starts(
 
 
 def test_unconnected_processes_and_different_final_weights_are_errors(monkeypatch):
-    """Fake the launch, because a real one would connect the processes."""
+    """Fake the launch: a real one would connect the processes and give them equal weights."""
     run = RuleTraining("right", 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
     alone = dataclasses.replace(run, processes=1)
     other = dataclasses.replace(run, weights=torch.ones(2))

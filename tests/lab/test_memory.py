@@ -92,10 +92,10 @@ def test_the_shards_of_fsdp_add_up_to_the_whole_network():
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
         assert size <= together <= 1.02 * size  # shards of the last layer are padded
-        assert (together == size) == (processes in (1, 2))  # only 1 and 2 divide the ten classes
+        assert (together == size) == (processes in (1, 2))  # 3, 4 and 7 do not divide 10 classes
 
 
-def test_all_but_the_first_data_parallel_device_keep_only_a_copy_and_activations():
+def test_data_parallel_devices_other_than_the_first_have_only_copied_weights_and_activations():
     size = parameter_bytes("small_cnn")
     first, *others = predict("nn.DataParallel", "small_cnn", "adamw", 3, batch_size=4)
     assert (first["parameters"], first["gradients"], first["copies"]) == (size, size, 0)
@@ -132,13 +132,13 @@ def check_measured(result: dict, megabytes: float, kinds_within: float, sum_with
         for kind in KINDS:
             predicted = row["predicted"][kind]
             if predicted >= megabytes * 1e6:
-                # Libraries and thread stacks may allocate up to 1 MiB in the meantime.
+                # During the measurement, libraries and thread stacks may allocate up to 1 MiB.
                 near = pytest.approx(predicted, rel=kinds_within, abs=2**20)
                 assert row["measured"][kind] == near, kind
 
 
 def test_the_process_grows_by_what_the_formulas_predict(quick):
-    """vgg11 with AdamW takes over 190 MB. Check each kind that should take 5 MB or more."""
+    """vgg11 with AdamW takes over 190 MB. Check every kind of memory that takes at least 5 MB."""
     assert sum(quick.json["rows"][1]["predicted"].values()) > 190e6
     check_measured(quick.json, megabytes=5, kinds_within=0.05, sum_within=0.03)
 

@@ -109,7 +109,7 @@ def test_a_version_that_trains_differently_breaks_its_promise(start, tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    """`saved(change)` saves a model before and after `change`, and returns their comparison."""
+    """`saved(change)` saves a model before and after `change`, and compares the two files."""
 
     def saved(change, kind="versions", processes=1, model="small_cnn", optimizer="sgd"):
         config = TrainConfig(model=model, optimizer=optimizer, max_steps=8)

@@ -48,7 +48,10 @@ test_line.__test__ = False  # a helper, which pytest must not run as a test
 
 
 def make_run(folder: Path, **changes) -> Path:
-    """Write the folder of a finished run. `changes` replaces files by name; None omits a file."""
+    """Write the folder of a finished run.
+
+    `changes` maps the names of files to new contents. None omits the file.
+    """
     mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     files = {
         "config": {"model": "small_cnn", "batch_size": 16, "accumulate": 2, "seed": 0},
@@ -288,7 +291,7 @@ def planted(tmp_path_factory):
     )
 
 
-def test_markup_in_a_run_stays_text(planted, tmp_path):
+def test_markup_in_a_run_is_shown_as_text(planted, tmp_path):
     predictions = json.loads((planted / "predictions.json").read_text())
     predictions["mistakes"][0]["png"] = f'{png()}" onerror="alert(1)'
     other = make_run(tmp_path / "other", predictions=predictions)
@@ -358,7 +361,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_rest_is_shown(file, dama
 
 @contextmanager
 def readable_by_nobody():
-    """A temporary folder that other users may enter, unlike pytest's `tmp_path`."""
+    """Create a temporary folder that the user nobody may enter, unlike pytest's `tmp_path`."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -366,7 +369,7 @@ def readable_by_nobody():
 
 @contextmanager
 def as_nobody():
-    """Drop root's permission to read every file, if the tests run as root."""
+    """Become the user nobody if the tests run as root, because root may read every file."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)
@@ -602,7 +605,7 @@ def test_the_axis_can_be_chosen_and_the_arrow_keys_move_along_a_curve(tmp_path, 
     report.main([*map(str, runs), "--html", str(tmp_path / "page.html")])
     page = open_page(tmp_path / "page.html")
     svg = page.locator("svg.chart:visible[data-curve=train_loss]")
-    assert svg.get_attribute("data-axis") == "images seen", "the global batch sizes differ"
+    assert svg.get_attribute("data-axis") == "images seen", "because the global batch sizes differ"
     svg.focus()  # selects the end of the longer curve: 20 steps of 192 images
     shown = page.locator(".tip:visible").inner_text().splitlines()
     assert shown == ["images seen 3,840", "large: 0.75 (step 20)"]

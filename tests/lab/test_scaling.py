@@ -175,7 +175,7 @@ def test_the_picture_names_every_version_and_law_and_the_shared_cores(tmp_path):
         assert f"<!-- {word} -->" in drawn
 
 
-def test_a_reason_is_shown_with_both_times_and_the_interval_of_their_ratio():
+def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their_ratio():
     names = "DDP|small batch|large batch|share every micro-batch|no_sync|one bucket|small buckets|"
     names += "bf16 hook|gradient_as_bucket_view|find_unused_parameters|no buffers|straggler|"
     names += "all threads|Python in the loop|one process, large batch|one process, small batch"
@@ -187,7 +187,7 @@ def test_a_reason_is_shown_with_both_times_and_the_interval_of_their_ratio():
     measured = {"megabytes": 7.5, "ms_per_step": ms, "straggler_ms_by_rank": [30.0, 31.0]}
     result = reasons.ReasonsResult(**place, **start, **measured)
     rows = {row[0]: row[3] for row in reasons.reason_rows(result)}
-    assert len(rows) == 12  # all but the reason that only Linux can measure
+    assert len(rows) == 12  # one more can be measured only on Linux
     assert rows["more to send than to compute"].endswith("batch 8 0.80 ×, batch 512 2.00 ×")
     expected = "8 × 8 images: 10.0 → 5.0 ms (× 0.40 – 0.60)"
     assert rows["all-reduce in every micro-batch"] == expected

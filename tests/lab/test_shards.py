@@ -47,13 +47,13 @@ LOADERS = [
     LoaderSettings(samples=samples, batch_size=batch_size, epochs=2, **options)
     for options in OPTIONS
     for samples, batch_size in SIZES
-    if not options.get("drop_last") or samples >= 3 * batch_size  # a full batch for each process
+    if not options.get("drop_last") or samples >= 3 * batch_size  # one full batch per process
 ]
 
 
 def read_here(device, loaders):
     result, loader = read_all(device, loaders), make_loader(LoaderSettings(ACCELERATE, 22, 5, 2))
-    first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # one batch of each epoch
+    first_batches = [next(iter(loader)).tolist() for _ in range(2)]  # of two unfinished epochs
     return result, first_batches
 
 
@@ -72,7 +72,7 @@ def loaders(together):
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory):
-    """The output, the JSON and the picture of one command."""
+    """The output, the JSON and the picture of one `accel-demo shards --quick` command."""
     folder = tmp_path_factory.mktemp("quick")
     command = "accel-demo shards --quick --samples 10 --no-set-epoch".split()
     files = ["--json", folder / "shards.json", "--plot", folder / "shards.svg"]
@@ -99,7 +99,7 @@ def epochs_with(loaders, **fields):
     return pairs
 
 
-def test_every_sample_is_read_with_padding_and_none_twice_without(loaders):
+def test_with_padding_all_samples_are_read_and_without_padding_none_is_read_twice(loaders):
     for settings, epoch in epochs_with(loaders):
         ids, every = ids_of(epoch), set(range(settings.samples))
         again = {sample for sample in ids if ids.count(sample) > 1}
@@ -116,8 +116,8 @@ def test_all_ranks_read_the_same_batch_sizes_unless_even_batches_is_off(loaders)
             sizes = [[len(batch) for batch in batches] for batches in epoch.batches]
             are_even = sizes[0] == sizes[1] == sizes[2]
             assert (loader.gather is not None) == are_even
-            # With dispatch_batches, rank 0 pads with its first batch. If that is a single sample,
-            # it is not enough for three ranks.
+            # With dispatch_batches, rank 0 pads with samples from its first batch. A first batch
+            # of one sample is too small to pad the batches of three ranks.
             is_short = settings.dispatch_batches and settings.samples == 1
             if settings.even_batches:
                 assert are_even == (not is_short)
@@ -143,7 +143,7 @@ def test_without_set_epoch_torch_repeats_its_order_and_accelerate_does_not(loade
             assert second.same_order_as_epoch_1 is repeats
     epochs_by_settings = {loader.settings: loader.epochs for loader in loaders}
     for settings, epoch in epochs_with(loaders, method=ACCELERATE, set_epoch=False):
-        # Accelerate counts the epochs itself.
+        # Accelerate counts the epochs itself, so `set_epoch` makes no difference.
         assert epoch in epochs_by_settings[replace(settings, set_epoch=True)]
 
 
@@ -195,9 +195,9 @@ def test_the_map_and_the_picture_show_which_rank_read_each_sample(loaders):
 
 
 def framed_samples(figure):
-    """Return the samples drawn with a frame in each epoch of a picture with one panel."""
+    """Return, for each epoch in a one-panel picture, the samples that have a frame."""
     samples = []
-    for frames in figure.axes[0].collections[1::3]:  # per epoch: cells, frames, crosses
+    for frames in figure.axes[0].collections[1::3]:  # each epoch has cells, frames, crosses
         assert isinstance(frames, PolyCollection)
         ends = [(p.vertices.min(axis=0), p.vertices.max(axis=0)) for p in frames.get_paths()]
         samples.append([round((low[0] + high[0]) / 2) for low, high in ends])
@@ -205,7 +205,7 @@ def framed_samples(figure):
 
 
 def reads_by_hand(samples, ranks):
-    """Make up two epochs. All ranks read sample 0, and each other sample is read by one rank."""
+    """Make up two epochs in which all ranks read sample 0, and one rank reads each other sample."""
     batches = [[[0, *range(1 + rank, samples, ranks)]] for rank in range(ranks)]
     epochs = [epoch_reads(number, batches, batches, samples) for number in (1, 2)]
     return LoaderReads(LoaderSettings("by hand", samples, samples, epochs=2), epochs)

@@ -1,4 +1,4 @@
-"""Test the phases, the overlap and the slow rank that `accel-demo timeline` measures."""
+"""Test how `accel-demo timeline` measures phases and overlap, and finds a slow rank."""
 
 import json
 import random
@@ -29,7 +29,7 @@ SMALL = TrainConfig(model="small_cnn", batch_size=16)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The output, the JSON, the merged trace and the folder of one command."""
+    """The output, the JSON, the merged trace and the folder of one `timeline` command."""
     folder = tmp_path_factory.mktemp("timeline")
     result = run_to_end(
         "accel-demo timeline --quick --steps 6 --model small_cnn --batch-size 16".split()
@@ -99,9 +99,10 @@ def test_two_connected_processes_were_profiled(finished):
 
 
 def test_the_phases_of_a_step_sum_to_its_wall_time(finished, others):
-    """The wall time is measured around the step, with a different clock from the trace's.
+    """The wall time is measured around the step, with a different clock than the trace.
 
-    In a single step it may exceed the sum of the phases, because the process may be preempted.
+    In a single step, the wall time may be longer than the sum of the phases, because the process
+    may be preempted.
     """
     for numbers in (finished[1], *(numbers for _, _, numbers in others)):
         for rank in numbers["ranks"]:
@@ -197,8 +198,8 @@ def barriers_of(trace):
 def line_up(trace):
     """Return True if the ranks' barriers overlap in the trace, with a tolerance of 1 ms.
 
-    In the 25 % of barriers with the smallest spread, all ranks must also leave within 1 ms of each
-    other.
+    In the 25 % of barriers with the smallest spread, all ranks must also leave the barrier within
+    1 ms of each other.
     """
     barriers = barriers_of(trace)
     left_early = [max(s for s, _ in barrier) - min(e for _, e in barrier) for barrier in barriers]
@@ -307,10 +308,10 @@ STEP_MS = 100
 
 
 def synthetic(rank, steps=8, delays=None, jitter=0.0):
-    """Return the trace of one rank. A rank with a delay computes late, and the others wait for it.
+    """Return the trace of one rank.
 
-    `delays[rank][step]` is the delay in ms. In a random quarter of the steps, it is up to `jitter`
-    ms longer.
+    In each step, a rank starts to compute `delays[rank][step]` ms late, and the other ranks wait
+    for it. In a random quarter of the steps, the delay is up to `jitter` ms longer.
     """
     delays = delays or [[0.0] * steps]
     noise = random.Random(rank)
@@ -407,10 +408,10 @@ def test_the_other_rank_waits_for_the_late_rank():
         ([[0] * 16, [4] * 16], None),  # the delay is below LEAST_MS
         ([[0] * 16, [6] * 16], 1),
         ([[0] * 16, [0] * 15 + [500]], None),  # a single slow step is not enough
-        ([[0] * 16, [0] + [20] * 15], None),  # slow in every step but the first
+        ([[0] * 16, [0] + [20] * 15], None),  # fast in one step, so not slow in every step
         ([[0] * 16, [0, 200] * 8], None),
         ([[0, 300] * 8, [20] * 16], None),  # too noisy to decide
-        ([[0] * 14 + [900] * 2, [20] * 16], 1),  # although rank 0 is slower on average
+        ([[0] * 14 + [900] * 2, [20] * 16], 1),  # rank 0 is slow only twice
         ([[10] * 16, [30, 300] * 8], 1),
         ([[0] * 16, [20] * 16, [0] * 16], 1),
         ([[0] * 16, [20] * 16, [40] * 16], 2),  # the slower of two slow ranks
@@ -493,7 +494,7 @@ def test_on_a_gpu_a_kernel_belongs_to_the_phase_in_which_it_was_launched():
     for step in numbers_in([trace], steps=2)["ranks"][0]["steps"]:
         assert step["phases_ms"] == pytest.approx(
             {
-                "data wait": 8,  # 0–5 ms on the host, united with the copy at 2–8 ms
+                "data wait": 8,  # the union of 0–5 ms on the host and 2–8 ms for the copy
                 "forward": 40,
                 "backward": 30,
                 "all-reduce": 4,
@@ -538,9 +539,9 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_none_in_20_runs_without_one(
     without, delayed = names[::2], names[1::2]
     assert (without.count(None), delayed.count(1)) == (20, 20), (
         f"without a straggler, no rank was named in {without.count(None)} of 20 runs; "
-        f"with one, rank 1 was named in {delayed.count(1)} of 20 runs.\n"
-        f"named without: {without}\nslower by (ms): {slower[::2]}\n"
-        f"named with: {delayed}\nslower by (ms): {slower[1::2]}"
+        f"with a straggler, rank 1 was named in {delayed.count(1)} of 20 runs.\n"
+        f"named without a straggler: {without}\nslower by (ms): {slower[::2]}\n"
+        f"named with a straggler: {delayed}\nslower by (ms): {slower[1::2]}"
     )
 
 

@@ -86,7 +86,7 @@ def bars_of(result):
 
 
 def words_of(picture):
-    """Return a picture's texts. matplotlib draws them as shapes, and repeats them in comments."""
+    """Return a picture's texts from its comments, because matplotlib draws texts as shapes."""
     return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
@@ -239,7 +239,7 @@ def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
 
 @pytest.fixture
 def opened(open_page, tmp_path):
-    """`opened(result, width)` opens the page of a result, and returns it with its bars drawn."""
+    """`opened(result, width)` opens the page of a result, and returns it once bars are drawn."""
 
     def opened(result, width=1280):
         file = tmp_path / "timeline.html"
@@ -285,7 +285,7 @@ def near(values, expected):
 
 
 @pytest.mark.browser
-def test_zoom_halves_the_visible_time_around_its_middle_and_whole_shows_everything(opened):
+def test_zooming_in_halves_the_visible_time_and_one_button_shows_the_whole_time(opened):
     result = a_timeline()
     page = opened(result)
     start, end = results.whole_span(result.ranks)

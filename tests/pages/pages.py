@@ -1,4 +1,4 @@
-"""Helpers for tests of the tutorial pages: read the tables of a page, and grade exercises."""
+"""Helpers for the page tests: they read the tables of a page, and grade exercises."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,10 @@ EXERCISES = TUTORIALS / "exercises"
 
 
 def table_rows(page: str, cells: int | None = None) -> list[list[str]]:
-    """Return the page's table rows without headings, or only the rows that have `cells` cells."""
+    """Return the rows of the page's tables, without headings.
+
+    If `cells` is given, return only the rows that have this number of cells.
+    """
     lines = (TUTORIALS / page).read_text().splitlines()
     rows = [line[1:-1].split("|") for line in lines if line.startswith("|")]
     body = [index + 1 for index, row in enumerate(rows) if set("".join(row)) <= set("-: ")]

@@ -15,7 +15,7 @@ Pair = namedtuple("Pair", "one other")
 
 
 def tables():
-    """Map the first heading of each table on the page to its rows, including the heading row."""
+    """Map each table's first heading to all rows of the table, including the heading row."""
     found, last = [], ""
     for line in (TUTORIALS / "03_data_parallel.md").read_text().splitlines():
         if line.startswith("| "):

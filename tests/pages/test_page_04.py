@@ -48,7 +48,7 @@ def test_the_page_shows_that_each_init_method_connects_two_processes():
 
 
 def test_the_model_answer_passes(start):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "04", EXERCISES / "answers" / "04_all_reduce.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -129,7 +129,7 @@ def test_the_grader_names_a_typical_mistake(start, tmp_path, body, said):
     assert wrong != ANSWER
     answer = tmp_path / "a wrong answer.py"
     answer.write_text(wrong)
-    # Only the answer that hangs gets a short time limit, because others may need more than 3 s.
+    # Only the answer that hangs gets a short time limit, because other answers may need longer.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if said == "has not finished after" else {}
     result = check(start, "04", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")

@@ -52,7 +52,7 @@ def test_in_each_step_the_four_ranks_send_four_different_chunks():
         assert sorted(row[2:]) == [f"chunk {number}" for number in range(4)]
 
 
-def test_the_program_exits_with_one_line_under_a_launcher(start):
+def test_the_program_exits_with_a_one_line_error_under_a_launcher(start):
     launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     result = start(["python", TUTORIALS / "05_ring.py"], **launched)
@@ -65,7 +65,7 @@ def test_the_program_exits_with_one_line_under_a_launcher(start):
 
 
 def test_the_model_answer_passes(start):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "05", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -109,7 +109,7 @@ def test_the_grader_distinguishes_typical_mistakes(start, tmp_path, right, wrong
     assert right in text
     answer = tmp_path / "a wrong answer.py"
     answer.write_text(text.replace(right, wrong))
-    # Only the answer that hangs gets a short time limit, because others may need more than 3 s.
+    # Only the answer that hangs gets a short time limit, because other answers may need longer.
     hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "has not finished" in said else {}
     result = check(start, "05", answer, **hurry)
     assert (result.returncode, result.stderr) == (1, "")

@@ -1,4 +1,4 @@
-"""Page 06: which methods equal DDP bit for bit, and the exercise, whose grader names a level."""
+"""Page 06: the methods that equal DDP bit for bit, and the exercise, which is graded by level."""
 
 import tempfile
 
@@ -25,7 +25,7 @@ def test_all_methods_equal_ddp_on_two_processes_but_only_some_on_three():
         "Accelerate",
         "by hand, small buckets (compared with the row above)",
     ]
-    # On four processes these equal DDP, because dividing by a power of two is exact.
+    # These equal DDP only on two and four processes, as dividing by a power of two is exact.
     assert [name for name, _, *marks in others if marks == ["different", "equal"]] == [
         "the same, but divided by N in the end",
         "DistributedDataParallel with `allreduce_hook`",
@@ -58,7 +58,7 @@ def test_the_page_shows_one_bucket_in_step_1_and_the_last_layer_first_from_step_
 
 
 def test_the_model_answer_passes(start):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = start(["accel-demo", "check", "06", "--file", ANSWER], TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")

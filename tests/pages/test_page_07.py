@@ -1,4 +1,4 @@
-"""Page 07: the measurements of gradient accumulation, and the exercise on it."""
+"""Page 07: the measurements and the exercise on gradient accumulation."""
 
 import tempfile
 
@@ -29,7 +29,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
 
 
 def grade_all(answers: list[str]) -> list[str]:
-    """Return the mistake in each answer, or "". One process group grades all answers."""
+    """Return the mistake in each answer, or "". Grade all answers in one process group."""
     return [mistake_in(load_grader("07"), answer, torch.device("cpu")) for answer in answers]
 
 
@@ -54,7 +54,7 @@ def test_the_grader_distinguishes_typical_mistakes(together, tmp_path):
     ],
 )
 def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = start(["accel-demo", "check", "07", "--file", file], TMPDIR=folder)
     assert (result.returncode, result.stderr) == (returncode, "")

@@ -1,4 +1,4 @@
-"""Page 08: the samples that each rank reads, and the exercise on the exact accuracy."""
+"""Page 08: the samples that each rank reads, and the exercise on exact accuracy."""
 
 import runpy
 import sys
@@ -48,7 +48,7 @@ WRONG = [  # (text in the model answer, replacement, …, part of the grader's m
 
 
 def observe_all(answers):
-    """Return this rank's report on each answer. One process group runs all answers."""
+    """Grade all answers in one process group. Return this rank's report on each answer."""
     observe, device = load_grader("08").observe, torch.device("cpu")
     return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
 
@@ -93,7 +93,7 @@ def test_the_unsolved_file_fails(verdicts):
 
 def test_the_unsolved_file_behaves_as_its_docstring_describes(reports):
     for report in reports[1]:
-        for_22, for_30 = (seen["result"] for seen in report["seen"])  # the case of 4 samples fails
+        for_22, for_30 = (seen["result"] for seen in report["seen"])  # the third case fails
         assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
         assert "RuntimeError" in report["mistake"]
 
@@ -116,7 +116,7 @@ def test_the_grader_prints_its_verdict_on_the_reports(reports, capsys, monkeypat
             grading.write_report(Path(command.split()[-1]), f"3-{rank}", report)
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(grading, "run_to_end", write)  # reuses reports and starts nothing
+    monkeypatch.setattr(grading, "run_to_end", write)  # starts no processes
     file, returncode, said = SAID[number]
     grader = str(EXERCISES / "graders" / "08.py")
     monkeypatch.setattr(sys, "argv", [grader, str(file or EXERCISES / "08_exact_accuracy.py")])
@@ -151,7 +151,7 @@ def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
 def test_the_grader_names_a_rank_that_hangs_or_raises(start, tmp_path, lie, said):
     answer = tmp_path / "wrong.py"
     answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
-    # real=True starts a real launcher, which must stop the remaining ranks.
+    # real=True, because a real launcher has to stop the remaining ranks.
     result = check(start, "08", answer, timeout=200, real=True, ACCEL_DEMO_PATIENCE="20")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("wrong: ") and said in result.stdout

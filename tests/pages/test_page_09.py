@@ -24,12 +24,12 @@ SPLIT = (
     ONCE,
     ", dataloader_config=__import__('accelerate').DataLoaderConfiguration(split_batches=True)",
 )
-RIGHT = [  # edits of the model answer that keep it correct
+RIGHT = [  # edits to the model answer that keep it correct
     [SPLIT, (DIVIDED, "batch_size=global_batch")],
     [(ONCE, ""), BEFORE, EARLIER],
     [(ONCE, ""), ("prepare(optimizer, scheduler)", "prepare(optimizer), scheduler")],
 ]
-WRONG = [  # (edits of the model answer, part of the grader's message)
+WRONG = [  # (edits to the model answer, part of the grader's message)
     ([(ONCE, "")], "the schedule is over after 4 of 8 steps: the prepared scheduler steps 2 times"),
     ([BEFORE, EARLIER], "only 1/2 of the schedule is done when the epoch ends"),
     ([(DIVIDED, "batch_size=global_batch")], "a step is taken on 32 samples instead of 16"),
@@ -61,9 +61,9 @@ WRONG = [  # (edits of the model answer, part of the grader's message)
 
 
 def grade_all(answers: list[str]) -> tuple[list[str], float]:
-    """Return the mistake in each answer, or "", and the result of `last_rate_with_accumulation`.
+    """Return each answer's mistake, or "", and the result of `last_rate_with_accumulation`.
 
-    One process group runs all of this.
+    Everything runs in one process group.
     """
     grader, device = load_grader("09"), torch.device("cpu")
     mistakes = [mistake_in(grader, answer, device) for answer in answers]
@@ -71,9 +71,9 @@ def grade_all(answers: list[str]) -> tuple[list[str], float]:
 
 
 def last_rate_with_accumulation() -> float:
-    """Return the last learning rate of a prepared schedule with accumulation over 4 batches.
+    """Accumulate over 4 batches, and return the last learning rate of the prepared schedule.
 
-    The schedule decreases from 1 to 0 in 16 steps, one per batch of the loader before `prepare`.
+    The schedule decreases from 1 to 0 in 16 steps: the unprepared loader has 16 batches.
     """
     from accelerate import Accelerator
     from torch.optim.lr_scheduler import LambdaLR
@@ -94,10 +94,10 @@ def last_rate_with_accumulation() -> float:
 
 @pytest.fixture(scope="module")
 def verdicts(together, tmp_path_factory):
-    """Return what `grade_all` returns on each rank.
+    """Call `grade_all` on two ranks, and return each rank's result.
 
-    The answers are the unsolved file, the model answer, and the edited model answers (`RIGHT` and
-    `WRONG`).
+    The answers are the unsolved file, the model answer, and the model answer with each of the
+    edits in `RIGHT` and `WRONG`.
     """
     folder = tmp_path_factory.mktemp("answers")
     answers = [EXERCISE, ANSWER]
@@ -126,7 +126,7 @@ def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(ve
 
 
 def test_the_model_answer_passes(start):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "09", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -166,9 +166,9 @@ def test_on_two_processes_a_prepared_plateau_scheduler_lowers_the_rate_in_every_
 def test_the_recorded_curves_support_the_claims_of_the_page():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=10)}
     assert len(rows) == 8
-    one = next(iter(rows.values()))  # on one process
+    one = next(iter(rows.values()))  # the run on one process
     for name in ("right", "right, by split_batches"):
-        assert rows[name][1:] == one[1:]  # all cells but the number of processes
+        assert rows[name][1:] == one[1:]  # all cells except the number of processes
     assert int(rows["scheduler stepped ×N"][5]) * 2 == int(one[5])
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
     none, root, linear = (float(rows[f"global batch ×N{end}"][8]) for end in ends)

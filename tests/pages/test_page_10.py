@@ -1,4 +1,4 @@
-"""Page 10: the measurements of mixed precision and compilation, and the exercise on both."""
+"""Page 10: the measurements and the exercise on mixed precision and compilation."""
 
 import pytest
 import torch
@@ -133,7 +133,7 @@ def test_the_page_shows_that_bf16_halves_activations_but_not_weights():
         assert shares[kind] == "1.00"
 
 
-def test_the_page_shows_that_fp16_on_a_cpu_runs_in_float32_and_is_an_error_here():
+def test_the_page_shows_that_torch_runs_fp16_on_a_cpu_in_float32_and_the_train_files_refuse_it():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=4)}
     assert rows["no"][0] == rows["fp16"][0] == "float32" and rows["bf16"][0] == "bfloat16"
     assert rows["fp16"][1] == "none" and rows["fp16"][2].startswith("error: fp16 needs a GPU")

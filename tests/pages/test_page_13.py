@@ -1,4 +1,4 @@
-"""Page 13: the comparison of methods for the kernel distance, and the exercise on gradients."""
+"""Page 13: methods that compute the kernel distance, and the exercise on its gradient."""
 
 import re
 import tempfile
@@ -12,7 +12,7 @@ ANSWER = TUTORIALS / "exercises" / "answers" / "13_gather_with_gradient.py"
 
 
 def cells(first: str) -> list[str]:
-    """Return the other cells of the row that starts with `first`, followed by "yes" or "no"."""
+    """Find the row that starts with `first` and "yes" or "no". Return the cells after `first`."""
     rows = [row for row in table_rows(PAGE.name) if len(row) > 1]
     [found] = [row[1:] for row in rows if row[0] == first and row[1] in ("yes", "no")]
     return found
@@ -56,7 +56,7 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     large = seconds_and_megabytes["512", "1"]
     assert "double loop" not in large and "vectorised" not in large
     seconds, megabytes = large["closed form"]
-    assert seconds < 1 and megabytes < 10 * 9.4  # MB: a few times the size of the weight
+    assert seconds < 1 and megabytes < 10 * 9.4  # the weight has 9.4 MB
     small = seconds_and_megabytes["128", "1"]
     ways = ("vectorised", "over ranks", "chunked", "closed form")
     peaks = [small[way][1] for way in ways]
@@ -64,7 +64,7 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
 
 
 def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "13", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")

@@ -27,7 +27,7 @@ OVERLAP = module(TUTORIALS / "14_overlap.py")
 
 
 def rows_below(heading: str) -> list[list[str]]:
-    """Return the rows of the table on the page whose first heading is `heading`."""
+    """Find the table whose first heading is `heading`, and return the rows below the headings."""
     lines = PAGE.read_text().splitlines()
     [start] = [
         n for n, line in enumerate(lines) if re.match(rf"\| +{re.escape(heading)} +\|", line)
@@ -130,7 +130,7 @@ def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
 @pytest.mark.slow
 def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path):
     command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
-    # real=True, because torch reads TORCH_CPP_LOG_LEVEL, which the command sets, when imported.
+    # real=True, because the command sets TORCH_CPP_LOG_LEVEL, which torch reads on import.
     result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "found.json").read_text())
@@ -139,7 +139,7 @@ def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path)
     assert found["straggler_ms_by_rank"][1] >= 20  # rank 1 sleeps for 20 ms in each step
     # One row sets find_unused_parameters=True on purpose, so the command suppresses the warning.
     assert "find_unused_parameters=True was specified" not in result.stderr
-    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin to cores
+    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin processes
     assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
 
 

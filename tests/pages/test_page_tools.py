@@ -1,6 +1,6 @@
 """Test that a changed page is stale, and that a command runs again only if an input has changed.
 
-Each test gets its own small repository with one page and two programs, of which one starts
+Each test gets its own small repository with one page and two programs. One of the programs starts
 processes.
 """
 
@@ -116,7 +116,7 @@ def small(written):
 def regenerate(small: Path, *flags: str, real: bool = True, **environment: str) -> SimpleNamespace:
     """Run page_tools.py in the small repository. The result's `ran` lists the programs that ran.
 
-    By default the fork server is not used, because starting it takes longer than the programs.
+    The fork server is not used by default, because starting it would take longer than the programs.
     """
     runs = small.parent / "runs"
     runs.write_text("")
@@ -170,7 +170,7 @@ def test_a_page_with_an_edited_part_is_stale_even_if_no_command_runs(small, part
     )
     replace(file, truth, lie)
     assert_stale(regenerate(small, "--check"), ran=[])
-    assert lie in file.read_text()  # --check writes nothing
+    assert lie in file.read_text()  # --check changes no file
     assert (
         regenerate(
             small,
@@ -284,7 +284,7 @@ def test_the_result_of_a_failed_command_is_not_stored(small):
         "os.execvp('cat', ['cat', 'data.txt'])",
         "subprocess.run([sys.executable, '-I', '-c', 'print(open(\"data.txt\").read())'])",
         "subprocess.run([sys.executable, '-c', 'print(open(\"data.txt\").read())'], env={})",
-        None,  # runs `cat` itself
+        None,  # the command is `cat data.txt`
     ],
 )
 def test_a_command_whose_processes_cannot_record_files_runs_every_time(small, code):

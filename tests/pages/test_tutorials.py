@@ -10,7 +10,7 @@ from tests.pages.pages import TUTORIALS, check, table_rows
 EXERCISES = TUTORIALS / "exercises"
 PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
-# A false edit for each kind of generated text: (page, text on the page, false text)
+# A false version of each kind of generated text: (page, text on the page, false text)
 LIES = [
     ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
     ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
@@ -184,7 +184,7 @@ def test_every_link_leads_to_a_file_or_a_heading():
     for page in PAGES:
         prose = re.sub("^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", prose):
-            if "{" in target or "://" in target:  # a placeholder in generating code, or a web link
+            if "{" in target or "://" in target:  # a placeholder in cog code, or a web link
                 continue
             path, _, heading = target.partition("#")
             assert (page.parent / path).exists(), f"{page.name}: {target}"
@@ -202,7 +202,7 @@ def test_every_link_leads_to_a_file_or_a_heading():
     "name", ["00_assert_distributed", "02_clip_gradients", "11_resume_exactly"]
 )
 def test_a_model_answer_passes(start, name):
-    # Not tmp_path, which would make the path of a Unix socket too long.
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, name[:2], EXERCISES / "answers" / f"{name}.py", TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")

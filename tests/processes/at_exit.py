@@ -46,13 +46,13 @@ def watch(folder: Path) -> None:
 def gloo_threads() -> list[str]:
     names = []
     for file in Path("/proc/self/task").glob("*/comm"):
-        with suppress(OSError):  # the thread has just ended
+        with suppress(OSError):  # if the thread has just ended
             names.append(file.read_text().strip())
     return sorted(name for name in names if "gloo" in name)
 
 
 def leave_a_tensor_to_a_thread(seconds: float) -> None:
-    """Make a gloo thread of rank 1 spend `seconds` on releasing a tensor. Return when it starts.
+    """Make a gloo thread of rank 1 spend `seconds` on releasing a tensor. Return once it has begun.
 
     This reproduces an abort that occurs under load: the gloo thread holds the last reference to a
     tensor, and is not scheduled until the main thread has begun to exit.
@@ -64,7 +64,7 @@ def leave_a_tensor_to_a_thread(seconds: float) -> None:
         store.set("left to the thread", "")
         assert is_released.wait(60)
     else:
-        store.wait(["left to the thread"])  # the all-reduce cannot end before rank 0 joins
+        store.wait(["left to the thread"])  # the all-reduce cannot finish until rank 0 joins it
         dist.all_reduce(torch.zeros(1))
 
 
@@ -72,7 +72,7 @@ def slow_tensor(seconds: float, is_released: threading.Event) -> torch.Tensor:
     class SlowToRelease:
         def __del__(self):
             is_released.set()
-            time.sleep(seconds)  # after this, the thread needs the GIL again
+            time.sleep(seconds)  # after sleeping, the thread needs the GIL again
 
     tensor = torch.zeros(1)
     tensor.attribute = SlowToRelease()

@@ -6,9 +6,9 @@ python tests/processes/launch_many.py 50 --launcher    # with `accelerate launch
 A process can abort (SIGABRT) if threads of its process group still run when the interpreter exits.
 This happens once in hundreds of launches, and more often if the cores are busy. Several launches
 therefore run at the same time, along with processes that only keep the cores busy. The training
-runs are tiny. Even a forked process shuts the interpreter down completely.
+runs are tiny. In quick mode, too, each process shuts its interpreter down completely.
 
-This script exits with 1 if a process failed or if a launch did not connect two processes.
+This script exits with code 1 if a process failed or if a launch did not connect two processes.
 PYTHONPATH selects the copy of accel_demo to test.
 """
 
@@ -43,7 +43,7 @@ TIME_LIMIT = 300  # seconds per launch
 
 
 def main() -> None:
-    """Launch and count. Do not use `with` or `finally`, because forked ranks exit through here."""
+    """Launch and report. Avoid `with` and `finally`, because forked ranks exit from here, too."""
     options = read()
     if options.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -72,7 +72,7 @@ def read() -> argparse.Namespace:
 
 
 def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
-    """Launch. Return the exit codes, number of connected processes and output of each launch."""
+    """Run all launches. Return the exit codes, output and number of connected processes of each."""
     start = start_launcher if options.launcher else fork_ranks
     if not options.launcher:
         preload()
@@ -93,7 +93,7 @@ def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
 
 
 def wait_for_a_process(running: dict, launches: list[dict]) -> None:
-    """Reap one exited process, if any. After the last process of a launch, read its results."""
+    """Reap one exited process, if any. If it was the last of its launch, read the results."""
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid == 0:
         for pid, (_, limit) in running.items():
@@ -137,7 +137,7 @@ def fork(output: Path) -> int:
 
 
 def preload() -> None:
-    """Import slow modules. A fork copies only one thread, so this process must have only one.
+    """Import slow modules. This must not start a thread, because a fork would not copy it.
 
     Do not import torch._dynamo here. Under a launcher it is imported after the process group has
     been created, and so keeps the group alive, which must happen in a forked rank as well.
@@ -165,7 +165,7 @@ def fork_ranks(folder: Path) -> list[int]:
 
 
 def report(options: argparse.Namespace, launches: list[dict], seconds: float) -> int:
-    """Print the output of the failed launches and all counts. Return the script's exit code."""
+    """Print the output of failed launches, and all counts. Return the script's exit code."""
     failed = [
         launch for launch in launches if any(launch["codes"]) or launch["connected"] != PROCESSES
     ]
@@ -187,7 +187,7 @@ def report(options: argparse.Namespace, launches: list[dict], seconds: float) ->
 
 
 def has_aborted(launch: dict) -> bool:
-    """Return True if a process of the launch aborted. A launcher only prints this, as SIGABRT."""
+    """Return True if a process of the launch aborted. A launcher shows it only in its output."""
     return -signal.SIGABRT in launch["codes"] or "SIGABRT" in launch.get("printed", "")
 
 

@@ -37,7 +37,7 @@ with one_line_errors(), report_lost_processes():
 
 
 def test_a_process_that_dies_while_connecting_is_reported_in_one_line(start, tmp_path):
-    """Rank 1 dies after reaching the launcher's store, while rank 0 waits for rank 1's address."""
+    """Rank 1 dies after connecting to the launcher's store, while rank 0 waits for its address."""
     program = tmp_path / "loses_a_process.py"
     program.write_text(LOSES_A_PROCESS)
     result = start(["torchrun", "--standalone", "--nproc-per-node", 2, program])

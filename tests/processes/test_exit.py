@@ -79,7 +79,7 @@ def connect_and_train(folder: Path) -> None:
 
 
 def start_two(folder: str) -> None:
-    """Spawn two processes that connect and train. The test below runs this in a new program."""
+    """Spawn two processes that connect and train. The test below runs this in a new process."""
     spawn(connect_and_train, 2, Path(folder))
 
 
@@ -110,7 +110,7 @@ def test_no_thread_of_the_group_outlives_a_tutorial_program(program, start, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
 def test_a_slow_thread_does_not_abort_a_training_run(file, start, tmp_path):
-    """A gloo thread takes 3 s to release a tensor. Without waiting for it, rank 1 would abort."""
+    """A gloo thread takes 3 s to release a tensor. Rank 1 would abort if it did not wait."""
     program = [f"accel_demo/{file}", *FLAGS, tmp_path / "run"]
     result = run_watched(start, launcher(file, 2), tmp_path, *program, SLOW_RELEASE="3")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""Test that a function runs in connected processes, and that the result of each is returned."""
+"""Test that a function runs in connected processes, and that every process's result is returned."""
 
 import os
 import signal
@@ -54,14 +54,14 @@ def stop_during_start(number):
 
 
 def run_and_be_stopped(name, moment):
-    """Start two ranks, and send a signal to this process.
+    """Start two ranks. At `moment`, this process receives the signal `name`.
 
-    A test runs this as a separate program, so that `start` finds orphans.
+    A test runs this as a separate program, so that the `start` fixture can find orphans.
     """
     number = getattr(signal, name)
     if moment == "starting":
         threading.Thread(target=stop_during_start, args=[number]).start()
-    if moment == "forking":  # Python would ignore the handler's exception here
+    if moment == "forking":  # Python ignores exceptions that are raised in fork callbacks
         os.environ["ACCEL_DEMO_START_METHOD"] = "fork"
         os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), number))
     with one_line_errors():

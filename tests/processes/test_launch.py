@@ -32,7 +32,7 @@ def test_spawn_trains_to_the_same_weights_as_torchrun(start_method, train, start
     ],
 )
 def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
-    """`accel_demo/` comes first on sys.path here, so its modules must not shadow known packages."""
+    """Here, `accel_demo/` is first on sys.path, so its modules must not shadow known packages."""
     flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
     result = start([*launcher.split(), "train.py", *flags], cwd=REPOSITORY / "accel_demo")
     assert result.returncode == 0, result.stderr

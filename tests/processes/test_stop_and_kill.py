@@ -1,4 +1,4 @@
-"""Test that stopped runs save a checkpoint, dead ranks are reported, and no process survives."""
+"""Test that stopped runs save a checkpoint, dead ranks are reported, and no process is orphaned."""
 
 import json
 import os
@@ -39,11 +39,11 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 class Launch:
-    """A training run in its own folder, whose processes a test can send signals to.
+    """A training run in its own folder. Tests can send signals to its processes.
 
-    With `ranks`, the command is started once per rank, without a launcher. The test's process hosts
-    the TCP store, or rank 0 does if `keeps_store` is set. By default, a launcher and its workers
-    are not forked from the fork server. If `real` is False, they are.
+    If `ranks` is set, the command is started once per rank, without a launcher. The TCP store is
+    hosted by the test's process, or by rank 0 if `keeps_store` is set. By default, launchers and
+    their workers start normally. If `real` is False, they are forked from the fork server.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Launch:
             time.sleep(0.01)
 
     def pid_of(self, rank: int) -> int:
-        """Return the process id of a rank. Its loader workers have the same RANK but come later."""
+        """Return the process id of a rank. Loader workers have the same RANK, but start later."""
         if len(self.processes) > 1:
             return self.processes[rank].pid
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -166,7 +166,7 @@ def test_a_signal_makes_a_run_save_and_print_the_command_that_continues_it(
     command = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 2]
     started = launch(command, "run")
     started.reach(20)
-    os.killpg(started.process.pid, number)  # like Ctrl-C, also signals the loader workers
+    os.killpg(started.process.pid, number)  # signals the loader workers, too, like Ctrl-C
     assert started.end() == 0, started.printed()
     last = train_lines(started.run)[-1]["step"]
     (stop,) = re.findall("stopped after step (\\d+); to continue: (.*)", started.printed())
