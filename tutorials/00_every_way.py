@@ -1,4 +1,4 @@
-"""Run 00_where_am_i.py with each launcher, and count the processes that start and connect.
+"""Run 00_where_am_i.py with each launcher. Count how many processes start, and how many connect.
 
 python tutorials/00_every_way.py
 python tutorials/00_every_way.py --plot tutorials/00_where_am_i.svg
@@ -58,7 +58,7 @@ def start(command: str) -> list[dict]:
 
 
 def connected(processes: list[dict]) -> int:
-    """Return the number of connected processes: how many ranks each process received."""
+    """Return how many processes are connected, which is how many ranks each process received."""
     counts = {len(process["received"].split(",")) for process in processes}
     if len(counts) != 1:
         raise RuntimeError(f"the processes received different numbers of ranks: {processes}")
@@ -66,11 +66,11 @@ def connected(processes: list[dict]) -> int:
 
 
 def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
-    """Draw one panel per launch: its command, processes, environment and process group."""
+    """Draw one panel per launch, with its command, processes, environment and process group."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # the same SVG ids in every run
+    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # so that every run writes the same SVG ids
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
     for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
         together = connected(processes) > 1
@@ -123,5 +123,5 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", metavar="FILE", help="also draw three of the launches")
+    parser.add_argument("--plot", metavar="FILE", help="draw three of the launches in FILE")
     main(parser.parse_args().plot)

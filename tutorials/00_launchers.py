@@ -60,7 +60,7 @@ def start(launcher: str) -> tuple[str, list[dict], str]:
 def worker() -> None:
     """Print the launch variables and arguments of this worker as one line of JSON.
 
-    A single write prints the line, so that the lines of different workers do not interleave.
+    The line is printed in a single write, so that the output of the workers does not interleave.
     """
     own = ["--worker", "--start", "spawn", "debug_launcher"]
     passed = [argument for argument in sys.argv[1:] if argument not in own]
@@ -69,7 +69,7 @@ def worker() -> None:
 
 
 def old_script(arguments: list[str]) -> str:
-    """Parse the arguments with `--local_rank` as the only option. Return its value or the error."""
+    """Parse like a script that only accepts `--local_rank`. Return the value, or the error."""
     parser = argparse.ArgumentParser(prog="script.py")
     parser.add_argument("--local_rank", type=int)
     stderr = io.StringIO()
@@ -81,7 +81,7 @@ def old_script(arguments: list[str]) -> str:
 
 
 def spawned(rank: int, world_size: int, port: int) -> None:
-    """Set the variables and connect: `mp.spawn` passes only the rank and `args` to a process."""
+    """Print the report, set the variables that `mp.spawn` does not set, and connect."""
     worker()
     import torch.distributed as dist
 
@@ -95,7 +95,7 @@ def spawned(rank: int, world_size: int, port: int) -> None:
 if __name__ == "__main__":
     if "--worker" not in sys.argv:
         main()
-    elif "spawn" in sys.argv:  # only this case imports torch, which takes seconds
+    elif "spawn" in sys.argv:  # import torch only if needed, because it takes seconds
         import torch.multiprocessing as mp
 
         from accel_demo.processes.launch import free_port

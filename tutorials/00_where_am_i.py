@@ -1,4 +1,4 @@
-"""Print the launch variables, the Accelerate state and the connected ranks of each process.
+"""In each process, print the launch variables, the state of Accelerate and the connected ranks.
 
 python tutorials/00_where_am_i.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/00_where_am_i.py
@@ -33,10 +33,10 @@ def where_am_i(plain: bool) -> None:
     for turn in range(world_size):
         if turn == rank:
             line = f"{environment} | {state} | torch group: {group} | received {received}\n"
-            print(line, end="", flush=True)  # one write, so that lines of clones do not interleave
+            print(line, end="", flush=True)  # one write, so that lines do not interleave
         accelerator.wait_for_everyone()
-    if dist.is_initialized():  # in clones, wait_for_everyone does not wait
-        dist.barrier()  # so that no clone exits before the other has connected
+    if dist.is_initialized():  # wait_for_everyone does not wait if Accelerate is unconnected
+        dist.barrier()  # so that no process exits before the others have connected
     accelerator.end_training()
 
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true", help="omit cpu=use_cpu()")
     parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two processes")
-    parser.add_argument("--local-rank", help="ignored; torch.distributed.launch adds it")
+    parser.add_argument("--local-rank", help="ignored; torch.distributed.launch passes it")
     options = parser.parse_args()
     if options.start == "spawn":
         spawn(where_am_i, 2, options.plain)  # uses torch.multiprocessing.spawn

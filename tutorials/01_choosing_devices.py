@@ -1,4 +1,4 @@
-"""Show which of 8 GPUs is `cuda:1`, for several values of CUDA_VISIBLE_DEVICES.
+"""Show which of 8 GPUs are `cuda:0` and `cuda:1` for several values of CUDA_VISIBLE_DEVICES.
 
 python tutorials/01_choosing_devices.py
 CUDA_VISIBLE_DEVICES=0,4 python tutorials/01_choosing_devices.py --mine
@@ -26,7 +26,7 @@ EXAMPLES = {
     "GPU-4f6e,GPU-3": "a UUID is a valid id, and may be shortened",
     "GPU-4f6e,GPU-1a": "two UUIDs start with GPU-1a, so GPU-1a matches no GPU",
     "4,GPU-3": "the first id is a number, so a UUID matches no GPU",
-    "MIG-9d6c2e": "the id of a part of a GPU (MIG) is kept unchanged",
+    "MIG-9d6c2e": "a MIG id names a part of a GPU, and is kept unchanged",
 }
 DRAWN = ["0,4", "0,9,4"]
 
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
         parser.add_argument("--mine", action="store_true", help="print only this process's device")
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw two of the values")
+        parser.add_argument("--plot", metavar="FILE", type=Path, help="draw two examples in FILE")
         options = parser.parse_args()
         check_outputs(options)
         print_own_device() if options.mine else main(options.plot)

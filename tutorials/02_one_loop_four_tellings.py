@@ -22,7 +22,7 @@ RUNS = [  # (launcher, script)
     ("torchrun --standalone --nproc-per-node 2", "train_ddp.py"),
     (f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml", "train.py"),
 ]
-# Turn on what could make the weights differ: dropout, clipping, accumulation, several epochs.
+# Use all that could make the weights differ: dropout, clipping, accumulation, several epochs.
 FLAGS = (
     "--max-steps 20 --accumulate 2 --batch-size 32 --dropout 0.2 --clip-norm 0.5 "
     "--train-samples 1024 --test-samples 256"

@@ -28,7 +28,7 @@ def through_rank_0(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
 
 def in_shares(tensor: torch.Tensor, first: Wire, second: Wire) -> None:
     """`reduce_scatter`, then `all_gather`"""
-    shares = list(tensor.tensor_split(first.world_size))  # one view of the tensor per rank
+    shares = list(tensor.tensor_split(first.world_size))  # a view of the tensor for each rank
     own_share = shares[first.rank].clone()
     reduce_scatter(own_share, shares, first)
     all_gather(shares, own_share, second)

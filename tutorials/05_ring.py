@@ -1,4 +1,4 @@
-"""Count the bytes that the busiest rank sends in three all-reduces, on 2, 4 and 8 ranks.
+"""Count the bytes that the busiest rank sends in three all-reduce algorithms on 2, 4 and 8 ranks.
 
 python tutorials/05_ring.py
 """
@@ -19,7 +19,7 @@ from accel_demo.show import table
 
 RANKS = (2, 4, 8)
 ELEMENTS = 960  # float32 numbers; in the table, S is their total size in bytes
-FIRST = [1e8, 1.0, -1e8]  # value of every element on ranks 0, 1 and 2; later ranks have 0
+FIRST = [1e8, 1.0, -1e8]  # value of all elements on rank 0, 1 and 2; on higher ranks it is 0
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def main() -> None:
     inputs = torch.randn(WINDOW * BATCH, 8, device=accelerator.device)
     targets = inputs.sum(dim=1, keepdim=True).sin()
     full_batch = torch.autograd.grad(mse_loss(model.module(inputs), targets), [*model.parameters()])
-    full_batch = accelerator.reduce(flat(full_batch), "mean")  # gradient of 32 samples per rank
+    full_batch = accelerator.reduce(flat(full_batch), "mean")  # average over 32 samples per rank
 
     head = f"Connected processes: {accelerator.num_processes}\n\n"
     head += "| micro-batch | after forward | after backward | after step | gradients |"

@@ -1,4 +1,4 @@
-"""Print an epoch's learning rates for two schedule lengths and two ways to step the scheduler.
+"""Print one epoch's learning rates for two schedule lengths and two ways to step the scheduler.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/09_batch_and_learning_rate.py
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from accel_demo.processes.connect import use_cpu
 
-SAMPLES, BATCH = 64, 8  # batch size per process
+SAMPLES, BATCH = 64, 8  # BATCH is the batch size per process
 
 
 def main() -> None:
@@ -31,14 +31,14 @@ def main() -> None:
         scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
         scheduler = accelerator.prepare(scheduler) if label == "prepared" else scheduler
         for _ in range(4):
-            scheduler.step(1.0)  # as after each epoch, with a loss that never improves
+            scheduler.step(1.0)  # as at the end of an epoch in which the loss has not improved
             row.append(f"{optimizer.param_groups[0]['lr']:.4g}")
         accelerator.print(f"| {' | '.join(row)} |")
     accelerator.end_training()
 
 
 def train(sized: str, per_process: bool) -> dict[int, float]:
-    """Train for one epoch, and return {samples seen by all processes: learning rate}."""
+    """Train for one epoch, and return {total number of samples seen: learning rate}."""
     accelerator = Accelerator(cpu=use_cpu(), step_scheduler_with_optimizer=per_process)
     model, loader = torch.nn.Linear(1, 1), DataLoader(torch.zeros(SAMPLES, 1), BATCH)
     steps = {"before": len(loader)}

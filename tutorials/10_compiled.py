@@ -4,7 +4,7 @@ python tutorials/10_compiled.py
 python tutorials/10_compiled.py --without-compiler
 
 This program uses the backend "eager", which runs the captured graphs without compiling them.
-Compiling them would take long, and would not change which graphs are captured.
+Compiling them would take a long time, and would not change which graphs are captured.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def main() -> None:
 
 
 def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
-    """Run two epochs. Return, for each batch, its name and the number of graphs captured so far.
+    """Run two epochs. For each batch, return its name and the number of graphs captured so far.
 
-    A batch has 24 images, but the last batches of training and of evaluation have 20.
+    Batches have 24 images, but the last training batch and the last evaluation batch have 20.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -83,12 +83,12 @@ METHODS = {
     "`model.compile()`, then `prepare`": in_place,
     "`torch.compile(model)`, then `prepare`": before,
     "`prepare`, then `torch.compile(model)`": after,
-    "`Accelerator(dynamo_backend=…)`": not_compiled,  # `prepare` compiles the model
+    "`Accelerator(dynamo_backend=…)`": not_compiled,  # here, `prepare` compiles the model
 }
 
 
 def describe(method: str) -> list[str]:
-    """Return a row: the method, the first weight's name in two state dicts, the output dtype."""
+    """Return a row: method, name of the first weight in two state dicts, and output dtype."""
     AcceleratorState._reset_state(reset_partial_state=True)
     torch._dynamo.reset()
     backend = "eager" if "dynamo" in method else None

@@ -15,7 +15,7 @@ from accel_demo.errors import UserError
 from accel_demo.models import make_model
 from accel_demo.processes.connect import check_processes
 
-BITS = {  # stored bits: sign, exponent, significand (its first bit is not stored)
+BITS = {  # stored bits: sign, exponent, significand (without its first bit, which is implicit)
     torch.float32: (1, 8, 23),
     torch.bfloat16: (1, 8, 7),
     torch.float16: (1, 5, 10),
@@ -35,7 +35,7 @@ def main() -> None:
     print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
     print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
     exact, low = step(torch.float32), step(torch.bfloat16)
-    print("\nHow far `small_cnn` in bf16 differs from float32, in units of bf16's epsilon:\n")
+    print("\nDifferences between `small_cnn` in bf16 and in float32, in units of bf16's epsilon:\n")
     print(show.table(["result", "differs by"], differences(exact, low)))
     print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
     rows = [[kind, size, low["bytes"][kind]] for kind, size in exact["bytes"].items()]
@@ -101,7 +101,7 @@ def functions() -> list[list[str]]:
 
 
 def step(dtype: torch.dtype) -> dict:
-    """Run a training step of small_cnn. Return its bytes in memory, logits and two gradients."""
+    """Run a training step of small_cnn. Return its memory in bytes, logits and two gradients."""
     torch.manual_seed(0)
     model, images = make_model(TrainConfig()), torch.randn(BATCH, 1, 28, 28)
     images, labels = images.to(memory_format=torch.channels_last), torch.arange(BATCH) % 10
@@ -162,7 +162,10 @@ def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def within(value: float, least: float, most: float) -> str:
-    """Return the range, because the value depends on the machine, or a value outside the range."""
+    """Return the range as text, or the value if it is outside the range.
+
+    The table shows the range, because the exact value depends on the machine.
+    """
     return f"{least:g} to {most:g}" if least < value < most else f"{value:.2g}"
 
 
@@ -191,7 +194,7 @@ def effect_of(precision: str) -> list[str]:
 
 
 def draw(rows: list[list], path) -> None:
-    """Draw the bits of each format, and the memory of a step in float32 and under autocast."""
+    """Draw the bits of each format, and the memory use of a step in float32 and under autocast."""
     figure = show.new_figure(9, 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[4, 5])
     for place, parts in enumerate(BITS.values()):
@@ -207,7 +210,7 @@ def draw(rows: list[list], path) -> None:
     left.set_yticks(range(len(BITS)), [name(dtype) for dtype in BITS])
     left.invert_yaxis()
     left.set_title("Bits of a number", loc="left", fontsize=10)
-    left.set_xlim(right=38)  # room for the legend beside the shorter formats
+    left.set_xlim(right=38)  # make room for the legend to the right of the shorter formats
     left.legend(frameon=False, fontsize=9, loc="lower right", handlelength=1)
     for offset, column, label in ((-0.2, 1, "float32"), (0.2, 2, "bf16 autocast")):
         places = [place + offset for place in range(len(rows))]

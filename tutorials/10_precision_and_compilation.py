@@ -36,7 +36,7 @@ def main() -> None:
 def train(hook: DDPCommunicationHookType):
     """Run one training step. Return the Accelerator, and rows for the three tables.
 
-    They list the dtypes of the layers, the tensors kept after the step, and the bytes sent.
+    The tables list the dtypes of the layers, the tensors kept after the step, and the bytes sent.
     """
     handler = DistributedDataParallelKwargs(comm_hook=hook)
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[handler])

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.processes.connect import check_processes, use_cpu
 
-LEVELS = {  # each level adds one line to those above: {key: text in the table}
+LEVELS = {  # {key: text in the table}; each level also uses everything listed above it
     "weights": "the weights alone",
     "recipe": "`save_state`, `load_state`, `skip_first_batches`",
     "seedable": "`use_seedable_sampler=True`, `data_seed`",
@@ -26,7 +26,7 @@ LEVELS = {  # each level adds one line to those above: {key: text in the table}
     "own generator": "a separate generator for the loader",
     "first backward": "one backward pass before `load_state`",
 }
-SEED, EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 7, 3, 12, 4, 2  # 12 batches per epoch and process
+SEED, EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 7, 3, 12, 4, 2  # BATCHES is per process and epoch
 SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, after five batches
 
 
@@ -89,10 +89,10 @@ def new_accelerator(has: set[str]) -> Accelerator:
 
 
 def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None):
-    """Train to the end, from the beginning or from the checkpoint that was saved at `start`.
+    """Train from the beginning and save one checkpoint, or resume from it if `start` is given.
 
-    A run from the beginning saves one checkpoint. Return the samples of every batch, the weights,
-    and the position of the checkpoint: (epoch, batches).
+    `start` is the position of the checkpoint: (epoch, number of finished batches in this epoch).
+    Return the samples of every batch, the final weights, and the position.
     """
     accelerator = new_accelerator(has)
     set_seed(SEED, device_specific=True)  # so that dropout differs between processes

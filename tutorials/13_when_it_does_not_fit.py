@@ -88,7 +88,7 @@ def number_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def same(result, expected) -> bool:
-    """Return True if no error, on any rank, exceeds 1e-9 times the largest expected value."""
+    """Return True if the errors on all ranks are at most 1e-9 times the largest expected value."""
     pairs = (
         [(result, expected)]
         if torch.is_tensor(result)

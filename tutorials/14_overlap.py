@@ -1,17 +1,17 @@
-"""Calculate the share of all-reduce time that backward can hide, in a model with eight layers.
+"""Calculate how much of the all-reduce time a model with eight layers can hide behind backward.
 
 python tutorials/14_overlap.py
 
-The program only calculates: it trains nothing. It assumes that backward takes one unit of time for
-each gradient. A bucket is sent as soon as all its gradients are ready and the previous bucket has
-been sent. Each all-reduce has a small fixed cost.
+The program trains nothing. It assumes that backward takes one unit of time per layer, that a bucket
+is sent as soon as all its gradients are ready and the previous bucket has been sent, and that each
+all-reduce has a small fixed cost.
 """
 
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.show import COLOURS, new_figure, save, table
 
 LAYERS, COST = 8, 0.3  # fixed cost of one all-reduce, in units of time
-CASES = [  # (time to all-reduce all gradients / time of backward, layers per bucket)
+CASES = [  # (all-reduce time without fixed costs / backward time, layers per bucket)
     *((0.5, layers) for layers in (8, 2, 1)),
     *((1.0, layers) for layers in (8, 2, 1)),
     *((2.0, layers) for layers in (8, 2, 1)),
@@ -19,7 +19,7 @@ CASES = [  # (time to all-reduce all gradients / time of backward, layers per bu
 
 
 def sends(share: float, layers: int) -> list[tuple[float, float]]:
-    """Return (start, end) of each all-reduce, for one of the `CASES`."""
+    """Return a (start, end) pair for each all-reduce in one of the `CASES`."""
     link_is_free_at, spans = 0.0, []
     for ready_at in range(layers, LAYERS + 1, layers):
         start = max(ready_at, link_is_free_at)

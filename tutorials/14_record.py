@@ -25,7 +25,7 @@ RECORDS = {
 
 
 def record(name: str, option: str = "") -> None:
-    """Run the commands of one transcript, and write them and their output to transcripts/."""
+    """Run one transcript's commands, and write the commands and their output to transcripts/."""
     parts = []
     for command in RECORDS[name]:
         command += option

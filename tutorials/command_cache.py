@@ -3,22 +3,22 @@
 The output of a command is stored in `.page_cache/`. It is reused only if none of the following has
 changed since the command ran:
 
-- the contents of the files that the command's processes read (`recorder/` logs their names). A file
-  that did not exist must still be missing;
+- the contents of the files that the command's processes read (`recorder/` logs the file names).
+  A file that was missing must still be missing;
 - the names of the files in the repository, because a new file might be imported or found instead
   of an existing one. Tests, pages and pictures are ignored;
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
-- the start method: forked from a server, or a new process;
+- how the command was started: forked from a server, or as a new process;
 - this module, the recorder, and `launch.py`, `environment.py` and the fork server in
   `accel_demo/processes/`, which start the commands.
 
 In case of doubt, the command runs again: nothing is stored if the command fails, if a file changes
-after the command has read it, or if the command is or starts a program other than Python, because
+after the command has read it, or if the command is, or starts, a program other than Python, because
 such a program does not record its files.
 
-The recorder misses two kinds of files: files that compiled code opens (the commands of the pages
-open none of the repository's files this way), and files outside the repository that a program only
+The recorder misses two kinds of files: files that compiled code opens (no command of the pages
+opens a file of the repository this way), and files outside the repository that a program only
 checks for existence. Use `--force` after you change such a file.
 """
 
@@ -61,7 +61,7 @@ def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[st
     """Run the command, or reuse its stored result. Return {"output": text}.
 
     If `draws` is true, the result also has "drawn", the SVG text. Raises `RuntimeError` if the exit
-    code is not `returncode`. If the command runs, its duration and the reason go to stderr.
+    code is not `returncode`. If the command runs, print its duration and the reason on stderr.
     """
     request = {"command": command, "returncode": returncode, "draws": draws}
     file = STORE / f"{_sha256(json.dumps(request).encode())[:16]}.json"
@@ -126,7 +126,7 @@ def _facts() -> dict:
     """Return everything that commands may depend on, except the contents of the files they read.
 
     The facts are collected once, before the first command runs. If a file is added while commands
-    run, their stored results are therefore invalid the next time.
+    run, the results stored by this run will therefore not be reused.
     """
     starting = (launch, variables_of_launchers, fork_server, fork_server_main, forked_python)
     files = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
@@ -159,7 +159,7 @@ def _names(folder: Path) -> list[str]:
 def _processor() -> list:
     """Return the properties of the machine that may affect the last bits of a result."""
     described = set()
-    with suppress(OSError):  # Linux only
+    with suppress(OSError):  # the file exists only on Linux
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         described = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
     described.update(map(str, Path("/proc/driver/nvidia/gpus").glob("*")))
@@ -180,7 +180,7 @@ def _digests(command: str, record: str, started: float) -> dict[str, str] | None
         if line.startswith("!"):  # a program whose files are not recorded
             return None
         path = Path(line)
-        if path.suffix == ".pyc":  # Python keeps it up to date, so check only its source file
+        if path.suffix == ".pyc":  # Python updates it, so check only its source file
             with suppress(ValueError):
                 path = Path(importlib.util.source_from_cache(line))
         with suppress(OSError):

@@ -5,8 +5,8 @@ python tutorials/page_tools.py --check    # write nothing; exit with code 1 if a
 python tutorials/page_tools.py tutorials/05_ring.md --force    # one page; run its commands again
 python tutorials/page_tools.py --check --force --real    # without the fork server: slow
 
-The functions print Markdown. The comments of a page contain code that calls them, and cog runs this
-code. A command runs only if something that it depends on has changed since its last run; see
+The functions below print Markdown. Pages call them in comments, and cog runs these calls. A command
+runs only if something that it depends on has changed since its last run; see
 `command_cache.py` for the rule. `--force` runs every command.
 """
 
@@ -28,7 +28,7 @@ from accel_demo.processes.launch import REPOSITORY
 from accel_demo.wording import counted
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
-# Numbers of the slowest pages. They start first, so that the whole run is shorter.
+# Numbers of the slowest pages. To shorten the whole run, these pages start first.
 SLOWEST = ("00", "02", "11", "07", "03", "10", "09", "08")
 CHANGED = 5  # exit code of `cog --check` if the page would change
 
@@ -46,7 +46,7 @@ def code(path: str, start: str | None = None, end: str | None = None) -> None:
 def diff(
     a: str, b: str, context: int = 3, start: str | None = None, end: str | None = None
 ) -> None:
-    """Print the diff from file `a` to file `b`, or between parts of them.
+    """Print the diff from file `a` to file `b`, or from a part of `a` to the same part of `b`.
 
     `start` and `end` select the part as in `code`. Line numbers count from the start of the part.
     """
@@ -70,9 +70,9 @@ def changed_lines(a: str, b: str) -> tuple[int, int]:
 def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = True) -> None:
     """Print the command and its output.
 
-    Raises `RuntimeError` if the exit code is not `returncode`. `in_order=False` sorts the output
-    lines, because processes that are not connected print in any order. `fence=False` prints only
-    the output, as Markdown.
+    Raises `RuntimeError` if the exit code is not `returncode`. With `in_order=False`, the
+    output lines are sorted: use it if unconnected processes print in any order. With `fence=False`,
+    only the output is printed, as Markdown.
     """
     output = result_of(command, returncode)["output"]
     if not in_order:
@@ -83,8 +83,8 @@ def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = 
 def picture(command: str, path: str, description: str) -> None:
     """Print a link to the picture that `command --plot path` draws, and the command's output.
 
-    `description` is the alternative text of the picture. Without `--check`, the picture file is
-    overwritten. With `--check`, the page is stale if the words in the picture have changed.
+    `description` is the alt text. Without `--check`, the picture file is overwritten. With
+    `--check`, the page is stale if the words in the picture have changed.
     """
     result = result_of(command, draws=True)
     drawn = result["drawn"]
@@ -127,7 +127,9 @@ def main() -> int:
     """Run cog on the pages, several at a time. Return the exit code."""
     parser = Parser(__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: every page")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with code 1 if a page is stale"
+    )
     parser.add_argument("--force", action="store_true", help="run every command again")
     parser.add_argument("--real", action="store_true", help="start each command as a new process")
     options = parser.parse_args()
@@ -159,7 +161,7 @@ def _all_pages() -> list[Path]:
 
 @contextmanager
 def _fork_server():
-    """Start a server that imports torch once, and forks the commands."""
+    """Start a server that imports torch once, and then forks a process for each command."""
     with closing(ForkServer(environment_of_commands())) as server:
         os.environ[ADDRESS] = server.address
         yield

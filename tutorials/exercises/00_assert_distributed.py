@@ -1,4 +1,4 @@
-"""Exercise 00: stop a program that has fewer connected processes than its author expects.
+"""Exercise 00: stop a program that has the wrong number of connected processes.
 
 Write `assert_distributed(n)`. A training script calls it once, directly after it has created its
 `Accelerator`. If Accelerate has connected exactly `n` processes, the function prints nothing and

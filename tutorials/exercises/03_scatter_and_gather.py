@@ -7,13 +7,13 @@
 - A batch may also be a nested tuple, list or dict. Each part then has the same structure, with a
   part of each tensor. Values that are not tensors are the same in every part.
 
-`gather(outputs, device)` takes a list with the output of each replica. It concatenates the outputs
-along dimension 0, on `device`. An output is a tensor, or a tuple, list or dict of tensors. If every
-replica returns a scalar (a tensor without dimensions), the result is a vector.
+`gather(outputs, device)` takes a list with the output of each replica. It moves the outputs to
+`device`, and concatenates them along dimension 0. An output is a tensor, or a tuple, list or dict
+of tensors. If every replica returns a scalar (a tensor without dimensions), the result is a vector.
 
 Gradients must flow back through both functions. The check calls `scatter`, page 03's replicate and
-parallel_apply, and `gather`. It uses 1 to 8 replicas, and also batches that cannot be divided
-evenly. The gradients must be within 1e-6 of those that one device computes for the whole batch.
+parallel_apply, and `gather`. It uses 1 to 8 replicas, and includes batches that cannot be divided
+evenly. The gradients must be within 1e-6 of the gradients of the whole batch on one device.
 
 Helpful: `torch.chunk`, `torch.cat`, and a recursive function for containers.
 

@@ -7,7 +7,7 @@ and return nothing. The function must work with any number of processes, includi
 Use `dist.get_rank()`, `dist.get_world_size()`, `dist.send(tensor, target)` and
 `dist.recv(tensor, source)`, but no collectives. (`dist.isend` and `dist.irecv` are also allowed.)
 
-`dist.send` may wait until the other process receives. In each line, which process waits for which?
+`dist.send` may block until the target receives. In your code, which process waits for which?
 
 accel-demo check 04
 """

@@ -5,7 +5,7 @@ split its tensor into one chunk per rank. Rank r has the complete sum of chunk r
 in its other chunks. Give every rank the complete sum of every chunk, in place.
 
 Each rank may send only to the rank on its right, and receive only from the rank on its left. With N
-ranks, each rank may send at most as many bytes as N − 1 chunks have.
+ranks, each rank may send no more bytes than N − 1 chunks contain.
 
 `wire.exchange(outgoing, right, incoming, left)` sends one tensor and receives another at the same
 time. `wire.rank` is your rank, and `wire.world_size` is N. In step 1 only one of your chunks is
@@ -18,5 +18,5 @@ accel-demo check 05
 
 
 def all_gather(chunks, wire):
-    """Fill all `chunks` with complete sums in place. They are 1-d, and their lengths may differ."""
+    """Write the complete sums into `chunks`, which are 1-d tensors. Their lengths may differ."""
     raise NotImplementedError

@@ -4,8 +4,8 @@
 
     device                    "cpu" or "cuda"
     bf16_instructions         True if the device is a CPU with instructions to multiply bfloat16
-    compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), like
-                              (7, 5) for a T4 of 2018, or (9, 0) for an H100; None for a CPU
+    compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), such
+                              as (7, 5) for a T4, or (9, 0) for an H100; None for a CPU
     is_bf16_supported         the result of torch.cuda.is_bf16_supported() on this machine
     has_compiler              True if there is a C++ compiler. GPU kernels do not need it (Triton
                               uses a C compiler for them)

@@ -28,7 +28,7 @@ def straggler(trace: dict) -> int | None:
 
 
 def spans(trace: dict, name: str) -> dict[int, list[tuple[float, float]]]:
-    ranks = {}  # process id in the trace → rank
+    ranks = {}  # {process id in the trace: rank}
     for event in trace["traceEvents"]:
         if event["name"] == "process_name" and event["args"]["name"].startswith("rank "):
             ranks[event["pid"]] = int(event["args"]["name"].split()[1].strip(","))

@@ -1,9 +1,9 @@
 """Log the name of every file that a Python program reads.
 
-`command_cache.py` puts this folder on PYTHONPATH, and Python imports a module with the name
-`sitecustomize` when it starts. Python processes that the program starts therefore log their files,
-too. A forked process keeps the hook of its parent. Each name is logged before the file is opened,
-so the log is complete even if the process is killed.
+`command_cache.py` puts this folder on PYTHONPATH, and Python imports a module called
+`sitecustomize` at startup. Python processes that the program starts therefore log their files. A
+forked process keeps the hook of its parent. Each name is logged before the file is opened, so the
+log is complete even if the process is killed.
 """
 
 import os
@@ -18,8 +18,8 @@ LOG = "ACCEL_DEMO_RECORD"  # path of the log; if it is not set, nothing is logge
 LIBRARIES = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
 NOT_RECORDED = tuple(f"{folder}{os.sep}" for folder in [*LIBRARIES, "/proc", "/sys", "/dev"])
 STARTS = ("os.spawn", "os.startfile", "os.system", "pty.spawn")  # events that start a program
-OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # prefixes, to match python3.11
-# Libraries run these programs to inspect the machine. They read no files of the repository.
+OUR_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")  # prefixes of program names
+# Libraries run these programs to inspect the machine. The programs read none of our files.
 ABOUT_THE_MACHINE = ("ldconfig", "nvidia-smi", "uname")
 
 log = temporary_files = None  # set by begin_log; the log is in the command's temporary folder
@@ -27,7 +27,7 @@ recorded, read_before = set(), set()
 
 
 def hook(event: str, arguments: tuple) -> None:
-    """For an audit event, record the file that is opened or the program that is started.
+    """Record files that are opened, and started programs whose files will not be recorded.
 
     Source: https://docs.python.org/3/library/sys.html
     """
@@ -37,7 +37,7 @@ def hook(event: str, arguments: tuple) -> None:
         if not is_number and flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY:
             record_file(os.path.abspath(os.fsdecode(path)))
     elif event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
-        program, words, *_, environment = arguments  # Popen also passes the working directory
+        program, words, *_, environment = arguments  # `_` is the working directory, from Popen
         if not records_too(program, words, environment):
             record(f"!{program}")
     elif event in STARTS:
@@ -69,7 +69,7 @@ def begin_log() -> None:
         record(line)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and os.path.isabs(file):  # one torch module sets it to "_ops.py"
+        if file and os.path.isabs(file):  # one torch module sets `__file__` to "_ops.py"
             record_file(file)
 
 
@@ -92,7 +92,7 @@ def records_too(program, arguments, environment) -> bool:
     for flag in map(os.fsdecode, list(arguments)[1:]):
         if not flag.startswith("-") or flag in ("-c", "-m"):
             break
-        if set("EIS") & set(flag):  # Python then ignores PYTHONPATH or this module
+        if set("EIS") & set(flag):  # with this flag, Python does not load this module
             return False
     names = (LOG, "PYTHONPATH")
     return all(environment.get(name) == os.environ.get(name) for name in names)

@@ -4,6 +4,6 @@ from accelerate import PartialState
 
 
 def assert_distributed(n: int) -> None:
-    connected = PartialState().num_processes  # shared with the script's Accelerator
+    connected = PartialState().num_processes  # the script's Accelerator shares this state
     if connected != n:
         raise RuntimeError(f"expected {n} connected processes, got {connected}")

@@ -28,7 +28,7 @@ def part_of(batch, i: int, devices: list[torch.device]):
 
 
 def like(first: list | tuple, values: list):
-    """Return `values` as a list, tuple or named tuple, of the same type as `first`."""
+    """Convert `values` to the type of `first`, which is a list, tuple or named tuple."""
     return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
 
 

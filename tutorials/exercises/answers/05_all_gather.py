@@ -2,7 +2,7 @@
 
 
 def all_gather(chunks, wire):
-    """Fill all `chunks` with complete sums in place. They are 1-d, and their lengths may differ."""
+    """Write the complete sums into `chunks`, which are 1-d tensors. Their lengths may differ."""
     right = (wire.rank + 1) % wire.world_size
     left = (wire.rank - 1) % wire.world_size
     for step in range(wire.world_size - 1):

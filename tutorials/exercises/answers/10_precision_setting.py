@@ -5,7 +5,7 @@ def setting(machine: dict) -> dict:
     is_cpu = machine["device"] == "cpu"
     if is_cpu:
         precision = "bf16" if machine["bf16_instructions"] else "no"
-    elif machine["compute_capability"] >= (8, 0):  # is_bf16_supported is also True for emulation
+    elif machine["compute_capability"] >= (8, 0):  # is_bf16_supported includes emulation
         precision = "bf16"
     elif machine["compute_capability"] >= (7, 0):
         precision = "fp16"

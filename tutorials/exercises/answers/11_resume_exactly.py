@@ -15,7 +15,7 @@ SAVE_AFTER = (3, 7)  # save after 3 and 7 batches of each epoch
 
 
 class Place:
-    """The position in the training run. It is registered, so that every checkpoint contains it."""
+    """The position in the training run. Accelerate saves it in every checkpoint."""
 
     epoch, batches = 0, 0
 

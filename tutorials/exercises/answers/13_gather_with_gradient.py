@@ -26,6 +26,6 @@ def gather_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def total_distance(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of absolute differences over all pairs of kernels of all ranks."""
+    """Gather the kernels of all ranks. Return the sum of absolute differences over all pairs."""
     everything = gather_rows(rows)
     return (everything[:, None] - everything).abs().sum()

@@ -11,13 +11,13 @@ def straggler(trace: dict) -> int | None:
         first = min(start for start, _ in ranks)
         for rank, (start, _) in zip(all_reduces, ranks, strict=True):
             late[rank].append(start - first)
-    usual = {rank: median(times) for rank, times in late.items()}  # ignores single slow steps
+    usual = {rank: median(times) for rank, times in late.items()}  # without single slow steps
     slowest = max(usual, key=usual.get)
     return slowest if usual[slowest] >= 5 else None
 
 
 def spans(trace: dict, name: str) -> dict[int, list[tuple[float, float]]]:
-    ranks = {}  # process id in the trace → rank
+    ranks = {}  # {process id in the trace: rank}
     for event in trace["traceEvents"]:
         if event["name"] == "process_name" and event["args"]["name"].startswith("rank "):
             ranks[event["pid"]] = int(event["args"]["name"].split()[1].strip(","))

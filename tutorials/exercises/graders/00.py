@@ -73,7 +73,7 @@ def in_words(launch: Launch) -> str:
 
 
 def report(answer: Path, folder: Path, is_plain: bool) -> None:
-    """Call assert_distributed in this process of a launch, and write a report."""
+    """Call assert_distributed in this process, and write a report for the grader."""
     from accelerate import Accelerator
 
     from accel_demo.processes.connect import use_cpu

@@ -12,7 +12,7 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 STARTS = "5e01 5e7c 0b3a 91d4 c2f8 d660 7a15 3f9b".split()  # two UUIDs start with GPU-5e
 UUIDS = [f"GPU-{start}2d1c-77aa-4b1e-9c0d-{start}00aa55bb" for start in STARTS]
-RULES = {  # checked in this order; the first broken rule is printed
+RULES = {  # {rule: test values}; the first rule that the answer breaks is printed
     "if the variable is not set, all GPUs are visible": [None],
     "an empty value hides all GPUs": ["", " "],
     "cuda:N counts the visible GPUs from 0, without gaps": ["0,4", "3", "2,5,7"],
@@ -39,7 +39,7 @@ RULES = {  # checked in this order; the first broken rule is printed
     "a value that starts with MIG- is passed on unchanged": ["MIG-7c1d", f"MIG-{UUIDS[2]}/1/0"],
 }
 RANDOM_VALUES = 600
-RIGHT = f"the results for {len(RULES)} rules and {RANDOM_VALUES} random values match CUDA's"
+RIGHT = f"the results for {len(RULES)} rules and {RANDOM_VALUES} random values agree with CUDA"
 
 
 def observe(answer: Path) -> None:

@@ -70,10 +70,10 @@ def train_with(step, version: str, accelerator):
 
 
 def reference(clip: str, processes: int):
-    """Train on one process, which averages the gradients of all ranks, and return the weights.
+    """Train on one process with the mean of all ranks' gradients, and return the weights.
 
-    `clip` is "never", "window" (once per window), or "every micro-batch". The last is a common
-    mistake, in which each rank also clips its own gradients before they are averaged.
+    `clip` is "never", "window" (once per window), or "every micro-batch" (a common mistake: each
+    rank also clips its own gradients, before they are averaged).
     """
     import torch
     import torch.nn.functional as F

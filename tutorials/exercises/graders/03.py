@@ -1,4 +1,4 @@
-"""Grade exercise 03: check scatter and gather with all kinds of batches, then in a training step.
+"""Grade exercise 03: call scatter and gather with all kinds of batches, and in a training step.
 
 python tutorials/exercises/graders/03.py FILE
 """
@@ -128,7 +128,7 @@ def check_gather_of_containers(scatter, gather) -> None:
         raise Wrong("gather of dicts should return a dict with the same keys")
     both = joined["both"]
     if type(both) is not tuple or len(both) != 2 or type(both[1]) is not list:
-        raise Wrong("gather of tuples that contain a list should return a tuple with a list")
+        raise Wrong("gather of tuples with a list inside should return a tuple with a list inside")
     if not torch.equal(both[0], torch.cat(matrices)):
         raise Wrong("gather loses or reorders rows of tensors in a tuple in a dict")
     if len(both[1]) != 1 or not torch.equal(both[1][0], torch.ones(10)):
@@ -140,7 +140,7 @@ def check_gather_of_containers(scatter, gather) -> None:
 def check_devices(scatter, gather) -> None:
     import torch
 
-    cpu, meta = devices = [torch.device("cpu"), torch.device("meta")]  # every machine has both
+    cpu, meta = devices = [torch.device("cpu"), torch.device("meta")]  # exist on every machine
     used = [part.device for part in scatter(torch.ones(4, 2), devices)]
     if used != devices:
         raise Wrong(f"scatter should put part i on devices[i]: {used[1]} holds part 1, not meta")

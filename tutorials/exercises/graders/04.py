@@ -62,7 +62,7 @@ def forbid_collectives() -> None:
 
 
 def content(counts, group_size: int) -> str:
-    """Name the ranks whose tensors were added. Digit r of each count stands for rank r."""
+    """Return the ranks whose tensors were added, in words. Digit r of each count is for rank r."""
     number = counts.flatten()[0].item()
     if not (counts == number).all() or number != int(number) or not 0 < number < 10**group_size:
         return "something that is not a sum of the tensors"

@@ -10,12 +10,12 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (2, 3, 4)
-LENGTHS = (12, 7, 2)  # chunks of equal lengths, of different lengths, and some of length 0
+LENGTHS = (12, 7, 2)  # tensor lengths that lead to equal, unequal and empty chunks
 RIGHT = "on 2, 3 and 4 ranks every rank has all sums, and no rank has sent too many bytes"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. Element i on rank r is 2**r * (i + 1): a sum shows which ranks are in it."""
+    """Call the answer. Element i of rank r is 2**r * (i + 1), so each sum reveals its ranks."""
     import torch
     import torch.distributed as dist
 
@@ -46,7 +46,7 @@ def judge(number: int, calls: list[dict]) -> None:
 
 
 def check_sums(rank: int, group_size: int, chunks: list[list[float]], sent: list) -> None:
-    total, first = 2**group_size - 1, 0  # sum of element 0 over the ranks; first index of the chunk
+    total, first = 2**group_size - 1, 0  # sum of element 0 over all ranks; start of the chunk
     for index, chunk in enumerate(chunks):
         factors = {value / (first + offset + 1) for offset, value in enumerate(chunk)}
         first += len(chunk)
@@ -75,7 +75,7 @@ def check_messages(rank: int, group_size: int, chunks: list[list[float]], sent: 
             raise Wrong(f"has sent to rank {target}: in a ring it sends to rank {right} alone")
     sent_bytes = sum(size for _, size in sent)
     sizes = [8 * len(chunk) for chunk in chunks]
-    budget = sum(sizes) - sizes[right]  # all chunks except the one that rank `right` started with
+    budget = sum(sizes) - sizes[right]  # all chunks except the one that rank `right` already has
     if sent_bytes > budget:
         raise Wrong(
             f"has sent too many bytes: {sent_bytes}, but the limit for N − 1 = "

@@ -38,7 +38,7 @@ def observe(answer: Path, device) -> None:
 
 
 def levels() -> dict:
-    """Return {name to print: function of (parameters, step) that averages the gradients}."""
+    """Return {printed name: function of (parameters, step) that combines the gradients}."""
     import torch
     import torch.distributed as dist
 

@@ -27,7 +27,7 @@ def observe(answer: Path, device) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that the weights never change
     inputs = torch.randn(PROCESSES, BATCHES, BATCH, 5)
     targets = torch.randn(PROCESSES, BATCHES, BATCH, 1)
-    all_reduces, used = [], []  # in which step each all-reduce runs; each step's gradient
+    all_reduces, used = [], []  # the step of each all-reduce; the gradient used in each step
 
     def share(group, bucket):
         all_reduces.append(len(used))
@@ -99,7 +99,7 @@ def judge_gradients(differences: list[str], is_added: bool) -> None:
 
 
 def judge_sharing(all_reduces: list[int]) -> None:
-    """Check that each step has one all-reduce. `all_reduces` has the step of each all-reduce."""
+    """Check that each step has one all-reduce. `all_reduces` lists the steps of the all-reduces."""
     times = [all_reduces.count(step) for step in range(WINDOWS)]
     if times != [1] * WINDOWS or len(all_reduces) != WINDOWS:
         raise Wrong(

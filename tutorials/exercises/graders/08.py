@@ -12,7 +12,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15
-# samples: 22 fill one round and part of the next, 30 fill two, and 4 do not even fill a batch.
+# samples: 22 samples fill one round and part of another, 30 fill two rounds, and 4 fill no batch.
 CASES = [(22, [0, 1, 2, 20]), (30, [3, 4, 27]), (4, [1])]
 SIZES = ", ".join(str(samples) for samples, _ in CASES)
 RIGHT = f"the exact accuracy of {SIZES} samples, on each of {PROCESSES} ranks"
@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Yield, for each case, the result of the answer and the samples that the model received."""
+    """For each case, yield the answer's result and the batches that the model received."""
     import torch
     from accelerate import Accelerator
     from accelerate.state import GradientState
@@ -28,7 +28,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
     from accel_demo.processes.connect import use_cpu
 
     class Model(torch.nn.Module):
-        """A classifier that is right for all samples except those in `mistakes`."""
+        """A classifier that is wrong only for the samples in `mistakes`."""
 
         def __init__(self, mistakes: list[int]):
             super().__init__()
@@ -43,7 +43,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     module = import_answer(answer)
     for samples, mistakes in CASES:
-        GradientState._reset_state()  # in case an answer stops reading a loader early
+        GradientState._reset_state()  # in case the last call did not read its loader to the end
         accelerator, model = Accelerator(cpu=use_cpu()), Model(mistakes)
         model.to(accelerator.device)
         inputs = torch.stack([torch.arange(samples), torch.ones(samples)], dim=1)
@@ -91,7 +91,7 @@ def judge_results(
     samples: int,
     mistakes: list[int],
 ) -> None:
-    """Check the results of all ranks. A string replaces a result that is not numeric."""
+    """Check the results of all ranks. If a result is not a number, it is described by a string."""
     numbers = [result for result in results if isinstance(result, float)]
     for rank, result in enumerate(results):
         if isinstance(result, str):
@@ -126,7 +126,7 @@ def typical_mistakes(
 
     read = [sum(batches, []) for batches in batches_by_rank]
     everything = sum(read, [])
-    cut, remaining = [], samples  # batches from gather_for_metrics; samples to come
+    cut, remaining = [], samples  # gathered batches without padding; samples not yet in `cut`
     for index in range(max(map(len, batches_by_rank))):
         round_of_batches = [batches[index] for batches in batches_by_rank if index < len(batches)]
         cut.append(sum(round_of_batches, [])[:remaining])

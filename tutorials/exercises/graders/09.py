@@ -10,7 +10,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 SAMPLES, GLOBAL_BATCH, LEARNING_RATE = 128, 16, 0.1
 STEPS = SAMPLES // GLOBAL_BATCH
-TOLERANCE = 1e-6  # the weights and the learning rates are about 0.1
+TOLERANCE = 1e-6  # absolute; the weights and the learning rates are about 0.1
 EXPECTED_RATES = [LEARNING_RATE * (1 - step / STEPS) for step in range(STEPS)]
 RIGHT = "the learning rates and the weights are the same on one process and on two"
 
@@ -29,7 +29,7 @@ def observe(answer: Path, device) -> None:
     targets = inputs.sum(dim=1, keepdim=True).sin()
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     expected_weights = train_on_one_process(model, inputs, targets)
-    read, samples, rates = 0, [], []  # samples since the last step; one value per step
+    read, samples, rates = 0, [], []  # samples since the last step; samples and rate of each step
 
     def count(module, arguments):
         nonlocal read
@@ -94,12 +94,12 @@ def judge_rates(rates: list[float], processes: int) -> None:
         raise Wrong(
             f"the schedule is over after {STEPS // processes} of {STEPS} steps: the prepared "
             f"scheduler steps {processes} times per optimizer step, once for each process, but its "
-            "length assumes one scheduler step"
+            "length assumes only one step"
         )
     if are([LEARNING_RATE * (1 - step / (processes * STEPS)) for step in range(STEPS)]):
         raise Wrong(
-            f"only 1/{processes} of the schedule is done when the epoch ends: its length is that "
-            "of the loader before prepare splits it, but the scheduler steps only once per "
+            f"only 1/{processes} of the schedule is done when the epoch ends: its length is "
+            "computed before prepare splits the loader, but the scheduler steps only once per "
             "optimizer step"
         )
     if len(set(rates)) == 1:
@@ -119,7 +119,7 @@ def judge_weights(by_rank: list, expected) -> None:
 
 
 def train_on_one_process(model, inputs, targets):
-    """Train correctly on one process, without Accelerate. Return the weights; undo the training."""
+    """Train correctly, without Accelerate. Return the new weights, and restore the old weights."""
     import torch
     from torch.nn.functional import mse_loss
 

@@ -25,9 +25,9 @@ def gpu(capability: tuple[int, int], is_bf16_supported: bool, run: dict) -> dict
     return {**GPU, "compute_capability": capability, "is_bf16_supported": is_bf16_supported, **run}
 
 
-MACHINES = {  # name: (machine, expected precision, scaler and compilation)
+MACHINES = {  # name: (machine, expected precision, needs a scaler, should be compiled)
     "a laptop without bf16 instructions": (LAPTOP, "no", False, False),
-    "a GPU of 2018, for ten steps": (gpu((7, 5), True, SHORT), "fp16", True, False),
+    "a GPU from 2018, for ten steps": (gpu((7, 5), True, SHORT), "fp16", True, False),
     "a recent GPU, for a long run": (gpu((9, 0), True, LONG), "bf16", False, True),
     "a server's CPU with bf16 instructions": (
         {**LAPTOP, **LONG, "bf16_instructions": True},
@@ -35,8 +35,8 @@ MACHINES = {  # name: (machine, expected precision, scaler and compilation)
     ),
     "a CPU without a compiler": ({**LAPTOP, **LONG, "has_compiler": False}, "no", False, False),
     "a GPU from 2016, without tensor cores": (gpu((6, 1), True, LONG), "no", False, True),
-    "a GPU of 2017": (gpu((7, 0), False, LONG), "fp16", True, True),
-    "a GPU of 2020": (gpu((8, 0), True, SLOWER), "bf16", False, False),
+    "a GPU from 2017": (gpu((7, 0), False, LONG), "fp16", True, True),
+    "a GPU from 2020": (gpu((8, 0), True, SLOWER), "bf16", False, False),
 }
 RIGHT = f"{len(MACHINES)} machines, and the training loss on the laptop decreases"
 
@@ -124,7 +124,7 @@ def has_precision(setting) -> bool:
 
 
 def train(precision: str) -> dict:
-    """Train tiny_cnn with Accelerate on the CPU, for 15 steps on real images."""
+    """Train tiny_cnn on real images for 15 steps, with Accelerate on the CPU."""
     import torch
     from accelerate import Accelerator
 

@@ -20,10 +20,10 @@ from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environ
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
 
-TIME_LIMIT = 60  # seconds per start; a correct answer takes a few
+TIME_LIMIT = 60  # seconds per start; a correct answer takes a few seconds
 EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # BATCHES is per process and epoch
 ALL = EPOCHS * BATCHES
-KILLS = range(14, ALL)  # numbers of batches before a kill; 14 is after the first save in epoch 2
+KILLS = range(14, ALL)  # batches before a kill; after 14, epoch 2 has saved a checkpoint
 MOST_LOST = 8  # how many batches may be repeated after a kill
 # Fork the processes of every start from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -65,7 +65,7 @@ def judge_kills(answer: Path, world_size: int, kills: list[int]) -> None:
 def train(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
     """Run the training in the folder `run`, and return the observation of each rank.
 
-    If `kill_after` is given, the ranks kill themselves after that many batches. Returns [].
+    If `kill_after` is given, the ranks kill themselves after so many batches, and [] is returned.
     """
     reports = run / "reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -161,8 +161,8 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
 
 
 def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
-    """Check a run that was killed after `done` batches. `Wrong` names the level of the answer."""
-    place = ALL - len(resumed[0]["samples"])  # number of batches before the point where it resumed
+    """Check a run that was killed after `done` batches. Most errors name a level of page 11."""
+    place = ALL - len(resumed[0]["samples"])  # the run resumed after this many batches
     if place <= 0:
         raise Wrong(
             "it started again with the first batch of the first epoch: level 0. Save the epoch and "

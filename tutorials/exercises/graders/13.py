@@ -28,7 +28,7 @@ def observe(answer: Path, device) -> None:
         total.backward()
     expected, gradients = references(kernels, own)
     if not is_close(total.detach(), expected):
-        raise Wrong(f"the number is {total.item():.4f}, but for all kernels {expected.item():.4f}")
+        raise Wrong(f"the number is {total.item():.4f}, but it should be {expected.item():.4f}")
     judge_gradient(rows.grad, gradients, processes)
 
 

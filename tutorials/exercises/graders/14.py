@@ -33,7 +33,7 @@ STORED = [
     Case("a.json", 4, {2: 18}),
     Case("b.json", 4, {}),
     Case("c.json", 3, {}, {(1, 3): 90}),
-    Case("d.json", 3, {0: 12, 2: -6}, {(1, 2): 30}, "backward"),  # rank 2 is fast, so it waits most
+    Case("d.json", 3, {0: 12, 2: -6}, {(1, 2): 30}, "backward"),  # rank 2 is fast: it waits longest
 ]
 MORE = [
     Case("two ranks, rank 0 slow", 2, {0: 9}),
@@ -73,7 +73,7 @@ def observe(answer: Path) -> None:
 
 
 def explanation(mistakes: list[WrongRank]) -> str:
-    """Return a hint about a mistake that explains all cases, or about the first case."""
+    """Return a hint that explains all wrong answers, or else only the first one."""
     case, rank = mistakes[0].case, mistakes[0].rank
     if rank is not None and (type(rank) is not int or not 0 <= rank < case.ranks):
         if isinstance(rank, int) and rank in {1000 * rank for rank in range(case.ranks)}:
@@ -156,7 +156,7 @@ def phase_durations(case: Case, rank: int, step: int, generator: random.Random) 
 
 
 def make_event(name: str, start: float, end: float, rank: int, tid: int) -> dict:
-    """Return a trace event with a duration. `start` and `end` are in ms, the trace is in µs."""
+    """Return a trace event with a duration. `start` and `end` are in ms, but the trace uses µs."""
     kind = "cpu_op" if name.startswith("gloo") else "user_annotation"
     times = {"ts": round(1000 * start, 3), "dur": round(1000 * (end - start), 3)}
     return {"ph": "X", "cat": kind, "name": name, "pid": 1000 * rank, "tid": tid, **times}
