@@ -25,7 +25,7 @@ from accel_demo.errors import UserError
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep the memory that it frees, instead of returning it to the system.
+    """Make this process reuse the memory that it frees, instead of returning it to the system.
 
     Each training step frees the tensors of the previous step and allocates new ones of the same
     sizes. By default, the C library returns large blocks to the system, which must clear and map

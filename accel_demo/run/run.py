@@ -34,7 +34,8 @@ class Run:
     ):
         """Claim the run's folder and find the position from which the run starts.
 
-        This also makes the process keep the memory that it frees: see `keep_freed_memory`.
+        From here on, the process does not return freed memory to the system: see
+        `keep_freed_memory`.
 
         `version` is the name of the train file, without ".py". `batches_per_epoch` is the number of
         micro-batches per epoch on this process. If the folder named by `--run-dir` or `--resume`

@@ -52,7 +52,7 @@ def gloo_threads() -> list[str]:
 
 
 def leave_a_tensor_to_a_thread(seconds: float) -> None:
-    """Make a gloo thread of rank 1 spend `seconds` on releasing a tensor. Return once it has begun.
+    """Make a gloo thread on rank 1 take `seconds` to release a tensor. Return once it has begun.
 
     This reproduces an abort that occurs under load: the gloo thread holds the last reference to a
     tensor, and is not scheduled until the main thread has begun to exit.

@@ -59,10 +59,10 @@ class BackwardEvent:
 class HandmadeDDP(nn.Module):
     """A module wrapper like `DistributedDataParallel`, whose results it matches bit for bit.
 
-    A full bucket is sent while backward still computes the gradients of earlier layers.
+    A full bucket is sent while backward is still computing the gradients of earlier layers.
     `bucket_mib` works like DDP's `bucket_cap_mb`. `events` lists the events of the last backward
     outside `no_sync`. Gradients must be dense. Raises `ValueError` on every rank if the ranks'
-    modules or options do not match. (If only the bucket sizes differ, DDP uses rank 0's size.)
+    modules or options do not match. (DDP accepts different bucket sizes, and uses rank 0's.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
     """
 

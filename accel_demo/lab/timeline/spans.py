@@ -21,7 +21,7 @@ def union(spans: Iterable[tuple[float, float]]) -> Spans:
 
 
 def intersect(first: Spans, second: Spans) -> Spans:
-    """Return the time that is in both `first` and `second`."""
+    """Return the spans of time that both `first` and `second` cover."""
     common, i, j = [], 0, 0
     while i < len(first) and j < len(second):
         start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])

@@ -103,9 +103,9 @@ def judge_sharing(all_reduces: list[int]) -> None:
     times = [all_reduces.count(step) for step in range(WINDOWS)]
     if times != [1] * WINDOWS or len(all_reduces) != WINDOWS:
         raise Wrong(
-            f"gradients are shared {', '.join(map(str, times))} times for the {WINDOWS} steps, "
-            "instead of once each: in every micro-batch but the last, put forward and backward "
-            "under no_sync"
+            "gradients must be all-reduced once per optimizer step, but the numbers of all-reduces "
+            f"are {', '.join(map(str, times))}: run forward and backward of every micro-batch but "
+            "the last inside no_sync"
         )
 
 

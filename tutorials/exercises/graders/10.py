@@ -76,7 +76,7 @@ def judge_setting(machine: dict, right: list, setting, run: dict) -> None:
     if needs_scaler and not has_scaler:
         raise Wrong("fp16 without a scaler: gradients below 6e-8 become zero. Scale the loss")
     if has_scaler and not needs_scaler:
-        raise Wrong(f"a scaler for {precision}: it has the range of fp32 and needs no scaling")
+        raise Wrong(f"a scaler for {precision}, which has the range of fp32 and needs no scaling")
     if is_compiled != should_compile:
         raise Wrong(wrong_compile(machine, is_compiled))
 
