@@ -11,7 +11,11 @@ ANSWER = EXERCISES / "answers" / "07_accumulate.py"
 WRONG = [  # (text in the model answer, replacement, part of the grader's message)
     ("(loss / length)", "loss", "the gradient is 4 times too large"),
     ("(loss / length)", "(loss / window)", "the short window is wrongly scaled (×0.5)"),
-    ("nullcontext() if is_last else model.no_sync()", "nullcontext()", "numbers of all-reduces are 4, 4, 2"),
+    (
+        "nullcontext() if is_last else model.no_sync()",
+        "nullcontext()",
+        "numbers of all-reduces are 4, 4, 2",
+    ),
     ("nullcontext() if is_last else model.no_sync()", "model.no_sync()", "a gradient of its own"),
     ("        if is_last:\n", "        if True:\n", "the optimizer steps too often: 10 times"),
     ("            optimizer.zero_grad()\n", "", "the previous window are still there"),
@@ -20,7 +24,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
         "            loss = mse_loss(model(inputs), targets)\n",
         "        loss = mse_loss(model(inputs), targets)\n"
         "        with nullcontext() if is_last else model.no_sync():\n",
-        "shared 4, 4, 2 times",
+        "numbers of all-reduces are 4, 4, 2:",
     ),
     ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
     ("for index", "return\n    for index", "the optimizer steps 0 times"),
