@@ -83,7 +83,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
     (
         EXCHANGE,
         "wire.send(chunks[outgoing], right); wire.receive(chunks[incoming], left)",
-        "on 2 processes rank . has not finished after .* they wait for each other forever",
+        "on 2 processes rank . has not finished after .* all ranks wait forever",
     ),
     (EXCHANGE, "raise KeyError(step)", "on 2 processes rank . cannot use the file: KeyError"),
     (
