@@ -123,7 +123,7 @@ def all_reduce(tensor: torch.Tensor, wire: Wire, operation: str = "sum") -> None
 
     The tensors are reduced to rank 0, and the result is broadcast. This is the simplest algorithm,
     but libraries avoid it: rank 0 does most of the work, and its work grows with the number of
-    ranks. The ring on page 05 splits the work equally.
+    ranks. The ring on page 21 splits the work equally.
     """
     same, mistake = {"tensor": tensor}, _operation_mistake(operation, tensor)
     wire.agree("all_reduce", same, same, mistake, operation=operation)

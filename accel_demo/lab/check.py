@@ -1,7 +1,7 @@
 """Check your answer to a tutorial exercise.
 
-accel-demo check 00
-accel-demo check 00 --file my_answer.py
+accel-demo check 10
+accel-demo check 10 --file my_answer.py
 """
 
 import os

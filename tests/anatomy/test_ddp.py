@@ -462,7 +462,7 @@ def test_ddp_has_the_same_buckets_as_ours_and_rebuilds_them_once(results):
     assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
 
 
-@pytest.mark.slow  # slow, because the test of page 06 checks the same table
+@pytest.mark.slow  # slow, because the test of page 22 checks the same table
 def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start, tmp_path):
     picture = tmp_path / "timeline.svg"
     result = start(["python", "-m", "accel_demo.anatomy.ddp", "--plot", picture])
@@ -492,7 +492,7 @@ def test_two_nodes_on_one_machine_are_one_group():
     for node in range(2):
         command = ["torchrun", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", 2]
         address = ["--master-addr", "127.0.0.1", "--master-port", port]
-        commands.append([*command, *address, "tutorials/06_ddp.py"])
+        commands.append([*command, *address, "tutorials/22_ddp.py"])
     first, second = run_all(commands)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout.startswith("4 connected processes on cpu (gloo)")

@@ -64,7 +64,7 @@ def loaders(together):
     result, _ = ranks[0]
     for other, (first, second) in ranks:
         assert other == result
-        assert first == second  # Accelerate does not count an unfinished epoch (page 08)
+        assert first == second  # Accelerate does not count an unfinished epoch (page 30)
     assert result.processes == len(ranks) == 3
     assert [loader.settings for loader in result.loaders] == LOADERS
     return result.loaders

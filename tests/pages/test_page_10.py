@@ -1,166 +1,75 @@
-"""Page 10: the measurements and the exercise on mixed precision and compilation."""
+"""Page 10: the variables that each launcher sets, and the arguments that it passes."""
+
+import tempfile
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState
 
-from accel_demo import train_plain
-from accel_demo.config import TrainConfig
-from accel_demo.errors import UserError
-from accel_demo.lab import grading
-from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, mistake_in, table_rows
+from tests.pages.pages import EXERCISES, load_grader, table_rows
 
-PAGE = "10_precision_and_compilation.md"
-ANSWER = EXERCISES / "answers" / "10_precision_setting.py"
-PRECISION = 'precision = "bf16" if machine["bf16_instructions"] else "no"'
-WRONG = [  # (text in the model answer, replacement, part of the grader's message)
-    (PRECISION, 'precision = "fp16"', "a laptop without bf16 instructions: fp16 is for GPUs. On a"),
-    (PRECISION, 'precision = "bf16"', "torch emulates it, and is slower"),
-    (PRECISION, 'precision = "no"', "bf16 instructions are unused"),
-    ('machine["compute_capability"] >= (8, 0)', 'machine["is_bf16_supported"]', "an old GPU"),
-    (">= (7, 0)", ">= (6, 0)", "a GPU from 2016, without tensor cores: fp16 without tensor cores"),
-    ('precision = "fp16"', 'precision = "no"', "tensor cores are unused"),
-    (">= (8, 0)", ">= (9, 9)", "a recent GPU, for a long run: fp16 works, but bf16 is as fast"),
-    ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 6e-8 become zero"),
-    ('precision == "fp16"', 'precision != "no"', "a scaler for bf16"),
-    ("pays_back and", "True and", "the compiled step is slower here"),
-    ('machine["steps"] * saved', "10**6 * saved", "compiled for 10 steps: that saves 0.2 s and"),
-    ("pays_back and", "False and", "it pays back after 3,000 of 100,000 steps"),
-    ('(machine["has_compiler"] or not is_cpu)', "True", "without a C++ compiler"),
-    ('"compile": pays', '"compiled": pays', "instead of a dictionary with mixed_precision, grad"),
-    ('"bf16" if machine["bf16', '"fp8" if not machine["bf16', "one of no, fp16, bf16, not 'fp8'"),
-    ('machine["device"]', 'machine["gpu"]', "the file cannot be used: KeyError: 'gpu'"),
-]
+SPAWN_MISTAKES = """
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
 
-@pytest.fixture(scope="module")
-def grader():
-    return load_grader("10")
+def without_rank(processes):
+    pass
 
 
-def report_on(grader, answer) -> dict:
-    """Grade an answer in this process, and return the grader's report."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    report = grading.fill_in({}, grader.observe, answer)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return report
+def without_variables(rank):
+    dist.init_process_group("gloo")
 
 
-def test_the_grader_distinguishes_typical_mistakes(grader, tmp_path, monkeypatch):
-    monkeypatch.setattr(grader, "train", lambda precision: {"dtype": "x", "loss_falls": True})
-    right = ANSWER.read_text()
-    assert mistake_in(grader, ANSWER) == ""
-    for number, (truth, lie, said) in enumerate(WRONG):
-        assert truth in right
-        answer = tmp_path / f"wrong_{number}.py"
-        answer.write_text(right.replace(truth, lie))
-        assert said in mistake_in(grader, answer), (truth, lie)
+if __name__ == "__main__":
+    for function, arguments in ((without_rank, (2,)), (without_variables, ()), (lambda r: r, ())):
+        try:
+            mp.spawn(function, args=arguments, nprocs=1)
+        except Exception as error:
+            print(str(error).strip().splitlines()[-1])
+"""
 
 
-def test_the_model_answer_passes_and_trains(grader):
-    run = {"dtype": "float32", "loss_falls": True}
-    assert report_on(grader, ANSWER) == {"mistake": "", "seen": [run]}
+def test_the_page_shows_what_each_launcher_sets_and_passes():
+    rows = {row[0]: row[1:] for row in table_rows("10_where_am_i.md") if len(row) == 9}
+    dies = "`script.py: error: unrecognized arguments: --local-rank=0`, exit code 2"
+    told_nothing = ["", "`local_rank=None`"]
+    assert rows == {
+        "`python`": [*[""] * 6, *told_nothing],
+        "`mp.spawn`": [*[""] * 6, *told_nothing],
+        "`debug_launcher`": ["", "", "set", "", "set", "set", *told_nothing],
+        "`torchrun`": [*["set"] * 6, *told_nothing],
+        "`python -m torch.distributed.launch`": [*["set"] * 6, "`--local-rank=0`", dies],
+        "`accelerate launch`": [*["set"] * 6, *told_nothing],
+    }
 
 
-@pytest.mark.slow
-def test_the_check_trains_with_the_model_answer(start):
-    result = check(start, "10", ANSWER)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(
-        "right: 8 machines, and the training loss on the laptop decreases"
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_same_script_runs_in_one_or_several_processes(start, processes):
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", processes]
+    result = start([*torchrun, "tutorials/10_where_am_i.py"])
+    assert result.returncode == 0, result.stderr
+    everyone = str(list(range(processes)))
+    lines = sorted(result.stdout.splitlines())
+    assert [line.split(" | received ")[1] for line in lines] == [everyone] * processes
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={processes} ")
+        assert f"process {rank} of {processes}" in line
+
+
+def test_mp_spawn_passes_the_rank_first_sets_no_variables_and_rejects_lambdas(start, tmp_path):
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWN_MISTAKES)
+    result = start(["python", script], RANK=None, WORLD_SIZE=None)
+    without_rank, without_variables, of_lambda = result.stdout.splitlines()
+    assert without_rank == (
+        "TypeError: without_rank() takes 1 positional argument but 2 were given"
     )
+    assert "environment variable RANK expected, but not set" in without_variables
+    assert "pickle" in of_lambda
 
 
-def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):
-    report = report_on(grader, EXERCISES / "10_precision_setting.py")
-    assert report["seen"] == [{"dtype": "float32", "loss_falls": True}]
-    said = report["mistake"]
-    assert said.startswith("a laptop without bf16 instructions: fp16 is for GPUs. On a CPU")
-    assert said.endswith("in a run with your setting the first layer returned float32")
-
-
-def test_the_machines_of_the_exercise_cover_every_setting(grader):
-    answers = [answer for _, *answer in grader.MACHINES.values()]
-    assert {precision for precision, *_ in answers} == set(grader.PRECISIONS)
-    assert {compiled for *_, compiled in answers} == {True, False}
-
-
-def test_the_page_shows_layers_that_return_bfloat16_but_no_tensor_kept_in_it():
-    layers = [row for row in table_rows(PAGE, cells=3) if row[1] in ("float32", "bfloat16")]
-    assert [row for row in layers if row[0] in ("`Conv2d`", "`Linear`")] == [
-        ["`Conv2d`", "float32", "bfloat16"],
-        *[["`Conv2d`", "bfloat16", "bfloat16"]] * 2,
-        ["`Linear`", "bfloat16", "bfloat16"],
-    ]
-    assert ["`cross_entropy`", "float32", "float32"] in layers
-    kept = [row for row in table_rows(PAGE, cells=3) if row[0] in ("weights", "gradients", "AdamW")]
-    assert kept == [
-        ["weights", "11", "float32"],
-        ["gradients", "11", "float32"],
-        ["AdamW", "33", "float32"],
-    ]
-    text = (TUTORIALS / PAGE).read_text()
-    assert "Connected processes: 2" in text and "Tensors kept in bfloat16: 0 of 55" in text
-
-
-def test_the_page_shows_that_only_a_hook_halves_the_bytes_of_gradients():
-    sent = [row for row in table_rows(PAGE, cells=4) if row[1].endswith(" weights")]
-    assert [[row[0], row[3]] for row in sent] == [["none", "4"], ["`BF16`", "2"]]
-    without, halved = (int(row[2].replace(",", "")) for row in sent)
-    assert without == 2 * halved
-
-
-def test_the_page_shows_the_number_formats_as_torch_defines_them():
-    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=6)}
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        bits, significand, epsilon, *_ = rows[str(dtype).removeprefix("torch.")]
-        assert int(bits) == torch.finfo(dtype).bits
-        assert 2.0 ** (1 - int(significand)) == torch.finfo(dtype).eps
-        assert epsilon.startswith(f"2^-{int(significand) - 1} = ")
-    assert rows["float16"][3] == "6e-08"
-
-
-def test_the_page_shows_that_small_gradients_vanish_only_in_fp16():
-    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
-    assert rows["1e-03"] == ["kept"] * 4
-    assert rows["1e-08"] == ["kept", "kept", "0: lost", "kept"]
-
-
-def test_the_page_shows_that_bf16_halves_activations_but_not_weights():
-    shares = {row[0]: row[3] for row in table_rows(PAGE, cells=4)}
-    assert shares["activations for backward"] == "0.51"
-    for kind in ("weights", "gradients", "AdamW's state", "indices of max pooling"):
-        assert shares[kind] == "1.00"
-
-
-def test_the_page_shows_that_torch_runs_fp16_on_a_cpu_in_float32_and_the_train_files_refuse_it():
-    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=4)}
-    assert rows["no"][0] == rows["fp16"][0] == "float32" and rows["bf16"][0] == "bfloat16"
-    assert rows["fp16"][1] == "none" and rows["fp16"][2].startswith("error: fp16 needs a GPU")
-
-
-def test_the_page_shows_when_graphs_are_compiled_and_how_weights_are_named():
-    graphs = [row for row in table_rows(PAGE, cells=3) if row[0].endswith(" images")]
-    assert [row[1] for row in graphs] == ["1", "1", "1", "2", "3", "3", "3"]
-    assert {row[2] for row in graphs} == {"3"}
-    names = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
-    assert names["`model.compile()`, then `prepare`"] == ["`0.weight`"] * 2
-    assert names["`torch.compile(model)`, then `prepare`"] == ["`_orig_mod.0.weight`"] * 2
-
-
-@pytest.mark.slow
-def test_without_a_compiler_torch_prints_the_recorded_error(start):
-    recorded = (TUTORIALS / "transcripts" / "no_compiler.txt").read_text()
-    command, *said = recorded.splitlines()
-    result = start(command.removeprefix("$ ").split())
-    assert result.returncode == 0 and result.stdout.splitlines() == said
-    assert "InvalidCxxCompiler: No working C++ compiler found" in said[0]
-
-
-def test_train_plain_rejects_fp16_on_a_cpu(tmp_path):
-    config = TrainConfig(run_dir=str(tmp_path / "run"))
-    with pytest.raises(UserError) as refused:
-        train_plain.main(config, "fp16")
-    rows = {row[0]: row[3] for row in table_rows(PAGE, cells=4)}
-    assert rows["fp16"] == f"error: {refused.value}"
-    assert not (tmp_path / "run").exists()
+def test_the_check_works_in_a_temporary_folder_with_a_space_in_its_name(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        [answer] = (EXERCISES / "answers").glob("00_*.py")
+        grader = load_grader("10")
+        grader.judge_launch(answer, grader.LAUNCHES[0])  # plain `python`, without a launcher

@@ -12,90 +12,90 @@ PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
 # A false version of each kind of generated text: (page, text on the page, false text)
 LIES = [
-    ("00_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
-    ("00_where_am_i.md", "process 1 of 2", "process 0 of 2"),
-    ("00_where_am_i.md", "device_count() < number_in", "device_count() <= number_in"),
+    ("10_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
+    ("10_where_am_i.md", "process 1 of 2", "process 0 of 2"),
+    ("10_where_am_i.md", "device_count() < number_in", "device_count() <= number_in"),
     (
-        "01_choosing_devices.md",
+        "90_choosing_gpus.md",
         "my device cuda:1 is physical GPU 4",
         "my device cuda:1 is physical GPU 1",
     ),
-    ("02_one_loop_four_tellings.md", "| 2 | 6 |", "| 2 | 1 |"),
-    ("02_one_loop_four_tellings.md", "+    accelerator = Acc", "+    accelerator = acc"),
+    ("11_from_one_process_to_many.md", "| 2 | 6 |", "| 2 | 1 |"),
+    ("11_from_one_process_to_many.md", "+    accelerator = Acc", "+    accelerator = acc"),
     (
-        "03_data_parallel.md",
+        "24_data_parallel.md",
         "classifier |            2 |       2 |",
         "classifier |            1 |       1 |",
     ),
-    ("04_collectives.md", "100 200 300 | 3 30 300", "100 200 300 | 3 30 301"),
-    ("05_ring.md", "     8 | 1.75 × S", "     8 | 2.75 × S"),
-    ("05_ring.md", "chunks[into] += arriving", "chunks[into] -= arriving"),
+    ("20_collectives.md", "100 200 300 | 3 30 300", "100 200 300 | 3 30 301"),
+    ("21_ring.md", "     8 | 1.75 × S", "     8 | 2.75 × S"),
+    ("21_ring.md", "chunks[into] += arriving", "chunks[into] -= arriving"),
     (
-        "06_ddp.md",
+        "22_ddp.md",
         "in reverse order from step 2 on            | equal       | equal ",
         "in reverse order from step 2 on            | equal       | different ",
     ),
     (
-        "06_ddp.md",
+        "22_ddp.md",
         "Collectives within `optimizer.step()`: 0",
         "Collectives within `optimizer.step()`: 1",
     ),
-    ("07_accumulation.md", "| 4 | 0 | 1 | 1 | the same |", "| 4 | 0 | 0 | 1 | the same |"),
+    ("23_accumulation.md", "| 4 | 0 | 1 | 1 | the same |", "| 4 | 0 | 0 | 1 | the same |"),
     (
-        "07_accumulation.md",
+        "23_accumulation.md",
         "+                accelerator.backward(loss)",
         "+        loss.backward()",
     ),
     (
-        "08_who_saw_which_sample.md",
+        "30_who_saw_which_sample.md",
         "| `gather`                                  |      30 |",
         "| `gather`                                  |      22 |",
     ),
     (
-        "08_who_saw_which_sample.md",
+        "30_who_saw_which_sample.md",
         "rank 0 has more batches (2) than rank 2 (1).",
         "rank 0 has more batches (2) than rank 2 (2).",
     ),
     (
-        "09_batch_and_learning_rate.md",
+        "31_batch_and_learning_rate.md",
         "| 1 | 0.5 | 0 | 0 | 0 | 32 |",
         "| 1 | 0.75 | 0.5 | 0.25 | 0 | 64 |",
     ),
     (
-        "09_batch_and_learning_rate.md",
+        "31_batch_and_learning_rate.md",
         "+        step_scheduler_with_optimizer=False,",
         "+        step_scheduler_with_optimizer=True,",
     ),
     (
-        "10_precision_and_compilation.md",
+        "33_precision_and_compilation.md",
         "| `BF16`    | 108,690 weights | 217,380                 |          2 |",
         "| `BF16`    | 108,690 weights | 434,760                 |          4 |",
     ),
     (
-        "10_precision_and_compilation.md",
+        "33_precision_and_compilation.md",
         "| train, 20 images    |          2 |          3 |",
         "| train, 20 images    |          1 |          3 |",
     ),
-    ("11_kill_and_resume.md", "54 of 54 | **equal** |", "54 of 54 | differ |"),
-    ("11_kill_and_resume.md", "`random_states_2.pkl`, `sch", "`sch"),
-    ("11_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
+    ("34_kill_and_resume.md", "54 of 54 | **equal** |", "54 of 54 | differ |"),
+    ("34_kill_and_resume.md", "`random_states_2.pkl`, `sch", "`sch"),
+    ("34_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
     (
-        "13_when_it_does_not_fit.md",
+        "42_when_it_does_not_fit.md",
         "| yes   | 2 × rank's share   | full gradient ",
         "| yes   | full gradient      | full gradient ",
     ),
-    ("13_when_it_does_not_fit.md", "The bubble is 1/5:", "The bubble is 1/10:"),
+    ("42_when_it_does_not_fit.md", "The bubble is 1/5:", "The bubble is 1/10:"),
     (
-        "14_timelines_and_scaling.md",
+        "40_where_the_time_goes.md",
         "|            25 |           1 |                             0 |",
         "|            25 |           1 |                             1 |",
     ),
     (
-        "14_timelines_and_scaling.md",
+        "40_where_the_time_goes.md",
         "| 2 ×              |       8 | 38% ",
         "| 2 ×              |       8 | 88% ",
     ),
-    ("README.md", "[00 Where am I?](00_where_am_i.md)", "00 Where am I? (planned)"),
+    ("README.md", "[10 Where am I?](10_where_am_i.md)", "00 Where am I? (planned)"),
 ]
 
 
@@ -121,8 +121,8 @@ def test_no_page_is_stale_and_a_page_with_a_false_text_is_stale(start, tmp_path)
 OLD_LAUNCHER = "python -m torch.distributed.launch"
 
 
-def test_page_00_shows_the_processes_that_each_command_starts():
-    assert table_rows("00_where_am_i.md", cells=6) == [
+def test_page_10_shows_the_processes_that_each_command_starts():
+    assert table_rows("10_where_am_i.md", cells=6) == [
         ["", "`python …`", "1", "unset", "1", "alone"],
         ["", "`python … --start spawn`", "2", "2", "2", "yes"],
         ["", "`torchrun --standalone --nproc-per-node 2 …`", "2", "2", "2", "yes"],
@@ -131,7 +131,7 @@ def test_page_00_shows_the_processes_that_each_command_starts():
         ["", launched("accelerate_configs/cpu_two_processes.yaml"), "2", "2", "2", "yes"],
         ["", "`python … --start debug_launcher`", "2", "2", "2", "yes"],
         ["⚠", "`accelerate launch --cpu --num_processes 2 …`", "2", "unset", "1", "alone"],
-        ["⚠", launched("tutorials/00_multi_cpu.yaml"), "2", "unset", "1", "alone"],
+        ["⚠", launched("tutorials/10_multi_cpu.yaml"), "2", "unset", "1", "alone"],
         ["⚠", "`torchrun --standalone --nproc-per-node 2 … --plain`", *"222", "no, each alone"],
     ]
 
@@ -140,8 +140,8 @@ def launched(config: str) -> str:
     return f"`accelerate launch --config_file {config} …`"
 
 
-def test_page_02_shows_four_equal_runs_on_one_process_and_two_on_two():
-    rows = table_rows("02_one_loop_four_tellings.md", cells=4)
+def test_page_11_shows_four_equal_runs_on_one_process_and_two_on_two():
+    rows = table_rows("11_from_one_process_to_many.md", cells=4)
     assert [(processes, twins) for _, _, processes, twins in rows] == [
         ("1", "2, 3, 4"),
         ("1", "1, 3, 4"),
@@ -152,8 +152,8 @@ def test_page_02_shows_four_equal_runs_on_one_process_and_two_on_two():
     ]
 
 
-def test_page_11_resumes_with_the_same_weights_only_at_the_highest_levels():
-    rows = table_rows("11_kill_and_resume.md")
+def test_page_34_resumes_with_the_same_weights_only_at_the_highest_levels():
+    rows = table_rows("34_kill_and_resume.md")
     ladders = [row[2:] for row in rows if len(row) == 4]
     assert ladders == [
         *[["0 of 19", "differ"]] * 3,
@@ -167,8 +167,8 @@ def test_page_11_resumes_with_the_same_weights_only_at_the_highest_levels():
     ]
 
 
-def test_page_11_shows_that_three_processes_need_every_level():
-    rows = [row for row in table_rows("11_kill_and_resume.md") if len(row) == 3]
+def test_page_34_shows_that_three_processes_need_every_level():
+    rows = [row for row in table_rows("34_kill_and_resume.md") if len(row) == 3]
     assert [same for _, same, _ in rows] == [
         *["0 of 18"] * 3,
         *("19 of 19", "18 of 18", "18 of 18", "18 of 18"),
@@ -199,7 +199,7 @@ def test_every_link_leads_to_a_file_or_a_heading():
 
 
 @pytest.mark.parametrize(
-    "name", ["00_assert_distributed", "02_clip_gradients", "11_resume_exactly"]
+    "name", ["10_assert_distributed", "11_clip_gradients", "34_resume_exactly"]
 )
 def test_a_model_answer_passes(start, name):
     # Do not use tmp_path, because it would make the path of a Unix socket too long.
@@ -210,13 +210,13 @@ def test_a_model_answer_passes(start, name):
 
 
 def test_an_unsolved_exercise_fails(start):
-    result = check(start, "00")
+    result = check(start, "10")
     assert result.returncode == 1
     assert "under python alone" in result.stdout and "NotImplementedError" in result.stdout
-    result = check(start, "02")
+    result = check(start, "11")
     assert result.returncode == 1
     assert "on 1 process plain_step does not clip" in result.stdout
-    result = check(start, "11")
+    result = check(start, "34")
     assert result.returncode == 1
     assert "on 1 process" in result.stdout
     assert "first batch of the first epoch: level 0" in result.stdout
@@ -229,7 +229,7 @@ def test_trusting_world_size_fails_for_two_unconnected_processes(start, tmp_path
         "import os\n\n\ndef assert_distributed(n):\n"
         "    if int(os.environ.get('WORLD_SIZE', 1)) != n:\n        raise RuntimeError(n)\n"
     )
-    result = check(start, "00", answer)
+    result = check(start, "10", answer)
     assert result.returncode == 1
     assert "under two clones from torchrun (two processes, each alone)" in result.stdout
     assert "assert_distributed(2) should raise RuntimeError; seen: return" in result.stdout
@@ -237,12 +237,12 @@ def test_trusting_world_size_fails_for_two_unconnected_processes(start, tmp_path
 
 @pytest.mark.slow
 def test_the_grader_detects_clipping_in_every_micro_batch(start, tmp_path):
-    right = (EXERCISES / "answers" / "02_clip_gradients.py").read_text()
+    right = (EXERCISES / "answers" / "11_clip_gradients.py").read_text()
     wrong = right.replace("if accelerator.sync_gradients:", "if True:")
     assert wrong != right
     answer = tmp_path / "wrong.py"
     answer.write_text(wrong)
-    result = check(start, "02", answer)
+    result = check(start, "11", answer)
     assert result.returncode == 1
     assert "on 1 process accelerate_step clips on every micro-batch" in result.stdout
 
@@ -270,11 +270,11 @@ STEPS_DOWN = [  # (text in the model answer, replacement, part of the grader's m
     [*STEPS_DOWN[:1], *(pytest.param(*step, marks=pytest.mark.slow) for step in STEPS_DOWN[1:])],
 )
 def test_the_grader_names_the_level_of_a_resuming_answer(start, tmp_path, right, wrong, said):
-    text = (EXERCISES / "answers" / "11_resume_exactly.py").read_text()
+    text = (EXERCISES / "answers" / "34_resume_exactly.py").read_text()
     assert right in text
     answer = tmp_path / "wrong.py"
     answer.write_text(text.replace(right, wrong))
-    result = check(start, "11", answer)
+    result = check(start, "34", answer)
     assert result.returncode == 1
     assert said in result.stdout, result.stdout
 

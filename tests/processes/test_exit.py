@@ -20,11 +20,11 @@ from tests.processes.at_exit import watch
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
 FLAGS = [*FLAGS.split(), "--max-steps", "3", "--run-dir"]
 ACCELERATE_PROGRAMS = [
-    "tutorials/00_where_am_i.py",
-    "tutorials/07_accumulation.py",
-    "tutorials/09_batch_and_learning_rate.py",
-    "tutorials/10_precision_and_compilation.py",
-    "tutorials/11_kill_and_resume.py",
+    "tutorials/10_where_am_i.py",
+    "tutorials/23_accumulation.py",
+    "tutorials/31_batch_and_learning_rate.py",
+    "tutorials/33_precision_and_compilation.py",
+    "tutorials/34_kill_and_resume.py",
     "accel_demo/lab/doctor/probe.py",
 ]
 THREADS = ["gloo_tcp_loop", "pt_gloo_runloop", "pt_gloo_runloop"]  # while a process group exists

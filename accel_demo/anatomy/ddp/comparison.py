@@ -115,7 +115,7 @@ def train_every_rank(device) -> torch.Tensor:
 
 
 def average_in_a_ring(parameters, step: int) -> None:
-    """Average the gradients, adding them in the same order as a ring all-reduce (page 05).
+    """Average the gradients, adding them in the same order as a ring all-reduce (page 21).
 
     The gradients are split into one chunk per rank. Each chunk's sum starts on a different rank.
     """

@@ -1,0 +1,97 @@
+"""Page 22: the methods that equal DDP bit for bit, and the exercise, which is graded by level."""
+
+import tempfile
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import check, table_rows
+
+PAGE = "22_ddp.md"
+ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "22_equal_ddp.py"
+
+
+def test_all_methods_equal_ddp_on_two_processes_but_only_some_on_three():
+    ladder = [row for row in table_rows(PAGE) if len(row) == 4 and row[1] in ("equal", "different")]
+    marks = {name: marks for name, *marks in ladder}
+    assert len(marks) == len(ladder) == 15
+    whole, *others = ladder
+    assert whole == ["one process, the batches of all ranks in one", *["different"] * 3]
+    assert [two for _, two, _, _ in others] == ["equal"] * 14
+    assert [name for name, _, three, four in others if (three, four) == ("equal", "equal")] == [
+        "the same, in reverse order from step 2 on",
+        "by hand: buckets that hooks fill and send",
+        "DistributedDataParallel, once more",
+        "Accelerate",
+        "by hand, small buckets (compared with the row above)",
+    ]
+    # These equal DDP only on two and four processes, as dividing by a power of two is exact.
+    assert [name for name, _, *marks in others if marks == ["different", "equal"]] == [
+        "the same, but divided by N in the end",
+        "DistributedDataParallel with `allreduce_hook`",
+    ]
+
+
+def test_ddp_sends_parameters_once_and_gradients_in_every_backward():
+    rows = [row for row in table_rows(PAGE) if len(row) == 4 and row[1].startswith("`")]
+    wrapped, *steps = rows
+    assert wrapped[1] == "`DistributedDataParallel(model)`" and wrapped[3] == "–"
+    text = (REPOSITORY / "tutorials" / PAGE).read_text()
+    line = next(line for line in text.splitlines() if line.startswith("parameters: "))
+    parameters, buffers = (int(word) for word in line.split() if word.isdigit())
+    cells = [[cell.replace("–", "0").split(" + ") for cell in row[2:]] for row in steps]
+    sent = [[sum(map(int, numbers)) for numbers in row] for row in cells]
+    assert sum(map(int, wrapped[2].split(" + "))) >= parameters + buffers
+    assert [all_reduced for _, all_reduced in sent] == [0, parameters, 0] * 3
+    first, _, _, second, *_ = [broadcast for broadcast, _ in sent]
+    assert first == buffers and second > buffers
+    assert [broadcast for broadcast, _ in sent[4:]] == [0, 0, buffers, 0, 0]
+    assert "Collectives within `optimizer.step()`: 0" in text
+
+
+def test_the_page_shows_one_bucket_in_step_1_and_the_last_layer_first_from_step_2():
+    rows = [row for row in table_rows(PAGE) if len(row) == 3 and row[0] in "123"]
+    buckets = {step: [bucket for one, _, bucket in rows if one == step] for step in "123"}
+    assert len(buckets["1"]) == 1 and buckets["1"][0].startswith("`0.weight` `0.bias`")
+    assert len(buckets["2"]) > 1 and buckets["2"] == buckets["3"]
+    assert buckets["2"][0].startswith("`4.bias` `4.weight`")
+
+
+def test_the_model_answer_passes(start):
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = start(["accel-demo", "check", "22", "--file", ANSWER], TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+def test_the_unsolved_exercise_is_at_level_1(start):
+    result = check(start, "22")
+    assert result.returncode == 1
+    assert "on 3 processes" in result.stdout
+    assert "level 1, one all-reduce per parameter, then a division" in result.stdout
+
+
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
+    ("parameters if step == 0 else parameters[::-1]", "parameters", "level 3, multiplied by 1/N"),
+    ("    flat *= 1 / dist.get_world_size()\n", "", "the sum of the gradients, not their mean"),
+    ("parameters if step == 0 else ", "", "in reverse, but from the first step on"),
+    ("    dist.all_reduce(flat)\n", "", "the gradients are not shared"),
+    ("flat *= 1 /", "flat /=", "level 2, one flat buffer in the right order, but divided"),
+    ("def share_gradients", "def share", "cannot use the file: AttributeError"),
+    ("    flat = torch", "    raise SystemExit(0)\n    flat = torch", "use the file: SystemExit"),
+]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [*WRONG[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in WRONG[1:])],
+)
+def test_the_grader_names_the_level_of_an_answer(start, tmp_path, right, wrong, said):
+    text = ANSWER.read_text()
+    assert right in text
+    answer = tmp_path / "an answer.py"
+    answer.write_text(text.replace(right, wrong))
+    result = check(start, "22", answer)
+    assert result.returncode == 1
+    assert said in result.stdout and "Traceback" not in result.stdout, result.stdout

@@ -1,0 +1,112 @@
+"""Page 23: the measurements and the exercise on gradient accumulation."""
+
+import tempfile
+
+import pytest
+import torch
+
+from tests.pages.pages import EXERCISES, load_grader, mistake_in, table_rows
+
+ANSWER = EXERCISES / "answers" / "23_accumulate.py"
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
+    ("(loss / length)", "loss", "the gradient is 4 times too large"),
+    ("(loss / length)", "(loss / window)", "the short window is wrongly scaled (×0.5)"),
+    (
+        "nullcontext() if is_last else model.no_sync()",
+        "nullcontext()",
+        "numbers of all-reduces are 4, 4, 2",
+    ),
+    ("nullcontext() if is_last else model.no_sync()", "model.no_sync()", "a gradient of its own"),
+    ("        if is_last:\n", "        if True:\n", "the optimizer steps too often: 10 times"),
+    ("            optimizer.zero_grad()\n", "", "the previous window are still there"),
+    (
+        "        with nullcontext() if is_last else model.no_sync():\n"
+        "            loss = mse_loss(model(inputs), targets)\n",
+        "        loss = mse_loss(model(inputs), targets)\n"
+        "        with nullcontext() if is_last else model.no_sync():\n",
+        "numbers of all-reduces are 4, 4, 2:",
+    ),
+    ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
+    ("for index", "return\n    for index", "the optimizer steps 0 times"),
+    ("(inputs)", "(inputs + 1)", "the gradients do not match their windows: off by"),
+]
+
+
+def grade_all(answers: list[str]) -> list[str]:
+    """Return the mistake in each answer, or "". Grade all answers in one process group."""
+    return [mistake_in(load_grader("23"), answer, torch.device("cpu")) for answer in answers]
+
+
+def test_the_grader_distinguishes_typical_mistakes(together, tmp_path):
+    answers, right = [ANSWER], ANSWER.read_text()
+    for number, (truth, lie, _) in enumerate(WRONG):
+        assert truth in right
+        answers.append(tmp_path / f"wrong {number}.py")
+        answers[-1].write_text(right.replace(truth, lie))
+    verdicts, others = together(grade_all, 2, answers=[str(answer) for answer in answers])
+    assert verdicts == others
+    assert verdicts[0] == ""
+    for (*_, said), verdict in zip(WRONG, verdicts[1:], strict=True):
+        assert said in verdict
+
+
+@pytest.mark.parametrize(
+    ("file", "returncode", "said"),
+    [
+        (ANSWER, 0, "right: "),
+        (EXERCISES / "23_accumulate.py", 1, "wrong: the last window, which is short, never"),
+    ],
+)
+def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = start(["accel-demo", "check", "23", "--file", file], TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (returncode, "")
+    assert result.stdout.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        'raise ValueError("of one rank")',
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake):
+    here = "    for index"
+    on_rank_1 = f"    import torch\n    if torch.distributed.get_rank() == 1:\n        {mistake}\n"
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
+    result = start(["accel-demo", "check", "23", "--file", answer])
+    named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
+    assert result.stdout.startswith(f"wrong: rank 1 cannot use the file: {named}"), result.stdout
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_the_page_shows_that_only_micro_batch_4_averages_gradients():
+    assert table_rows("23_accumulation.md", cells=5) == [
+        *[[str(number), "0", "0", "0", "different on each rank"] for number in (1, 2, 3)],
+        ["4", "0", "1", "1", "the same"],
+    ]
+
+
+def test_the_page_shows_which_methods_are_correct():
+    ways = table_rows("23_accumulation.md", cells=6)
+    right = [row[1] for row in ways if row[-1] == "equal within 1e-6"]
+    assert len(ways) == 13
+    assert right == [
+        "one batch",
+        "DDP, `no_sync` before the last",
+        "DDP, without `no_sync`",
+        "`accumulate`",
+        "clip if `sync_gradients`",
+        "loss × 4 / true length",
+        "sum / tokens of all processes",
+    ]
+    assert [row[2:4] for row in ways if row[1] == "DDP, without `no_sync`"] == [["1", "4"]]
+
+
+def test_the_page_shows_that_training_depends_on_the_global_batch():
+    rows = table_rows("23_accumulation.md", cells=8)
+    assert [row[6] for row in rows[:6]] == ["2, 3", "1, 3", "1, 2", "none", "6", "5"]
+    assert {row[7] for row in rows if row[3] == "32"} == {"about the same"}

@@ -1,0 +1,222 @@
+"""Page 24: the phases of DataParallel, and the exercise on scatter and gather."""
+
+import importlib.util
+from collections import namedtuple
+
+import pytest
+import torch
+
+from tests.conftest import GPUS, VISIBLE_GPUS
+from tests.pages.pages import TUTORIALS, check, load_grader, mistake_in
+
+ANSWER = TUTORIALS / "exercises" / "answers" / "24_scatter_and_gather.py"
+FINE = "below 1e-6"
+Pair = namedtuple("Pair", "one other")
+
+
+def tables():
+    """Map each table's first heading to all rows of the table, including the heading row."""
+    found, last = [], ""
+    for line in (TUTORIALS / "24_data_parallel.md").read_text().splitlines():
+        if line.startswith("| "):
+            if not last.startswith("| "):
+                found.append([])
+            found[-1].append([cell.strip() for cell in line.strip("|").split(" | ")])
+        last = line
+    return {
+        table[0][0]: [row for row in table if not set(row[0]) <= {"-", ":"} or not row[0]]
+        for table in found
+    }
+
+
+def test_the_page_shows_uneven_chunks_four_threads_and_the_bytes_of_each_phase():
+    phases = {row[0]: row[1:] for row in tables()["phase"][1:]}
+    assert list(phases) == ["`scatter`", "`replicate`", "`parallel_apply`", "`gather`", "backward"]
+    assert phases["`scatter`"][1:5] == ["3×6", "3×6", "3×6", "1×6"]
+    assert phases["`gather`"][1:5] == ["3×3", "3×3", "3×3", "1×3"]
+    assert phases["`parallel_apply`"][0] == "4 threads" and phases["`parallel_apply`"][-1] == "0"
+    parameters = 4 * (6 * 5 + 5 + 5 * 3 + 3)  # bytes
+    assert phases["`replicate`"][-1] == phases["backward"][-1] == str(3 * parameters)
+
+
+def test_the_device_of_replica_0_uses_the_most_memory():
+    held = {row[0]: list(map(int, row[1:])) for row in tables()[""][1:]}
+    together = held.pop("together")
+    assert together == [sum(column) for column in zip(*held.values(), strict=True)]
+    assert together[0] > 2 * max(together[1:])
+    for what in ("all outputs, gathered", "their sum, in `.grad`", "Adam's two averages"):
+        assert held[what][0] > 0 and held[what][1:] == [0, 0, 0]
+
+
+def test_every_forward_copies_the_module_and_other_code_runs_in_the_main_thread():
+    calls = [row[1:] for row in tables()["two steps with"][1:]]
+    replicas = "replica 0, replica 1, replica 2, replica 3"
+    assert calls == [
+        ["`forward`", "2", "main", "1"],
+        ["`kernel_distance`", "2", "main", "1"],
+        ["`forward`", "8", replicas, "1"],
+        ["`kernel_distance`", "2", "main", "1"],
+    ]
+    page = (TUTORIALS / "24_data_parallel.md").read_text()
+    assert "\nReplications in 2 steps: 2\n" in page and "\ndevice_ids: []\n" in page
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+def test_the_program_of_the_page_prints_the_same_output_on_a_gpu_machine(start):
+    program = ["python", "tutorials/24_data_parallel.py"]
+    result = start(program, **VISIBLE_GPUS)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == start(program).stdout
+
+
+def test_only_the_plain_mean_of_uneven_chunks_is_biased():
+    rows = tables()["replicas"][1:]
+    assert [row[0] for row in rows] == list("12345678")
+    for replicas, chunks, after, plain, weighted in rows:
+        assert (after, weighted) == (FINE, FINE)
+        uneven = len(set(chunks.split(", "))) > 1
+        assert (plain == FINE) != uneven, replicas
+    assert rows[-1][1] == "4, 4, 4, 4, 4, 4, 4, 2" and float(rows[-1][3]) > 0.01
+
+
+def test_wrapping_the_two_parts_of_vgg_replicates_and_gathers_twice():
+    head, whole, parts = tables()["wrapped"]
+    assert head[1:4] == ["replications", "gathers", "threads"]
+    assert (whole[1:4], parts[1:4]) == (["1", "1", "2"], ["2", "2", "4"])
+    assert whole[-1] == parts[-1] == FINE
+
+
+def test_summed_and_averaged_gradients_agree_only_if_the_loss_is_a_mean():
+    mean, total = tables()["the loss is"][1:]
+    assert mean[1:] == ["1.00 times", "1.00 times"] and total[1:] == ["1.00 times", "0.25 times"]
+
+
+def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
+    result = check(start, "24", ANSWER)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+    result = check(start, "24")
+    assert result.returncode == 1
+    assert result.stdout.startswith("wrong: scatter of a tensor stops with NotImplemented")
+
+
+@pytest.fixture(scope="module")
+def grader():
+    return load_grader("24")
+
+
+CHUNKS = "batch.chunk(len(devices))"
+IN_DICT = "{key: part_of(value, i, devices) for key, value in batch.items()}"
+IN_TUPLE = "part_of(value, i, devices) for value in batch]"
+JOINED = "gather(list(values), device) for"
+DETACHED = "(lambda one: one.detach() if isinstance(one, torch.Tensor) else one)"
+FIRST = "    counts = ["  # the first line of scatter
+ZIPPED = """    if isinstance(batch, dict):
+        parts = zip(*(scatter(value, devices) for value in batch.values()), strict=STRICT)
+        return [dict(zip(batch, values)) for values in parts]
+"""
+ZIPPED_LISTS = """    if isinstance(batch, list | tuple):
+        parts = zip(*(scatter(value, devices) for value in batch))
+        return [type(batch)(values) for values in parts]
+"""
+MISTAKES = [  # (text in the model answer, replacement, part of the grader's message)
+    (
+        CHUNKS,
+        "batch[: (n := len(batch) // len(devices) or 1) * len(devices)].split(n)",
+        "scatter of 10 samples over 4 replicas loses samples: the parts have [2, 2, 2, 2]",
+    ),
+    (CHUNKS, "batch.chunk(len(devices), 1)", "a dimension other than 0"),
+    (".chunk(", ".tensor_split(", "returns empty parts: [1, 1,"),
+    (CHUNKS, f"batch.detach(){CHUNKS[5:]}", "scatter of 12 samples over 4 replicas cuts the graph"),
+    (CHUNKS, f"batch.flip(0){CHUNKS[5:]}", "every sample once, in order"),
+    (
+        ".to(devices[i])",
+        "",
+        "scatter should put part i on devices[i]: cpu holds part 1, not meta",
+    ),
+    (
+        FIRST,
+        f"    if isinstance(batch, dict):\n        return [batch]\n{FIRST}",
+        "returns 1 parts, but a tensor makes",
+    ),
+    (IN_DICT, IN_DICT.replace("{key: ", "[").replace("}", "]"), "should return a dict for each"),
+    (
+        IN_DICT,
+        "{'data': part_of(batch['data'], i, devices)}",
+        "loses keys: there were ['data', 'na",
+    ),
+    (IN_DICT, "batch", "4 replicas should split the first tensor of a tuple like a tensor"),
+    (
+        IN_DICT,
+        IN_DICT.replace("devices", "devices[:1] * len(devices)"),
+        "scatter should also move tensors inside tuples, lists and dicts to dev",
+    ),
+    (IN_TUPLE, IN_TUPLE.replace("value,", f"{DETACHED}(value),"), "scatter cuts the graph of a te"),
+    (
+        IN_TUPLE,
+        IN_TUPLE.replace("batch]", "batch[::-1]]"),
+        "should return such a tuple per replica",
+    ),
+    (
+        FIRST,
+        ZIPPED.replace("STRICT", "True") + FIRST,
+        "scatter of dicts, lists and tuples stops with ValueError",
+    ),
+    (
+        FIRST,
+        ZIPPED.replace("STRICT", "False") + ZIPPED_LISTS + FIRST,
+        "returns 0 parts, but a tensor makes",
+    ),
+    (
+        "like(batch, [part",
+        "list([part",
+        "scatter of a tuple with a list should return such a tuple",
+    ),
+    (
+        "    return batch\n",
+        "    return None\n",
+        "values without tensors to every replica unchanged",
+    ),
+    (
+        "dim=0)",
+        "dim=-1)",
+        "gather should join dimension 0: 2×2 and 2×2 should be 4×2, not (2, 4)",
+    ),
+    ("torch.cat([", "torch.stack([", "gather should join dimension 0"),
+    ("for row in rows]", "for row in rows[::-1]]", "does not return all rows in the order"),
+    ("torch.cat([row.to(device)", "torch.cat([row.detach()", "gather cuts the graph: no gradient"),
+    ("row.to(device)", "row", "gather should return its result on meta, not on"),
+    ("output.unsqueeze(0)", "output", "gather of tensors stops with RuntimeError"),
+    (JOINED, f"{DETACHED}({JOINED[:-4]}) for", "gather cuts the graph of tensors in a tuple or"),
+    (JOINED, "gather(list(values), torch.device('cpu')) for", "tensors in a tuple or list on meta"),
+    ("def scatter(", "def scater(", "the file cannot be used: AttributeError"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES, ids=[said for *_, said in MISTAKES])
+def test_the_grader_names_a_typical_mistake(grader, tmp_path, right, wrong, said):
+    text = ANSWER.read_text()
+    assert right in text
+    (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
+    assert said in mistake_in(grader, tmp_path / "wrong.py")
+
+
+def test_the_model_answer_keeps_empty_containers_and_named_tuples():
+    spec = importlib.util.spec_from_file_location("answer_03", ANSWER)
+    answer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(answer)
+    batch, cpu = {"pair": Pair(torch.arange(3), []), "empty": {}}, torch.device("cpu")
+    parts = answer.scatter(batch, [cpu] * 2)
+    assert [part["pair"].one.tolist() for part in parts] == [[0, 1], [2]]
+    assert all(part["pair"].other == [] and part["empty"] == {} for part in parts)
+    found = answer.gather(parts, cpu)
+    assert isinstance(found["pair"], Pair) and found["pair"].one.tolist() == [0, 1, 2]
+    assert (found["pair"].other, found["empty"]) == ([], {})
+
+
+def test_an_answer_that_exits_fails_the_check(start, tmp_path):
+    (tmp_path / "ends.py").write_text("import os\n\nos._exit(3)\n")
+    result = check(start, "24", tmp_path / "ends.py")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout == "wrong: it ended early, with exit code 3\n"

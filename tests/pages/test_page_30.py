@@ -1,0 +1,186 @@
+"""Page 30: the samples that each rank reads, and the exercise on exact accuracy."""
+
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from accel_demo.lab import grading
+from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, table_rows
+
+PAGE = "30_who_saw_which_sample.md"
+ANSWER = EXERCISES / "answers" / "30_exact_accuracy.py"
+GATHER = "accelerator.gather_for_metrics("
+PADDED = "accelerator.gather("
+START = "    right = counted = 0\n"
+LINE = f"        predictions, labels = {GATHER}(predictions, labels))\n"
+COUNT = "        right += (predictions == labels).sum().item()\n        counted += len(labels)\n"
+MEAN = "        right += (predictions == labels).float().mean().item()\n        counted += 1\n"
+LOADER = "DataLoader(dataset, batch_size))\n"
+UNEVEN = (LOADER, f"{LOADER}    loader.batch_sampler.even_batches = False\n")
+OWN_MEAN = """import torch
+    own = torch.tensor(right / max(counted, 1))
+    return accelerator.reduce(own, "mean").item()"""
+PREPARED = "accelerator.prepare(DataLoader(dataset, batch_size))"
+NOT_PREPARED = (PREPARED, "DataLoader(dataset, batch_size)")
+ON_MAIN = "    if not accelerator.is_main_process:\n        return None\n"
+RESULT = "return right / counted"
+WRONG = [  # (text in the model answer, replacement, …, part of the grader's message)
+    (GATHER, PADDED, "padding is counted: 30 samples instead of 22"),
+    (COUNT, MEAN, "it is a mean of the batches' accuracies"),
+    (*UNEVEN, LINE, "", RESULT, OWN_MEAN, "it is a mean of the ranks' accuracies"),
+    (*UNEVEN, LINE, "", COUNT, MEAN, RESULT, OWN_MEAN, "a mean of means, of batches and of ranks"),
+    ("batch_size)", "batch_size, drop_last=True)", "7 of 22 samples never go through the model"),
+    (LINE, "", "the ranks return different numbers (0.7000, 0.6000, 1.0000)"),
+    (*NOT_PREPARED, "the work is not shared: of 22 samples 22 go through the model on one rank"),
+    (*NOT_PREPARED, LINE, "", START, ON_MAIN + START, "one process does it all: 22 samples"),
+    (RESULT, f"{RESULT[:-7]}30", "only the divisor is wrong: 30"),
+    (GATHER, PADDED, RESULT, "return right / len(dataset)", "the right predictions of all 30"),
+    (RESULT, f"{RESULT[:-7]}22", "for 30 samples it returns 1.2273 instead of 0.9"),
+    (RESULT, "print()", "rank 0 returns nothing instead of a number"),
+    (RESULT, f"{RESULT} - 0.5", "for 22 samples it returns 0.3182 instead of 0.8182"),
+    ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
+    (START, "    raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0"),
+]
+
+
+def observe_all(answers):
+    """Grade all answers in one process group. Return this rank's report on each answer."""
+    observe, device = load_grader("30").observe, torch.device("cpu")
+    return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def reports(together, tmp_path_factory):
+    """For the model answer, the unsolved file and each wrong answer, return a report per rank."""
+    folder, right = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
+    answers = [ANSWER, EXERCISES / "30_exact_accuracy.py"]
+    for number, (*changes, _) in enumerate(WRONG):
+        text = right
+        for truth, lie in zip(changes[::2], changes[1::2], strict=True):
+            assert truth in text
+            text = text.replace(truth, lie)
+        answers.append(folder / f"wrong {number}.py")
+        answers[-1].write_text(text)
+    ranks = together(observe_all, 3, timeout=220, answers=[str(answer) for answer in answers])
+    return [list(of_all) for of_all in zip(*ranks, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def verdicts(reports):
+    return [mistake_of_group(by_rank) for by_rank in reports]
+
+
+def mistake_of_group(by_rank: list[dict]) -> str:
+    named = {f"3-{rank}": report for rank, report in enumerate(by_rank)}
+    try:
+        grading.check(grading.Outcome(0, "", named, 0), (3,), load_grader("30").judge)
+    except grading.Wrong as mistake:
+        return str(mistake)
+    return ""
+
+
+def test_the_model_answer_passes(verdicts):
+    assert verdicts[0] == ""
+
+
+def test_the_unsolved_file_fails(verdicts):
+    assert verdicts[1].startswith("7 of 22 samples never go through the model (15, 16, 17,")
+
+
+def test_the_unsolved_file_behaves_as_its_docstring_describes(reports):
+    for report in reports[1]:
+        for_22, for_30 = (seen["result"] for seen in report["seen"])  # the third case fails
+        assert abs(for_22 - 18 / 22) > 0.01 and abs(for_30 - 27 / 30) < 1e-6
+        assert "RuntimeError" in report["mistake"]
+
+
+def test_the_grader_distinguishes_typical_mistakes(verdicts):
+    for (*_, said), verdict in zip(WRONG, verdicts[2:], strict=True):
+        assert said in verdict
+
+
+SAID = [
+    (ANSWER, 0, "right: the exact accuracy of 22, 30, 4"),
+    (None, 1, "wrong: 7 of 22 samples never go through the model"),
+]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_grader_prints_its_verdict_on_the_reports(reports, capsys, monkeypatch, number):
+    def write(command, time_limit):
+        for rank, report in enumerate(reports[number]):
+            grading.write_report(Path(command.split()[-1]), f"3-{rank}", report)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(grading, "run_to_end", write)  # starts no processes
+    file, returncode, said = SAID[number]
+    grader = str(EXERCISES / "graders" / "30.py")
+    monkeypatch.setattr(sys, "argv", [grader, str(file or EXERCISES / "30_exact_accuracy.py")])
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_path(grader, run_name="__main__")
+    assert exited.value.code == returncode
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "returncode", "said"), SAID)
+def test_the_check_passes_only_the_model_answer(start, file, returncode, said):
+    result = check(start, "30", file, timeout=200)
+    assert (result.returncode, result.stderr) == (returncode, "")
+    assert result.stdout.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (
+            "if accelerator.is_main_process:\n            accelerator.gather(labels)",
+            "rank 0 has not finished after 20 s",
+        ),
+        (
+            "if accelerator.process_index == 1:\n            raise ValueError('of one rank')",
+            "rank 1 cannot use the file: ValueError: of one rank",
+        ),
+    ],
+)
+def test_the_grader_names_a_rank_that_hangs_or_raises(start, tmp_path, lie, said):
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
+    # real=True, because a real launcher has to stop the remaining ranks.
+    result = check(start, "30", answer, timeout=200, real=True, ACCEL_DEMO_PATIENCE="20")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.startswith("wrong: ") and said in result.stdout
+
+
+def test_the_page_shows_how_many_samples_each_method_counts():
+    ways = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
+    assert ways["`gather`"] == ["30", "22", "76.7%", "no"]
+    assert ways["`gather_for_metrics`, loader prepared"] == ["22", "22", "81.8%", "yes"]
+    assert ways["one process, one sum"] == ["22", "22", "81.8%", "yes"]
+    exact = [way for way, cells in ways.items() if cells[0] == "22" and cells[3] == "yes"]
+    assert exact == ["one process, one sum", "`gather_for_metrics`, loader prepared"]
+    assert ways["`DistributedSampler` and prepared"][:2] == ["7", "7"]
+    assert len(ways) == 8
+
+
+def test_the_page_shows_padding_and_an_order_that_repeats_without_set_epoch():
+    rows = table_rows(PAGE, cells=7)  # rows with set_epoch, then rows without it
+    assert [row[3:5] for row in rows[:12]] == 2 * (3 * [["2", "0"]] + 3 * [["8", "0"]])
+    assert [row[6] for row in rows[:6]] == 2 * ["–", "no", "no"]
+    assert [row[6] for row in rows[6:12]] == ["–", "yes", "yes", "–", "no", "no"]
+    assert [row[2:] for row in table_rows(PAGE, cells=4)][:2] == [
+        ["24 (22 different)", "24 (22 different)"],
+        ["30 (22 different)", "22 (22 different)"],
+    ]
+
+
+def test_the_page_names_the_rank_that_would_wait():
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert (
+        "rank 0 has more batches (2) than rank 2 (1). In training the all-reduce of batch 2" in text
+    )

@@ -1,0 +1,189 @@
+"""Page 31: when a learning rate schedule ends, and the exercise on equal learning curves."""
+
+import tempfile
+
+import pytest
+import torch
+
+from tests.pages.pages import (
+    EXERCISES,
+    TUTORIALS,
+    check,
+    load_grader,
+    mistake_in,
+    table_rows,
+)
+
+PAGE = "31_batch_and_learning_rate.md"
+EXERCISE, ANSWER = (EXERCISES / folder / "31_same_curve.py" for folder in (".", "answers"))
+ONCE = ", step_scheduler_with_optimizer=False"
+DIVIDED = "batch_size=global_batch // accelerator.num_processes"
+BEFORE = ("    total_steps = len(loader)\n", "")
+EARLIER = ("    model, loader = acc", "    total_steps = len(loader)\n    model, loader = acc")
+SPLIT = (
+    ONCE,
+    ", dataloader_config=__import__('accelerate').DataLoaderConfiguration(split_batches=True)",
+)
+RIGHT = [  # edits to the model answer that keep it correct
+    [SPLIT, (DIVIDED, "batch_size=global_batch")],
+    [(ONCE, ""), BEFORE, EARLIER],
+    [(ONCE, ""), ("prepare(optimizer, scheduler)", "prepare(optimizer), scheduler")],
+]
+WRONG = [  # (edits to the model answer, part of the grader's message)
+    ([(ONCE, "")], "the schedule is over after 4 of 8 steps: the prepared scheduler steps 2 times"),
+    ([BEFORE, EARLIER], "only 1/2 of the schedule is done when the epoch ends"),
+    ([(DIVIDED, "batch_size=global_batch")], "a step is taken on 32 samples instead of 16"),
+    (
+        [("lr=learning_rate", "lr=learning_rate * accelerator.num_processes")],
+        "the first learning rate is 2 times `learning_rate`",
+    ),
+    ([("        scheduler.step()\n", "")], "the learning rate never changes"),
+    ([("        optimizer.zero_grad()\n", "")], "but the weights are off by"),
+    ([("model, loader = accelerator.prepare(model, loader)", "")], "every process reads all"),
+    (
+        [
+            (
+                "model, loader = accelerator.prepare(model, loader)",
+                "loader = accelerator.prepare(loader)",
+            )
+        ],
+        "the processes end with different weights",
+    ),
+    ([("        optimizer.step()\n", "")], "the optimizer never steps"),
+    ([(DIVIDED, "batch_size=4")], "a step is taken on 8 samples, instead of 16"),
+    (
+        [("1 - step / total_steps", "1 / (1 + step)")],
+        "the learning rates of the steps are 0.1 0.05",
+    ),
+    ([("model(inputs)", "model(inputs, 1)")], "the file cannot be used: TypeError"),
+    ([("        loss = mse", "        break\n        loss = mse")], "the optimizer never steps"),
+]
+
+
+def grade_all(answers: list[str]) -> tuple[list[str], float]:
+    """Return each answer's mistake, or "", and the result of `last_rate_with_accumulation`.
+
+    Everything runs in one process group.
+    """
+    grader, device = load_grader("31"), torch.device("cpu")
+    mistakes = [mistake_in(grader, answer, device) for answer in answers]
+    return mistakes, last_rate_with_accumulation()
+
+
+def last_rate_with_accumulation() -> float:
+    """Accumulate over 4 batches, and return the last learning rate of the prepared schedule.
+
+    The schedule decreases from 1 to 0 in 16 steps: the unprepared loader has 16 batches.
+    """
+    from accelerate import Accelerator
+    from torch.optim.lr_scheduler import LambdaLR
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, loader = torch.nn.Linear(1, 1), torch.utils.data.DataLoader(torch.zeros(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: 1 - step / 16)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    for inputs in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(inputs).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return scheduler.get_last_lr()[0]
+
+
+@pytest.fixture(scope="module")
+def verdicts(together, tmp_path_factory):
+    """Call `grade_all` on two ranks, and return each rank's result.
+
+    The answers are the unsolved file, the model answer, and the model answer with each of the
+    edits in `RIGHT` and `WRONG`.
+    """
+    folder = tmp_path_factory.mktemp("answers")
+    answers = [EXERCISE, ANSWER]
+    for number, changes in enumerate([*RIGHT, *(changes for changes, _ in WRONG)]):
+        text = ANSWER.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new, 1)
+        answers.append(folder / f"answer {number}.py")
+        answers[-1].write_text(text)
+    return together(grade_all, 2, answers=[str(answer) for answer in answers])
+
+
+def test_with_accumulation_over_four_batches_only_a_quarter_of_the_schedule_is_done(verdicts):
+    assert [rate for _, rate in verdicts] == [0.75, 0.75]
+
+
+def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(verdicts):
+    ((not_done, *mine), _), (others, _) = verdicts
+    assert [not_done, *mine] == others
+    assert not_done.startswith("a step is taken on 32 samples")
+    rights = 1 + len(RIGHT)
+    assert mine[:rights] == [""] * rights
+    for (_, said), verdict in zip(WRONG, mine[rights:], strict=True):
+        assert said in verdict
+
+
+def test_the_model_answer_passes(start):
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, "31", ANSWER, TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ")
+
+
+@pytest.mark.slow
+def test_the_unsolved_exercise_passes_on_one_process_and_fails_on_two(start):
+    result = check(start, "31")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.startswith("wrong: on 2 processes a step is taken on 32 samples")
+
+
+def test_on_two_processes_only_two_of_four_schedules_end_with_the_epoch():
+    ways = table_rows(PAGE, cells=8)
+    right = ["1", "0.75", "0.5", "0.25", "0", "64"]
+    assert [way[2:] for way in ways[:4]] == [right] * 4  # on one process
+    assert ways[4:] == [
+        ["before `prepare`", "once per process (default)", *right],
+        ["after `prepare`", "once per process (default)", "1", "0.5", "0", "0", "0", "32"],
+        ["before `prepare`", "once", "1", "0.875", "0.75", "0.625", "0.5", "–"],
+        ["after `prepare`", "once", *right],
+    ]
+    text = (TUTORIALS / PAGE).read_text()
+    assert text.index("Connected processes: 1") < text.index("Connected processes: 2")
+
+
+def test_on_two_processes_a_prepared_plateau_scheduler_lowers_the_rate_in_every_epoch():
+    assert [row for row in table_rows(PAGE, cells=5) if row[0].endswith("prepared")] == [
+        ["prepared", "1", "1", "0.1", "0.1"],
+        ["not prepared", "1", "1", "0.1", "0.1"],
+        ["prepared", "1", "0.1", "0.01", "0.001"],
+        ["not prepared", "1", "1", "0.1", "0.1"],
+    ]
+
+
+def test_the_recorded_curves_support_the_claims_of_the_page():
+    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=10)}
+    assert len(rows) == 8
+    one = next(iter(rows.values()))  # the run on one process
+    for name in ("right", "right, by split_batches"):
+        assert rows[name][1:] == one[1:]  # all cells except the number of processes
+    assert int(rows["scheduler stepped ×N"][5]) * 2 == int(one[5])
+    ends = ["", ", learning rate ×√N", ", learning rate ×N"]
+    none, root, linear = (float(rows[f"global batch ×N{end}"][8]) for end in ends)
+    assert none > root > linear > 0 == float(one[8])
+
+
+@pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])
+@pytest.mark.slow
+def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake):
+    here = "    for inputs"
+    on_rank_1 = f"    if accelerator.process_index == 1:\n        {mistake}\n"
+    answer = tmp_path / "wrong.py"
+    answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
+    result = check(start, "31", answer)
+    named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
+    said = f"wrong: on 2 processes rank 1 cannot use the file: {named}"
+    assert result.stdout.startswith(said), result.stdout
+    assert (result.returncode, result.stderr) == (1, "")

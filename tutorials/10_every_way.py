@@ -1,0 +1,127 @@
+"""Run 10_where_am_i.py with each launcher. Count how many processes start, and how many connect.
+
+python tutorials/10_every_way.py
+python tutorials/10_every_way.py --plot tutorials/10_where_am_i.svg
+"""
+
+import argparse
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+from accel_demo.processes.launch import run_to_end
+
+PROGRAM = "tutorials/10_where_am_i.py"
+CONFIGS = "accelerate_configs"
+# (expected number of connected processes, command)
+LAUNCHES = [
+    (1, "python {program}"),
+    (2, "python {program} --start spawn"),
+    (2, "torchrun --standalone --nproc-per-node 2 {program}"),
+    (2, "python -m torch.distributed.launch --standalone --nproc_per_node 2 {program}"),
+    (1, f"accelerate launch --config_file {CONFIGS}/cpu.yaml {{program}}"),
+    (2, f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml {{program}}"),
+    (2, "python {program} --start debug_launcher"),
+    (2, "accelerate launch --cpu --num_processes 2 {program}"),
+    (2, "accelerate launch --config_file tutorials/10_multi_cpu.yaml {program}"),
+    (2, "torchrun --standalone --nproc-per-node 2 {program} --plain"),
+]
+LINE = re.compile(
+    r"RANK=(\w+) LOCAL_RANK=\w+ WORLD_SIZE=(\w+) \| (.*) \| torch group: (\w+) \| received \[(.*)\]"
+)
+
+
+def main(plot: str | None) -> None:
+    with ThreadPoolExecutor(2) as pool:  # two launches at a time
+        all_started = list(pool.map(start, [command for _, command in LAUNCHES]))
+    print("| | command | expected | `WORLD_SIZE` | started | connected |")
+    print("|---|---|---|---|---|---|")
+    for (expected, command), processes in zip(LAUNCHES, all_started, strict=True):
+        mark = "" if connected(processes) == expected else "⚠"
+        shown = command.format(program="…")
+        answers = {1: "alone" if len(processes) == 1 else "no, each alone"}
+        together = answers.get(connected(processes), "yes")
+        world_size = processes[0]["world_size"]
+        row = (mark, f"`{shown}`", expected, world_size, len(processes), together)
+        print(f"| {' | '.join(map(str, row))} |")
+    if plot:
+        draw([(LAUNCHES[index][1], all_started[index]) for index in (5, 9, 8)], plot)
+
+
+def start(command: str) -> list[dict]:
+    """Run the command, and return the values that each process printed."""
+    result = run_to_end(command.format(program=PROGRAM))
+    matches = [LINE.fullmatch(line) for line in sorted(result.stdout.splitlines())]
+    if result.returncode != 0 or None in matches:
+        raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")
+    names = ("rank", "world_size", "state", "group", "received")
+    return [dict(zip(names, line.groups(), strict=True)) for line in matches]
+
+
+def connected(processes: list[dict]) -> int:
+    """Return how many processes are connected, which is how many ranks each process received."""
+    counts = {len(process["received"].split(",")) for process in processes}
+    if len(counts) != 1:
+        raise RuntimeError(f"the processes received different numbers of ranks: {processes}")
+    return counts.pop()
+
+
+def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
+    """Draw one panel per launch, with its command, processes, environment and process group."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # so that every run writes the same SVG ids
+    figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
+    for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
+        together = connected(processes) > 1
+        is_trap = connected(processes) != 2
+        axes.set(xlim=(0, 10), ylim=(0, 10))
+        axes.axis("off")
+        title = {(1, 2): "two clones", (1, 1): "one process", (2, 2): "two connected processes"}
+        colour = "#b3261e" if is_trap else "#1b5e20"
+        axes.set_title(title[connected(processes), len(processes)], color=colour, weight="bold")
+
+        def box(x, y, width, height, text, axes=axes, **style):
+            style = {"facecolor": "#f4f4f4", "edgecolor": "#555555", **style}
+            axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **style))
+            centre = (x + width / 2, y + height / 2)
+            axes.text(*centre, text, ha="center", va="center", fontsize=8.5, linespacing=1.5)
+
+        words = [word.split("/")[-1] for word in command.format(program="…").split()]
+        box(0.2, 8.2, 9.6, 1.6, f"{' '.join(words[:2])}\n{' '.join(words[2:])}")
+        for index, process in enumerate(processes):
+            x = 0.2 + 5 * index if len(processes) > 1 else 2.7
+            arrow = {"arrowstyle": "-|>", "color": "#555555"}
+            axes.annotate("", (x + 2.3, 6.9), (x + 2.3, 8.2), arrowprops=arrow)
+            variables = f"environment:\nRANK={process['rank']}\nWORLD_SIZE={process['world_size']}"
+            box(x, 4.9, 4.6, 2, variables, facecolor="#e3edf9")
+            axes.annotate("", (x + 2.3, 3.7), (x + 2.3, 4.9), arrowprops=arrow)
+            identity, device, kind, backend = process["state"].split(", ")
+            box(
+                x,
+                1.7,
+                4.6,
+                2,
+                f"Accelerate:\n{identity}\n{device}, {backend}",
+                edgecolor=colour,
+                linewidth=1.8,
+            )
+        group = processes[0]["group"]
+        if together:
+            box(0.2, 0.2, 9.6, 0.9, f"process group of {group}", edgecolor=colour, linewidth=1.8)
+            for x in (2.5, 7.5):
+                both = {"arrowstyle": "<|-|>", "color": colour}
+                axes.annotate("", (x, 1.1), (x, 1.7), arrowprops=both)
+        elif group != "none":
+            unused = f"torch's process group of {group}: Accelerate does not use it"
+            box(0.2, 0.2, 9.6, 0.9, unused, edgecolor=colour, linestyle="--")
+        else:
+            axes.text(5, 0.65, "no process group", ha="center", va="center", color=colour)
+    metadata = {"Date": None} if file.endswith(".svg") else None
+    figure.savefig(file, metadata=metadata)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plot", metavar="FILE", help="draw three of the launches in FILE")
+    main(parser.parse_args().plot)

@@ -1,0 +1,109 @@
+"""List the environment variables and arguments that each launcher passes to a worker.
+
+python tutorials/10_launchers.py
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from accel_demo.processes.launch import run_to_end
+
+NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+LAUNCHERS = {  # name: (command, number of processes it starts)
+    "`python`": ("python {worker}", 1),
+    "`mp.spawn`": ("python {worker} --start spawn", 2),
+    "`debug_launcher`": ("python {worker} --start debug_launcher", 2),
+    "`torchrun`": ("torchrun --standalone --nproc-per-node 2 {worker}", 2),
+    "`python -m torch.distributed.launch`": (
+        "python -m torch.distributed.launch --standalone --nproc_per_node 2 {worker}",
+        2,
+    ),
+    "`accelerate launch`": (
+        "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml {worker}",
+        2,
+    ),
+}
+
+
+def main() -> None:
+    with ThreadPoolExecutor(2) as pool:  # two launches at a time
+        started = list(pool.map(start, LAUNCHERS))
+    print(f"| launcher | {' | '.join(f'`{name}`' for name in NAMES)} | passes | old script |")
+    print("|---" * (len(NAMES) + 3) + "|")
+    for launcher, reports, _ in started:
+        first = min(reports, key=lambda report: report["passed"])
+        cells = ["set" if name in first["set"] else "" for name in NAMES]
+        passed = " ".join(f"`{argument}`" for argument in first["passed"])
+        print(f"| {launcher} | {' | '.join(cells)} | {passed} | {first['old script']} |")
+    for launcher, _, stderr in started:
+        if "FutureWarning: " in stderr:
+            warning = stderr.partition("FutureWarning: ")[2].splitlines()
+            print(f"\n{launcher} warns: {' '.join(warning[:2])}")
+
+
+def start(launcher: str) -> tuple[str, list[dict], str]:
+    """Run the launcher. Return its name, the report of each worker, and the text on stderr."""
+    command, processes = LAUNCHERS[launcher]
+    worker = "tutorials/10_launchers.py --worker"
+    result = run_to_end(command.format(worker=worker))
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    if result.returncode != 0 or len(reports) != processes:
+        raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")
+    return launcher, reports, result.stderr
+
+
+def worker() -> None:
+    """Print the launch variables and arguments of this worker as one line of JSON.
+
+    The line is printed in a single write, so that the output of the workers does not interleave.
+    """
+    own = ["--worker", "--start", "spawn", "debug_launcher"]
+    passed = [argument for argument in sys.argv[1:] if argument not in own]
+    report = {"set": [name for name in NAMES if name in os.environ], "passed": passed}
+    print(json.dumps({**report, "old script": old_script(passed)}) + "\n", end="", flush=True)
+
+
+def old_script(arguments: list[str]) -> str:
+    """Parse like a script that only accepts `--local_rank`. Return the value, or the error."""
+    parser = argparse.ArgumentParser(prog="script.py")
+    parser.add_argument("--local_rank", type=int)
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        try:
+            return f"`local_rank={parser.parse_args(arguments).local_rank}`"
+        except SystemExit as ended:
+            return f"`{stderr.getvalue().splitlines()[-1]}`, exit code {ended.code}"
+
+
+def spawned(rank: int, world_size: int, port: int) -> None:
+    """Print the report, set the variables that `mp.spawn` does not set, and connect."""
+    worker()
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "--worker" not in sys.argv:
+        main()
+    elif "spawn" in sys.argv:  # import torch only if needed, because it takes seconds
+        import torch.multiprocessing as mp
+
+        from accel_demo.processes.launch import free_port
+
+        mp.spawn(spawned, args=(2, free_port()), nprocs=2)
+    elif "debug_launcher" in sys.argv:
+        from accelerate import debug_launcher
+
+        debug_launcher(worker, num_processes=2)
+    else:
+        worker()

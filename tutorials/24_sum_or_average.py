@@ -1,0 +1,40 @@
+"""Compare the sum of the replicas' gradients with their average, for two kinds of loss.
+
+python tutorials/24_sum_or_average.py
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.show import table
+
+REPLICAS = 4
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    net, rows = nn.Linear(6, 3), []
+    inputs, labels = torch.randn(12, 6), torch.randn(12, 3)
+    for reduction in ("mean", "sum"):
+        expected = gradient(net, inputs, labels, reduction)
+        summed = gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
+        # Like the ranks of DDP, compute a separate loss and gradient for each part of the batch.
+        parts = zip(inputs.chunk(REPLICAS), labels.chunk(REPLICAS), strict=True)
+        averaged = torch.stack([gradient(net, *part, reduction) for part in parts]).mean(dim=0)
+        ratios = [f"{result.norm() / expected.norm():.2f} times" for result in (summed, averaged)]
+        rows.append([f"the {reduction} over the samples", *ratios])
+    print("Norm of the gradient, relative to the gradient of the whole batch on one device:\n")
+    print(table(["the loss is", "summed, as DataParallel does", "averaged, as DDP does"], rows))
+
+
+def gradient(net, inputs, labels, reduction: str) -> torch.Tensor:
+    """Return the gradient of the loss with respect to the first parameter."""
+    net.zero_grad()
+    mse_loss(net(inputs), labels, reduction=reduction).backward()
+    return next(net.parameters()).grad.clone()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Count the graphs that torch.compile captures, and compare weight names in compiled models.
+
+python tutorials/33_compiled.py
+python tutorials/33_compiled.py --without-compiler
+
+This program uses the backend "eager", which runs the captured graphs without compiling them.
+Compiling them would take a long time, and would not change which graphs are captured.
+"""
+
+import argparse
+import os
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch._dynamo.utils import counters
+
+from accel_demo.config import TrainConfig
+from accel_demo.models import make_model
+from accel_demo.show import table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--without-compiler", action="store_true", help="print the error that a missing g++ causes"
+    )
+    if parser.parse_args().without_compiler:
+        without_compiler()
+        return
+    print("Total number of graphs captured by `torch.compile` after each batch of two epochs:\n")
+    head = ["batch", "in epoch 1", "in epoch 2"]
+    first, second = two_epochs(make_model(TrainConfig()))
+    rows = [
+        [batch, before, after] for (batch, before), (_, after) in zip(first, second, strict=True)
+    ]
+    print(table(head, rows))
+    print("\nName of the first weight, and dtype of its layer's output under bf16:\n")
+    head = ["method", "in `state_dict()`", "in `accelerator.get_state_dict`", "layer output"]
+    print(table(head, [describe(method) for method in METHODS]))
+    print(f"\nNew graphs in the second epoch: {second[-1][1] - first[-1][1]}")
+
+
+def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
+    """Run two epochs. For each batch, return its name and the number of graphs captured so far.
+
+    Batches have 24 images, but the last training batch and the last evaluation batch have 20.
+    """
+    torch._dynamo.reset()
+    counters.clear()
+    model.compile(backend="eager")
+    epochs = []
+    for _ in range(2):
+        epochs.append([])
+        for mode, sizes in (("train", (24, 24, 24, 20)), ("evaluate", (24, 24, 20))):
+            model.train(mode == "train")
+            for size in sizes:
+                with torch.set_grad_enabled(model.training):
+                    model(torch.rand(size, 1, 28, 28))
+                epochs[-1].append((f"{mode}, {size} images", counters["stats"]["unique_graphs"]))
+    return epochs
+
+
+def not_compiled(accelerator: Accelerator, model):
+    return accelerator.prepare(model)
+
+
+def in_place(accelerator: Accelerator, model):
+    model.compile(backend="eager")
+    return accelerator.prepare(model)
+
+
+def before(accelerator: Accelerator, model):
+    return accelerator.prepare(torch.compile(model, backend="eager"))
+
+
+def after(accelerator: Accelerator, model):
+    return torch.compile(accelerator.prepare(model), backend="eager")
+
+
+METHODS = {
+    "not compiled": not_compiled,
+    "`model.compile()`, then `prepare`": in_place,
+    "`torch.compile(model)`, then `prepare`": before,
+    "`prepare`, then `torch.compile(model)`": after,
+    "`Accelerator(dynamo_backend=…)`": not_compiled,  # here, `prepare` compiles the model
+}
+
+
+def describe(method: str) -> list[str]:
+    """Return a row: method, name of the first weight in two state dicts, and output dtype."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    torch._dynamo.reset()
+    backend = "eager" if "dynamo" in method else None
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", dynamo_backend=backend)
+    layer, dtypes = torch.nn.Linear(4, 2), []
+    layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(output.dtype))
+    model = METHODS[method](accelerator, torch.nn.Sequential(layer))
+    model(torch.ones(1, 4))
+    names = [next(iter(state)) for state in (model.state_dict(), accelerator.get_state_dict(model))]
+    return [method, *(f"`{name}`" for name in names), str(dtypes[0]).removeprefix("torch.")]
+
+
+def without_compiler() -> None:
+    """Print the error that the default backend raises without a C++ compiler."""
+    os.environ["PATH"] = ""
+    os.environ.pop("CXX", None)
+    model = torch.nn.Linear(2, 2)
+    model.compile()
+    try:
+        model(torch.ones(1, 2))
+    except RuntimeError as error:
+        print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Compare the precision and range of float32, bf16 and fp16, and their effect on a network.
+
+python tutorials/33_numbers.py --plot numbers.svg
+"""
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from accel_demo import show
+from accel_demo.anatomy.flags import command_line, read
+from accel_demo.config import TrainConfig
+from accel_demo.errors import UserError
+from accel_demo.models import make_model
+from accel_demo.processes.connect import check_processes
+
+BITS = {  # stored bits: sign, exponent, significand (without its first bit, which is implicit)
+    torch.float32: (1, 8, 23),
+    torch.bfloat16: (1, 8, 7),
+    torch.float16: (1, 5, 10),
+}
+BATCH = 128
+ACTIVATIONS, COPIES = "activations for backward", "copies of weights"
+INDICES = "indices of max pooling"
+
+
+def main() -> None:
+    options = read(command_line(__doc__))
+    print("The three formats:\n")
+    head = ["format", "bits", "significand bits", "epsilon", "smallest", "largest"]
+    print(show.table(head, [describe(dtype) for dtype in BITS]))
+    print("\nGradients after backward through a linear layer under autocast:\n")
+    print(show.table(["gradient", "float32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
+    print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
+    print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
+    exact, low = step(torch.float32), step(torch.bfloat16)
+    print("\nDifferences between `small_cnn` in bf16 and in float32, in units of bf16's epsilon:\n")
+    print(show.table(["result", "differs by"], differences(exact, low)))
+    print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
+    rows = [[kind, size, low["bytes"][kind]] for kind, size in exact["bytes"].items()]
+    print(show.table(["memory", "float32", "bf16 autocast", "ratio"], [ratio(*r) for r in rows]))
+    print("\nEffect of `Accelerator(mixed_precision=…)` on a CPU:\n")
+    head = ["`mixed_precision`", "first layer's output", "scaler", "our train files"]
+    print(show.table(head, [effect_of(precision) for precision in ("no", "bf16", "fp16")]))
+    if options.plot:
+        draw(rows, options.plot)
+
+
+def describe(dtype: torch.dtype) -> list:
+    """Return a format's precision and range. Epsilon is the distance from 1 to the next number."""
+    info, zero = torch.finfo(dtype), torch.zeros((), dtype=dtype)
+    smallest = torch.nextafter(zero, zero + 1).item()
+    bits = BITS[dtype][2] + 1
+    assert info.eps == 2 ** (1 - bits) and info.bits == sum(BITS[dtype])
+    epsilon = f"2^-{bits - 1} = {info.eps:.0e}"
+    return [name(dtype), info.bits, bits, epsilon, f"{smallest:.0e}", f"{info.max:.0e}"]
+
+
+def gradients() -> list[list[str]]:
+    """Compute gradients of three magnitudes in each number format. Return a row per magnitude."""
+    rows = []
+    for size in (1e-3, 1e-7, 1e-8):
+        row = [f"{size:.0e}"]
+        for dtype, scale in [*((dtype, 1) for dtype in BITS), (torch.float16, 2**16)]:
+            inputs, weight = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                output = F.linear(inputs, weight)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+            scaler.scale((output.float() * size).sum()).backward()
+            result = inputs.grad.item() / scale
+            digits = "kept" if abs(result / size - 1) < torch.finfo(dtype).eps else f"{result:.1e}"
+            row.append(digits if result else "0: lost")
+        rows.append(row)
+    return rows
+
+
+def functions() -> list[list[str]]:
+    """Return the output dtype of each function for a float32 and a bfloat16 input."""
+    images, kernel, labels = torch.rand(4, 6, 8, 8), torch.rand(3, 6, 3, 3), torch.arange(4)
+    weight, statistics = torch.rand(6, 6), (torch.zeros(6), torch.ones(6))
+    calls = {
+        "`conv2d`": lambda x: F.conv2d(x, kernel),
+        "`linear`": lambda x: F.linear(x[:, :, 0, 0], weight),
+        "`max_pool2d`": lambda x: F.max_pool2d(x, 2),
+        "`batch_norm`": lambda x: F.batch_norm(x, *statistics, training=True),
+        "`relu`": F.relu,
+        "`softmax`": lambda x: F.softmax(x[:, :, 0, 0], dim=1),
+        "`x + y`, with a float32 `y`": lambda x: x + images,
+        "`cross_entropy`": lambda x: F.cross_entropy(x[:, :, 0, 0], labels),
+        "`mse_loss`": lambda x: F.mse_loss(x, images.to(x.dtype)),
+    }
+    with torch.autocast("cpu", torch.bfloat16):
+        return [
+            [
+                label,
+                *(name(call(images.to(dtype)).dtype) for dtype in (torch.float32, torch.bfloat16)),
+            ]
+            for label, call in calls.items()
+        ]
+
+
+def step(dtype: torch.dtype) -> dict:
+    """Run a training step of small_cnn. Return its memory in bytes, logits and two gradients."""
+    torch.manual_seed(0)
+    model, images = make_model(TrainConfig()), torch.randn(BATCH, 1, 28, 28)
+    images, labels = images.to(memory_format=torch.channels_last), torch.arange(BATCH) % 10
+    optimizer, saved = torch.optim.AdamW(model.parameters()), {}
+    weights = list(model.parameters())
+    always_kept = {tensor.data_ptr() for tensor in (*weights, *model.buffers(), images, labels)}
+    copies = [weight.detach().to(dtype) for weight in weights]
+
+    def keep(tensor):  # called for each tensor that forward saves for backward
+        is_copy = any(tensor.shape == copy.shape and tensor.equal(copy) for copy in copies)
+        kind = COPIES if is_copy else ACTIVATIONS if tensor.is_floating_point() else INDICES
+        if tensor.data_ptr() not in always_kept:
+            saved[tensor.untyped_storage().data_ptr()] = kind, tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            logits = model(images).float()
+        F.cross_entropy(logits, labels).backward()
+    optimizer.step()
+    size = {
+        "weights": bytes_of(weights),
+        "gradients": bytes_of(weight.grad for weight in weights),
+        "AdamW's state": bytes_of(
+            v for values in optimizer.state.values() for v in values.values()
+        ),
+    }
+    for kind in (COPIES, ACTIVATIONS, INDICES):
+        size[kind] = sum(nbytes for saved_as, nbytes in saved.values() if saved_as == kind)
+    return {
+        "bytes": size,
+        "logits": logits.detach(),
+        "first gradient": weights[0].grad,
+        "last gradient": weights[-2].grad,
+    }
+
+
+def differences(exact: dict, low: dict) -> list[list[str]]:
+    """Return the relative errors of bf16 results, in units of bf16's epsilon."""
+    single, layers = [], [(torch.nn.Conv2d(24, 64, 3), (8, 24, 9, 9))]
+    for layer, shape in (*layers, (torch.nn.Linear(2048, 10), (8, 2048))):
+        inputs = torch.randn(shape)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            single.append(relative_error(layer(inputs).float(), layer.double()(inputs.double())))
+    rows = [["a single convolution or linear layer", within(max(single), 1 / 8, 1)]]
+    for label, key, most in (
+        ("logits", "logits", 4),
+        ("gradient of the last layer's weights", "last gradient", 4),
+        ("gradient of the first layer's weights", "first gradient", 32),
+    ):
+        rows.append([label, within(relative_error(low[key], exact[key]), 1 / 8, most)])
+    return rows
+
+
+def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return norm(result - exact) / norm(exact), in units of bf16's epsilon."""
+    return ((result - exact).norm() / exact.norm() / torch.finfo(torch.bfloat16).eps).item()
+
+
+def within(value: float, least: float, most: float) -> str:
+    """Return the range as text, or the value if it is outside the range.
+
+    The table shows the range, because the exact value depends on the machine.
+    """
+    return f"{least:g} to {most:g}" if least < value < most else f"{value:.2g}"
+
+
+def ratio(kind: str, before: int, after: int) -> list[str]:
+    return [kind, f"{before:,}", f"{after:,}", f"{after / before:.2f}" if before else "new"]
+
+
+def bytes_of(tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def effect_of(precision: str) -> list[str]:
+    """Return what Accelerate and our train files do on a CPU with this `mixed_precision`."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator, dtypes = Accelerator(mixed_precision=precision, cpu=True), []
+    layer = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(layer)
+    layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(name(output.dtype)))
+    accelerator.prepare(model)(torch.ones(1, 2))
+    try:
+        check_processes(1, accelerator.device, precision)  # our train files call this first
+        reaction = "train without a message"
+    except UserError as error:
+        reaction = f"error: {error}"
+    return [precision, dtypes[0], "none" if accelerator.scaler is None else "yes", reaction]
+
+
+def draw(rows: list[list], path) -> None:
+    """Draw the bits of each format, and the memory use of a step in float32 and under autocast."""
+    figure = show.new_figure(9, 3.4)
+    left, right = figure.subplots(1, 2, width_ratios=[4, 5])
+    for place, parts in enumerate(BITS.values()):
+        start, labels = 0, ("sign", "exponent: range", "significand: digits")
+        colours = (show.COLOURS[7], show.COLOURS[4], show.COLOURS[2])
+        for part, colour, label in zip(parts, colours, labels, strict=True):
+            label = None if place else label
+            options = {"color": colour, "edgecolor": "white", "height": 0.6, "label": label}
+            left.barh(place, part, left=start, **options)
+            if part > 1:
+                left.text(start + part / 2, place, part, ha="center", va="center", fontsize=9)
+            start += part
+    left.set_yticks(range(len(BITS)), [name(dtype) for dtype in BITS])
+    left.invert_yaxis()
+    left.set_title("Bits of a number", loc="left", fontsize=10)
+    left.set_xlim(right=38)  # make room for the legend to the right of the shorter formats
+    left.legend(frameon=False, fontsize=9, loc="lower right", handlelength=1)
+    for offset, column, label in ((-0.2, 1, "float32"), (0.2, 2, "bf16 autocast")):
+        places = [place + offset for place in range(len(rows))]
+        sizes = [row[column] / 1e6 for row in rows]
+        right.barh(places, sizes, height=0.4, label=label, color=show.COLOURS[column - 1])
+        for place, size in zip(places, sizes, strict=True):
+            right.text(size + 0.2, place, f"{size:.2f}", va="center", fontsize=8)
+    right.set_yticks(range(len(rows)), [row[0] for row in rows])
+    right.invert_yaxis()
+    right.set_title(f"MB of a step, {BATCH} images", loc="left", fontsize=10)
+    right.margins(x=0.15)
+    right.legend(frameon=False, fontsize=9, loc="upper right")
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=9)
+    show.save(figure, path)
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Record the transcripts and pictures of page 40 again.
+
+python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
+python tutorials/40_record.py scaling      # one transcript
+python tutorials/40_record.py --quick      # a preview only: the tests need the full results
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from accel_demo.processes.launch import REPOSITORY, run_to_end
+
+TIME_LIMIT = 1800  # seconds per command
+RECORDS = {
+    "timeline": [
+        "accel-demo timeline --plot tutorials/40_timeline.svg",
+        "accel-demo timeline --bucket-mb 0.5,2,8,25,100",
+        "accel-demo timeline --straggler 1:20ms --plot tutorials/40_straggler.svg",
+    ],
+    "scaling": ["accel-demo scaling --plot tutorials/41_scaling.svg"],
+    "slower": ["python -m accel_demo.lab.scaling.reasons"],
+}
+
+
+def record(name: str, option: str = "") -> None:
+    """Run one transcript's commands, and write the commands and their output to transcripts/."""
+    parts = []
+    for command in RECORDS[name]:
+        command += option
+        print(command, flush=True)
+        result = run_to_end(command, TIME_LIMIT)
+        if result.returncode != 0:
+            sys.exit(f"{shlex.split(command)[0]} returned {result.returncode}\n{result.stderr}")
+        parts.append(f"$ {command}\n{result.stdout.rstrip()}\n")
+    Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(RECORDS)}")
+    parser.add_argument("--quick", action="store_true", help="add --quick to each command")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(RECORDS):
+        parser.error(f"no such transcript: {', '.join(unknown)}")
+    for name in options.names or RECORDS:
+        record(name, " --quick" if options.quick else "")

@@ -1,0 +1,104 @@
+"""Compare the results and memory use of methods that compute the distance between kernels.
+
+python tutorials/93_over_devices.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, predicted_graph_bytes
+from accel_demo.anatomy.kernel_distance.methods import double_loop, over_ranks, vectorised
+from accel_demo.processes.group import run_in_group
+from accel_demo.show import table
+
+LARGE = (512, 512, 3, 3)  # shape of a 9.4 MB weight in ResNet-18
+
+
+def main(device: torch.device) -> None:
+    ranks, rows = dist.get_world_size(), []
+    weights = [torch.randn(n, 32, 3, 3, device=device, requires_grad=True) for n in (8, 16, 32)]
+    for weight in weights:
+        dist.broadcast(weight.data, src=0)
+    expected = number_and_gradient(double_loop, weights[1].double())
+    for name, method in METHODS.items():
+        result = number_and_gradient(method, weights[1].double())
+        kept = [f"{graph_bytes(method, weight) / weight.nbytes:.1f}" for weight in weights]
+        large = f"{predicted_graph_bytes(name, LARGE, ranks) / 1e6:,.0f} MB"
+        rows.append([name, "yes" if same(result, expected) else "no", *kept, large])
+    head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
+    under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
+    kept = [None] * ranks
+    dist.all_gather_object(kept, f"{graph_bytes(vectorised, under_ddp) / under_ddp.nbytes:.1f}")
+    sums = compare_sums(weights[1].double(), expected)
+    if dist.get_rank() == 0:
+        print(table(head, rows))
+        print(f"\nvectorised, the layer under DDP, 16 kernels, by rank: {', '.join(kept)}\n")
+        print(sums)
+
+
+def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
+    """Return a table that compares the sums and gradients of three all-reduce functions."""
+    ranks, rows = dist.get_world_size(), []
+    share = number_and_gradient(rows_of_rank, weight)[1]
+    for name, method in SUMS.items():
+        number, gradient = number_and_gradient(method, weight)
+        mean = gradient / ranks
+        dist.all_reduce(mean)
+        candidates = {"full gradient": expected[1], "rank's share": share}
+        candidates |= {
+            f"full gradient / {ranks}": expected[1] / ranks,
+            f"{ranks} × rank's share": ranks * share,
+        }
+        cells = [
+            [label for label in candidates if same(result, candidates[label])]
+            for result in (gradient, mean)
+        ]
+        rows.append([name, "yes" if same(number, expected[0]) else "no", *map(", ".join, cells)])
+    return table(["shares added up by", "equal", "gradient on a rank", "mean over the ranks"], rows)
+
+
+def rows_of_rank(weight: torch.Tensor) -> torch.Tensor:
+    kernels = weight.flatten(1)
+    rows = kernels.tensor_split(dist.get_world_size())[dist.get_rank()]
+    return (rows[:, None] - kernels).abs().sum()
+
+
+def plain_all_reduce(weight: torch.Tensor) -> torch.Tensor:
+    share = rows_of_rank(weight)
+    dist.all_reduce(share)  # in place, so autograd does not record it
+    return share
+
+
+SUMS = {
+    "`dist.all_reduce`": plain_all_reduce,
+    "`_functional_collectives.all_reduce`": lambda weight: all_reduce(
+        rows_of_rank(weight), "sum", dist.group.WORLD
+    ),
+    "`over_ranks`": over_ranks,
+}
+
+
+def number_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = weight.detach().requires_grad_()
+    number = method(leaf)
+    number.backward()
+    return number.detach(), leaf.grad
+
+
+def same(result, expected) -> bool:
+    """Return True if the errors on all ranks are at most 1e-9 times the largest expected value."""
+    pairs = (
+        [(result, expected)]
+        if torch.is_tensor(result)
+        else list(zip(result, expected, strict=True))
+    )
+    error = max(float((value - right).abs().max() / right.abs().max()) for value, right in pairs)
+    errors = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    return max(errors) <= 1e-9
+
+
+if __name__ == "__main__":
+    run_in_group(main, 2)

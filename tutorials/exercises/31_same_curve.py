@@ -1,0 +1,40 @@
+"""Exercise 31: train on N processes exactly as on one.
+
+On one process, `train` is correct. The learning rate decreases from `learning_rate` to 0 in one
+epoch, and every step uses `global_batch` samples. (`train_set` is already in random order, so it is
+not shuffled. Its length is divisible by the global batch, and the global batch by N.)
+
+On N processes, `train` should use the same learning rate after the same number of samples, and end
+with the same weights, except for rounding. It does not, because it contains three mistakes.
+
+There is more than one solution. Helpful: `accelerator.num_processes`;
+`Accelerator(step_scheduler_with_optimizer=False)`;
+`Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))`.
+
+accel-demo check 31
+"""
+
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from accel_demo.processes.connect import use_cpu
+
+
+def train(model, train_set, global_batch, learning_rate):
+    accelerator = Accelerator(cpu=use_cpu())
+    loader = DataLoader(train_set, batch_size=global_batch)
+    model, loader = accelerator.prepare(model, loader)
+    learning_rate = learning_rate * accelerator.num_processes
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    total_steps = len(loader)
+    scheduler = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total_steps))
+    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+    for inputs, targets in loader:
+        loss = mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()

@@ -1,0 +1,78 @@
+"""Grade exercise 93: check the total distance and its gradient on two and on three ranks.
+
+python tutorials/exercises/graders/13.py FILE
+"""
+
+import sys
+from pathlib import Path
+
+from accel_demo.lab.grading import Wrong, grade, import_answer
+
+ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
+RIGHT = "on two and on three processes every rank has the total distance and its gradient"
+
+
+def observe(answer: Path, device) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    kernels = torch.randn(processes * ROWS, SIZE, generator=torch.Generator().manual_seed(0))
+    kernels = kernels.double().to(device)
+    own = slice(rank * ROWS, (rank + 1) * ROWS)
+    rows = kernels[own].clone().requires_grad_()
+    total = import_answer(answer).total_distance(rows)
+    if not isinstance(total, torch.Tensor) or total.shape != ():
+        raise Wrong(f"total_distance must return a scalar tensor, got {total!r:.60}")
+    if total.requires_grad:
+        total.backward()
+    expected, gradients = references(kernels, own)
+    if not is_close(total.detach(), expected):
+        raise Wrong(f"the number is {total.item():.4f}, but it should be {expected.item():.4f}")
+    judge_gradient(rows.grad, gradients, processes)
+
+
+def judge_gradient(gradient, gradients: dict, processes: int) -> None:
+    if gradient is None or not gradient.any():
+        raise Wrong(
+            "the total distance is correct, but its gradient is missing: all_gather cuts the graph"
+        )
+    if is_close(gradient, gradients["whole"]):
+        return
+    if is_close(gradient, processes * gradients["whole"]):
+        raise Wrong(
+            f"the gradient is {processes} times too large: every rank computes the full "
+            "distance, and backward adds up the gradients of all ranks"
+        )
+    if any(is_close(gradient, gradients[name]) for name in ("first of a pair", "own share")):
+        raise Wrong(
+            "the gradient covers only pairs whose first kernel is on this rank, but these kernels "
+            "also occur in pairs whose first kernel is on another rank"
+        )
+    distance = (gradient - gradients["whole"]).abs().max().item()
+    raise Wrong(f"the total distance is correct, but its gradient is off by up to {distance:.1e}")
+
+
+def references(kernels, own: slice) -> tuple:
+    """Return the total distance, and one correct and two incorrect gradients of a rank's rows."""
+    import torch
+
+    rows = kernels[own].clone().requires_grad_()
+    attached = torch.cat([kernels[: own.start], rows, kernels[own.stop :]])
+    sums = {
+        "whole": (attached[:, None] - attached).abs().sum(),
+        "first of a pair": (rows[:, None] - kernels).abs().sum(),
+        "own share": (rows[:, None] - attached).abs().sum(),
+    }
+    gradients = {name: torch.autograd.grad(total, rows)[0] for name, total in sums.items()}
+    return sums["whole"].detach(), gradients
+
+
+def is_close(tensor, expected) -> bool:
+    if tensor.shape != expected.shape:
+        return False
+    return bool((tensor - expected).abs().max() <= 1e-9 * expected.abs().max())
+
+
+if __name__ == "__main__":
+    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, group_sizes=(2, 3)))
