@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset
+import torch.distributed.nn.functional  # noqa: F401 (before DDP does: see workarounds.py)
+from torch.utils.data import Dataset, TensorDataset
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
@@ -86,6 +87,16 @@ def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -
             f"one batch per process needs {needed} training images, but there are only "
             f"{len(train_set)}. Use a smaller --batch-size."
         )
+
+
+def packaged_set(split: str) -> TensorDataset:
+    """Return the packaged "train" or "test" images, float32 [N, 1, 28, 28], and labels, int64 [N].
+
+    This is for short programs. Training runs use `load_datasets`, which is faster.
+    """
+    images, labels = _read_split(ASSETS, split, PACKAGED_SUMS)
+    _, (mean,), (std,) = STATISTICS["fashion-mnist-small"]
+    return TensorDataset((images / 255 - mean) / std, labels.long())
 
 
 class ImageSet(Dataset):

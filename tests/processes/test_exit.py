@@ -19,8 +19,10 @@ from tests.processes.at_exit import watch
 
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4"
 FLAGS = [*FLAGS.split(), "--max-steps", "3", "--run-dir"]
-ACCELERATE_PROGRAMS = [
+SHORT_PROGRAMS = [
     "tutorials/10_where_am_i.py",
+    "tutorials/11_accelerate.py",
+    "tutorials/11_ddp.py",
     "tutorials/23_accumulation.py",
     "tutorials/31_batch_and_learning_rate.py",
     "tutorials/33_precision_and_compilation.py",
@@ -100,9 +102,10 @@ def test_no_thread_of_the_group_outlives_a_run_that_is_refused(start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ACCELERATE_PROGRAMS)
-def test_no_thread_of_the_group_outlives_a_tutorial_program(program, start, tmp_path):
-    result = run_watched(start, launcher("train.py", 2), tmp_path, program)
+@pytest.mark.parametrize("program", SHORT_PROGRAMS)
+def test_no_thread_of_the_group_outlives_a_short_program(program, start, tmp_path):
+    environment = {"ACCELERATE_USE_CPU": "true"}  # connects a plain Accelerator() without GPUs
+    result = run_watched(start, launcher("train.py", 2), tmp_path, program, **environment)
     assert result.returncode == 0, result.stdout + result.stderr
     check_threads(tmp_path)
 

@@ -1,0 +1,168 @@
+"""Page 11: a plain training loop, its DDP and Accelerate versions, and the weights they train."""
+
+import ast
+import difflib
+import json
+import re
+import runpy
+import shlex
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import TUTORIALS, table_rows
+
+PAGE = "11_from_one_process_to_many.md"
+TEXT = (TUTORIALS / PAGE).read_text()
+TWO_PROCESSES = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml"
+MOST_LINES_OF_CODE = 120  # before the full files
+
+# Run a program. Before it disconnects, write the ranks that this process receives from the others.
+RECORD_RANKS = """
+import json, runpy, sys
+from pathlib import Path
+import torch.distributed as dist
+
+folder, program = sys.argv[1:]
+destroy = dist.destroy_process_group
+
+def destroy_recorded(*arguments):
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, dist.get_rank())
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(ranks))
+    destroy(*arguments)
+
+dist.destroy_process_group = destroy_recorded
+runpy.run_path(program, run_name="__main__")
+"""
+
+
+def documented_launch(program: str) -> str:
+    """Return the command in the program's docstring."""
+    docstring = ast.get_docstring(ast.parse((REPOSITORY / program).read_text()))
+    assert docstring is not None
+    return docstring.split(": ")[1]
+
+
+def printed_values(text: str) -> list[float]:
+    """Return the two losses and the accuracy that one run printed. Fail on any other output."""
+    lines = "epoch 1: .* (.*)\nepoch 2: .* (.*)\ntest accuracy: (.*)\n"
+    match = re.fullmatch(lines, text)
+    assert match, text
+    return [float(value) for value in match.groups()]
+
+
+def test_the_plain_program_runs_without_a_launcher(start):
+    result = start(shlex.split(documented_launch("tutorials/11_plain.py")), timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert printed_values(result.stdout)[2] > 0.75
+
+
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [
+        (documented_launch("tutorials/11_ddp.py"), 2),
+        (f"{TWO_PROCESSES} tutorials/11_accelerate.py", 2),
+        ("torchrun --standalone --nproc-per-node 3 tutorials/11_ddp.py", 3),
+    ],
+)
+def test_a_launch_connects_its_processes_and_prints_each_line_once(
+    start, tmp_path, command, processes
+):
+    recorder = tmp_path / "record_ranks.py"
+    recorder.write_text(RECORD_RANKS)
+    *launch, program = shlex.split(command)
+    result = start([*launch, recorder, tmp_path, program], timeout=90)
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+    assert records == [list(range(processes))] * processes
+    assert printed_values(result.stdout)[2] > 0.75
+
+
+def test_the_documented_launch_of_accelerate_trains_like_the_plain_program(start):
+    commands = [documented_launch(f"tutorials/11_{name}.py") for name in ("plain", "accelerate")]
+    plain, accelerate = (start(shlex.split(command), timeout=60) for command in commands)
+    assert accelerate.returncode == 0, accelerate.stderr
+    assert plain.stdout == accelerate.stdout
+
+
+def test_the_page_compares_the_weights_of_the_programs():
+    rows = [row for row in table_rows(PAGE, cells=4) if row[1].startswith("`11_")]
+    assert [row[:3] for row in rows] == [
+        ["1", "`11_plain.py`", "`11_accelerate.py`"],
+        ["1", "`11_plain.py`", "`11_ddp.py`"],
+        ["2", "`11_ddp.py`", "`11_accelerate.py`"],
+        ["2", "`11_ddp.py`", "`11_accelerate.py`, seedable"],
+    ]
+    differences = [row[3] for row in rows]
+    assert differences == ["0: equal bits", "above 0.01", "above 0.01", "below 1e-6: rounding"]
+
+
+def test_a_difference_is_described_by_its_size():
+    in_words = runpy.run_path(str(TUTORIALS / "11_compare.py"))["in_words"]
+    differences = [in_words(size) for size in (0.0, 1e-7, 2e-4, 0.07)]
+    assert differences == ["0: equal bits", "below 1e-6: rounding", "2e-04", "above 0.01"]
+
+
+@pytest.mark.parametrize("results", [[[1.0]], [[1.0], [2.0]]])
+def test_the_comparison_stops_if_a_process_is_missing_or_ends_with_different_weights(results):
+    weights_of = runpy.run_path(str(TUTORIALS / "11_compare.py"))["weights_of"]
+    weights_of.__globals__["spawn"] = lambda *_: [torch.tensor(weights) for weights in results]
+    with pytest.raises(RuntimeError, match="ended with different weights"):
+        weights_of("ddp", {}, 2)
+
+
+def test_the_training_loop_is_the_same_under_ddp():
+    loops = []
+    for name in ("plain", "ddp"):
+        text = (TUTORIALS / f"11_{name}.py").read_text()
+        loop = text[text.index("        for images, labels in train_loader") :]
+        loops.append(loop[: loop.index("optimizer.zero_grad()")].splitlines())
+    assert loops[0] == loops[1]
+    assert len(loops[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [("sampler=sampler", "shuffle=True"), ("    dist.all_reduce(correct)\n", "")],
+    ids=["no sampler", "no sum"],
+)
+def test_the_answers_to_questions_2_and_3(start, tmp_path, line, changed):
+    text = (TUTORIALS / "11_ddp.py").read_text()
+    assert text.count(line) == 1
+    copy = tmp_path / "copy.py"
+    copy.write_text(text.replace(line, changed))
+    original = "11_plain.py" if changed else "11_ddp.py"
+    launch = "torchrun --standalone --nproc-per-node 2"
+    results = [
+        start(shlex.split(launch if program.name != "11_plain.py" else "python") + [program])
+        for program in (copy, TUTORIALS / original)
+    ]
+    assert [result.returncode for result in results] == [0, 0]
+    (*losses, accuracy), (*expected, right) = (printed_values(each.stdout) for each in results)
+    assert losses == expected
+    assert accuracy / right == pytest.approx(1 if changed else 0.5, abs=0.05)
+
+
+def test_the_code_before_the_full_files_is_short():
+    before, *_ = re.split("^#+ .*full files.*$", TEXT, maxsplit=1, flags=re.MULTILINE)
+    assert before != TEXT
+    blocks = re.findall(r"^(`{3,})\w*\n(.*?)^\1$", before, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 10
+    assert sum(len(block.splitlines()) for _, block in blocks) <= MOST_LINES_OF_CODE
+
+
+def test_ddp_only_indents_15_lines_of_the_full_file():
+    plain, ddp = (
+        (REPOSITORY / f"accel_demo/train_{name}.py").read_text().splitlines()
+        for name in ("plain", "ddp")
+    )
+    changes = list(difflib.unified_diff(plain, ddp, n=0, lineterm=""))[2:]
+    removed, added = ([line[1:] for line in changes if line[0] == mark] for mark in "-+")
+    assert sum(f"    {line}" in added for line in removed) == 15
+    assert "Of its removed lines, 15\nreturn unchanged" in TEXT
+
+
+def test_the_page_does_not_show_the_answer_to_its_exercise():
+    assert "clip_grad_norm_" not in TEXT

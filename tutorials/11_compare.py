@@ -1,0 +1,62 @@
+"""Compare the weights that 11_plain.py, 11_ddp.py and 11_accelerate.py train.
+
+python tutorials/11_compare.py
+"""
+
+import os
+import runpy
+
+import torch
+from accelerate.utils import DataLoaderConfiguration
+
+from accel_demo import show
+from accel_demo.errors import one_line_errors
+from accel_demo.processes.launch import REPOSITORY, spawn
+
+SEEDABLE = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
+PAIRS = [  # processes, and the two programs to compare with their options
+    (1, ("plain", {}), ("accelerate", {})),
+    (1, ("plain", {}), ("ddp", {})),
+    (2, ("ddp", {}), ("accelerate", {})),
+    (2, ("ddp", {}), ("accelerate", {"dataloader_config": SEEDABLE})),
+]
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # so that every program adds in the same order
+    rows = []
+    for processes, *programs in PAIRS:
+        first, second = (weights_of(name, options, processes) for name, options in programs)
+        names = [
+            f"`11_{name}.py`" + (", seedable" if options else "") for name, options in programs
+        ]
+        difference = (first - second).abs().max().item()
+        rows.append([processes, *names, in_words(difference)])
+    print(show.table(["processes", "program", "program", "largest difference of a weight"], rows))
+
+
+def in_words(difference: float) -> str:
+    """Describe a difference without digits that change with the processor."""
+    if difference == 0:
+        return "0: equal bits"
+    limits = {1e-6: "below 1e-6: rounding", 1e-2: f"{difference:.0e}", 1: "above 0.01"}
+    return next(text for limit, text in limits.items() if difference < limit)
+
+
+def weights_of(name: str, options: dict, processes: int) -> torch.Tensor:
+    """Train in this many processes, and return rank 0's weights, all in one vector."""
+    weights = spawn(train, processes, name, options)
+    if len(weights) != processes or any(not torch.equal(each, weights[0]) for each in weights):
+        raise RuntimeError(f"{name}: the processes ended with different weights")
+    return weights[0]
+
+
+def train(name: str, options: dict) -> torch.Tensor:
+    """Train on this rank with one of the programs, and return all weights in one vector."""
+    model = runpy.run_path(str(REPOSITORY / f"tutorials/11_{name}.py"))["main"](**options)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()
