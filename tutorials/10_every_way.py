@@ -11,20 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from accel_demo.processes.launch import run_to_end
 
 PROGRAM = "tutorials/10_where_am_i.py"
-CONFIGS = "accelerate_configs"
+TORCHRUN = "torchrun --standalone --nproc-per-node 2"
+CONFIG = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml"
+USE_CPU = "ACCELERATE_USE_CPU=true "
 # (expected number of connected processes, command)
 LAUNCHES = [
     (1, "python {program}"),
-    (2, "python {program} --start spawn"),
-    (2, "torchrun --standalone --nproc-per-node 2 {program}"),
-    (2, "python -m torch.distributed.launch --standalone --nproc_per_node 2 {program}"),
-    (1, f"accelerate launch --config_file {CONFIGS}/cpu.yaml {{program}}"),
-    (2, f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml {{program}}"),
-    (2, "python {program} --start debug_launcher"),
+    (1, "accelerate launch {program}"),
+    (2, "accelerate launch --num_processes 2 {program}"),
     (2, "accelerate launch --cpu --num_processes 2 {program}"),
     (2, "accelerate launch --config_file tutorials/10_multi_cpu.yaml {program}"),
-    (2, "torchrun --standalone --nproc-per-node 2 {program} --plain"),
+    (2, f"{TORCHRUN} {{program}}"),
+    (2, f"{CONFIG} {{program}}"),
+    (2, f"{TORCHRUN} {{program}} --cpu"),
+    (2, f"{USE_CPU}{TORCHRUN} {{program}}"),
+    (2, f"{USE_CPU}accelerate launch --multi_gpu --num_processes 2 {{program}}"),
+    (2, f"{TORCHRUN} {{program}} --cpu-if-needed"),
+    (2, f"{CONFIG} {{program}} --cpu-if-needed"),
+    (2, "python {program} --debug-launcher"),
 ]
+DRAWN = (3, 6, 8)  # rows of the table
 LINE = re.compile(
     r"RANK=(\w+) LOCAL_RANK=\w+ WORLD_SIZE=(\w+) \| (.*) \| torch group: (\w+) \| received \[(.*)\]"
 )
@@ -33,23 +39,22 @@ LINE = re.compile(
 def main(plot: str | None) -> None:
     with ThreadPoolExecutor(2) as pool:  # two launches at a time
         all_started = list(pool.map(start, [command for _, command in LAUNCHES]))
-    print("| | command | expected | `WORLD_SIZE` | started | connected |")
-    print("|---|---|---|---|---|---|")
-    for (expected, command), processes in zip(LAUNCHES, all_started, strict=True):
-        mark = "" if connected(processes) == expected else "⚠"
+    print("| row | command | expected | started | connected |")
+    print("|---|---|---|---|---|")
+    for row, (expected, command) in enumerate(LAUNCHES, start=1):
+        processes = all_started[row - 1]
+        number = connected(processes)
+        mark = "" if number == expected else "⚠ "
         shown = command.format(program="…")
-        answers = {1: "alone" if len(processes) == 1 else "no, each alone"}
-        together = answers.get(connected(processes), "yes")
-        world_size = processes[0]["world_size"]
-        row = (mark, f"`{shown}`", expected, world_size, len(processes), together)
-        print(f"| {' | '.join(map(str, row))} |")
+        print(f"| {row} | `{shown}` | {expected} | {len(processes)} | {mark}{number} |")
     if plot:
-        draw([(LAUNCHES[index][1], all_started[index]) for index in (5, 9, 8)], plot)
+        draw([(LAUNCHES[row - 1][1], all_started[row - 1]) for row in DRAWN], plot)
 
 
 def start(command: str) -> list[dict]:
     """Run the command, and return the values that each process printed."""
-    result = run_to_end(command.format(program=PROGRAM))
+    variables = {"ACCELERATE_USE_CPU": "true"} if command.startswith(USE_CPU) else {}
+    result = run_to_end(command.removeprefix(USE_CPU).format(program=PROGRAM), **variables)
     matches = [LINE.fullmatch(line) for line in sorted(result.stdout.splitlines())]
     if result.returncode != 0 or None in matches:
         raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")
@@ -77,7 +82,11 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
         is_trap = connected(processes) != 2
         axes.set(xlim=(0, 10), ylim=(0, 10))
         axes.axis("off")
-        title = {(1, 2): "two clones", (1, 1): "one process", (2, 2): "two connected processes"}
+        title = {
+            (1, 2): "two unconnected processes",
+            (1, 1): "one process",
+            (2, 2): "two connected processes",
+        }
         colour = "#b3261e" if is_trap else "#1b5e20"
         axes.set_title(title[connected(processes), len(processes)], color=colour, weight="bold")
 
@@ -113,7 +122,7 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
                 both = {"arrowstyle": "<|-|>", "color": colour}
                 axes.annotate("", (x, 1.1), (x, 1.7), arrowprops=both)
         elif group != "none":
-            unused = f"torch's process group of {group}: Accelerate does not use it"
+            unused = f"process group of {group}, not used by Accelerate"
             box(0.2, 0.2, 9.6, 0.9, unused, edgecolor=colour, linestyle="--")
         else:
             axes.text(5, 0.65, "no process group", ha="center", va="center", color=colour)

@@ -1,8 +1,8 @@
 """In each process, print the launch variables, the state of Accelerate and the connected ranks.
 
 python tutorials/10_where_am_i.py
-accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/10_where_am_i.py
 torchrun --standalone --nproc-per-node 2 tutorials/10_where_am_i.py
+torchrun --standalone --nproc-per-node 2 tutorials/10_where_am_i.py --cpu
 """
 
 import argparse
@@ -13,20 +13,24 @@ import torch.distributed as dist
 from accelerate import Accelerator, debug_launcher
 
 from accel_demo.processes.connect import use_cpu
-from accel_demo.processes.launch import spawn
 
 
-def where_am_i(plain: bool) -> None:
+def where_am_i(options: argparse.Namespace) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     environment = " ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names)
 
-    accelerator = Accelerator() if plain else Accelerator(cpu=use_cpu())
+    if options.cpu:
+        accelerator = Accelerator(cpu=True)
+    elif options.cpu_if_needed:
+        accelerator = Accelerator(cpu=use_cpu())
+    else:
+        accelerator = Accelerator()
     rank, world_size = accelerator.process_index, accelerator.num_processes
     kind = f"{accelerator.distributed_type.value}, {accelerator.state.backend or 'no backend'}"
     state = f"process {rank} of {world_size}, {accelerator.device}, {kind}"
     group = dist.get_world_size() if dist.is_initialized() else "none"
 
-    # Prove the connection: each process receives the ranks of all connected processes.
+    # Test the connection: each process receives the ranks of all connected processes.
     own_rank = torch.tensor([rank], device=accelerator.device)
     received = accelerator.gather(own_rank).tolist()
 
@@ -42,13 +46,13 @@ def where_am_i(plain: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plain", action="store_true", help="omit cpu=use_cpu()")
-    parser.add_argument("--start", choices=("spawn", "debug_launcher"), help="start two processes")
-    parser.add_argument("--local-rank", help="ignored; torch.distributed.launch passes it")
+    parser.add_argument("--cpu", action="store_true", help="use Accelerator(cpu=True)")
+    parser.add_argument(
+        "--cpu-if-needed", action="store_true", help="use Accelerator(cpu=use_cpu())"
+    )
+    parser.add_argument("--debug-launcher", action="store_true", help="start two processes")
     options = parser.parse_args()
-    if options.start == "spawn":
-        spawn(where_am_i, 2, options.plain)  # uses torch.multiprocessing.spawn
-    elif options.start == "debug_launcher":
-        debug_launcher(where_am_i, (options.plain,), num_processes=2)
+    if options.debug_launcher:
+        debug_launcher(where_am_i, (options,), num_processes=2)
     else:
-        where_am_i(options.plain)
+        where_am_i(options)

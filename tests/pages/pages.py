@@ -1,6 +1,7 @@
 """Helpers for the page tests: they read the tables of a page, and grade exercises."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 from accel_demo.lab import grading
@@ -26,6 +27,27 @@ def table_rows(page: str, cells: int | None = None) -> list[list[str]]:
     ]
 
 
+def rows_below(page: Path, heading: str) -> list[list[str]]:
+    """Find the table whose first heading is `heading`, and return the rows below the headings."""
+    lines = page.read_text().splitlines()
+    [start] = [
+        n for n, line in enumerate(lines) if re.match(rf"\| +{re.escape(heading)} +\|", line)
+    ]
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        rows.append([cell.strip() for cell in line[1:-1].split("|")])
+    return rows
+
+
+def transcript(name: str) -> dict[str, str]:
+    """Map each command in a transcript to its output."""
+    text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def check(start, number: str, file=None, **options):
     """Run `accel-demo check NUMBER` on `file`, or on the exercise file if `file` is None."""
     return start(["accel-demo", "check", number, *(["--file", file] if file else [])], **options)
@@ -37,6 +59,14 @@ def load_grader(number: str):
     grader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(grader)
     return grader
+
+
+def load_module(path: Path):
+    """Import a program of the tutorials, whose name is not a valid module name."""
+    spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def mistake_in(grader, answer, *device) -> str:

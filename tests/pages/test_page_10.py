@@ -1,10 +1,13 @@
-"""Page 10: the variables that each launcher sets, and the arguments that it passes."""
+"""Page 10: the processes that each launch starts and connects, and the variables it sets."""
 
 import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from tests.pages.pages import EXERCISES, load_grader, table_rows
+from tests.pages.pages import EXERCISES, TUTORIALS, load_grader, table_rows
 
 SPAWN_MISTAKES = """
 import torch.distributed as dist
@@ -28,24 +31,78 @@ if __name__ == "__main__":
 """
 
 
+PAGE = "10_where_am_i.md"
+TORCHRUN = "torchrun --standalone --nproc-per-node 2 …"
+CONFIG = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml …"
+USE_CPU = "ACCELERATE_USE_CPU=true"
+
+
+def test_the_page_shows_how_many_processes_each_command_starts_and_connects():
+    multi_cpu = "accelerate launch --config_file tutorials/10_multi_cpu.yaml …"
+    wanted = [  # command, expected, started, connected
+        ("python …", "1", "1", "1"),
+        ("accelerate launch …", "1", "1", "1"),
+        ("accelerate launch --num_processes 2 …", "2", "1", "⚠ 1"),
+        ("accelerate launch --cpu --num_processes 2 …", "2", "1", "⚠ 1"),
+        (multi_cpu, "2", "1", "⚠ 1"),
+        (TORCHRUN, "2", "2", "⚠ 1"),
+        (CONFIG, "2", "2", "⚠ 1"),
+        (f"{TORCHRUN} --cpu", "2", "2", "2"),
+        (f"{USE_CPU} {TORCHRUN}", "2", "2", "2"),
+        (f"{USE_CPU} accelerate launch --multi_gpu --num_processes 2 …", "2", "2", "2"),
+        (f"{TORCHRUN} --cpu-if-needed", "2", "2", "2"),
+        (f"{CONFIG} --cpu-if-needed", "2", "2", "2"),
+        ("python … --debug-launcher", "2", "2", "2"),
+    ]
+    rows = table_rows(PAGE, cells=5)
+    assert rows == [
+        [str(row), f"`{command}`", *numbers]
+        for row, (command, *numbers) in enumerate(wanted, start=1)
+    ]
+
+
 def test_the_page_shows_what_each_launcher_sets_and_passes():
-    rows = {row[0]: row[1:] for row in table_rows("10_where_am_i.md") if len(row) == 9}
-    dies = "`script.py: error: unrecognized arguments: --local-rank=0`, exit code 2"
-    told_nothing = ["", "`local_rank=None`"]
+    rows = {row[0]: row[1:] for row in table_rows(PAGE) if len(row) == 8}
     assert rows == {
-        "`python`": [*[""] * 6, *told_nothing],
-        "`mp.spawn`": [*[""] * 6, *told_nothing],
-        "`debug_launcher`": ["", "", "set", "", "set", "set", *told_nothing],
-        "`torchrun`": [*["set"] * 6, *told_nothing],
-        "`python -m torch.distributed.launch`": [*["set"] * 6, "`--local-rank=0`", dies],
-        "`accelerate launch`": [*["set"] * 6, *told_nothing],
+        "`python`": [*[""] * 6, ""],
+        "`mp.spawn`": [*[""] * 6, ""],
+        "`debug_launcher`": ["", "", "set", "", "set", "set", ""],
+        "`torchrun`": [*["set"] * 6, ""],
+        "`python -m torch.distributed.launch`": [*["set"] * 6, "`--local-rank=0`"],
+        "`accelerate launch`": [*["set"] * 6, ""],
     }
+    text = (TUTORIALS / PAGE).read_text()
+    assert "`script.py: error: unrecognized arguments: --local-rank=0`" in text
+
+
+@pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page cites lines of 1.15.0")
+def test_the_page_cites_the_lines_that_create_a_group_and_then_ignore_it():
+    lines = Path(find_spec("accelerate").origin).with_name("state.py").read_text().splitlines()
+    assert "lines 221 and 244" in (TUTORIALS / PAGE).read_text()
+    assert lines[220].strip() == "and not torch.distributed.is_initialized()"
+    assert "init_process_group(backend=self.backend" in lines[243]
+    assert lines[286].strip() == "# No backend == no distributed training"
+    assert lines[289].strip() == "self.num_processes = 1"
+
+
+def test_a_launch_without_settings_trains_in_one_process_on_a_machine_without_gpus(start, tmp_path):
+    flags = "--model tiny_cnn --dataset synthetic --train-samples 64 --test-samples 20"
+    flags = [*flags.split(), "--batch-size", "4", "--max-steps", "1", "--run-dir", tmp_path / "run"]
+    result = start(["accelerate", "launch", "accel_demo/train.py", *flags])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("1 process on cpu")
+    assert "had defaults used instead" in result.stderr
+
+
+def test_a_variable_does_not_start_a_process(start):
+    result = start(["python", "tutorials/10_where_am_i.py"], WORLD_SIZE="2")
+    assert "WORLD_SIZE=2 | process 0 of 1" in result.stdout
 
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_same_script_runs_in_one_or_several_processes(start, processes):
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", processes]
-    result = start([*torchrun, "tutorials/10_where_am_i.py"])
+    result = start([*torchrun, "tutorials/10_where_am_i.py", "--cpu"])
     assert result.returncode == 0, result.stderr
     everyone = str(list(range(processes)))
     lines = sorted(result.stdout.splitlines())
@@ -70,6 +127,6 @@ def test_mp_spawn_passes_the_rank_first_sets_no_variables_and_rejects_lambdas(st
 def test_the_check_works_in_a_temporary_folder_with_a_space_in_its_name(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        [answer] = (EXERCISES / "answers").glob("00_*.py")
+        [answer] = (EXERCISES / "answers").glob("10_*.py")
         grader = load_grader("10")
         grader.judge_launch(answer, grader.LAUNCHES[0])  # plain `python`, without a launcher
