@@ -473,7 +473,7 @@ def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     marks = {name: set(cells) for name, *cells in rows}
     assert all(len(row) == 4 for row in rows) and len(rows) == 15
-    for name in ("by hand: buckets that hooks fill and send", "Accelerate"):
+    for name in ("rebuilt by hand, with buckets and hooks", "Accelerate"):
         assert marks[name] == {"equal"}
     at_two = [row[1] for row in rows]
     assert at_two == ["different", *["equal"] * 14]

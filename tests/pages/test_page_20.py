@@ -1,4 +1,4 @@
-"""Page 20: the results and messages of eight collectives, and the exercise on all-reduce."""
+"""Page 20: eight collectives, an asynchronous call, and the exercise on all-reduce."""
 
 import tempfile
 
@@ -39,6 +39,12 @@ def test_the_page_counts_messages_and_bytes():
     through_rank_0, in_shares = (counts[name] for name in counts if name.startswith("`reduce"))
     assert through_rank_0 == ["1→0, 2→0; then 0→1, 0→2", "960", "960", "yes"]
     assert in_shares[0].count("→") == 12 and in_shares[1:] == ["960", "640", "yes"]
+
+
+def test_the_page_shows_a_call_that_returns_before_other_ranks_have_joined():
+    states = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
+    assert states["the call has returned"] == ["have not called it", "False"]
+    assert states["`wait()` has returned"] == ["have joined", "True"]
 
 
 def test_the_page_shows_that_each_init_method_connects_two_processes():

@@ -1,9 +1,13 @@
 """Page 22: the methods that equal DDP bit for bit, and the exercise, which is graded by level."""
 
+import re
 import tempfile
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from accel_demo.anatomy.ddp.buckets import MIB, assign_buckets, size_limits
 from tests.conftest import REPOSITORY
 from tests.pages.pages import check, table_rows
 
@@ -16,18 +20,18 @@ def test_all_methods_equal_ddp_on_two_processes_but_only_some_on_three():
     marks = {name: marks for name, *marks in ladder}
     assert len(marks) == len(ladder) == 15
     whole, *others = ladder
-    assert whole == ["one process, the batches of all ranks in one", *["different"] * 3]
+    assert whole == ["one process, all ranks' samples in one batch", *["different"] * 3]
     assert [two for _, two, _, _ in others] == ["equal"] * 14
     assert [name for name, _, three, four in others if (three, four) == ("equal", "equal")] == [
-        "the same, in reverse order from step 2 on",
-        "by hand: buckets that hooks fill and send",
-        "DistributedDataParallel, once more",
+        "times 1/N first, in reverse order from step 2 on",
+        "rebuilt by hand, with buckets and hooks",
+        "DistributedDataParallel, run again",
         "Accelerate",
-        "by hand, small buckets (compared with the row above)",
+        "rebuilt by hand, small buckets (compared with the row above)",
     ]
     # These equal DDP only on two and four processes, as dividing by a power of two is exact.
     assert [name for name, _, *marks in others if marks == ["different", "equal"]] == [
-        "the same, but divided by N in the end",
+        "in reverse order from step 2 on, then divide by N",
         "DistributedDataParallel with `allreduce_hook`",
     ]
 
@@ -55,6 +59,61 @@ def test_the_page_shows_one_bucket_in_step_1_and_the_last_layer_first_from_step_
     assert len(buckets["1"]) == 1 and buckets["1"][0].startswith("`0.weight` `0.bias`")
     assert len(buckets["2"]) > 1 and buckets["2"] == buckets["3"]
     assert buckets["2"][0].startswith("`4.bias` `4.weight`")
+
+
+def test_a_bucket_closes_when_it_reaches_its_limit_as_the_answers_say():
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == size_limits(None)[0] == MIB
+    layers = [torch.empty(10 * MIB // 4, device="meta") for _ in range(6)]  # 10 MiB each
+    buckets = assign_buckets(layers, size_limits(None), range(6))
+    assert [10 * len(bucket) for bucket in buckets] == [10, 30, 20]
+    sizes = {"4.bias": 40, "4.weight": 1920, "3.bias": 192, "3.weight": 9216, "1.weight": 192}
+    sizes |= {"1.bias": 192, "0.bias": 192, "0.weight": 3840}
+    tensors = [torch.empty(size // 4, device="meta") for size in sizes.values()]
+    for limit, expected in ((0.001, [1960, 9408, 4416]), (0.009, [11368, 4416])):
+        buckets = assign_buckets(tensors, size_limits(limit), range(len(tensors)))
+        assert [sum(tensors[i].nbytes for i in bucket) for bucket in buckets] == expected
+
+
+MISTAKES = """
+import sys
+import torch.distributed as dist
+from torch import nn, ones
+from torch.nn.parallel import DistributedDataParallel
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+ddp = DistributedDataParallel(Model())
+ddp(ones(1, 3)).sum().backward()
+for mistake in (
+    lambda: ddp(ones(1, 3)),
+    lambda: DistributedDataParallel(Model(), device_ids=[0]),
+    lambda: DistributedDataParallel(Model(), device_ids=[0, 1]),
+):
+    try:
+        mistake()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+dist.destroy_process_group()
+"""
+
+
+def test_the_page_quotes_the_errors_that_ddp_raises(start, tmp_path):
+    script = tmp_path / "mistakes.py"
+    script.write_text(MISTAKES)
+    result = start(["python", script, tmp_path / "store"])
+    assert result.returncode == 0, result.stderr
+    page = " ".join((REPOSITORY / "tutorials" / PAGE).read_text().split())
+    quoted = re.findall(r"`(\w+Error: [^`]+)`", page)
+    assert len(quoted) == 3
+    for text in quoted:
+        assert text in result.stdout
 
 
 def test_the_model_answer_passes(start):

@@ -33,12 +33,6 @@ def test_every_process_has_the_same_variable_and_a_different_device():
         assert line in (TUTORIALS / PAGE).read_text().splitlines()
 
 
-def test_the_page_shows_a_call_that_returns_before_other_ranks_have_joined():
-    states = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
-    assert states["the call has returned"] == ["have not called it", "False"]
-    assert states["`wait()` has returned"] == ["have joined", "True"]
-
-
 @pytest.mark.parametrize("folder", ["plain", "with a space"])
 def test_the_model_answer_passes(start, tmp_path, folder):
     (tmp_path / folder).mkdir()

@@ -24,9 +24,9 @@ from accel_demo.wording import counted
 
 STEPS, BATCH_SIZE, LEARNING_RATE = 4, 8, 0.3
 SMALL_BUCKET_MIB = 0.004
-REFERENCE = "DistributedDataParallel, once more"
+REFERENCE = "DistributedDataParallel, run again"
 SMALL_REFERENCE = "DistributedDataParallel, small buckets"
-SMALL_BY_HAND = "by hand, small buckets (compared with the row above)"
+SMALL_BY_HAND = "rebuilt by hand, small buckets (compared with the row above)"
 
 
 def print_comparison() -> None:
@@ -167,18 +167,18 @@ def _flat(multiply: bool, reversed_from: int) -> Callable:
 
 
 METHODS = {  # the rows of the table; all methods start with the same weights
-    "one process, the batches of all ranks in one": train_whole_batch,
-    "one process, the ranks' batches in turn": train_every_rank,
+    "one process, all ranks' samples in one batch": train_whole_batch,
+    "one process, the ranks' batches one after another": train_every_rank,
     "one all-reduce per parameter, then divide by N": partial(
         train_with, share=lambda parameters, step: average_each(parameters)
     ),
     "one flat buffer, then divide by N": partial(train_with, share=_flat(False, STEPS)),
-    "one flat buffer, times 1/N before": partial(train_with, share=_flat(True, STEPS)),
-    "the same, in reverse order": partial(train_with, share=_flat(True, 0)),
-    "the same, in reverse order from step 2 on": partial(train_with, share=_flat(True, 1)),
-    "the same, but divided by N in the end": partial(train_with, share=_flat(False, 1)),
-    "the same, times 1/N, but added around a ring": partial(train_with, share=average_in_a_ring),
-    "by hand: buckets that hooks fill and send": partial(train_with, wrap=HandmadeDDP),
+    "one flat buffer, times 1/N first": partial(train_with, share=_flat(True, STEPS)),
+    "times 1/N first, in reverse order in every step": partial(train_with, share=_flat(True, 0)),
+    "times 1/N first, in reverse order from step 2 on": partial(train_with, share=_flat(True, 1)),
+    "in reverse order from step 2 on, then divide by N": partial(train_with, share=_flat(False, 1)),
+    "times 1/N first, reverse from step 2, our ring": partial(train_with, share=average_in_a_ring),
+    "rebuilt by hand, with buckets and hooks": partial(train_with, wrap=HandmadeDDP),
     REFERENCE: partial(train_with, wrap=DistributedDataParallel),
     "Accelerate": train_with_accelerate,
     "DistributedDataParallel with `allreduce_hook`": partial(train_with, wrap=ddp_with_a_hook),
