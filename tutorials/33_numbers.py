@@ -1,4 +1,4 @@
-"""Compare the precision and range of float32, bf16 and fp16, and their effect on a network.
+"""Compare the number formats float32, bf16 and fp16, and show what autocast does with them.
 
 python tutorials/33_numbers.py --plot numbers.svg
 """
@@ -20,6 +20,7 @@ BITS = {  # stored bits: sign, exponent, significand (without its first bit, whi
     torch.bfloat16: (1, 8, 7),
     torch.float16: (1, 5, 10),
 }
+TF32_BITS = (1, 8, 10)  # a format inside GPUs, without a torch.dtype
 BATCH = 128
 ACTIVATIONS, COPIES = "activations for backward", "copies of weights"
 INDICES = "indices of max pooling"
@@ -34,11 +35,9 @@ def main() -> None:
     print(show.table(["gradient", "float32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
     print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
     print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
-    exact, low = step(torch.float32), step(torch.bfloat16)
-    print("\nDifferences between `small_cnn` in bf16 and in float32, in units of bf16's epsilon:\n")
-    print(show.table(["result", "differs by"], differences(exact, low)))
+    full, low = bytes_of_step(torch.float32), bytes_of_step(torch.bfloat16)
     print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
-    rows = [[kind, size, low["bytes"][kind]] for kind, size in exact["bytes"].items()]
+    rows = [[kind, size, low[kind]] for kind, size in full.items()]
     print(show.table(["memory", "float32", "bf16 autocast", "ratio"], [ratio(*r) for r in rows]))
     print("\nEffect of `Accelerator(mixed_precision=…)` on a CPU:\n")
     head = ["`mixed_precision`", "first layer's output", "scaler", "our train files"]
@@ -100,8 +99,8 @@ def functions() -> list[list[str]]:
         ]
 
 
-def step(dtype: torch.dtype) -> dict:
-    """Run a training step of small_cnn. Return its memory in bytes, logits and two gradients."""
+def bytes_of_step(dtype: torch.dtype) -> dict[str, int]:
+    """Run a training step of small_cnn. Return the bytes of each kind of tensor in memory."""
     torch.manual_seed(0)
     model, images = make_model(TrainConfig()), torch.randn(BATCH, 1, 28, 28)
     images, labels = images.to(memory_format=torch.channels_last), torch.arange(BATCH) % 10
@@ -131,42 +130,7 @@ def step(dtype: torch.dtype) -> dict:
     }
     for kind in (COPIES, ACTIVATIONS, INDICES):
         size[kind] = sum(nbytes for saved_as, nbytes in saved.values() if saved_as == kind)
-    return {
-        "bytes": size,
-        "logits": logits.detach(),
-        "first gradient": weights[0].grad,
-        "last gradient": weights[-2].grad,
-    }
-
-
-def differences(exact: dict, low: dict) -> list[list[str]]:
-    """Return the relative errors of bf16 results, in units of bf16's epsilon."""
-    single, layers = [], [(torch.nn.Conv2d(24, 64, 3), (8, 24, 9, 9))]
-    for layer, shape in (*layers, (torch.nn.Linear(2048, 10), (8, 2048))):
-        inputs = torch.randn(shape)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            single.append(relative_error(layer(inputs).float(), layer.double()(inputs.double())))
-    rows = [["a single convolution or linear layer", within(max(single), 1 / 8, 1)]]
-    for label, key, most in (
-        ("logits", "logits", 4),
-        ("gradient of the last layer's weights", "last gradient", 4),
-        ("gradient of the first layer's weights", "first gradient", 32),
-    ):
-        rows.append([label, within(relative_error(low[key], exact[key]), 1 / 8, most)])
-    return rows
-
-
-def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return norm(result - exact) / norm(exact), in units of bf16's epsilon."""
-    return ((result - exact).norm() / exact.norm() / torch.finfo(torch.bfloat16).eps).item()
-
-
-def within(value: float, least: float, most: float) -> str:
-    """Return the range as text, or the value if it is outside the range.
-
-    The table shows the range, because the exact value depends on the machine.
-    """
-    return f"{least:g} to {most:g}" if least < value < most else f"{value:.2g}"
+    return size
 
 
 def ratio(kind: str, before: int, after: int) -> list[str]:
@@ -197,7 +161,9 @@ def draw(rows: list[list], path) -> None:
     """Draw the bits of each format, and the memory use of a step in float32 and under autocast."""
     figure = show.new_figure(9, 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[4, 5])
-    for place, parts in enumerate(BITS.values()):
+    formats = {"float32": BITS[torch.float32], "TF32": TF32_BITS}
+    formats |= {name(dtype): parts for dtype, parts in BITS.items()}
+    for place, parts in enumerate(formats.values()):
         start, labels = 0, ("sign", "exponent: range", "significand: digits")
         colours = (show.COLOURS[7], show.COLOURS[4], show.COLOURS[2])
         for part, colour, label in zip(parts, colours, labels, strict=True):
@@ -207,7 +173,7 @@ def draw(rows: list[list], path) -> None:
             if part > 1:
                 left.text(start + part / 2, place, part, ha="center", va="center", fontsize=9)
             start += part
-    left.set_yticks(range(len(BITS)), [name(dtype) for dtype in BITS])
+    left.set_yticks(range(len(formats)), list(formats))
     left.invert_yaxis()
     left.set_title("Bits of a number", loc="left", fontsize=10)
     left.set_xlim(right=38)  # make room for the legend to the right of the shorter formats

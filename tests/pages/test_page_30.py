@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
 
 from accel_demo.lab import grading
 from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, table_rows
@@ -51,6 +53,20 @@ def observe_all(answers):
     """Grade all answers in one process group. Return this rank's report on each answer."""
     observe, device = load_grader("30").observe, torch.device("cpu")
     return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
+
+
+def samples_gathered_for_metrics(in_the_loop: bool) -> int:
+    """Return how many of 22 samples `gather_for_metrics` returns per batch or after the loop."""
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(22), 5))
+    if in_the_loop:
+        return sum(len(accelerator.gather_for_metrics(samples)) for samples in loader)
+    return len(accelerator.gather_for_metrics(torch.cat(list(loader))))
+
+
+def test_after_the_loop_gather_for_metrics_does_not_remove_padding(together):
+    assert together(samples_gathered_for_metrics, 3, in_the_loop=True) == [22] * 3
+    assert together(samples_gathered_for_metrics, 3, in_the_loop=False) == [30] * 3
 
 
 @pytest.fixture(scope="module")

@@ -60,14 +60,14 @@ WRONG = [  # (edits to the model answer, part of the grader's message)
 ]
 
 
-def grade_all(answers: list[str]) -> tuple[list[str], float]:
-    """Return each answer's mistake, or "", and the result of `last_rate_with_accumulation`.
+def grade_all(answers: list[str]) -> tuple[list[str], tuple[float, list[float]]]:
+    """Return each answer's mistake, or "", and the results of the two functions below.
 
     Everything runs in one process group.
     """
     grader, device = load_grader("31"), torch.device("cpu")
     mistakes = [mistake_in(grader, answer, device) for answer in answers]
-    return mistakes, last_rate_with_accumulation()
+    return mistakes, (last_rate_with_accumulation(), rates_of_a_short_one_cycle_schedule())
 
 
 def last_rate_with_accumulation() -> float:
@@ -92,6 +92,23 @@ def last_rate_with_accumulation() -> float:
     return scheduler.get_last_lr()[0]
 
 
+def rates_of_a_short_one_cycle_schedule() -> list[float]:
+    """Return the learning rates of 32 optimizer steps with a prepared schedule of 32 steps."""
+    from accelerate import Accelerator
+    from torch.optim.lr_scheduler import OneCycleLR
+
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
+    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+    rates = []
+    for _ in range(32):
+        optimizer.step()
+        scheduler.step()
+        rates += scheduler.get_last_lr()
+    return rates
+
+
 @pytest.fixture(scope="module")
 def verdicts(together, tmp_path_factory):
     """Call `grade_all` on two ranks, and return each rank's result.
@@ -112,7 +129,20 @@ def verdicts(together, tmp_path_factory):
 
 
 def test_with_accumulation_over_four_batches_only_a_quarter_of_the_schedule_is_done(verdicts):
-    assert [rate for _, rate in verdicts] == [0.75, 0.75]
+    assert [rate for _, (rate, _) in verdicts] == [0.75, 0.75]
+
+
+def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_at_its_last_rate(verdicts):
+    for _, (_, rates) in verdicts:
+        assert len(set(rates[:15])) == 15 and len(set(rates[15:])) == 1
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
+    optimizer.step()
+    message = "Tried to step 33 times. The specified number of total steps is 32"
+    assert message in " ".join((TUTORIALS / PAGE).read_text().split())
+    with pytest.raises(ValueError, match=message):
+        for _ in range(33):
+            scheduler.step()
 
 
 def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(verdicts):

@@ -2,13 +2,25 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab import grading
-from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, mistake_in, table_rows
+from accel_demo.models import make_model
+from tests.pages.pages import (
+    EXERCISES,
+    TUTORIALS,
+    check,
+    load_grader,
+    load_module,
+    mistake_in,
+    table_rows,
+)
 
 PAGE = "33_precision_and_compilation.md"
 ANSWER = EXERCISES / "answers" / "33_precision_setting.py"
@@ -146,6 +158,86 @@ def test_the_page_shows_when_graphs_are_compiled_and_how_weights_are_named():
     names = {row[0]: row[1:3] for row in table_rows(PAGE, cells=4)}
     assert names["`model.compile()`, then `prepare`"] == ["`0.weight`"] * 2
     assert names["`torch.compile(model)`, then `prepare`"] == ["`_orig_mod.0.weight`"] * 2
+
+
+def test_a_model_compiled_outside_of_ddp_sends_no_bucket_before_its_only_piece_of_backward():
+    rows = load_module(TUTORIALS / "33_compiled.py").backward_rows()
+    assert [row[1:] for row in rows] == [[4, 4, 3], [4, 4, 3], [1, 4, 0]]
+    for row in rows:
+        assert list(map(str, row)) in table_rows(PAGE, cells=4)
+
+
+def test_compiling_ddp_around_a_plain_sequential_captures_no_graph():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    graphs = []
+    for is_compiled_first in (True, False):
+        torch._dynamo.reset()
+        counters.clear()
+        network = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        if is_compiled_first:
+            network.compile(backend="eager")
+        ddp = DistributedDataParallel(network)
+        model = ddp if is_compiled_first else torch.compile(ddp, backend="eager")
+        model(torch.ones(1, 2))
+        graphs.append(counters["stats"]["unique_graphs"])
+    dist.destroy_process_group()
+    assert graphs == [1, 0]
+
+
+def test_the_page_quotes_the_error_for_fp16_weights_and_a_scaler():
+    model, scaler = torch.nn.Linear(2, 2).half(), torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 2).half()).float().sum()).backward()
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the page quotes the message)
+        scaler.step(torch.optim.SGD(model.parameters()))
+    assert f"`ValueError: {refused.value}`" in (TUTORIALS / PAGE).read_text()
+
+
+def test_weights_saved_from_a_compiled_model_do_not_fit_the_model():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    saved = torch.compile(model, backend="eager").state_dict()
+    with pytest.raises(RuntimeError, match="Missing key\\(s\\) in state_dict"):
+        model.load_state_dict(saved)
+
+
+def test_growing_batches_need_two_graphs():
+    torch._dynamo.reset()
+    counters.clear()
+    model = make_model(TrainConfig(model="tiny_cnn"))
+    model.compile(backend="eager")
+    for size in range(24, 34):
+        model(torch.rand(size, 1, 28, 28))
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_bf16_weight_of_1_does_not_change_by_small_updates():
+    rounded, exact = torch.ones((), dtype=torch.bfloat16), torch.ones(())
+    for _ in range(100):
+        rounded += 0.003
+        exact += 0.003
+    assert rounded == 1 and exact.item() == pytest.approx(1.3, abs=1e-4)
+
+
+def test_tf32_is_on_by_default_only_in_convolutions():
+    assert torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_the_page_shows_both_changes_to_the_script_of_page_11():
+    added = [line for line in (TUTORIALS / PAGE).read_text().splitlines() if line[:2] == "+ "]
+    assert len(added) == 2
+    assert 'mixed_precision="bf16", **options' in added[0] and "model.compile()" in added[1]
+
+
+def test_the_recorded_benchmark_is_as_the_page_describes_it():
+    recorded = (TUTORIALS / "transcripts" / "bench" / "precision.txt").read_text()
+    small, large = recorded.split("\nresnet18, 32 images")[:2]
+    ratio = {
+        label: float(line.split("|")[4])
+        for label, line in ((line.split("|")[1].strip(), line) for line in small.splitlines()[5:9])
+    }
+    assert ratio["bf16"] > 1.1 and ratio["fp32, compiled"] < 1 and ratio["bf16, compiled"] < 1
+    low, _, high = large.splitlines()[5].split("|")[5].split()
+    assert float(low) < 1 < float(high)  # not reliably faster
+    assert "by 9e-03 (bf16), 2e-05 (fp32, compiled)" in recorded
 
 
 @pytest.mark.slow

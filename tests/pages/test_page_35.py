@@ -1,0 +1,42 @@
+"""Page 35: what its transcript shows about kills, saves and lost steps."""
+
+import re
+
+from tests.pages.pages import TUTORIALS, transcript
+
+PAGE = (TUTORIALS / "35_complete_or_absent.md").read_text()
+((COMMAND, OUTPUT),) = transcript("crash").items()
+LAUNCHES = [line for line in OUTPUT.splitlines() if line.startswith("launch ")]
+
+
+def lost_steps() -> list[tuple[str, int]]:
+    """Return when each kill came, such as "during a save", and the steps replayed because of it."""
+    kills = [re.search(r"killed rank \d (.*)", line)[1] for line in LAUNCHES[:-1]]
+    replayed = [re.search(r"\((\d+) steps? replayed\)", line) for line in LAUNCHES[1:]]
+    steps = [int(match[1]) if match else 0 for match in replayed]
+    return list(zip(kills, steps, strict=True))
+
+
+def test_the_page_shows_the_command_that_recorded_its_transcript():
+    assert COMMAND.split(" --plot ")[0] in PAGE.split("## See")[0]
+    assert OUTPUT.splitlines()[0] in PAGE
+
+
+def test_the_killed_run_ends_with_the_same_weights():
+    assert "final weights: bitwise equal in all 20 tensors" in PAGE
+    assert "damaged checkpoints used: 0" in PAGE
+    assert "connected: 2 processes in 5 of 6 launches" in PAGE
+
+
+def test_a_kill_during_a_save_costs_all_steps_since_the_last_checkpoint():
+    assert "--checkpoint-every 3" in OUTPUT
+    lost = lost_steps()
+    assert [steps for kill, steps in lost if kill == "during a save"] == [3, 3]
+    assert sorted(steps for kill, steps in lost if kill != "during a save") == [0, 1, 2]
+    assert "cost 3 steps each, and the others 0, 1 and 2" in " ".join(PAGE.split())
+
+
+def test_a_run_that_is_killed_while_it_saves_step_12_resumes_after_step_9():
+    at = next(index for index, line in enumerate(LAUNCHES) if "reached step 12" in line)
+    assert LAUNCHES[at].endswith("during a save") and at + 1 == 3
+    assert "resumed after step 9" in LAUNCHES[at + 1]
