@@ -1,7 +1,7 @@
-"""Record the transcripts and pictures of page 40 again.
+"""Record the measured outputs and pictures of pages 40 and 41 again.
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
-python tutorials/40_record.py scaling      # one transcript
+python tutorials/40_record.py scaling      # one of timeline (page 40), scaling, slower (41)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 """
 

@@ -9,11 +9,33 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, predicted_graph_bytes
-from accel_demo.anatomy.kernel_distance.methods import double_loop, over_ranks, vectorised
+from accel_demo.anatomy.kernel_distance.methods import (
+    double_loop,
+    over_devices,
+    over_ranks,
+    vectorised,
+)
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 LARGE = (512, 512, 3, 3)  # shape of a 9.4 MB weight in ResNet-18
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.conv(images).mean((1, 2, 3))
+
+
+def use_in_a_loss(device: torch.device) -> str:
+    """Add the distance to a loss, as a training loop does to push the kernels apart."""
+    net, images = Net().to(device), torch.randn(4, 3, 9, 9, device=device)
+    loss = net(images).square().mean() - 0.01 * over_devices(net.conv.weight)
+    loss.backward()
+    return f"net.conv.weight.grad has the shape {tuple(net.conv.weight.grad.shape)}"
 
 
 def main(device: torch.device) -> None:
@@ -33,6 +55,7 @@ def main(device: torch.device) -> None:
     dist.all_gather_object(kept, f"{graph_bytes(vectorised, under_ddp) / under_ddp.nbytes:.1f}")
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
+        print(f"{use_in_a_loss(device)}\n")
         print(table(head, rows))
         print(f"\nvectorised, the layer under DDP, 16 kernels, by rank: {', '.join(kept)}\n")
         print(sums)

@@ -1,6 +1,5 @@
-"""Page 40: recorded timelines and benchmarks, and the exercise on finding a straggler."""
+"""Page 40: recorded timelines, profiling one's own script, and the exercise on the straggler."""
 
-import importlib.util
 import json
 import re
 
@@ -8,40 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import run_to_end
-from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, mistake_in, table_rows
+from tests.conftest import run_ranks
+from tests.pages.pages import (
+    EXERCISES,
+    TUTORIALS,
+    check,
+    load_grader,
+    load_module,
+    mistake_in,
+    rows_below,
+    transcript,
+)
 
 PAGE = TUTORIALS / "40_where_the_time_goes.md"
 ANSWER = EXERCISES / "answers" / "40_straggler.py"
-
-
-def module(path):
-    spec = importlib.util.spec_from_file_location(f"page_14_{path.stem}", path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 GRADER = load_grader("40")
-OVERLAP = module(TUTORIALS / "40_overlap.py")
-
-
-def rows_below(heading: str) -> list[list[str]]:
-    """Find the table whose first heading is `heading`, and return the rows below the headings."""
-    lines = PAGE.read_text().splitlines()
-    [start] = [
-        n for n, line in enumerate(lines) if re.match(rf"\| +{re.escape(heading)} +\|", line)
-    ]
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return rows
-        rows.append([cell.strip() for cell in line[1:-1].split("|")])
-    return rows
+OVERLAP = load_module(TUTORIALS / "40_overlap.py")
 
 
 def test_all_but_the_last_bucket_start_while_backward_computes():
-    rows = rows_below("bucket_cap_mb")
+    rows = rows_below(PAGE, "bucket_cap_mb")
     assert [float(row[0]) for row in rows] == [0.05, 0.5, 25]
     assert all(int(early) == int(all_reduces) - 1 for _, all_reduces, early in rows)
     assert [int(row[1]) for row in rows] == [8, 4, 1]
@@ -54,7 +39,7 @@ def test_the_slow_rank_computes_longest_and_the_other_rank_waits_longest():
 
 
 def test_overlap_hides_communication_only_if_backward_is_long_enough():
-    rows = rows_below("all-reduce takes")
+    rows = rows_below(PAGE, "all-reduce takes")
     hidden = {(row[0], int(row[1])): int(row[2].rstrip("%")) for row in rows}
     ends = {(row[0], int(row[1])): float(row[3].split()[0]) for row in rows}
     assert {hidden[share, 1] for share in ("0.5 ×", "1 ×", "2 ×")} == {0}
@@ -76,71 +61,26 @@ def test_in_the_calculation_a_bucket_waits_for_its_gradients_and_the_previous_bu
     assert 0 <= OVERLAP.hidden(found) < 1  # the last bucket cannot be hidden
 
 
-def parts_of(name: str) -> dict[str, str]:
-    """Map each command in a transcript to its output."""
-    text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()
-    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def test_the_transcripts_match_their_commands_and_are_on_the_page():
-    page = PAGE.read_text()
-    for name, commands in module(TUTORIALS / "40_record.py").RECORDS.items():
-        parts = parts_of(name)
-        assert list(parts) == commands
-        for said in parts.values():
-            assert said.strip() in page
-            assert "2 connected processes" in said
-        for command in commands:
-            for picture in re.findall(r"--plot tutorials/(\S+)", command):
-                assert (TUTORIALS / picture).exists() and f"]({picture})" in page
+def test_the_transcript_matches_its_commands_and_is_on_the_page():
+    page, recorded = PAGE.read_text(), transcript("timeline")
+    commands = load_module(TUTORIALS / "40_record.py").RECORDS["timeline"]
+    assert list(recorded) == commands
+    for command, output in recorded.items():
+        assert "2 connected processes" in output
+        if "--bucket-mb" in command:  # the page shows only the last table
+            output = output[output.index("| bucket MiB") : output.index("\n\nwrote")]
+        assert output.strip() in page
+        for picture in re.findall(r"--plot tutorials/(\S+)", command):
+            assert (TUTORIALS / picture).exists() and f"]({picture})" in page
 
 
 def test_the_recorded_timeline_names_a_rank_only_if_there_is_a_straggler():
-    first, sweep, straggler = parts_of("timeline").values()
+    first, sweep, straggler = transcript("timeline").values()
     assert "no rank is slower than the others in each step" in first
     assert "rank 1 is slow: " in straggler
     assert [row.split("|")[1].strip() for row in sweep.splitlines() if "|" in row][-5:] == [
         *("0.5", "2", "8", "25", "100")
     ]
-
-
-def test_in_the_transcript_two_threads_of_python_code_keep_one_core_busy():
-    [said] = parts_of("scaling").values()
-    rows = [[cell.strip() for cell in line.split("|")] for line in said.splitlines()]
-    busy = {row[2]: float(row[4]) for row in rows if row[1:2] == ["preprocessing in Python"]}
-    assert "This Python has the global interpreter lock." in said
-    assert list(busy) == ["one after the other", "two threads", "two processes"]
-    assert busy["two threads"] < 1.15
-
-
-def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
-    rows = rows_below("reason")
-    assert len(rows) == 13
-    for reason, sign, cure, figure in rows:
-        assert reason and sign and cure and re.search(r"\d", figure)
-    words = " ".join(" ".join(row) for row in rows)
-    for cure in (
-        *("larger batch", "`accumulate`", "`bucket_cap_mb`", "`gradient_as_bucket_view=True`"),
-        *("`bf16_compress_hook`", "cores / processes", "equal work", "find_unused_parameters"),
-    ):
-        assert cure in words
-
-
-@pytest.mark.slow
-def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path):
-    command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
-    # real=True, because the command sets TORCH_CPP_LOG_LEVEL, which torch reads on import.
-    result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
-    assert result.returncode == 0, result.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["processes"], found["device"], found["backend"]) == (2, "cpu", "gloo")
-    assert all(ms > 0 for values in found["ms_per_step"].values() for ms in values)
-    assert found["straggler_ms_by_rank"][1] >= 20  # rank 1 sleeps for 20 ms in each step
-    # One row sets find_unused_parameters=True on purpose, so the command suppresses the warning.
-    assert "find_unused_parameters=True was specified" not in result.stderr
-    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin processes
-    assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
 
 
 def test_the_stored_traces_are_up_to_date_and_small():
@@ -151,7 +91,7 @@ def test_the_stored_traces_are_up_to_date_and_small():
 
 
 def test_the_rank_that_waits_longest_is_never_the_straggler():
-    answer = module(ANSWER)
+    answer = load_module(ANSWER)
     for case in GRADER.STORED + GRADER.MORE:
         trace = GRADER.make(case)
         assert answer.straggler(trace) == case.straggler
@@ -165,7 +105,7 @@ def test_the_model_answer_finds_the_rank_that_is_late_in_most_steps(ranks, data)
     once = {(data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 7))): 50}
     late = {} if slow is None else {slow: data.draw(st.floats(13, 40))}
     case = GRADER.Case(str(data.draw(st.integers(0, 99))), ranks, late, once, phase)
-    assert module(ANSWER).straggler(GRADER.make(case)) == slow
+    assert load_module(ANSWER).straggler(GRADER.make(case)) == slow
 
 
 def test_the_model_answer_reads_a_trace_that_the_timeline_has_merged():
@@ -182,7 +122,7 @@ def test_the_model_answer_reads_a_trace_that_the_timeline_has_merged():
             ]
         }
 
-    found = module(ANSWER).spans(merged([of_rank(0), of_rank(1)]), "gloo:all_reduce")
+    found = load_module(ANSWER).spans(merged([of_rank(0), of_rank(1)]), "gloo:all_reduce")
     assert found == {0: [(3.0, 5.0)], 1: [(4.0, 5.0)]}
 
 
@@ -256,7 +196,28 @@ def test_an_answer_with_an_endless_loop_is_stopped(start, tmp_path):
     assert (result.returncode, result.stdout) == (1, f"wrong: {said}\n")
 
 
-def test_the_page_links_to_the_previous_page_and_to_an_issue():
-    text = PAGE.read_text()
-    assert "(42_when_it_does_not_fit.md)" in text and "pytorch/issues/73600" in text
-    assert len(table_rows(PAGE.name, cells=4)) >= 13
+def test_the_profiled_script_writes_four_steps_of_each_rank(tmp_path):
+    result = run_ranks([TUTORIALS / "40_profile.py"], 2, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for rank in (0, 1):
+        trace = json.loads((tmp_path / f"runs/profile/profile_{rank}.json").read_text())
+        names = [event["name"] for event in trace["traceEvents"]]
+        steps = [int(name[13:]) for name in names if name.startswith("ProfilerStep#")]
+        assert sorted(steps) == [4, 5, 6, 7]
+        assert names.count("gloo:all_reduce") == 4  # one bucket
+
+
+def test_a_profile_without_steps_raises_the_error_on_the_page(tmp_path):
+    program = tmp_path / "profile.py"
+    text = (TUTORIALS / "40_profile.py").read_text()
+    program.write_text(re.sub(r" +profiler\.step\(\).*\n", "", text))
+    result = run_ranks([program], 1, cwd=tmp_path)
+    [message] = re.findall(r"`AssertionError: (.*)`", PAGE.read_text())
+    assert result.returncode == 1 and f"AssertionError: {message}\n" in result.stderr
+
+
+@pytest.mark.parametrize(("cost", "groups"), [(0, 0), (0.3, 2), (1, 3)])
+def test_the_answer_on_the_cost_of_buckets_is_right(monkeypatch, cost, groups):
+    monkeypatch.setattr(OVERLAP, "COST", cost)
+    ends = {(share, layers): OVERLAP.sends(share, layers)[-1][1] for share, layers in OVERLAP.CASES}
+    assert sum(ends[share, 1] > ends[share, 2] for share in (0.5, 1.0, 2.0)) == groups

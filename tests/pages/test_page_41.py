@@ -1,0 +1,95 @@
+"""Page 41: recorded speed-ups, and the reasons why DDP can be slow."""
+
+import json
+import re
+
+import pytest
+
+from accel_demo.lab.scaling.fit import amdahl
+from tests.conftest import run_to_end
+from tests.pages.pages import TUTORIALS, load_module, rows_below, table_rows, transcript
+
+PAGE = TUTORIALS / "41_scaling.md"
+
+
+@pytest.mark.parametrize("name", ["scaling", "slower"])
+def test_each_transcript_matches_its_command_and_is_on_the_page(name):
+    lines, recorded = PAGE.read_text().splitlines(), transcript(name)
+    commands = load_module(TUTORIALS / "40_record.py").RECORDS[name]
+    assert list(recorded) == commands
+    [output] = recorded.values()
+    assert "2 connected processes" in output
+    assert set(output.splitlines()) <= set(lines)
+    for picture in re.findall(r"--plot tutorials/(\S+)", commands[0]):
+        assert (TUTORIALS / picture).exists() and f"]({picture})" in PAGE.read_text()
+
+
+def test_the_numbers_in_the_text_are_those_of_the_transcripts():
+    text = " ".join(PAGE.read_text().split())
+    [first, *_] = rows_below(PAGE, "reason")
+    assert "batch 8 0.46 ×, batch 512 1.63 ×" in first[3]
+    assert "handle 0.46 times as many images" in text and "speed-up is then 1.63" in text
+    speedups = {row[2]: row[5] for row in table_rows(PAGE.name, 8) if row[0] == "raw DDP"}
+    assert (speedups["2 × 64"], speedups["2 × 128"]) == ("1.35", "1.50")
+    assert "(1.35 against 1.50 with raw DDP)" in text
+
+
+def test_only_the_three_named_fixes_have_a_clear_effect():
+    intervals = {
+        reason: [float(bound) for bound in found[0]]
+        for reason, _, _, figure in rows_below(PAGE, "reason")
+        if (found := re.findall(r"\(× (\S+) – (\S+)\)", figure))
+    }
+    clear = [reason for reason, (low, high) in intervals.items() if high < 1 or low > 1]
+    expected = ["all-reduce in every micro-batch", "processes share cores", "too many threads"]
+    assert clear == expected
+
+
+def test_the_answer_on_amdahls_law_is_right():
+    assert (f"{amdahl(0.1, 8):.1f}", f"{amdahl(0.1, 1000):.1f}") == ("4.7", "9.9")
+    assert "= 4.7 times" in PAGE.read_text() and "= 9.9 times" in PAGE.read_text()
+    assert amdahl(0.5, 1000) < 2
+
+
+def test_in_the_transcript_two_threads_of_python_code_keep_one_core_busy():
+    [said] = transcript("scaling").values()
+    rows = [[cell.strip() for cell in line.split("|")] for line in said.splitlines()]
+    busy = {row[2]: float(row[4]) for row in rows if row[1:2] == ["preprocessing in Python"]}
+    assert "This Python has the global interpreter lock." in said
+    assert list(busy) == ["one after the other", "two threads", "two processes"]
+    assert busy["two threads"] < 1.15
+
+
+def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
+    rows = rows_below(PAGE, "reason")
+    assert len(rows) == 13
+    for reason, sign, cure, figure in rows:
+        assert reason and sign and cure and re.search(r"\d", figure)
+    words = " ".join(" ".join(row) for row in rows)
+    for cure in (
+        *("larger batch", "`accumulate`", "`bucket_cap_mb`", "`gradient_as_bucket_view=True`"),
+        *("`bf16_compress_hook`", "cores / processes", "equal work", "find_unused_parameters"),
+    ):
+        assert cure in words
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path):
+    command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
+    # real=True, because the command sets TORCH_CPP_LOG_LEVEL, which torch reads on import.
+    result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["processes"], found["device"], found["backend"]) == (2, "cpu", "gloo")
+    assert all(ms > 0 for values in found["ms_per_step"].values() for ms in values)
+    assert found["straggler_ms_by_rank"][1] >= 20  # rank 1 sleeps for 20 ms in each step
+    # One row sets find_unused_parameters=True on purpose, so the command suppresses the warning.
+    assert "find_unused_parameters=True was specified" not in result.stderr
+    reasons = 12 + ("half of the cores" in found["ms_per_step"])  # only Linux can pin processes
+    assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
+
+
+def test_the_page_links_to_the_issue_and_to_the_next_page():
+    text = PAGE.read_text()
+    assert "pytorch/issues/73600" in text
+    assert "(42_when_it_does_not_fit.md)" in text.split("## Next")[1]

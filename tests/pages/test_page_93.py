@@ -1,0 +1,141 @@
+"""Page 93: methods that compute the kernel distance, and the exercise on its gradient."""
+
+import re
+import tempfile
+
+import pytest
+import torch
+
+from accel_demo.anatomy.kernel_distance.costs import predicted_graph_bytes
+from tests.pages.pages import TUTORIALS, check, load_module, table_rows, transcript
+
+PAGE = TUTORIALS / "93_over_devices.md"
+ANSWER = TUTORIALS / "exercises" / "answers" / "93_gather_with_gradient.py"
+
+
+def cells(first: str) -> list[str]:
+    """Find the row that starts with `first` and "yes" or "no". Return the cells after `first`."""
+    rows = [row for row in table_rows(PAGE.name) if len(row) > 1]
+    [found] = [row[1:] for row in rows if row[0] == first and row[1] in ("yes", "no")]
+    return found
+
+
+def test_all_methods_agree_and_graphs_of_all_pairs_grow_with_the_number_of_kernels():
+    for way in ("double loop", "vectorised", "over devices"):
+        equal, *kept, large = cells(way)
+        assert equal == "yes" and [round(float(size)) for size in kept] == [8, 16, 32]
+        assert large == "4,833 MB"
+    assert cells("over ranks") == ["yes", "4.0", "8.0", "16.1", "2,416 MB"]
+    for way in ("chunked", "over ranks, chunked"):
+        assert cells(way) == ["yes", "0.0", "0.0", "0.0", "0 MB"]
+    assert cells("torch.cdist") == ["yes", "0.0", "0.1", "0.1", "1 MB"]
+    assert cells("closed form") == ["yes", "1.0", "1.0", "1.0", "9 MB"]
+    assert "vectorised, the layer under DDP, 16 kernels, by rank: 16.1, 16.1" in PAGE.read_text()
+
+
+def test_three_methods_with_equal_values_have_different_gradients():
+    assert cells("`dist.all_reduce`") == ["yes", "rank's share", "full gradient / 2"]
+    aware = "`_functional_collectives.all_reduce`"
+    assert cells(aware) == ["yes", "2 × rank's share", "full gradient"]
+    assert cells("`over_ranks`") == ["yes", "full gradient", "full gradient"]
+
+
+def test_the_prediction_and_the_answers_match_the_tables():
+    text = " ".join(PAGE.read_text().split())
+    assert "**Your prediction**: (c), 4,833 MB." in text
+    four = predicted_graph_bytes("over ranks", (512, 512, 3, 3), 4)
+    assert f"2.0, 4.0, 8.0 and {four / 1e6:,.0f} MB" in text
+    large, small = (
+        predicted_graph_bytes("double loop", shape, 1) for shape in ((64, 64, 3, 3), (32, 32, 3, 3))
+    )
+    assert "About 8 times: 4 times" in text and round(large / small) == 8
+
+
+def test_the_first_call_on_the_page_gives_the_weight_a_gradient():
+    program = load_module(TUTORIALS / "93_over_devices.py")
+    said = program.use_in_a_loss(torch.device("cpu"))
+    assert said == "net.conv.weight.grad has the shape (8, 3, 3, 3)"
+    assert said in PAGE.read_text().splitlines()
+
+
+def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
+    [(command, output)] = transcript("kernel_distance").items()
+    assert command == "python -m accel_demo.anatomy.kernel_distance"
+    lines = output.splitlines()
+    start, end = (lines.index(line) for line in lines if line.startswith("512 ×"))
+    assert "\n".join(lines[start:end]).strip() in PAGE.read_text()
+    seconds_and_megabytes = {}
+    for line in lines:
+        if line.startswith(("128 ×", "512 ×")):
+            table = seconds_and_megabytes[line[:3], re.search(r"p=(\d)", line)[1]] = {}
+        row = [cell.strip().replace(",", "") for cell in line.strip("|").split("|")]
+        if len(row) == 4 and row[1] not in ("", "seconds") and not set(row[1]) <= {"-"}:
+            way = line.strip("|").split("|")[0].strip()
+            table[way] = float(row[1]), float(row[2])
+            assert float(row[3]) < 1e-4
+    rows = {layer: len(table) for layer, table in seconds_and_megabytes.items()}
+    assert rows == {("128", "1"): 8, ("128", "2"): 7, ("512", "1"): 4, ("512", "2"): 3}
+    large = seconds_and_megabytes["512", "1"]
+    assert "double loop" not in large and "vectorised" not in large
+    seconds, megabytes = large["closed form"]
+    assert seconds < 1 and megabytes < 10 * 9.4  # the weight has 9.4 MB
+    small = seconds_and_megabytes["128", "1"]
+    ways = ("vectorised", "over ranks", "chunked", "closed form")
+    peaks = [small[way][1] for way in ways]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, "93", ANSWER, TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: on two and on three processes")
+    result = check(start, "93")
+    assert result.returncode == 1
+    assert (
+        "on 2 processes the total distance is correct, but its gradient is missing" in result.stdout
+    )
+
+
+WRONG = [  # (text in the model answer, replacement, part of the grader's message)
+    (
+        "return gradient.split(ctx.count)[dist.get_rank()]",
+        "dist.all_reduce(gradient)\n        return gradient.split(ctx.count)[dist.get_rank()]",
+        "the gradient is 2 times too large",
+    ),
+    (
+        "    return (everything[:, None] - everything).abs().sum()",
+        "    share = (rows[:, None] - everything.detach()).abs().sum()\n"
+        "    return share + ((everything[:, None] - everything).abs().sum() - share).detach()",
+        "the gradient covers only pairs whose first kernel is on this rank",
+    ),
+    (
+        "everything[:, None] - everything).abs().sum()",
+        "rows[:, None] - everything).abs().sum()",
+        "the number is",
+    ),
+    ("return GatherRows.apply(rows)", "return None", "cannot use the file: TypeError"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("right", "wrong", "said"), WRONG[:1])
+def test_the_grader_detects_a_gradient_that_is_too_large(start, tmp_path, right, wrong, said):
+    assert_told(start, tmp_path, right, wrong, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("right", "wrong", "said"), WRONG[1:])
+def test_the_grader_distinguishes_other_mistakes(start, tmp_path, right, wrong, said):
+    assert_told(start, tmp_path, right, wrong, said)
+
+
+def assert_told(start, tmp_path, right, wrong, said):
+    text = ANSWER.read_text()
+    assert right in text
+    answer = tmp_path / "a wrong answer.py"
+    answer.write_text(text.replace(right, wrong))
+    result = check(start, "93", answer)
+    assert result.returncode == 1
+    assert said in result.stdout, result.stdout
