@@ -12,7 +12,7 @@ PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
 # A false version of each kind of generated text: (page, text on the page, false text)
 LIES = [
-    ("10_where_am_i.md", "| ⚠ | `torchrun", "|  | `torchrun"),
+    ("10_where_am_i.md", "2 …` | 2 | 2 | ⚠ 1 |", "2 …` | 2 | 2 | 2 |"),
     ("10_where_am_i.md", "process 1 of 2", "process 0 of 2"),
     ("10_where_am_i.md", "device_count() < number_in", "device_count() <= number_in"),
     (
@@ -32,8 +32,8 @@ LIES = [
     ("21_ring.md", "chunks[into] += arriving", "chunks[into] -= arriving"),
     (
         "22_ddp.md",
-        "in reverse order from step 2 on            | equal       | equal ",
-        "in reverse order from step 2 on            | equal       | different ",
+        "in reverse order from step 2 on             | equal       | equal ",
+        "in reverse order from step 2 on             | equal       | different ",
     ),
     (
         "22_ddp.md",
@@ -43,13 +43,13 @@ LIES = [
     ("23_accumulation.md", "| 4 | 0 | 1 | 1 | the same |", "| 4 | 0 | 0 | 1 | the same |"),
     (
         "23_accumulation.md",
-        "+                accelerator.backward(loss)",
-        "+        loss.backward()",
+        "                accelerator.backward(loss)  # div",
+        "                loss.backward()  # div",
     ),
     (
         "30_who_saw_which_sample.md",
-        "| `gather`                                  |      30 |",
-        "| `gather`                                  |      22 |",
+        "| `gather`                                   |      30 |",
+        "| `gather`                                   |      22 |",
     ),
     (
         "30_who_saw_which_sample.md",
@@ -63,13 +63,13 @@ LIES = [
     ),
     (
         "31_batch_and_learning_rate.md",
-        "+        step_scheduler_with_optimizer=False,",
-        "+        step_scheduler_with_optimizer=True,",
+        "        step_scheduler_with_optimizer=False,",
+        "        step_scheduler_with_optimizer=True,",
     ),
     (
         "33_precision_and_compilation.md",
-        "| `BF16`    | 108,690 weights | 217,380                 |          2 |",
-        "| `BF16`    | 108,690 weights | 434,760                 |          4 |",
+        "| `BF16`    | 108,690 weights | 217,380           |          2 |",
+        "| `BF16`    | 108,690 weights | 434,760           |          4 |",
     ),
     (
         "33_precision_and_compilation.md",
@@ -79,12 +79,19 @@ LIES = [
     ("34_kill_and_resume.md", "54 of 54 | **equal** |", "54 of 54 | differ |"),
     ("34_kill_and_resume.md", "`random_states_2.pkl`, `sch", "`sch"),
     ("34_kill_and_resume.md", "+    state = TrainingState", "+    state = trainingState"),
+    ("35_complete_or_absent.md", "bitwise equal in all 20", "bitwise equal in all 19"),
+    ("35_complete_or_absent.md", "        flush(folder / name)", "        pass"),
     (
-        "42_when_it_does_not_fit.md",
+        "93_over_devices.md",
         "| yes   | 2 × rank's share   | full gradient ",
         "| yes   | full gradient      | full gradient ",
     ),
     ("42_when_it_does_not_fit.md", "The bubble is 1/5:", "The bubble is 1/10:"),
+    (
+        "42_when_it_does_not_fit.md",
+        "|     217380 |    217380 |          434760 |",
+        "|     217380 |    217380 |          217380 |",
+    ),
     (
         "40_where_the_time_goes.md",
         "|            25 |           1 |                             0 |",
@@ -95,6 +102,7 @@ LIES = [
         "| 2 ×              |       8 | 38% ",
         "| 2 ×              |       8 | 88% ",
     ),
+    ("41_scaling.md", "| 2 × 64  | 7,996    |", "| 2 × 64  | 9,996    |"),
     ("README.md", "[10 Where am I?](10_where_am_i.md)", "00 Where am I? (planned)"),
 ]
 
@@ -118,30 +126,9 @@ def test_no_page_is_stale_and_a_page_with_a_false_text_is_stale(start, tmp_path)
     assert last.split() == ["stale:", *sorted(map(str, copies))], lies.stdout
 
 
-OLD_LAUNCHER = "python -m torch.distributed.launch"
-
-
-def test_page_10_shows_the_processes_that_each_command_starts():
-    assert table_rows("10_where_am_i.md", cells=6) == [
-        ["", "`python …`", "1", "unset", "1", "alone"],
-        ["", "`python … --start spawn`", "2", "2", "2", "yes"],
-        ["", "`torchrun --standalone --nproc-per-node 2 …`", "2", "2", "2", "yes"],
-        ["", f"`{OLD_LAUNCHER} --standalone --nproc_per_node 2 …`", "2", "2", "2", "yes"],
-        ["", launched("accelerate_configs/cpu.yaml"), "1", "unset", "1", "alone"],
-        ["", launched("accelerate_configs/cpu_two_processes.yaml"), "2", "2", "2", "yes"],
-        ["", "`python … --start debug_launcher`", "2", "2", "2", "yes"],
-        ["⚠", "`accelerate launch --cpu --num_processes 2 …`", "2", "unset", "1", "alone"],
-        ["⚠", launched("tutorials/10_multi_cpu.yaml"), "2", "unset", "1", "alone"],
-        ["⚠", "`torchrun --standalone --nproc-per-node 2 … --plain`", *"222", "no, each alone"],
-    ]
-
-
-def launched(config: str) -> str:
-    return f"`accelerate launch --config_file {config} …`"
-
-
 def test_page_11_shows_four_equal_runs_on_one_process_and_two_on_two():
     rows = table_rows("11_from_one_process_to_many.md", cells=4)
+    rows = [row for row in rows if "accel_demo/" in row[1]]
     assert [(processes, twins) for _, _, processes, twins in rows] == [
         ("1", "2, 3, 4"),
         ("1", "1, 3, 4"),
@@ -187,9 +174,10 @@ def test_every_link_leads_to_a_file_or_a_heading():
             if "{" in target or "://" in target:  # a placeholder in cog code, or a web link
                 continue
             path, _, heading = target.partition("#")
-            assert (page.parent / path).exists(), f"{page.name}: {target}"
+            linked = page.parent / path if path else page
+            assert linked.exists(), f"{page.name}: {target}"
             if heading:
-                titles = re.findall("^#+ (.*)", (page.parent / path).read_text(), re.MULTILINE)
+                titles = re.findall("^#+ (.*)", linked.read_text(), re.MULTILINE)
                 names = {
                     re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
                 }

@@ -11,7 +11,7 @@ does not do so yet, for four reasons. Each reason corresponds to a level on page
 4. The loader draws random numbers from the same generator as dropout.
 
 After a kill, at most eight batches may be repeated. The run is never killed while it writes a
-checkpoint. (Page 34 explains how to ensure that a checkpoint is either complete or absent.)
+checkpoint. (Page 35 explains how to ensure that a checkpoint is either complete or absent.)
 
 Helpful: `DataLoaderConfiguration`, `loader.set_epoch`, `accelerator.skip_first_batches`,
 `accelerator.sync_gradients`. To save the position: `accelerator.register_for_checkpointing`, or a

@@ -1,6 +1,6 @@
 """Grade exercise 10: call assert_distributed in every process of five launches.
 
-python tutorials/exercises/graders/00.py FILE
+python tutorials/exercises/graders/10.py FILE
 """
 
 import os

@@ -1,6 +1,6 @@
 """Grade exercise 11: train with each of the four functions, and check the final weights.
 
-python tutorials/exercises/graders/02.py FILE
+python tutorials/exercises/graders/11.py FILE
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Grade exercise 20: call all_reduce on one to four processes, and check which tensors were added.
 
-python tutorials/exercises/graders/04.py FILE
+python tutorials/exercises/graders/20.py FILE
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Grade exercise 21: call all_gather on 2, 3 and 4 ranks, and check the sums and the messages.
 
-python tutorials/exercises/graders/05.py FILE
+python tutorials/exercises/graders/21.py FILE
 """
 
 import sys

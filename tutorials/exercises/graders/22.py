@@ -1,6 +1,6 @@
 """Grade exercise 22: train on 2 and on 3 processes, and check that the weights equal DDP's.
 
-python tutorials/exercises/graders/06.py FILE
+python tutorials/exercises/graders/22.py FILE
 """
 
 import sys

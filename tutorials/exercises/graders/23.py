@@ -1,6 +1,6 @@
 """Grade exercise 23: train on two processes, and record which gradients are sent and used.
 
-python tutorials/exercises/graders/07.py FILE
+python tutorials/exercises/graders/23.py FILE
 """
 
 import sys

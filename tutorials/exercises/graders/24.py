@@ -1,6 +1,6 @@
 """Grade exercise 24: call scatter and gather with all kinds of batches, and in a training step.
 
-python tutorials/exercises/graders/03.py FILE
+python tutorials/exercises/graders/24.py FILE
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Grade exercise 30: evaluate on three processes, and record which samples each model receives.
 
-python tutorials/exercises/graders/08.py FILE
+python tutorials/exercises/graders/30.py FILE
 """
 
 import math

@@ -1,6 +1,6 @@
 """Grade exercise 31: train on one process and on two, and compare every step.
 
-python tutorials/exercises/graders/09.py FILE
+python tutorials/exercises/graders/31.py FILE
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Grade exercise 33: check the settings for eight machines, and train with the first setting.
 
-python tutorials/exercises/graders/10.py FILE
+python tutorials/exercises/graders/33.py FILE
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Grade exercise 34: kill training at three random batches, resume it, and compare the weights.
 
-python tutorials/exercises/graders/11.py FILE
+python tutorials/exercises/graders/34.py FILE
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Grade exercise 40: find the straggler in four stored traces and in four generated traces.
 
-python tutorials/exercises/graders/14.py FILE
+python tutorials/exercises/graders/40.py FILE
 python tutorials/exercises/graders/14.py --write-traces     # write the four stored traces
 """
 

@@ -1,6 +1,6 @@
 """Grade exercise 90: compare the answer with visible_devices, for each rule and for random values.
 
-python tutorials/exercises/graders/01.py FILE
+python tutorials/exercises/graders/90.py FILE
 """
 
 import random

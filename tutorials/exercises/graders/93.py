@@ -1,6 +1,6 @@
 """Grade exercise 93: check the total distance and its gradient on two and on three ranks.
 
-python tutorials/exercises/graders/13.py FILE
+python tutorials/exercises/graders/93.py FILE
 """
 
 import sys

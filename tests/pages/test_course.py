@@ -1,0 +1,107 @@
+"""Test that the pages have the same parts, are short, and explain terms before they use them."""
+
+import re
+import runpy
+import subprocess
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.pages import TUTORIALS
+
+COURSE = runpy.run_path(str(TUTORIALS / "course.py"))
+PAGES = [row for row in COURSE["COURSE"]["pages"] if (TUTORIALS / f"{row[0]}.md").exists()]
+TEXTS = {name: (TUTORIALS / f"{name}.md").read_text() for name, _, _ in PAGES}
+HEADINGS = [
+    "What you will be able to do",
+    "Predict",
+    "Run",
+    "See",
+    "Why",
+    "The change",
+    "On GPUs",
+    "Try this",
+    "Common mistakes",
+    "Next",
+    "Answers",
+]
+MOST_WORDS = 2000
+QUESTIONS = COURSE["QUESTIONS"]
+POINTS_OF_ARTICLES = [12, 17, 11, 10, 9]  # S0.1 to S0.12, S1.1 to S1.17, and so on
+CORRECTIONS = 28
+
+
+def own_words(text: str) -> str:
+    """Return the prose of a page without links and inline code, which may name later pages."""
+    prose = re.sub(r"\[([^]]*)\]\([^)]*\)", "", COURSE["prose_of"](text))
+    prose = re.sub(r"`[^`]*`", "", prose)
+    return re.split(r"^## Next$", prose, flags=re.MULTILINE)[0]
+
+
+def test_every_page_is_in_the_course_and_has_its_title():
+    files = {path.stem for path in TUTORIALS.glob("[0-9]*.md")}
+    assert files == set(TEXTS)
+    for name, title, _ in PAGES:
+        assert TEXTS[name].startswith(f"# {name[:2]} · {title}\n")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_page_has_the_parts_of_every_page_in_order(name):
+    headings = re.findall(r"^## (.*)$", TEXTS[name], flags=re.MULTILINE)
+    assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_page_has_at_most_2000_words_of_prose(name):
+    assert len(COURSE["prose_of"](TEXTS[name]).split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_page_uses_a_term_only_if_it_or_an_earlier_page_explains_it(name):
+    prose = own_words(TEXTS[name])
+    later = [term for term, page, _ in COURSE["COURSE"]["terms"] if int(name[:2]) < int(page)]
+    used = [term for term in later if re.search(rf"\b{re.escape(term)}s?\b", prose, re.IGNORECASE)]
+    assert used == []
+
+
+@pytest.mark.parametrize(("term", "page"), [row[:2] for row in COURSE["COURSE"]["terms"]])
+def test_the_page_of_a_term_uses_it(term, page):
+    (text,) = [text for name, text in TEXTS.items() if name.startswith(f"{page}_")]
+    assert re.search(rf"\b{re.escape(term)}s?\b", text, re.IGNORECASE)
+
+
+def test_no_old_page_number_is_left():
+    old = re.compile(r"(tutorials/|\]\(|exercises/|answers/)(0\d|1[2-9])_|\bpages? (0\d|1[2-9])\b")
+    files = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True)
+    for file in files.stdout.split():
+        path = REPOSITORY / file
+        if path.suffix in (".py", ".md", ".yaml", ".toml", ".txt") and path != __file__:
+            assert not old.search(path.read_text()), file
+
+
+def headings_of(text: str) -> list[str]:
+    """Return the headings of a page below its title, without lines in code that look like one."""
+    text = re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^###? (.*)$", text, flags=re.MULTILINE)
+
+
+def test_the_index_has_each_point_and_each_correction_once():
+    points = [
+        f"S{article}.{point}"
+        for article, last in enumerate(POINTS_OF_ARTICLES)
+        for point in range(1, last + 1)
+    ]
+    corrections = [f"C{number}" for number in range(1, CORRECTIONS + 1)]
+    assert [row["id"] for row in QUESTIONS] == points + corrections
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=lambda row: row["id"])
+def test_a_question_is_in_both_languages_and_leads_to_a_heading_or_a_planned_page(row):
+    assert row["en"].endswith("?") and row["en"].isascii()
+    assert row["zh"].endswith("？") and re.search(r"[\u4e00-\u9fff]", row["zh"])
+    assert str(row["page"]) in [name[:2] for name, _, _ in COURSE["COURSE"]["pages"]]
+    text = next((text for name, text in TEXTS.items() if name.startswith(f"{row['page']}_")), None)
+    if "heading" in row:
+        assert text and headings_of(text).count(row["heading"]) == 1
+    else:
+        assert text is None, f"page {row['page']} exists now: add the heading with the answer"
