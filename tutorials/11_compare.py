@@ -7,6 +7,7 @@ import os
 import runpy
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import DataLoaderConfiguration
 
 from accel_demo import show
@@ -54,6 +55,9 @@ def weights_of(name: str, options: dict, processes: int) -> torch.Tensor:
 def train(name: str, options: dict) -> torch.Tensor:
     """Train on this rank with one of the programs, and return all weights in one vector."""
     model = runpy.run_path(str(REPOSITORY / f"tutorials/11_{name}.py"))["main"](**options)
+    # Unconnected processes would end with equal weights, too. (`init_process_group` would fail.)
+    if name == "accelerate" and PartialState().num_processes != int(os.environ["WORLD_SIZE"]):
+        raise RuntimeError("Accelerate has not connected the processes")
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
