@@ -4,7 +4,8 @@ A grader is a program that starts itself again with --report. The new processes 
 run it, and write one report each. The first process only judges the reports, so it survives an
 answer that hangs, crashes or exits.
 
-In a report, "mistake" describes what is wrong with the answer, or is "" if nothing is wrong.
+In a report, "mistake" describes what is wrong with the answer, or is "" if nothing is wrong. "read"
+is the heading of the section to read, or "" for the exercise's usual one.
 "seen" lists what the process observed, so that a judge can compare the processes.
 """
 
@@ -18,11 +19,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
+from accel_demo.lab.exercises import all_exercises
+from accel_demo.processes.fork_server_main import adopt_orphans
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
@@ -32,7 +38,14 @@ GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks'
 
 
 class Wrong(Exception):
-    """A mistake in the answer. The message is printed after "wrong: "."""
+    """A mistake in the answer. The message is printed after "wrong: ".
+
+    `read` is the heading of the section to read, if it is not the exercise's usual one.
+    """
+
+    def __init__(self, message: str, read: str = ""):
+        super().__init__(message)
+        self.read = read
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def grade(
         return right
 
     if not options.report:
-        return verdict(judge_answer)
+        return verdict(file, judge_answer)
     if not group_sizes:
         write_report(options.report, "1-0", fill_in({}, observe, options.answer))
         return 0
@@ -105,16 +118,29 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def verdict(judge: Callable[[], str]) -> int:
+def verdict(file: str, judge: Callable[[], str]) -> int:
     """Call `judge`. Print "right: " and its result, or "wrong: " and the `Wrong` that it raises.
 
-    Returns the exit code: 0 if the answer is right, 1 if it is wrong.
+    After a mistake, also print what to read. Processes that the answer has started and left behind
+    are killed. Returns the exit code: 0 if the answer is right, 1 if it is wrong. `file` is the
+    grader, graders/NN.py.
     """
+    adopt_orphans()
     try:
         print(f"right: {judge()}")
     except Wrong as mistake:
         print(f"wrong: {mistake}")
+        number = Path(file).stem
+        if (exercise := all_exercises().get(number)) is not None:
+            heading, page = mistake.read or exercise.heading, exercise.page.name
+            print(
+                f'Read "{heading}" in tutorials/{page}. For a hint: accel-demo check {number} --hint'
+            )
         return 1
+    finally:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     return 0
 
 
@@ -131,6 +157,7 @@ def run_answer(
     """
     with tempfile.TemporaryDirectory() as folder:
         words = shlex.join([str(Path(grader).resolve()), str(answer), "--report", folder])
+        time_limit = float(os.environ.get("ACCEL_DEMO_TIME_LIMIT", time_limit))
         result = run_to_end(f"{launcher} {words} {flags}", time_limit)
         return Outcome(result.returncode, result.stderr, read_reports(Path(folder)), time_limit)
 
@@ -143,7 +170,8 @@ def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None
         try:
             _check_group(outcome, size, judge)
         except Wrong as mistake:
-            raise Wrong(f"{where} {mistake}{passed}" if len(group_sizes) > 1 else mistake) from None
+            message = f"{where} {mistake}{passed}" if len(group_sizes) > 1 else str(mistake)
+            raise Wrong(message, mistake.read) from None
         passed = f". (It is right {where}.)"
     if outcome.exit_code != 0:
         raise _early_end(outcome)
@@ -160,7 +188,7 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
         raise Wrong("a message has more bytes than the tensor that receives it")
     for name, report in outcome.reports.items():
         if name in names and report["mistake"]:
-            raise Wrong(report["mistake"])
+            raise Wrong(report["mistake"], report.get("read", ""))
     if missing:
         raise _early_end(outcome)
 
@@ -217,7 +245,7 @@ def fill_in(
         for observation in observe(*arguments) or ():
             report["seen"].append(observation)
     except Wrong as mistake:
-        report["mistake"] = str(mistake)
+        report.update(mistake=str(mistake), read=mistake.read)
     except (Exception, SystemExit) as error:
         report["mistake"] = f"{failure}: {described(error)}"
     return report

@@ -63,7 +63,7 @@ def judge_launch(answer: Path, launch: Launch) -> None:
     try:
         grading.check(outcome, (launch.processes,), judge)
     except Wrong as mistake:
-        raise Wrong(f"under {launch.name} {mistake}") from None
+        raise Wrong(f"under {launch.name} {mistake}", mistake.read) from None
 
 
 def in_words(launch: Launch) -> str:
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     arguments = (options.answer, options.report, options.plain)
     if not options.report:
-        sys.exit(grading.verdict(lambda: judge_all(options.answer)))
+        sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer)))
     if options.debug_launcher:
         from accelerate import debug_launcher
 

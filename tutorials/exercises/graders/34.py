@@ -41,7 +41,9 @@ def judge_all(answer: Path, seed: int) -> str:
             judge_kills(answer, world_size, kills)
         except Wrong as mistake:
             where = f"on {counted(world_size, 'process')}"
-            raise Wrong(f"{where}, {mistake}\n(The runs were killed after {points}.)") from None
+            raise Wrong(
+                f"{where}, {mistake}\n(The runs were killed after {points}.)", mistake.read
+            ) from None
     return (
         "the last level. The weights are the same, bit for bit, as without a kill, on one process "
         f"and on two. The runs were killed after {points}"
@@ -59,7 +61,7 @@ def judge_kills(answer: Path, world_size: int, kills: list[int]) -> None:
             try:
                 judge_resumed(uninterrupted, resumed, done, run)
             except Wrong as mistake:
-                raise Wrong(f"killed after {done} batches: {mistake}") from None
+                raise Wrong(f"killed after {done} batches: {mistake}", mistake.read) from None
 
 
 def train(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
@@ -213,4 +215,4 @@ if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="random seed")
     options = parser.parse_args()
-    sys.exit(grading.verdict(lambda: judge_all(options.answer, options.seed)))
+    sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer, options.seed)))

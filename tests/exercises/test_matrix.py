@@ -1,0 +1,146 @@
+"""Test every grader with its stub, our answer, right and wrong answers, and answers that misbehave.
+
+answers/NN/right_*.py are right answers that were written independently of ours, from page NN alone.
+answers/NN/wrong_*.py are typical mistakes. Each starts with a comment that is a part of what the
+grader has to print: "# wrong: every rank has the mean".
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from accel_demo.lab.exercises import all_exercises
+from tests.pages.pages import check
+
+ANSWERS = Path(__file__).parent / "answers"
+EXERCISES = all_exercises()
+RIGHT = sorted(ANSWERS.glob("*/right_*.py"))
+WRONG = sorted(ANSWERS.glob("*/wrong_*.py"))
+each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+
+
+def name_of(file: Path) -> str:
+    return f"{file.parent.name}-{file.stem}"
+
+
+def is_rejected(result, number: str, message: str = "") -> bool:
+    """Return True if the output is a single mistake, which contains `message`, and what to read."""
+    page = EXERCISES[number].page
+    printed = re.fullmatch(
+        r'wrong: (.*)\nRead "(.*)" in tutorials/(.*)\. For .*\n', result.stdout, re.DOTALL
+    )
+    return (
+        (result.returncode, result.stderr) == (1, "")
+        and printed is not None
+        and message in printed[1]
+        and re.search(rf"^##+ {re.escape(printed[2])}$", page.read_text(), re.MULTILINE) is not None
+        and printed[3] == page.name
+    )
+
+
+@each_exercise
+def test_the_stub_runs_and_is_rejected(start, tmp_path, exercise):
+    copy = tmp_path / exercise.file.name
+    copy.write_text(exercise.file.read_text())
+    result = check(start, exercise.number, copy)
+    assert is_rejected(result, exercise.number), result.stdout + result.stderr
+
+
+@each_exercise
+def test_our_answer_passes(start, exercise):
+    result = check(start, exercise.number, exercise.answer)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
+    assert result.stdout.startswith("right: ")
+
+
+@pytest.mark.parametrize("file", RIGHT, ids=name_of)
+def test_a_right_answer_by_someone_else_passes(start, file):
+    result = check(start, file.parent.name, file)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
+
+
+@pytest.mark.parametrize("file", WRONG, ids=name_of)
+def test_a_wrong_answer_is_rejected_with_the_right_message(start, file):
+    first_line = file.read_text().partition("\n")[0]
+    message = first_line.removeprefix("# wrong: ")
+    assert message != first_line
+    # Only an answer that hangs gets a short time limit, because others may need longer.
+    hangs = "has not finished after" in message
+    result = check(start, file.parent.name, file, **({"ACCEL_DEMO_PATIENCE": "3"} if hangs else {}))
+    assert is_rejected(result, file.parent.name, message), result.stdout + result.stderr
+
+
+@each_exercise
+def test_an_exercise_has_two_hints_and_enough_answers_to_test_it(exercise):
+    names = [file.name for file in (ANSWERS / exercise.number).glob("*.py")]
+    assert len([name for name in names if name.startswith("right_")]) >= 2
+    assert len([name for name in names if name.startswith("wrong_")]) >= 3
+    assert len(exercise.hints) == 2
+    assert ast.get_docstring(ast.parse(exercise.file.read_text()))
+
+
+def blocks_of(page: Path) -> list[str]:
+    """Return the Python code of a page: each block, and all blocks together."""
+    text = page.read_text()
+    blocks = re.findall(r"^ *```(?:python|py)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    # A diff shows a changed file: take the lines that are left in the new version.
+    for diff in re.findall(r"^ *```diff\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        lines = [line for line in diff.splitlines() if not line.startswith(("-", "@@", "+++"))]
+        blocks.append("\n".join(line[1:] for line in lines) + "\n")
+    return [*blocks, "\n".join(blocks)]
+
+
+@pytest.mark.slow
+@each_exercise
+def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exercise):
+    """Each block is checked alone, and in the exercise's file, in which it replaces functions."""
+    stub = exercise.file.read_text()
+    for number, block in enumerate(blocks_of(exercise.page)):
+        for name, text in (
+            (f"block_{number}.py", block),
+            (f"after_{number}.py", f"{stub}\n{block}"),
+        ):
+            try:
+                ast.parse(text)
+            except SyntaxError:
+                continue  # a part of a function, or a diff, which cannot be an answer
+            (tmp_path / name).write_text(text)
+            result = check(start, exercise.number, tmp_path / name, ACCEL_DEMO_TIME_LIMIT="20")
+            assert result.returncode == 1, f"this code on the page passes:\n{block}"
+
+
+MISBEHAVIOUR = {  # {first lines of an answer: part of the message}
+    "while True:\n    pass\n": "",
+    "raise ValueError('oops')\n": "ValueError: oops (line 1 of the answer)",
+    "raise SystemExit(3)\n": "SystemExit: 3 (line 1 of the answer)",
+    "import os\nos._exit(3)\n": "",
+    "import missing_module\n": "ModuleNotFoundError: No module named 'missing_module' (line 1",
+    "def broken(:\n": "SyntaxError",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", MISBEHAVIOUR)
+@each_exercise
+def test_an_answer_that_misbehaves_gets_one_clear_message(start, tmp_path, exercise, lines):
+    file = tmp_path / "answer.py"
+    file.write_text(lines + exercise.answer.read_text())
+    hurry = {"ACCEL_DEMO_PATIENCE": "3", "ACCEL_DEMO_TIME_LIMIT": "8"} if "while" in lines else {}
+    result = check(start, exercise.number, file, **hurry)
+    assert is_rejected(result, exercise.number, MISBEHAVIOUR[lines]), result.stdout + result.stderr
+
+
+@pytest.mark.slow
+@each_exercise
+def test_an_answer_that_prints_and_forks_leaves_no_process_and_is_judged(start, tmp_path, exercise):
+    file = tmp_path / "answer.py"
+    sleeper = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
+    file.write_text(f"print('x' * 100_000)\n{sleeper}{exercise.answer.read_text()}")
+    before = set(psutil.Process().children(recursive=True))
+    result = check(start, exercise.number, file, real=True)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout[-300:]
+    assert result.stdout.startswith("right: ")
+    assert not set(psutil.Process().children(recursive=True)) - before
