@@ -246,6 +246,8 @@ def fill_in(
             report["seen"].append(observation)
     except Wrong as mistake:
         report.update(mistake=str(mistake), read=mistake.read)
+    except NotImplementedError as error:
+        report["mistake"] = f"a function is not written yet: {described(error)}"
     except (Exception, SystemExit) as error:
         report["mistake"] = f"{failure}: {described(error)}"
     return report
