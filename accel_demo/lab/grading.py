@@ -133,9 +133,8 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
         number = Path(file).stem
         if (exercise := all_exercises().get(number)) is not None:
             heading, page = mistake.read or exercise.heading, exercise.page.name
-            print(
-                f'Read "{heading}" in tutorials/{page}. For a hint: accel-demo check {number} --hint'
-            )
+            print(f'Read "{heading}" in tutorials/{page}.')
+            print(f"For a hint: accel-demo check {number} --hint")
         return 1
     finally:
         for process in psutil.Process().children(recursive=True):

@@ -30,7 +30,7 @@ def is_rejected(result, number: str, message: str = "") -> bool:
     """Return True if the output is a single mistake, which contains `message`, and what to read."""
     page = EXERCISES[number].page
     printed = re.fullmatch(
-        r'wrong: (.*)\nRead "(.*)" in tutorials/(.*)\. For .*\n', result.stdout, re.DOTALL
+        r'wrong: (.*)\nRead "(.*)" in tutorials/(.*)\.\nFor a hint: .*\n', result.stdout, re.DOTALL
     )
     return (
         (result.returncode, result.stderr) == (1, "")

@@ -64,7 +64,7 @@ def test_the_model_answer_passes(start):
 def test_the_unsolved_exercise_fails(start):
     result = check(start, "20")
     assert result.returncode == 1
-    said = "on 1 process rank 0 a function is not written yet: NotImplementedError (line 19 of the answer)"
+    said = "on 1 process a function is not written yet: NotImplementedError (line 19 of the answer)"
     assert result.stdout == f"wrong: {said}\n"
 
 
