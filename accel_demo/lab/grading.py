@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import shlex
+import sys
 import tempfile
 import threading
 import time
@@ -127,20 +128,27 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
     """
     adopt_orphans()
     try:
-        print(f"right: {judge()}")
+        text, code = f"right: {judge()}", 0
     except Wrong as mistake:
-        print(f"wrong: {mistake}")
-        number = Path(file).stem
-        if (exercise := all_exercises().get(number)) is not None:
-            heading, page = mistake.read or exercise.heading, exercise.page.name
-            print(f'Read "{heading}" in tutorials/{page}.')
-            print(f"For a hint: accel-demo check {number} --hint")
-        return 1
+        text, code = f"wrong: {mistake}{_advice(Path(file).stem, mistake.read)}", 1
     finally:
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-    return 0
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _advice(number: str, heading: str) -> str:
+    """Return two lines that say what to read. `heading` is "" for the exercise's usual section."""
+    exercise = all_exercises().get(number)
+    if exercise is None:
+        return ""
+    section = f'"{heading or exercise.heading}" in tutorials/{exercise.page.name}'
+    return f"\nRead {section}.\nFor a hint: accel-demo check {number} --hint"
 
 
 def run_answer(

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import itertools
 import json
 import re
 import runpy
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from tests.pages.pages import TUTORIALS, table_rows
+from tests.pages.pages import TUTORIALS, load_grader, table_rows
 
 PAGE = "11_from_one_process_to_many.md"
 TEXT = (TUTORIALS / PAGE).read_text()
@@ -166,3 +167,18 @@ def test_ddp_only_indents_15_lines_of_the_full_file():
 
 def test_the_page_does_not_show_the_answer_to_its_exercise():
     assert "clip_grad_norm_" not in TEXT
+
+
+def test_the_exercise_has_one_batch_that_needs_no_clipping_and_its_mistakes_change_the_weights():
+    grader = load_grader("11")
+    model, _ = grader.model_and_optimizer("cpu")
+    norms = []
+    for step in range(len(grader.SIZES)):
+        by_rank = [grader.gradients_of(model, step, rank, "") for rank in range(2)]
+        average = [sum(gradients) / 2 for gradients in zip(*by_rank, strict=True)]
+        norms.append(torch.nn.utils.get_total_norm(average).item())
+    assert [norm < grader.MAX_NORM / 2 for norm in norms] == [False, True, False, False]
+    weights = {mistake: grader.reference(mistake, 0, 2) for mistake in ("", *grader.MISTAKES)}
+    for (one, first), (other, second) in itertools.combinations(weights.items(), 2):
+        difference = (first - second).abs().max()
+        assert difference > 100 * grader.TOLERANCE, (one, other)

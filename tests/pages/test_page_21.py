@@ -1,15 +1,11 @@
-"""Page 21: the bytes sent by three all-reduce algorithms, and the exercise on ring all-gather."""
-
-import re
-import tempfile
+"""Page 21: the bytes sent by three all-reduce algorithms, and the exercise on reduce-scatter."""
 
 import pytest
 
 from tests.pages.pages import TUTORIALS, check, table_rows
 
 PAGE = "21_ring.md"
-EXERCISE = TUTORIALS / "exercises" / "21_all_gather.py"
-ANSWER = TUTORIALS / "exercises" / "answers" / "21_all_gather.py"
+ANSWER = TUTORIALS / "exercises" / "answers" / "21_reduce_scatter.py"
 NAMES = ("gather + broadcast", "naive ring", "chunked ring")
 
 
@@ -64,93 +60,68 @@ def test_the_program_exits_with_a_one_line_error_under_a_launcher(start):
     assert "1.75 × S" not in helped.stdout  # --help does not run the program
 
 
-def test_the_model_answer_passes(start):
-    # Do not use tmp_path, because it would make the path of a Unix socket too long.
-    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        result = check(start, "21", ANSWER, TMPDIR=folder)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("right: on 2, 3 and 4 ranks")
+def test_the_page_does_not_show_the_code_of_the_exercise():
+    text = (TUTORIALS / PAGE).read_text()
+    assert "def all_gather_ring" in text and "def reduce_scatter" not in text
 
 
-EXCHANGE = "wire.exchange(chunks[outgoing], right, chunks[incoming], left)"
+EXCHANGE = "wire.exchange(partial_sum, right, received, left)"
 WRONG = [  # (text in the model answer, replacement, part of the grader's message)
-    (
-        "(wire.rank - step)",
-        "(wire.rank + step)",
-        "on 3 processes .* chunk 0 without the values of rank",
-    ),
-    ("world_size - 1)", "world_size)", "on 2 processes .* rank 0 has sent too many bytes: 96, "),
-    (
-        EXCHANGE,
-        "wire.send(chunks[outgoing], right); wire.receive(chunks[incoming], left)",
-        "on 2 processes rank . has not finished after .* all ranks wait forever",
-    ),
-    (EXCHANGE, "raise KeyError(step)", "on 2 processes rank . cannot use the file: KeyError"),
     (
         EXCHANGE,
         "if wire.rank: raise KeyError(step)",
         "on 2 processes rank 1 cannot use the file: KeyError",
     ),
-    ("chunks[incoming]", "chunks[incoming - 1]", "on 2 processes a message has more bytes than"),
     (
-        f"for step in range(wire.world_size - 1):\n{' ' * 8}outgoing = (wire.rank - step)",
-        f"for step in range(wire.world_size - 1):\n{' ' * 8}outgoing = (wire.rank + 1 - step)",
-        "on 2 processes .* without the values of rank .: in each step send the chunk that arriv",
+        "torch.empty_like(own_values)",
+        "torch.empty_like(own_values)[:-1]",
+        "on 2 processes a message has more bytes than the tensor that receives it",
+    ),
+    (
+        EXCHANGE,
+        f"{EXCHANGE}\n        own_values += received",
+        "on 2 processes with 12 elements, rank 0 has the values of rank 1 more than once",
+    ),
+    (
+        "partial_sum = chunks[(wire.rank - step)",
+        "partial_sum = chunks[(wire.rank + step)",
+        "on 3 processes with 12 elements, rank 0 has numbers in chunk 0 that do not belong there",
+    ),
+    (
+        "    for step in",
+        "    import torch.distributed as dist\n\n    for rank, chunk in enumerate(chunks):\n"
+        "        dist.reduce(chunk, rank)\n    for step in [] and",
+        "on 2 processes with 12 elements, rank 0 has sent 0 of 48 bytes with `wire`",
     ),
 ]
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
-    [*WRONG[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in WRONG[2:])],
+    [WRONG[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in WRONG[1:])],
 )
-def test_the_grader_distinguishes_typical_mistakes(start, tmp_path, right, wrong, said):
+def test_the_grader_distinguishes_less_typical_mistakes(start, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     answer = tmp_path / "a wrong answer.py"
     answer.write_text(text.replace(right, wrong))
-    # Only the answer that hangs gets a short time limit, because other answers may need longer.
-    hurry = {"ACCEL_DEMO_PATIENCE": "3"} if "has not finished" in said else {}
-    result = check(start, "21", answer, **hurry)
+    result = check(start, "21", answer)
     assert (result.returncode, result.stderr) == (1, "")
-    assert re.match(f"wrong: .*({said})", result.stdout), result.stdout
-    assert len(result.stdout.splitlines()) == 1
-
-
-PAST = "import torch.distributed as dist\n\n\ndef all_gather(chunks, wire):\n"
+    assert result.stdout.startswith(f"wrong: {said}"), result.stdout
+    assert len(result.stdout.splitlines()) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (
-            f"{PAST}    for rank in range(wire.world_size):\n"
-            "        dist.broadcast(chunks[rank], rank)\n",
-            "on 2 processes .* 0 of 48 bytes over the wire",
-        ),
-        (
-            "def all_gather(chunks, wire):\n    for step in range(1, wire.world_size):\n"
-            "        target = (wire.rank + step) % wire.world_size\n"
-            "        source = (wire.rank - step) % wire.world_size\n"
-            "        wire.exchange(chunks[wire.rank], target, chunks[source], source)\n",
-            "on 3 processes .* rank 0 has sent to rank 2: in a ring it sends to rank 1 alone",
-        ),
-        ("def all_gather(chunks):\n    pass\n", "cannot use the file: TypeError"),
-        ("def gather(chunks, wire):\n    pass\n", "cannot use the file: AttributeError"),
-        ("import sys\n\nsys.exit(0)\n", "cannot use the file: SystemExit"),
-        ("def all_gather(\n", "cannot use the file: SyntaxError"),
+        ("def reduce_scatter(chunks):\n    pass\n", "cannot use the file: TypeError"),
+        ("def reduce(chunks, wire):\n    pass\n", "cannot use the file: AttributeError"),
     ],
 )
-def test_invalid_answers_fail_without_breaking_the_grader(start, tmp_path, answer, said):
+def test_an_answer_with_a_different_signature_fails_with_the_error(start, tmp_path, answer, said):
     file = tmp_path / "answer.py"
     file.write_text(answer)
     result = check(start, "21", file)
     assert (result.returncode, result.stderr) == (1, "")
-    assert re.match(f"wrong: .*{said}", result.stdout), result.stdout
-
-
-def test_the_unsolved_exercise_fails(start):
-    result = check(start, "21", EXERCISE)
-    assert result.returncode == 1
-    assert "cannot use the file: NotImplementedError" in result.stdout
+    assert said in result.stdout

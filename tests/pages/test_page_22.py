@@ -1,4 +1,4 @@
-"""Page 22: the methods that equal DDP bit for bit, and the exercise, which is graded by level."""
+"""Page 22: the methods that equal DDP bit for bit, and the bonus of the exercise."""
 
 import re
 import tempfile
@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from accel_demo.anatomy.ddp.buckets import MIB, assign_buckets, size_limits
 from tests.conftest import REPOSITORY
-from tests.pages.pages import check, table_rows
+from tests.pages.pages import check, load_grader, table_rows
 
 PAGE = "22_ddp.md"
-ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "22_equal_ddp.py"
+ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "22_unused_parameters.py"
 
 
 def test_all_methods_equal_ddp_on_two_processes_but_only_some_on_three():
@@ -116,41 +116,45 @@ def test_the_page_quotes_the_errors_that_ddp_raises(start, tmp_path):
         assert text in result.stdout
 
 
-def test_the_model_answer_passes(start):
-    # Do not use tmp_path, because it would make the path of a Unix socket too long.
-    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        result = start(["accel-demo", "check", "22", "--file", ANSWER], TMPDIR=folder)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("right: ")
-
-
-def test_the_unsolved_exercise_is_at_level_1(start):
-    result = check(start, "22")
-    assert result.returncode == 1
-    assert "on 3 processes" in result.stdout
-    assert "level 1, one all-reduce per parameter, then a division" in result.stdout
-
-
-WRONG = [  # (text in the model answer, replacement, part of the grader's message)
+BONUS = [  # (text in the model answer, replacement, part of the sentence about the bonus)
     ("parameters if step == 0 else parameters[::-1]", "parameters", "level 3, multiplied by 1/N"),
     ("    flat *= 1 / dist.get_world_size()\n", "", "the sum of the gradients, not their mean"),
     ("parameters if step == 0 else ", "", "in reverse, but from the first step on"),
     ("    dist.all_reduce(flat)\n", "", "the gradients are not shared"),
     ("flat *= 1 /", "flat /=", "level 2, one flat buffer in the right order, but divided"),
-    ("def share_gradients", "def share", "cannot use the file: AttributeError"),
     ("    flat = torch", "    raise SystemExit(0)\n    flat = torch", "use the file: SystemExit"),
+    ("def share_gradients", "def share", "The bonus is not written yet."),
 ]
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
-    [*WRONG[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in WRONG[1:])],
+    [*BONUS[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in BONUS[1:])],
 )
-def test_the_grader_names_the_level_of_an_answer(start, tmp_path, right, wrong, said):
+def test_a_wrong_bonus_does_not_fail_but_its_level_is_named(start, tmp_path, right, wrong, said):
     text = ANSWER.read_text()
     assert right in text
     answer = tmp_path / "an answer.py"
     answer.write_text(text.replace(right, wrong))
     result = check(start, "22", answer)
-    assert result.returncode == 1
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("right: ") and "The bonus is not " in result.stdout
     assert said in result.stdout and "Traceback" not in result.stdout, result.stdout
+
+
+def test_the_bonus_is_solved_by_ddps_operation_and_order(start):
+    # Do not use tmp_path, because it would make the path of a Unix socket too long.
+    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+        result = check(start, "22", ANSWER, TMPDIR=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "The bonus is solved" in result.stdout
+
+
+def test_some_parameters_are_used_by_no_rank_by_some_and_by_all():
+    grader = load_grader("22")
+    for seed in grader.TRAININGS:
+        batches = grader.make_batches(seed, torch.device("cpu"))
+        tasks = {task for rank in batches for _, _, task in rank}
+        assert len(tasks) == 3 and tasks < set(grader.tasks_of(seed))
+        users = {len({task for _, _, task in step}) for step in zip(*batches, strict=True)}
+        assert users >= {2, 3}  # a task is on one rank only, and another on two ranks

@@ -1,10 +1,14 @@
 """Page 33: the measurements and the exercise on mixed precision and compilation."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from torch._dynamo.utils import counters
+from torch._inductor.exc import GPUTooOldForTriton
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo import train_plain
@@ -15,7 +19,6 @@ from accel_demo.models import make_model
 from tests.pages.pages import (
     EXERCISES,
     TUTORIALS,
-    check,
     load_grader,
     load_module,
     mistake_in,
@@ -26,20 +29,18 @@ PAGE = "33_precision_and_compilation.md"
 ANSWER = EXERCISES / "answers" / "33_precision_setting.py"
 PRECISION = 'precision = "bf16" if machine["bf16_instructions"] else "no"'
 WRONG = [  # (text in the model answer, replacement, part of the grader's message)
-    (PRECISION, 'precision = "fp16"', "a laptop without bf16 instructions: fp16 is for GPUs. On a"),
-    (PRECISION, 'precision = "bf16"', "torch emulates it, and is slower"),
-    (PRECISION, 'precision = "no"', "bf16 instructions are unused"),
-    ('machine["compute_capability"] >= (8, 0)', 'machine["is_bf16_supported"]', "an old GPU"),
-    (">= (7, 0)", ">= (6, 0)", "a GPU from 2016, without tensor cores: fp16 without tensor cores"),
-    ('precision = "fp16"', 'precision = "no"', "tensor cores are unused"),
-    (">= (8, 0)", ">= (9, 9)", "a recent GPU, for a long run: fp16 works, but bf16 is as fast"),
-    ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 6e-8 become zero"),
-    ('precision == "fp16"', 'precision != "no"', "a scaler for bf16"),
-    ("pays_back and", "True and", "the compiled step is slower here"),
-    ('machine["steps"] * saved', "10**6 * saved", "compiled for 10 steps: that saves 0.2 s and"),
-    ("pays_back and", "False and", "it pays back after 3,000 of 100,000 steps"),
-    ('(machine["has_compiler"] or not is_cpu)', "True", "without a C++ compiler"),
-    ('"compile": pays', '"compiled": pays', "instead of a dictionary with mixed_precision, grad"),
+    (PRECISION, 'precision = "bf16"', "bf16 is emulated on this CPU"),
+    (PRECISION, 'precision = "no"', "this CPU computes faster in bf16 than in fp32"),
+    ("(8, 0), capability >= (7, 0)", "(8, 0), True", "fp16 is not faster on a GPU without tensor"),
+    ("(8, 0), capability >= (7, 0)", "(8, 0), False", "this GPU has tensor cores"),
+    (">= (8, 0)", ">= (9, 9)", "9.0, for 35,121 steps: fp16 works, but bf16 is as fast"),
+    ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 3e-8 become zero"),
+    ('machine["steps"] * saved', 'machine["steps"] * abs(saved)', "compiled steps are slower here"),
+    ("can_compile and", "can_compile and False and", "but compiling takes"),
+    ('machine["has_cxx_compiler"]', 'machine["has_c_compiler"]', "the error InvalidCxxCompiler"),
+    ('machine["has_cxx_compiler"]', "False", "and the compiled steps save"),
+    ('"compile": can', '"compiled": can', "instead of a dictionary with mixed_precision, grad"),
+    ("can_compile and pays_back", "None", "compile must be True or False, not None"),
     ('"bf16" if machine["bf16', '"fp8" if not machine["bf16', "one of no, fp16, bf16, not 'fp8'"),
     ('machine["device"]', 'machine["gpu"]', "the file cannot be used: KeyError: 'gpu'"),
 ]
@@ -69,32 +70,32 @@ def test_the_grader_distinguishes_typical_mistakes(grader, tmp_path, monkeypatch
         assert said in mistake_in(grader, answer), (truth, lie)
 
 
-def test_the_model_answer_passes_and_trains(grader):
-    run = {"dtype": "float32", "loss_falls": True}
-    assert report_on(grader, ANSWER) == {"mistake": "", "seen": [run]}
-
-
-@pytest.mark.slow
-def test_the_check_trains_with_the_model_answer(start):
-    result = check(start, "33", ANSWER)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(
-        "right: 8 machines, and the training loss on the laptop decreases"
-    )
-
-
 def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):
     report = report_on(grader, EXERCISES / "33_precision_setting.py")
     assert report["seen"] == [{"dtype": "float32", "loss_falls": True}]
     said = report["mistake"]
-    assert said.startswith("a laptop without bf16 instructions: fp16 is for GPUs. On a CPU")
-    assert said.endswith("in a run with your setting the first layer returned float32")
+    assert said.startswith("a CPU without bf16 instructions, for 5,696 steps: fp16 is for GPUs.")
+    assert said.endswith("in a run with the laptop's setting the first layer returned float32")
 
 
-def test_the_machines_of_the_exercise_cover_every_setting(grader):
-    answers = [answer for _, *answer in grader.MACHINES.values()]
-    assert {precision for precision, *_ in answers} == set(grader.PRECISIONS)
-    assert {compiled for *_, compiled in answers} == {True, False}
+def test_the_machines_of_the_exercise_have_every_setting_and_no_close_decision(grader):
+    machines = grader.machines()
+    assert machines == grader.machines()
+    rights = {tuple(grader.right_setting(machine).values()) for machine in machines}
+    precisions = [("no", False), ("fp16", True), ("bf16", False)]
+    assert rights == {(*both, compiled) for both in precisions for compiled in (True, False)}
+    for machine in machines:
+        assert not 0.7 < grader.saved_seconds(machine) / machine["compile_seconds"] < 1.5
+
+
+def test_triton_needs_what_the_grader_and_the_page_say():
+    """The page says that Triton needs compute capability 7.0 and a C compiler, not a C++ one."""
+    shown = str(GPUTooOldForTriton(SimpleNamespace(name="GPU", major=6, minor=1), None))
+    assert "Triton only supports devices of CUDA Capability >= 7.0" in shown
+    triton = Path(torch.__file__).parent.parent / "triton"
+    if triton.exists():
+        assert "Failed to find C compiler" in (triton / "runtime" / "build.py").read_text()
+        assert "driver.c" in [path.name for path in (triton / "backends" / "nvidia").iterdir()]
 
 
 def test_the_page_shows_layers_that_return_bfloat16_but_no_tensor_kept_in_it():

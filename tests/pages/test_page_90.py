@@ -1,11 +1,10 @@
 """Page 90: the GPU that `cuda:1` selects, and the exercise on CUDA_VISIBLE_DEVICES."""
 
+import random
 import runpy
 
-import pytest
-
 from accel_demo.anatomy.devices import visible_devices
-from tests.pages.pages import TUTORIALS, check, table_rows
+from tests.pages.pages import TUTORIALS, check, load_grader, table_rows
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "90_visible_devices.py"
 PAGE = "90_choosing_gpus.md"
@@ -33,53 +32,20 @@ def test_every_process_has_the_same_variable_and_a_different_device():
         assert line in (TUTORIALS / PAGE).read_text().splitlines()
 
 
-@pytest.mark.parametrize("folder", ["plain", "with a space"])
-def test_the_model_answer_passes(start, tmp_path, folder):
-    (tmp_path / folder).mkdir()
-    result = check(start, "90", ANSWER, TMPDIR=str(tmp_path / folder))
+def test_the_check_works_in_a_folder_with_a_space_in_its_name(start, tmp_path):
+    (tmp_path / "with a space").mkdir()
+    result = check(start, "90", ANSWER, TMPDIR=str(tmp_path / "with a space"))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ")
 
 
-def test_the_unsolved_exercise_fails(start):
-    result = check(start, "90")
-    assert result.returncode == 1
-    assert "wrong: an empty value hides all GPUs" in result.stdout
-
-
-MISTAKES = {  # grader's message: (text in the model answer, replacement)
-    "-1 matches no GPU, and hides all ids after it": ("            break", "            continue"),
-    "a number that appears twice hides all GPUs": ("            return {}", "            continue"),
-    "a prefix of two UUIDs matches no GPU": ("if len(matching) == 1", "if matching"),
-    "a UUID may be shortened": ("uuid.startswith(written)", "uuid == written"),
-    "cuda:N counts the visible GPUs from 0": ("cuda:{index}", "cuda:{gpu}"),
-    "a value that starts with MIG- is passed on": ('startswith("MIG-")', 'startswith("MIGS-")'),
-}
-
-
-@pytest.mark.parametrize("said", MISTAKES)
-def test_the_check_names_the_rule_that_an_answer_breaks(start, tmp_path, said):
-    right, wrong = MISTAKES[said]
-    text = ANSWER.read_text()
-    assert right in text
-    (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
-    result = check(start, "90", tmp_path / "wrong.py")
-    assert result.returncode == 1
-    assert result.stdout.startswith(f"wrong: {said}"), result.stdout
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "import nothing_of_this_name\n",
-            "the file cannot be used: ModuleNotFoundError: No module",
-        ),
-        ("import os\nos._exit(0)\n", "it ended early, with exit code 0\n"),
-    ],
-)
-def test_the_check_reports_a_file_that_cannot_be_used(start, tmp_path, text, said):
-    (tmp_path / "wrong.py").write_text(text)
-    result = check(start, "90", tmp_path / "wrong.py")
-    assert result.returncode == 1
-    assert result.stdout.startswith(f"wrong: {said}")
+def test_the_random_values_are_fixed_and_contain_no_rare_cases():
+    grader = load_grader("90")
+    cases = grader.random_cases(random.Random(grader.SEED))
+    assert cases == grader.random_cases(random.Random(grader.SEED))
+    assert len(cases) == grader.RANDOM_VALUES
+    for _, _, value, uuids in cases:
+        ids = value.split(",")
+        gpus = [gpu for one in ids for gpu in visible_devices(one, uuids).values()]
+        assert len(gpus) == len(set(gpus)) >= len(ids) - 1  # at most one id is invalid
+        assert len({one.startswith("GPU-") for one in ids}) == 1

@@ -3,7 +3,6 @@
 import re
 import tempfile
 
-import pytest
 import torch
 
 from accel_demo.anatomy.kernel_distance.costs import predicted_graph_bytes
@@ -85,57 +84,9 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_the_model_answer_passes_and_the_unsolved_file_fails(start):
+def test_the_grader_runs_with_a_space_in_the_path_of_the_temporary_folder(start):
     # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
         result = check(start, "93", ANSWER, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: on two and on three processes")
-    result = check(start, "93")
-    assert result.returncode == 1
-    assert (
-        "on 2 processes the total distance is correct, but its gradient is missing" in result.stdout
-    )
-
-
-WRONG = [  # (text in the model answer, replacement, part of the grader's message)
-    (
-        "return gradient.split(ctx.count)[dist.get_rank()]",
-        "dist.all_reduce(gradient)\n        return gradient.split(ctx.count)[dist.get_rank()]",
-        "the gradient is 2 times too large",
-    ),
-    (
-        "    return (everything[:, None] - everything).abs().sum()",
-        "    share = (rows[:, None] - everything.detach()).abs().sum()\n"
-        "    return share + ((everything[:, None] - everything).abs().sum() - share).detach()",
-        "the gradient covers only pairs whose first kernel is on this rank",
-    ),
-    (
-        "everything[:, None] - everything).abs().sum()",
-        "rows[:, None] - everything).abs().sum()",
-        "the number is",
-    ),
-    ("return GatherRows.apply(rows)", "return None", "cannot use the file: TypeError"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("right", "wrong", "said"), WRONG[:1])
-def test_the_grader_detects_a_gradient_that_is_too_large(start, tmp_path, right, wrong, said):
-    assert_told(start, tmp_path, right, wrong, said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("right", "wrong", "said"), WRONG[1:])
-def test_the_grader_distinguishes_other_mistakes(start, tmp_path, right, wrong, said):
-    assert_told(start, tmp_path, right, wrong, said)
-
-
-def assert_told(start, tmp_path, right, wrong, said):
-    text = ANSWER.read_text()
-    assert right in text
-    answer = tmp_path / "a wrong answer.py"
-    answer.write_text(text.replace(right, wrong))
-    result = check(start, "93", answer)
-    assert result.returncode == 1
-    assert said in result.stdout, result.stdout

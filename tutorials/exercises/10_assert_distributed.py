@@ -1,12 +1,11 @@
 """Exercise 10: stop a program that has the wrong number of connected processes.
 
-Write `assert_distributed(n)`. A training script calls it once, directly after it has created its
-`Accelerator`. If Accelerate has connected exactly `n` processes, the function prints nothing and
-returns. Otherwise it raises a `RuntimeError`.
+Write `assert_distributed(n)`, whose argument is an int. A training script calls it once in each of
+its processes, directly after it has created its `Accelerator`. If Accelerate has connected exactly
+`n` processes, the function returns. Otherwise it raises a `RuntimeError` in every process.
 
-The environment variables of a launcher prove nothing: they only show what the launcher intended.
-What can you use instead? Look at the output of the two clones on page 10: which values are 2, and
-which are 1?
+Your function is called with n = 1, 2 and 3 in five launches: `python` alone, two clones, a config
+that starts only one process, two connected processes, and `debug_launcher`.
 
 accel-demo check 10
 """

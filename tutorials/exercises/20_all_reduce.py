@@ -1,13 +1,16 @@
 """Exercise 20: build an all-reduce from send and receive only.
 
-Every process calls `all_reduce(tensor)` with its own tensor. All tensors have the same shape. When
-the function returns, each process's tensor contains the sum of all tensors. Write the sum in place,
-and return nothing. The function must work with any number of processes, including one.
+Every process calls `all_reduce(tensor)` with its own tensor: float32 numbers in one or two
+dimensions, in the same shape on all processes. When the function returns, each process's `tensor`
+must contain the sum of all tensors. Write the sum into the tensor that was passed (in place), and
+return nothing. The function must work with any number of processes, including one.
 
 Use `dist.get_rank()`, `dist.get_world_size()`, `dist.send(tensor, target)` and
-`dist.recv(tensor, source)`, but no collectives. (`dist.isend` and `dist.irecv` are also allowed.)
+`dist.recv(tensor, source)`, but no collectives. `dist.isend`, `dist.irecv` and
+`dist.batch_isend_irecv` are also allowed.
 
-`dist.send` may block until the target receives. In your code, which process waits for which?
+The check calls the function with one to four processes, and compares the tensors with the sum. The
+speed does not matter.
 
 accel-demo check 20
 """

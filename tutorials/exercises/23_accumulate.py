@@ -1,15 +1,17 @@
 """Exercise 23: fix a loop that accumulates gradients.
 
-`model` is a `DistributedDataParallel`. `batches` is a list of micro-batches `(inputs, targets)` of
-equal size. Each process has different batches. The optimizer should perform one step for every
-`window` micro-batches. The last window may be short: with 10 micro-batches and a window of 4, it
-has only 2 micro-batches. A short window needs a step, too.
+`train` runs in two connected processes. `model` is a `DistributedDataParallel`. `batches` is a list
+of micro-batches `(inputs, targets)` of equal size, and each process has different ones. `window` is
+an int. The optimizer should perform one step for every `window` micro-batches. The last window may
+be short: with 10 micro-batches and a window of 4, it has only 2. It needs a step, too.
 
-Each step should use the mean gradient over all samples in its window, on all processes. Errors up
-to 1e-6 are accepted. The processes should all-reduce their gradients exactly once per step.
+Correct the loop below, so that
 
-The loop below contains three mistakes. Helpful: `contextlib.nullcontext()`, and `model.no_sync()`,
-which prevents the all-reduce if it surrounds both forward and backward.
+- each step uses the mean gradient over all samples in its window, on both processes, within 1e-6;
+- DDP all-reduces the gradients exactly once per step;
+- only one micro-batch is in memory at a time: each forward is followed by its backward.
+
+The loop contains three mistakes. Your function is called with several lengths of `batches`.
 
 accel-demo check 23
 """

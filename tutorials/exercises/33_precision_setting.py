@@ -7,8 +7,8 @@
     compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), such
                               as (7, 5) for a T4, or (9, 0) for an H100; None for a CPU
     is_bf16_supported         the result of torch.cuda.is_bf16_supported() on this machine
-    has_compiler              True if there is a C++ compiler. GPU kernels do not need it (Triton
-                              uses a C compiler for them)
+    has_c_compiler            True if there is a C compiler, such as gcc or clang
+    has_cxx_compiler          True if there is a C++ compiler, such as g++ or clang++
     steps                     number of steps in the run
     compile_seconds           time that torch.compile takes once, at the start
     seconds_per_step          time of a step without compilation
@@ -16,12 +16,14 @@
 
 It returns a dictionary with the fastest setting that trains well:
 
-    mixed_precision           "no", "fp16" or "bf16"
+    mixed_precision           "no", "fp16" or "bf16"; if a GPU has tensor cores for both fp16 and
+                              bf16, choose the one that needs no scaler
     grad_scaler               True if the loss must be scaled
-    compile                   True if the run ends sooner with torch.compile
+    compile                   True if torch.compile works on this machine and the run ends sooner
+                              with it (the times do not depend on the precision)
 
-Three hints. GPUs have tensor cores for fp16 from compute capability 7.0 on, and for bf16 from 8.0
-on. If a GPU has both, use the precision that needs no scaler. One of the values above is a trap.
+The check calls `setting` for more than a hundred machines, old and new, and trains with the setting
+for the first of them, a laptop. The values are Python's own types, such as bool.
 
 accel-demo check 33
 """

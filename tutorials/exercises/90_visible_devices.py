@@ -1,27 +1,27 @@
 """Exercise 90: find the physical GPU behind each `cuda:N`.
 
-Write a function that interprets CUDA_VISIBLE_DEVICES as CUDA does. Its arguments are the value of
-the variable and the UUIDs of the machine's GPUs, starting with GPU 0. It returns the number of the
-GPU behind each `cuda:N`:
+Write a function that interprets CUDA_VISIBLE_DEVICES as CUDA does. `value` is the value of the
+variable, a string, or None if the variable is not set. `uuids` is a list of strings, the UUIDs of
+the machine's 1 to 8 GPUs, starting with GPU 0. Return a dict with the number of the GPU (an int)
+behind each `cuda:N`, for all visible GPUs:
 
     visible_devices("0,4", uuids) == {"cuda:0": 0, "cuda:1": 4}
 
-The rules are the same as on page 90:
+These rules of page 90 are checked, with values for each rule and with random values:
 
-- If the variable is not set, `value` is None, and all GPUs are visible. If it is empty, no GPU is
-  visible.
-- Numbers are separated by commas. Spaces around a number are ignored. The order is kept.
-- An id that matches no GPU hides all ids after it. Examples are -1, a word, and 8 on a machine with
-  eight GPUs.
-- If an id occurs twice, no GPU is visible.
-- A UUID starts with "GPU-". Its first characters are enough if they match exactly one GPU.
-- If the first id is a number, all ids must be numbers. If it is a UUID, all must be UUIDs. An id of
-  the other kind matches no GPU. A UUID with spaces around it matches no GPU.
-- A value that starts with "MIG-" names a part of a GPU. Return it unchanged: {"cuda:0": value}.
+- If the variable is not set, all GPUs are visible. If it is empty, no GPU is visible.
+- Ids are separated by commas. The visible GPUs keep the order of the list, and are counted from 0.
+- An id is a number such as 4, or a UUID such as GPU-4f6ec3d2-…. The beginning of a UUID is also an
+  id, if it matches exactly one GPU. It starts with "GPU-", too.
+- An id that does not match exactly one GPU is invalid. It hides itself and all ids after it.
+  Examples are -1, 8 on a machine with eight GPUs, and a beginning that two UUIDs share.
+
+These cases are not checked: a repeated id, numbers mixed with UUIDs, spaces, empty ids, words, and
+parts of GPUs (MIG).
 
 accel-demo check 90
 """
 
 
-def visible_devices(value, uuids):
+def visible_devices(value: str | None, uuids: list[str]) -> dict[str, int]:
     return {f"cuda:{number}": number for number in range(len(uuids))}

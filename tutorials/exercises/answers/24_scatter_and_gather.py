@@ -4,39 +4,22 @@ import torch
 
 
 def scatter(batch, devices: list[torch.device]) -> list:
-    counts = [len(tensor.chunk(len(devices))) for tensor in tensors_in(batch)]
-    return [part_of(batch, i, devices) for i in range(min(counts, default=len(devices)))]
-
-
-def tensors_in(batch) -> list[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
-        return [batch]
-    if isinstance(batch, dict | list | tuple):
-        values = batch.values() if isinstance(batch, dict) else batch
-        return [tensor for value in values for tensor in tensors_in(value)]
-    return []
-
-
-def part_of(batch, i: int, devices: list[torch.device]):
-    if isinstance(batch, torch.Tensor):
-        return batch.chunk(len(devices))[i].to(devices[i])
+        chunks = batch.chunk(len(devices))  # may be fewer than devices
+        return [chunk.to(device) for chunk, device in zip(chunks, devices, strict=False)]
     if isinstance(batch, dict):
-        return {key: part_of(value, i, devices) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return like(batch, [part_of(value, i, devices) for value in batch])
-    return batch
-
-
-def like(first: list | tuple, values: list):
-    """Convert `values` to the type of `first`, which is a list, tuple or named tuple."""
-    return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
+        return [dict(zip(batch, part, strict=True)) for part in scatter([*batch.values()], devices)]
+    if isinstance(batch, list | tuple) and batch:
+        parts = zip(*[scatter(value, devices) for value in batch], strict=False)
+        return [type(batch)(part) for part in parts]
+    return [batch] * len(devices)  # zip ignores those that no tensor needs
 
 
 def gather(outputs: list, device: torch.device):
     first = outputs[0]
     if isinstance(first, torch.Tensor):
-        rows = [output.unsqueeze(0) if output.dim() == 0 else output for output in outputs]
-        return torch.cat([row.to(device) for row in rows], dim=0)
+        moved = [output.to(device) for output in outputs]
+        return torch.cat(moved) if first.dim() > 0 else torch.stack(moved)
     if isinstance(first, dict):
         return {key: gather([output[key] for output in outputs], device) for key in first}
-    return like(first, [gather(list(values), device) for values in zip(*outputs, strict=True)])
+    return type(first)(gather(list(values), device) for values in zip(*outputs, strict=True))

@@ -2,19 +2,18 @@
 
 
 def setting(machine: dict) -> dict:
-    is_cpu = machine["device"] == "cpu"
-    if is_cpu:
+    if machine["device"] == "cpu":
         precision = "bf16" if machine["bf16_instructions"] else "no"
-    elif machine["compute_capability"] >= (8, 0):  # is_bf16_supported includes emulation
-        precision = "bf16"
-    elif machine["compute_capability"] >= (7, 0):
-        precision = "fp16"
+        can_compile = machine["has_cxx_compiler"]
     else:
-        precision = "no"
+        capability = machine["compute_capability"]
+        has_bf16, has_fp16 = capability >= (8, 0), capability >= (7, 0)
+        precision = "bf16" if has_bf16 else "fp16" if has_fp16 else "no"
+        can_compile = machine["has_c_compiler"] and capability >= (7, 0)  # for Triton
     saved = machine["seconds_per_step"] - machine["seconds_per_step_compiled"]
     pays_back = machine["steps"] * saved > machine["compile_seconds"]
     return {
         "mixed_precision": precision,
         "grad_scaler": precision == "fp16",
-        "compile": pays_back and (machine["has_compiler"] or not is_cpu),
+        "compile": can_compile and pays_back,
     }

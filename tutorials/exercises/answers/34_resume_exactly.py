@@ -26,7 +26,7 @@ class Place:
         self.epoch, self.batches = state["epoch"], state["batches"]
 
 
-def train(folder: Path, dataset, begin_batch):
+def train(folder: Path, dataset, begin_batch) -> torch.nn.Module:
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=ACCUMULATE,
@@ -34,7 +34,8 @@ def train(folder: Path, dataset, begin_batch):
     )
     set_seed(SEED, device_specific=True)  # so that dropout differs between processes
     loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, generator=torch.Generator())
-    model = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    layers = torch.nn.Dropout(0.2), torch.nn.Linear(8, 99), torch.nn.ReLU(), torch.nn.Linear(99, 1)
+    model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     place = Place()
@@ -42,6 +43,8 @@ def train(folder: Path, dataset, begin_batch):
 
     checkpoint = folder / "checkpoint"
     if checkpoint.exists():
+        model(dataset[:BATCH_SIZE][1]).sum().backward()  # so that DDP orders its buckets
+        optimizer.zero_grad()
         accelerator.load_state(checkpoint)
     first_epoch, batches_done = place.epoch, place.batches
     for epoch in range(first_epoch, EPOCHS):

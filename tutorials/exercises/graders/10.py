@@ -45,31 +45,42 @@ def judge_all(answer: Path) -> str:
 
 def judge_launch(answer: Path, launch: Launch) -> None:
     def judge(number: int, seen: list[dict]) -> None:
-        for observation in seen:
-            connected, calls = observation["connected"], observation["calls"]
-            if connected != launch.connected:
-                raise RuntimeError(
-                    f"unexpected: {connected} connected processes under {launch.name}"
-                )
-            for n in launch.asked:
-                wanted = "return" if n == connected else "raise RuntimeError"
-                if not calls[str(n)].startswith(wanted.removeprefix("raise ")):
-                    raise Wrong(
-                        f"({in_words(launch)}) assert_distributed({n}) should {wanted}; "
-                        f"seen: {calls[str(n)]}"
-                    )
+        connected = {observation["connected"] for observation in seen}
+        if connected != {launch.connected}:
+            raise RuntimeError(f"unexpected: {connected} connected processes under {launch.name}")
+        for n in launch.asked:
+            judge_calls(n, launch, [observation["calls"][str(n)] for observation in seen])
 
     outcome = grading.run_answer(__file__, answer, launch.launcher, launch.flags)
     try:
         grading.check(outcome, (launch.processes,), judge)
     except Wrong as mistake:
-        raise Wrong(f"under {launch.name} {mistake}", mistake.read) from None
+        raise Wrong(f"under {launch.name}, {mistake}", mistake.read) from None
 
 
-def in_words(launch: Launch) -> str:
-    if launch.connected == 2:
-        return "two connected processes"
-    return "one process" if launch.processes == 1 else "two processes, each alone"
+def judge_calls(n: int, launch: Launch, calls: list[dict]) -> None:
+    """Check the results of assert_distributed(n). `calls` has one result per process."""
+    call, connected = f"assert_distributed({n})", launch.connected
+    is_or_are = "process is" if connected == 1 else "processes are"
+    for result in calls:
+        if n == connected and result["raised"]:
+            raise Wrong(f"{call} raises {result['raised']}, although {n} {is_or_are} connected")
+        if result["raised"] and not result["is_runtime_error"]:
+            raise Wrong(f"{call} should raise a RuntimeError, but raises {result['raised']}")
+    returns = [result for result in calls if not result["raised"]]
+    if n == connected or not returns:
+        return
+    if len(returns) < len(calls):
+        raise Wrong(f"{call} raises on one process only: every process should raise a RuntimeError")
+    if launch.processes > connected:
+        raise Wrong(
+            f"{call} returns, although Accelerate has not connected the two processes: it should "
+            "raise a RuntimeError"
+        )
+    raise Wrong(
+        f"{call} returns, although {connected} {is_or_are} connected: it should raise a "
+        "RuntimeError"
+    )
 
 
 def report(answer: Path, folder: Path, is_plain: bool) -> None:
@@ -92,13 +103,18 @@ def observe(answer: Path, accelerator) -> Iterator[dict]:
 
     ranks = torch.tensor([accelerator.process_index], device=accelerator.device)
     connected = len(accelerator.gather(ranks))
+    # Close descriptors in processes that the answer forks: debug_launcher would wait for theirs.
+    os.register_at_fork(after_in_child=lambda: os.closerange(3, os.sysconf("SC_OPEN_MAX")))
     function, calls = grading.import_answer(answer).assert_distributed, {}
     for n in (1, 2, 3):
+        raised, is_runtime_error = "", False
         try:
             function(n)
-            calls[str(n)] = "returns"
+        except NotImplementedError:  # a subclass of RuntimeError: the function is not written yet
+            raise
         except (Exception, SystemExit) as error:
-            calls[str(n)] = grading.described(error)
+            raised, is_runtime_error = grading.described(error), isinstance(error, RuntimeError)
+        calls[str(n)] = {"raised": raised, "is_runtime_error": is_runtime_error}
     yield {"connected": connected, "calls": calls}
 
 

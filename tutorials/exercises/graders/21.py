@@ -1,88 +1,166 @@
-"""Grade exercise 21: call all_gather on 2, 3 and 4 ranks, and check the sums and the messages.
+"""Grade exercise 21: call reduce_scatter on 2, 3 and 4 ranks, and check the sums and the messages.
 
 python tutorials/exercises/graders/21.py FILE
 """
 
+import random
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (2, 3, 4)
 LENGTHS = (12, 7, 2)  # tensor lengths that lead to equal, unequal and empty chunks
-RIGHT = "on 2, 3 and 4 ranks every rank has all sums, and no rank has sent too many bytes"
+BASE = 1000  # in this number system, digit r of a sum is the part of the sum that rank r added
+RIGHT = (
+    "on 2, 3 and 4 ranks each rank has the sum of its chunk, and has sent N − 1 chunks to the right"
+)
+BYTES = "How many bytes each rank sends"
+
+
+def values_of_rank_0(length: int) -> list[int]:
+    """Return different random numbers from 1 to `length`, always in the same order."""
+    return random.Random(length).sample(range(1, length + 1), length)
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. Element i of rank r is 2**r * (i + 1), so each sum reveals its ranks."""
+    """Call the answer. The values of rank r are BASE**r times those of rank 0."""
     import torch
     import torch.distributed as dist
 
-    from accel_demo.anatomy.ring import reduce_scatter_ring, split
+    from accel_demo.anatomy.ring import split
     from accel_demo.anatomy.wire import Wire
+    from accel_demo.processes.connect import gather_objects
 
     module = import_answer(answer)
-    for length in LENGTHS:
-        values = torch.arange(1, length + 1, dtype=torch.float64, device=device)
-        values *= 2 ** dist.get_rank()
+    for number, length in enumerate(LENGTHS):
+        values = torch.tensor(values_of_rank_0(length), dtype=torch.float64, device=device)
+        values *= BASE ** dist.get_rank()
         chunks, wire = split(values, dist.get_world_size()), Wire()
-        reduce_scatter_ring(chunks, Wire())
-        module.all_gather(chunks, wire)
+        passed = list(chunks)
+        module.reduce_scatter(passed, wire)
         dist.barrier()
-        yield {
+        observation = {
             "chunks": [chunk.tolist() for chunk in split(values, dist.get_world_size())],
+            "has_new_tensors": any(
+                one is not other for one, other in zip(passed, chunks, strict=False)
+            ),
             "sent": [(message.target, message.size) for message in wire.sent],
         }
+        yield observation
+        try:
+            judge(number, gather_objects(observation))
+        except Wrong:
+            return  # with chunks of different lengths, the same mistake could crash the processes
 
 
-def judge(number: int, calls: list[dict]) -> None:
-    for check in (check_sums, check_messages):
-        for rank, call in enumerate(calls):
-            try:
-                check(rank, len(calls), **call)
-            except Wrong as mistake:
-                raise Wrong(f"with {LENGTHS[number]} elements, rank {rank} {mistake}") from None
+@dataclass(frozen=True)
+class Call:
+    """What one rank had in its chunks, and has sent, when the function had returned."""
 
+    rank: int
+    chunks: list[list[float]]
+    has_new_tensors: bool  # True if the list contains different tensors than before
+    sent: list[tuple[int, int]]  # (target, bytes) of each message
 
-def check_sums(rank: int, group_size: int, chunks: list[list[float]], sent: list) -> None:
-    total, first = 2**group_size - 1, 0  # sum of element 0 over all ranks; start of the chunk
-    for index, chunk in enumerate(chunks):
-        factors = {value / (first + offset + 1) for offset, value in enumerate(chunk)}
-        first += len(chunk)
-        if factors <= {total}:
-            continue
-        factor = factors.pop()
-        if not factors and factor < total and factor == int(factor):
-            missing = [str(rank) for rank in range(group_size) if not int(factor) >> rank & 1]
-            raise Wrong(
-                f"has chunk {index} without the values of rank {', '.join(missing)}: in each step "
-                "send the chunk that arrived in the previous step"
-            )
-        if not factors and factor > total:
-            raise Wrong(f"has added values twice in chunk {index}: copy the received chunk instead")
-        for other in range(group_size):
-            start = sum(map(len, chunks[:other]))
-            if chunk == [total * (start + offset + 1) for offset in range(len(chunk))]:
-                raise Wrong(f"has the sum of chunk {other} instead of chunk {index}")
-        raise Wrong(f"has incorrect numbers in chunk {index}: {chunk}")
+    @property
+    def sent_bytes(self) -> int:
+        return sum(size for _, size in self.sent)
 
+    @property
+    def byte_limit(self) -> int:
+        """The number of bytes in all chunks except this rank's."""
+        return 8 * (sum(map(len, self.chunks)) - len(self.chunks[self.rank]))
 
-def check_messages(rank: int, group_size: int, chunks: list[list[float]], sent: list) -> None:
-    right = (rank + 1) % group_size
-    for target, _ in sent:
-        if target != right:
-            raise Wrong(f"has sent to rank {target}: in a ring it sends to rank {right} alone")
-    sent_bytes = sum(size for _, size in sent)
-    sizes = [8 * len(chunk) for chunk in chunks]
-    budget = sum(sizes) - sizes[right]  # all chunks except the one that rank `right` already has
-    if sent_bytes > budget:
-        raise Wrong(
-            f"has sent too many bytes: {sent_bytes}, but the limit for N − 1 = "
-            f"{group_size - 1} chunks is {budget}"
+    def counts(self, index: int) -> list[int] | None:
+        """Return how often each rank's values are in a chunk, or None if other values are in it."""
+        chunk, ranks = self.chunks[index], range(len(self.chunks))
+        if not all(0 <= value < BASE ** len(ranks) and value == int(value) for value in chunk):
+            return None
+        first = sum(map(len, self.chunks[:index]))
+        values = values_of_rank_0(sum(map(len, self.chunks)))[first : first + len(chunk)]
+        added = [[int(value) // BASE**rank % BASE for value in chunk] for rank in ranks]
+        counts = [digits[0] // values[0] for digits in added]
+        is_sum = all(
+            digits == [count * value for value in values]
+            for digits, count in zip(added, counts, strict=True)
         )
-    if sent_bytes < budget:
-        raise Wrong(f"has sent {sent_bytes} of {budget} bytes over the wire: send all data over it")
+        return counts if is_sum else None
+
+    def has_sum(self, index: int) -> bool:
+        return not self.chunks[index] or self.counts(index) == [1 for _ in self.chunks]
+
+
+def judge(number: int, seen: list[dict]) -> None:
+    calls = [Call(rank, **observation) for rank, observation in enumerate(seen)]
+    for check in (check_targets, check_sum, check_bytes):
+        for call in calls:
+            try:
+                check(call, calls)
+            except Wrong as mistake:
+                message = f"with {LENGTHS[number]} elements, rank {call.rank} {mistake}"
+                raise Wrong(message, mistake.read) from None
+
+
+def check_targets(call: Call, calls: list[Call]) -> None:
+    right, left = (call.rank + 1) % len(calls), (call.rank - 1) % len(calls)
+    for target, _ in call.sent:
+        if target != right:
+            which = "its left neighbour, " if target == left else ""
+            raise Wrong(f"has sent to {which}rank {target}, but may send only to rank {right}")
+
+
+def check_sum(call: Call, calls: list[Call]) -> None:
+    """Check the chunk of which this rank has to have the sum."""
+    own, ranks = call.rank, range(len(calls))
+    if call.has_sum(own):
+        return
+    if call.has_new_tensors:
+        raise Wrong("has different tensors in the list: add to the tensors in place")
+    for index in ranks:
+        if call.chunks[index] and call.has_sum(index):
+            raise Wrong(f"has the sum of chunk {index}, but needs the sum of chunk {own}")
+    counts = call.counts(own)
+    if counts is None:
+        raise Wrong(
+            f"has numbers in chunk {own} that do not belong there: in each step, the sender and "
+            "the receiver must use the same chunk"
+        )
+    if counts == [int(rank == own) for rank in ranks]:
+        sent, limit = call.sent_bytes, call.byte_limit
+        why = f"although it has sent {sent} bytes: maybe each step sends the same chunk"
+        if sent < limit:
+            why = f"and has sent {sent} of {limit} bytes: maybe a step is missing"
+        raise Wrong(f"has only its own values in chunk {own}, {why}")
+    if not counts[own]:
+        raise Wrong(f"has lost its own values in chunk {own}: what arrives must be added to them")
+    for rank in ranks:
+        if counts[rank] > 1:
+            raise Wrong(f"has the values of rank {rank} more than once in chunk {own}")
+    missing = ", ".join(str(rank) for rank in ranks if not counts[rank])
+    raise Wrong(
+        f"has chunk {own} without the values of rank {missing}: a rank must send on what it has "
+        "received together with its own values"
+    )
+
+
+def check_bytes(call: Call, calls: list[Call]) -> None:
+    sent, limit = call.sent_bytes, call.byte_limit
+    if sent < limit:
+        raise Wrong(f"has sent {sent} of {limit} bytes with `wire`: send all chunks with it")
+    if sent == limit:
+        return
+    if all(one.has_sum(index) for one in calls for index in range(len(calls))):
+        why = "this is the complete all-reduce, but only its first half is needed"
+    elif all((one.sent_bytes > one.byte_limit) == (one.rank > 0) for one in calls):
+        why = "it seems that rank 0 collects everything"
+    elif sent == limit + 8 * len(call.chunks[call.rank]):
+        why = "maybe there is a step too many"
+    else:
+        why = f"the size of all chunks except chunk {call.rank}"
+    raise Wrong(f"has sent {sent} bytes, but the limit is {limit} bytes: {why}", BYTES)
 
 
 if __name__ == "__main__":

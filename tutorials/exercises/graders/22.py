@@ -1,87 +1,318 @@
-"""Grade exercise 22: train on 2 and on 3 processes, and check that the weights equal DDP's.
+"""Grade exercise 22: unused parameters of hidden models, and training with them on 3 processes.
+
+The bonus is graded by bonus_22.py, and only if the rest is right. It does not affect the exit code.
 
 python tutorials/exercises/graders/22.py FILE
 """
 
+import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from accel_demo.lab.grading import (
+    Wrong,
+    check,
+    described,
+    grade,
+    import_answer,
+    parser_of,
+    run_answer,
+    verdict,
+)
 
-GROUP_SIZES = (2, 3)
-RIGHT = "on 2 and on 3 processes, the weights are bitwise equal to DDP's weights"
+BONUS = Path(__file__).with_name("bonus_22.py")
+GROUP_SIZES = (3,)
+RANKS, STEPS, BATCH, FEATURES, LEARNING_RATE = 3, 6, 8, 6, 0.3
+SEARCHES, TRAININGS = range(8), range(8, 10)  # seeds of the models for each function
+TOLERANCE = 1e-5  # absolute; the wrong ways to average differ by more than 1e-3
+PATIENCE = 30  # seconds; a correct answer takes less than a second
+RIGHT = "unused_parameters finds them in all models, and on 3 processes train averages correctly"
+
+
+def main() -> int:
+    options = parser_of(__doc__).parse_args()
+    if options.report:
+        return grade(
+            __file__, __doc__, observe, right="", group_sizes=GROUP_SIZES, patience=PATIENCE
+        )
+    return verdict(__file__, lambda: judge(options.answer))
+
+
+def judge(answer: Path) -> str:
+    check(run_answer(__file__, answer), GROUP_SIZES)
+    return f"{RIGHT}. {judge_bonus(answer)}"
+
+
+def judge_bonus(answer: Path) -> str:
+    """Return one sentence about the bonus."""
+    try:
+        check(run_answer(str(BONUS), answer), GROUP_SIZES)
+    except Wrong as mistake:
+        if str(mistake).startswith("a function is not written yet"):
+            return "The bonus is not written yet."
+        return f"The bonus is not solved: {mistake}."
+    return "The bonus is solved: on 3 processes, share_gradients has DDP's bits."
 
 
 def observe(answer: Path, device) -> None:
+    module = import_answer(answer)
+    for seed in SEARCHES:
+        check_search(module.unused_parameters, seed, device)
+    for seed in TRAININGS:
+        check_training(module.train, seed, device)
+
+
+def check_search(unused_parameters: Callable, seed: int, device) -> None:
+    """Call `unused_parameters` with a hidden model, and check its result and its side effects."""
+    import torch
+
+    model = make_model(seed).to(device)
+    loss, detached = make_loss(model, seed, device)
+    generator = random.Random(seed)
+    for parameter in model.parameters():  # from an earlier step
+        if parameter.requires_grad and generator.random() < 0.5:
+            parameter.grad = torch.ones_like(parameter)
+    before = {name: copy_of(parameter.grad) for name, parameter in model.named_parameters()}
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(
+        loss, list(trainable.values()), retain_graph=True, allow_unused=True
+    )
+    gradients = dict(zip(trainable, gradients, strict=True))
+
+    try:
+        returned = unused_parameters(model, loss)
+    except NotImplementedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Wrong(f"unused_parameters fails with {described(error)}") from None
+    for name, parameter in model.named_parameters():
+        if not same(parameter.grad, before[name]):
+            raise Wrong(f"unused_parameters changes the `.grad` of {name}")
+    judge_names(returned, gradients, before, detached)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        raise Wrong(
+            f"after unused_parameters, `loss.backward()` fails with a {type(error).__name__}: the "
+            "function frees the graph of the loss"
+        ) from None
+
+
+def judge_names(returned, gradients: dict, before: dict, detached: str) -> None:
+    """Compare the names with `gradients`, which maps trainable parameters to gradients or None."""
+    try:
+        names = list(returned)
+    except TypeError:
+        names = [returned]
+    if not all(isinstance(name, str) for name in names) or isinstance(returned, str):
+        raise Wrong(f"unused_parameters returns {short(returned)} instead of a list of names")
+    for name in names:
+        if name not in before:
+            raise Wrong(
+                f"unused_parameters returns {short(name)}, which is no name in "
+                "`model.named_parameters()`"
+            )
+        if name not in gradients:
+            raise Wrong(f"unused_parameters lists {name}, which is frozen")
+        if gradients[name] is not None and not gradients[name].any():
+            raise Wrong(
+                f"unused_parameters lists {name}, although the loss reaches it: its gradient is 0, "
+                "not missing"
+            )
+        if gradients[name] is not None:
+            raise Wrong(f"unused_parameters lists {name}, although the loss reaches it")
+    for name, gradient in gradients.items():
+        if gradient is None and name not in names:
+            reason = ""
+            if before[name] is not None:
+                reason = ". Its `.grad` is left over from an earlier step"
+            elif name.startswith(f"heads.{detached}."):
+                reason = ". The loss uses this head's predictions only after `detach()`"
+            raise Wrong(
+                f"unused_parameters does not list {name}, which the loss does not reach{reason}"
+            )
+    if len(set(names)) < len(names):
+        raise Wrong("unused_parameters lists the same name more than once")
+
+
+def check_training(train: Callable, seed: int, device) -> None:
+    """Train a hidden model, and compare its weights with those of a single process."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    from accel_demo.anatomy.ddp.comparison import train_with
-
-    weights = train_with(device, share=import_answer(answer).share_gradients)
-    by_rank = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
-    dist.all_gather(by_rank, weights)
-    with_ddp = train_with(device, wrap=DistributedDataParallel)
-    at_levels = {name: train_with(device, share=share) for name, share in levels().items()}
-    if torch.equal(weights, with_ddp):
+    rank, model, batches = dist.get_rank(), make_model(seed).to(device), make_batches(seed, device)
+    untrained, expected = weights_of(model), train_in_one_process(seed, device)
+    torch.manual_seed(seed)
+    try:
+        train(model, batches[rank], LEARNING_RATE)
+    except NotImplementedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise training_error(error) from None
+    weights = weights_of(model)
+    distances = distances_between(weights, expected)
+    if max(distances.values()) <= TOLERANCE:
         return
-    if not all(torch.equal(weights, other) for other in by_rank):
-        raise Wrong("the weights differ between the ranks: the gradients are not shared")
-    for name, other in at_levels.items():
-        if torch.equal(weights, other):
-            raise Wrong(f"the weights differ from DDP's: this is {name}")
+    wrong_ways = {
+        "train leaves the weights of `model` as they were: train it in place": untrained,
+        "every rank trains alone, so the ranks end with different weights": (
+            train_in_one_process(seed, device, lambda all, used: all[rank])
+        ),
+        "train adds the gradients of the ranks instead of averaging them": (
+            train_in_one_process(seed, device, lambda all, used: sum(all))
+        ),
+        "train averages a gradient over the ranks that use the parameter: a rank that does not use "
+        "it counts, too, as a gradient of 0": (
+            train_in_one_process(seed, device, lambda all, used: sum(all) / max(1, used))
+        ),
+    }
+    for mistake, others in wrong_ways.items():
+        if max(distances_between(weights, others).values()) <= TOLERANCE:
+            raise Wrong(mistake)
+    for name, parameter in make_model(seed).named_parameters():
+        if not parameter.requires_grad and distances[name] > 0:
+            raise Wrong(f"train changes {name}, which is frozen")
+    name = max(distances, key=lambda name: distances[name])
     raise Wrong(
-        "the weights match no known level. They differ from DDP's weights by up to "
-        f"{(weights - with_ddp).abs().max().item():.1e}"
+        f"after {STEPS} steps of train, {name} differs on rank {rank} by up to "
+        f"{distances[name]:.1g} from the expected weights. In each step, is its gradient the mean "
+        "over all ranks?"
     )
 
 
-def levels() -> dict:
-    """Return {printed name: function of (parameters, step) that combines the gradients}."""
+def training_error(error: BaseException) -> Wrong:
+    """Describe an error that `train` raised. DDP's messages are long and list several causes."""
+    message = str(error)
+    enabled = "`find_unused_parameters=True` is enabled"
+    if "Expected to have finished reduction" in message and enabled not in message:
+        return Wrong(
+            "train stops in its second step, because DDP still waits for gradients of the first "
+            "step: it expects a gradient for every parameter"
+        )
+    if "training graph has changed" in message:
+        return Wrong(
+            "train stops, because static_graph=True promises that every step uses the same "
+            "parameters, but the tasks change"
+        )
+    return Wrong(f"train fails with {described(error)}")
+
+
+def make_model(seed: int):
+    """Return a model with the same weights on all ranks, and with heads in a random order.
+
+    Two heads share a layer, one layer is frozen, and one parameter belongs to no head.
+    """
     import torch
-    import torch.distributed as dist
+    from torch import nn
 
-    from accel_demo.anatomy.ddp.by_hand import average_each, average_flat
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            tasks = tasks_of(seed)
+            self.trunk = nn.Linear(FEATURES, 8)
+            self.adapter = nn.Linear(8, 8).requires_grad_(False)
+            self.heads = nn.ModuleDict(
+                {
+                    task: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
+                    for task in sorted(tasks)
+                }
+            )
+            self.heads[tasks[1]][0] = self.heads[tasks[0]][0]  # shared
+            self.temperature = nn.Parameter(torch.ones(1))  # never used
 
-    def add_up(parameters, step):
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad)
+        def forward(self, inputs, task):
+            features = self.adapter(torch.tanh(self.trunk(inputs)))
+            return self.heads[task](features)
 
-    def divide_each(parameters, step):
-        average_each(parameters)
+    torch.manual_seed(seed)
+    return Model()
 
-    def multiply_each(parameters, step):
-        for parameter in parameters:
-            parameter.grad *= 1 / dist.get_world_size()
-            dist.all_reduce(parameter.grad)
 
-    def divide_first(parameters, step):
-        ordered = list(parameters) if step == 0 else list(parameters)[::-1]
-        flat = torch.cat([parameter.grad.flatten() for parameter in ordered])
-        flat /= dist.get_world_size()
-        dist.all_reduce(flat)
-        sizes = [parameter.numel() for parameter in ordered]
-        for parameter, part in zip(ordered, flat.split(sizes), strict=True):
-            parameter.grad.copy_(part.view_as(parameter))
+def tasks_of(seed: int) -> list[str]:
+    """Return the four tasks in a random order. No batch has the last one."""
+    return random.Random(seed).sample(["age", "color", "depth", "shape"], 4)
 
-    def flat(multiply, is_reversed):
-        return lambda parameters, step: average_flat(parameters, multiply, is_reversed(step))
 
-    one_buffer = "level 2, one flat buffer"
-    return {
-        "the sum of the gradients, not their mean": add_up,
-        "level 1, one all-reduce per parameter, then a division": divide_each,
-        "level 1, one all-reduce per parameter, but multiplied by 1/N": multiply_each,
-        f"{one_buffer}, but divided by N": flat(False, lambda step: False),
-        f"{one_buffer} in the right order, but divided by N": flat(False, lambda step: step > 0),
-        f"{one_buffer} in the right order, but divided by N before it is sent": divide_first,
-        f"{one_buffer} in reverse, but divided by N": flat(False, lambda step: True),
-        "level 3, multiplied by 1/N, but never in reverse": flat(True, lambda step: False),
-        "level 4, in reverse, but from the first step on": flat(True, lambda step: True),
-        "level 4, in reverse, but only in the first step": flat(True, lambda step: step == 0),
-    }
+def make_loss(model, seed: int, device) -> tuple:
+    """Return a loss of two heads, and the task of a third head, which has no effect on gradients.
+
+    If the seed is odd, all gradients of the second head are 0.
+    """
+    import torch
+
+    tasks = random.Random(seed).sample(tasks_of(seed), 3)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(BATCH, FEATURES, generator=generator).to(device)
+    first, second, third = (model(inputs, task) for task in tasks)
+    weight = 0 if seed % 2 else 1
+    return (first * third.detach()).mean() + weight * second.square().mean(), tasks[2]
+
+
+def make_batches(seed: int, device) -> list[list[tuple]]:
+    """Return the batches of each rank: tuples of inputs, targets and a task."""
+    import torch
+
+    generator, tasks = torch.Generator().manual_seed(seed), random.Random(seed)
+    batches = []
+    for _ in range(RANKS):
+        inputs = torch.randn(STEPS, BATCH, FEATURES, generator=generator)
+        targets = inputs.sum(dim=2, keepdim=True).sin()
+        names = tasks.choices(tasks_of(seed)[:3], k=STEPS)
+        batches.append(list(zip(inputs.to(device), targets.to(device), names, strict=True)))
+    return batches
+
+
+def train_in_one_process(seed: int, device, combine: Callable | None = None) -> dict:
+    """Train on all ranks' batches with the combined gradients, and return the weights.
+
+    `combine(gradients, used)` gets one gradient per rank, with 0 for the ranks that do not use the
+    parameter, and the number of ranks that use it. By default, it is the mean over all ranks.
+    """
+    import torch
+    from torch.nn.functional import mse_loss
+
+    model = make_model(seed).to(device)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for step in zip(*make_batches(seed, device), strict=True):
+        losses = [mse_loss(model(inputs, task), targets) for inputs, targets, task in step]
+        by_rank = [torch.autograd.grad(loss, trainable, allow_unused=True) for loss in losses]
+        for parameter, *gradients in zip(trainable, *by_rank, strict=True):
+            used = sum(gradient is not None for gradient in gradients)
+            zeros = torch.zeros_like(parameter)
+            gradients = [zeros if gradient is None else gradient for gradient in gradients]
+            mean = sum(gradients) / RANKS
+            with torch.no_grad():
+                parameter -= LEARNING_RATE * (combine(gradients, used) if combine else mean)
+    return weights_of(model)
+
+
+def weights_of(model) -> dict:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def distances_between(weights: dict, others: dict) -> dict[str, float]:
+    """Return the largest difference in each parameter. A NaN is an infinite difference."""
+    distances = {}
+    for name, expected in others.items():
+        distances[name] = (weights[name] - expected).abs().nan_to_num(float("inf")).max().item()
+    return distances
+
+
+def copy_of(gradient):
+    return None if gradient is None else gradient.clone()
+
+
+def same(gradient, other) -> bool:
+    if gradient is None or other is None:
+        return gradient is other
+    return gradient.equal(other)
+
+
+def short(value) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 if __name__ == "__main__":
-    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, group_sizes=GROUP_SIZES))
+    sys.exit(main())

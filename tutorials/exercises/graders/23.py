@@ -4,19 +4,50 @@ python tutorials/exercises/graders/23.py FILE
 """
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from accel_demo.lab.grading import Wrong, grade, import_answer
+from accel_demo.wording import counted
 
-PROCESSES, BATCHES, WINDOW, BATCH = 2, 10, 4, 3
-WINDOWS = 3  # the last has two micro-batches
+PROCESSES, BATCH = 2, 3
+CASES = [(10, 4), (8, 4), (2, 4)]  # micro-batches, window
 RIGHT = "every step uses the gradient of its window, averaged in one all-reduce"
+SEND = "Why the gradients are sent in the last backward"
+DIVIDE = "Why each loss is divided by the number of micro-batches"
+SHORT = "Why the last window needs its own factor"
+
+
+@dataclass
+class Record:
+    """What happens on one rank while the answer trains.
+
+    `is_sync` lists for each forward whether DDP was asked to all-reduce, first in the forward and
+    then in its backward. `most_alive` is the largest number of forwards without their backward.
+    """
+
+    used: list[Any] = field(default_factory=list)  # the gradient used in each optimizer step
+    all_reduces: list[int] = field(default_factory=list)  # the number of steps before each
+    samples: list[int] = field(default_factory=list)  # in each forward
+    is_sync: list[list[bool]] = field(default_factory=list)
+    most_alive: int = 0
 
 
 def observe(answer: Path, device) -> None:
+    train = import_answer(answer).train
+    for batches, window in CASES:
+        try:
+            observe_case(train, batches, window)
+        except Wrong as mistake:
+            case = f"with {batches} micro-batches and a window of {window}"
+            raise Wrong(f"{case}, {mistake}", mistake.read) from None
+
+
+def observe_case(train, batches: int, window: int) -> None:
+    """Train on `batches` micro-batches, and raise `Wrong` if this rank finds a mistake."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
     from accel_demo.anatomy.accumulation import compare, right_gradient
@@ -25,88 +56,151 @@ def observe(answer: Path, device) -> None:
     layers = torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that the weights never change
-    inputs = torch.randn(PROCESSES, BATCHES, BATCH, 5)
-    targets = torch.randn(PROCESSES, BATCHES, BATCH, 1)
-    all_reduces, used = [], []  # the step of each all-reduce; the gradient used in each step
+    inputs = torch.randn(PROCESSES, batches, BATCH, 5)
+    targets = torch.randn(PROCESSES, batches, BATCH, 1)
+    record, rank = record_of(model, optimizer), dist.get_rank()
+    train(model, optimizer, list(zip(inputs[rank], targets[rank], strict=True)), window)
+
+    windows = -(-batches // window)
+    judge_memory(record)
+    judge_steps(len(record.used), batches, window)
+    expected, differences = [], []
+    for number in range(windows):
+        part = slice(number * window, (number + 1) * window)
+        samples = inputs[:, part].flatten(0, 2), targets[:, part].flatten(0, 2)
+        expected.append(right_gradient(model.module, samples, torch.device("cpu")))
+        by_rank = [torch.empty_like(expected[0]) for _ in range(PROCESSES)]
+        dist.all_gather(by_rank, record.used[number])
+        differences.append(compare(torch.stack(by_rank), expected[number]))
+    is_added = windows > 1 and all(
+        (gradient - sum(expected[: number + 1])).abs().max() <= 1e-6
+        for number, gradient in enumerate(record.used)
+    )
+    judge_gradients(differences, is_added, batches, window)
+    judge_sharing(record, windows)
+
+
+def record_of(model, optimizer) -> Record:
+    """Return a record that hooks of the DDP model and of the optimizer fill in."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    record, alive = Record(), 0
 
     def share(group, bucket):
-        all_reduces.append(len(used))
+        record.all_reduces.append(len(record.used))
         return allreduce_hook(group, bucket)
 
-    def record(*_):
+    def after_forward(module, arguments, output) -> None:
+        nonlocal alive
+        if not output.requires_grad:
+            return
+        record.samples.append(len(output))
+        record.is_sync.append([model.require_backward_grad_sync])
+        number, alive = len(record.samples) - 1, alive + 1
+        record.most_alive = max(record.most_alive, alive)
+        output.register_hook(lambda _: at_backward(number))
+
+    def at_backward(number: int) -> None:
+        nonlocal alive
+        alive -= 1
+        record.is_sync[number].append(model.require_backward_grad_sync)
+
+    def at_step(*_) -> None:
         weights = list(model.parameters())
         gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-        used.append(torch.cat([gradient.flatten() for gradient in gradients]))
+        record.used.append(torch.cat([gradient.flatten() for gradient in gradients]))
 
     model.register_comm_hook(None, share)
-    optimizer.register_step_pre_hook(record)
-    rank = dist.get_rank()
-    batches = list(zip(inputs[rank], targets[rank], strict=True))
-    import_answer(answer).train(model, optimizer, batches, WINDOW)
-
-    judge_steps(len(used))
-    expected, differences = [], []
-    for number in range(WINDOWS):
-        window = slice(number * WINDOW, (number + 1) * WINDOW)
-        samples = inputs[:, window].flatten(0, 2), targets[:, window].flatten(0, 2)
-        expected.append(right_gradient(model.module, samples, torch.device("cpu")))
-        by_rank = [torch.empty_like(used[number]) for _ in range(PROCESSES)]
-        dist.all_gather(by_rank, used[number])
-        differences.append(compare(torch.stack(by_rank), expected[number]))
-    is_added = torch.allclose(used[1], expected[0] + expected[1], rtol=0, atol=1e-6)
-    judge_gradients(differences, is_added)
-    judge_sharing(all_reduces)
+    model.module.register_forward_hook(after_forward)
+    optimizer.register_step_pre_hook(at_step)
+    return record
 
 
-def judge_steps(steps: int) -> None:
-    if steps > WINDOWS:
+def judge_memory(record: Record) -> None:
+    largest = max(record.samples, default=0)
+    if largest > BATCH:
         raise Wrong(
-            f"the optimizer steps too often: {steps} times for {BATCHES} micro-batches and a "
-            f"window of {WINDOW}, instead of {WINDOWS} times"
+            f"one forward processes {largest} samples at once, but only one micro-batch of {BATCH} "
+            "samples fits into memory",
+            read="Predict",
         )
-    if steps == WINDOWS - 1:
-        raise Wrong("the last window, which is short, never reaches the optimizer: it needs a step")
-    if steps < WINDOWS:
-        raise Wrong(f"the optimizer steps {steps} times, instead of {WINDOWS} times")
+    if record.most_alive > 1:
+        raise Wrong(
+            f"{record.most_alive} forwards run before the first backward, so the activations of "
+            "as many micro-batches are in memory at once: only those of one fit",
+            read="Predict",
+        )
 
 
-def judge_gradients(differences: list[str], is_added: bool) -> None:
+def judge_steps(steps: int, batches: int, window: int) -> None:
+    windows = -(-batches // window)
+    if steps > windows:
+        raise Wrong(
+            f"the optimizer steps too often: {counted(steps, 'time')} instead of "
+            f"{counted(windows, 'time')}",
+            read=SHORT if steps == windows + 1 else "Predict",
+        )
+    if steps == windows - 1 and batches % window:
+        raise Wrong(
+            "the last window, which is short, never reaches the optimizer: it needs a step",
+            read=SHORT,
+        )
+    if steps < windows:
+        raise Wrong(
+            f"the optimizer steps {counted(steps, 'time')} instead of {counted(windows, 'time')}",
+            read="Predict",
+        )
+
+
+def judge_gradients(differences: list[str], is_added: bool, batches: int, window: int) -> None:
     """Raise `Wrong` if `accumulation.compare` has found a difference in a window's gradient.
 
-    `is_added` is True if the second step used the sum of the first two windows' gradients.
+    `is_added` is True if each step used the sum of the gradients of all windows so far.
     """
     from accel_demo.anatomy.accumulation import EQUAL
 
-    *full, short = differences
-    if "different on each rank" in differences:
-        raise Wrong(
-            "each rank uses a gradient of its own: the last backward of a window must all-reduce, "
-            "so it must not be under no_sync"
-        )
+    if set(differences) == {EQUAL}:
+        return
     if is_added:
         raise Wrong("the gradients of the previous window are still there: call zero_grad")
-    if set(full) == {f"×{WINDOW}"}:
+    if "different on each rank" in differences:
         raise Wrong(
-            f"the gradient is {WINDOW} times too large: divide each loss by the window's length"
+            "each rank uses a gradient of its own: the gradients of the whole window must be "
+            "all-reduced before the step",
+            read=SEND,
         )
-    if set(full) == {EQUAL} and short != EQUAL:
+    if set(differences) == {"×0"}:
+        raise Wrong("all gradients are zero when the optimizer steps: they were deleted too early")
+    length = batches % window or window  # of the last window
+    full, short = set(differences[:-1]), differences[-1]
+    if full <= {f"×{window}"} and short in (f"×{length}", f"×{window}"):
         raise Wrong(
-            f"the short window is wrongly scaled ({short}): divide by the number of micro-batches "
-            "that it contains"
+            f"the gradient is {window if full else length} times too large: divide each loss by "
+            "the number of micro-batches",
+            read=DIVIDE,
         )
-    if set(full) != {EQUAL}:
-        raise Wrong(f"the gradients do not match their windows: {', '.join(differences)}")
+    if full <= {EQUAL} and length < window:
+        raise Wrong(
+            f"the short window is wrongly scaled ({short}): it has only {length} of {window} "
+            "micro-batches",
+            read=SHORT,
+        )
+    raise Wrong(f"the gradients do not match their windows: {', '.join(differences)}", read=DIVIDE)
 
 
-def judge_sharing(all_reduces: list[int]) -> None:
-    """Check that each step has one all-reduce. `all_reduces` lists the steps of the all-reduces."""
-    times = [all_reduces.count(step) for step in range(WINDOWS)]
-    if times != [1] * WINDOWS or len(all_reduces) != WINDOWS:
-        raise Wrong(
-            "gradients must be all-reduced once per optimizer step, but the numbers of all-reduces "
-            f"are {', '.join(map(str, times))}: run forward and backward of every micro-batch but "
-            "the last inside no_sync"
-        )
+def judge_sharing(record: Record, windows: int) -> None:
+    """Check that DDP all-reduces once per step."""
+    times = [record.all_reduces.count(step) for step in range(windows)]
+    if times == [1] * windows and len(record.all_reduces) == windows:
+        return
+    numbers = ", ".join(map(str, times))
+    message = f"DDP should all-reduce once per optimizer step, but the numbers are {numbers}"
+    if [True, False] in record.is_sync:
+        message += ": no_sync surrounds a backward, but not its forward"
+    elif max(times) > 1 and all(all(syncs) for syncs in record.is_sync):
+        message += ": every micro-batch sends its gradients"
+    raise Wrong(message, read=SEND)
 
 
 if __name__ == "__main__":

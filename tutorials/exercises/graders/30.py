@@ -4,6 +4,7 @@ python tutorials/exercises/graders/30.py FILE
 """
 
 import math
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,15 @@ CASES = [(22, [0, 1, 2, 20]), (30, [3, 4, 27]), (4, [1])]
 SIZES = ", ".join(str(samples) for samples, _ in CASES)
 RIGHT = f"the exact accuracy of {SIZES} samples, on each of {PROCESSES} ranks"
 TOLERANCE = 1e-6
+PADDING = "Why gather returns more predictions than samples"  # headings of the page
+SPLITTING = "Why the loader must be prepared exactly once"
+MEANS = "Why a mean of accuracies is not the accuracy"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
     """For each case, yield the answer's result and the batches that the model received."""
     import torch
+    import torch.distributed as dist
     from accelerate import Accelerator
     from accelerate.state import GradientState
 
@@ -43,6 +48,9 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     module = import_answer(answer)
     for samples, mistakes in CASES:
+        # Seeds differ, as in real processes, so ranks that shuffle on their own are not in step.
+        torch.manual_seed(dist.get_rank())
+        random.seed(dist.get_rank())
         GradientState._reset_state()  # in case the last call did not read its loader to the end
         accelerator, model = Accelerator(cpu=use_cpu()), Model(mistakes)
         model.to(accelerator.device)
@@ -69,19 +77,22 @@ def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
     most = max(map(len, read))
     if most > share and sum(map(bool, read)) == 1:
         raise Wrong(
-            f"one process does it all: {samples} samples go through the model on one rank, and "
-            "none on the others. Prepare the loader on every rank, so that it is split among them"
+            f"one process does it all: {most} samples go through the model on one rank, and none "
+            "on the others",
+            SPLITTING,
         )
     if most > share:
         raise Wrong(
             f"the work is not shared: of {samples} samples {most} go through the model on one "
-            f"rank, but {share} are enough. Prepare the loader, so that it is split among the ranks"
+            f"rank, but {share} are enough. Does every rank read the whole dataset?",
+            SPLITTING,
         )
     if missing := sorted(set(range(samples)) - set(sum(read, []))):
         raise Wrong(
             f"{len(missing)} of {samples} samples never go through the model "
-            f"({', '.join(map(str, missing))}): do not use drop_last, and do not split a loader "
-            "that is already split"
+            f"({', '.join(map(str, missing))}). Does the loader leave out samples, or is it split "
+            "twice?",
+            SPLITTING,
         )
 
 
@@ -99,33 +110,40 @@ def judge_results(
                 f"rank {rank} returns {result} instead of a number: every rank must return a number"
             )
     if max(numbers) - min(numbers) > TOLERANCE:
+        own = [accuracy_of(sum(batches, []), mistakes) for batches in batches_by_rank]
+        is_own = all(abs(a - b) < TOLERANCE for a, b in zip(numbers, own, strict=True))
         raise Wrong(
-            f"the ranks return different numbers ({', '.join(f'{n:.4f}' for n in numbers)}): "
-            "gather all predictions before you count"
+            f"the ranks return different numbers ({', '.join(f'{n:.4f}' for n in numbers)})"
+            + (": each returns the accuracy of its own samples only" if is_own else "")
         )
     right = 1 - len(mistakes) / samples
     if abs(numbers[0] - right) < TOLERANCE:
         return
     wrong = f"for {samples} samples it returns {numbers[0]:.4f} instead of {right:.4f}"
-    for number, mistake in typical_mistakes(batches_by_rank, samples, mistakes):
+    for number, mistake, read in typical_mistakes(batches_by_rank, samples, mistakes):
         if abs(numbers[0] - number) < TOLERANCE:
-            raise Wrong(f"{mistake} ({wrong})")
+            raise Wrong(f"{wrong}. {mistake}", read)
     raise Wrong(wrong)
+
+
+def accuracy_of(part: list[int], mistakes: list[int]) -> float:
+    """Return the accuracy of the model for these samples, or NaN if there are none."""
+    right = sum(sample not in mistakes for sample in part)
+    return right / len(part) if part else math.nan
 
 
 def typical_mistakes(
     batches_by_rank: list[list[list[int]]], samples: int, mistakes: list[int]
-) -> Iterator[tuple[float, str]]:
-    """Yield the accuracy that each typical mistake leads to, and a message about the mistake."""
-
-    def right(numbers):
-        return sum(number not in mistakes for number in numbers)
+) -> Iterator[tuple[float, str, str]]:
+    """Yield (accuracy, message, section to read) for each typical mistake."""
 
     def mean(parts):
-        return sum(right(part) / len(part) for part in parts if part) / sum(map(bool, parts))
+        accuracies = [accuracy_of(part, mistakes) for part in parts if part]
+        return sum(accuracies) / len(accuracies) if accuracies else math.nan
 
     read = [sum(batches, []) for batches in batches_by_rank]
     everything = sum(read, [])
+    right = sum(sample not in mistakes for sample in everything)
     cut, remaining = [], samples  # gathered batches without padding; samples not yet in `cut`
     for index in range(max(map(len, batches_by_rank))):
         round_of_batches = [batches[index] for batches in batches_by_rank if index < len(batches)]
@@ -133,37 +151,27 @@ def typical_mistakes(
         remaining -= len(cut[-1])
     padded = len(everything)
     if padded > samples:
+        again = f"{padded - samples} samples were read again, as padding"
+        yield right / padded, f"It counts {padded} predictions: {again}", PADDING
         yield (
-            right(everything) / padded,
-            f"padding is counted: {padded} samples instead of {samples}. gather_for_metrics "
-            "removes it",
+            sum(sample not in mistakes for sample in sum(cut, [])) / padded,
+            f"Only the divisor is wrong: it is {padded}, because {again}",
+            PADDING,
         )
         yield (
-            right(sum(cut, [])) / padded,
-            f"only the divisor is wrong: {padded}, including padding, instead of {samples}",
+            right / samples,
+            f"The correct predictions are those of {padded} samples: {again}",
+            PADDING,
         )
-        yield (
-            right(everything) / samples,
-            f"the right predictions of all {padded} samples, including padding, are divided by "
-            f"{samples}",
-        )
-    yield (
-        mean(cut),
-        "it is a mean of the batches' accuracies, and the last batch is smaller: add up counts "
-        "and divide once",
-    )
-    yield (
-        mean(read),
-        "it is a mean of the ranks' accuracies, and ranks have unequal numbers of samples: add up "
-        "counts and divide once",
-    )
-    means = [mean(batches) for batches in batches_by_rank if batches]
-    yield (
-        sum(means) / len(means),
-        "it is a mean of means, of batches and of ranks: add up all counts and divide once",
-    )
+    of_ranks = [mean(batches) for batches in batches_by_rank if any(batches)]
+    for accuracy, message in (
+        (mean(cut), "It is a mean of the batches' accuracies, and the last batch is smaller"),
+        (mean(read), "It is a mean of the ranks' accuracies, and some ranks have fewer samples"),
+        (sum(of_ranks) / len(of_ranks), "It is a mean of means, of batches and of ranks"),
+    ):
+        yield accuracy, message, MEANS
 
 
 if __name__ == "__main__":
-    options = {"group_sizes": (PROCESSES,), "judge": judge}
+    options = {"group_sizes": (PROCESSES,), "judge": judge, "patience": 30}
     sys.exit(grade(__file__, __doc__, observe, right=RIGHT, **options))

@@ -4,18 +4,45 @@ python tutorials/exercises/graders/31.py FILE
 """
 
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
-SAMPLES, GLOBAL_BATCH, LEARNING_RATE = 128, 16, 0.1
-STEPS = SAMPLES // GLOBAL_BATCH
 TOLERANCE = 1e-6  # absolute; the weights and the learning rates are about 0.1
-EXPECTED_RATES = [LEARNING_RATE * (1 - step / STEPS) for step in range(STEPS)]
 RIGHT = "the learning rates and the weights are the same on one process and on two"
 
 
+@dataclass(frozen=True)
+class Case:
+    """Arguments of one call of `train`, and the seed of the model and the samples."""
+
+    samples: int
+    global_batch: int
+    learning_rate: float
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        return self.samples // self.global_batch
+
+    @property
+    def rates(self) -> list[float]:
+        """Expected learning rates of the steps."""
+        return [self.learning_rate * (1 - step / self.steps) for step in range(self.steps)]
+
+
+CASES = (Case(128, 16, 0.1, seed=0), Case(72, 12, 0.06, seed=1))
+
+
 def observe(answer: Path, device) -> None:
+    train = import_answer(answer).train
+    for case in CASES:
+        check_training(train, case)
+
+
+def check_training(train: Callable, case: Case) -> None:
     import torch
     import torch.distributed as dist
     from accelerate.state import AcceleratorState, GradientState
@@ -24,11 +51,11 @@ def observe(answer: Path, device) -> None:
 
     AcceleratorState._reset_state(True)  # because the answer creates a new Accelerator
     GradientState._reset_state()
-    torch.manual_seed(0)
-    inputs = torch.randn(SAMPLES, 5)
+    torch.manual_seed(case.seed)
+    inputs = torch.randn(case.samples, 5)
     targets = inputs.sum(dim=1, keepdim=True).sin()
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    expected_weights = train_on_one_process(model, inputs, targets)
+    expected_weights = train_on_one_process(model, inputs, targets, case)
     read, samples, rates = 0, [], []  # samples since the last step; samples and rate of each step
 
     def count(module, arguments):
@@ -38,74 +65,97 @@ def observe(answer: Path, device) -> None:
     def record(optimizer, *_):
         nonlocal read
         samples.append(read)
-        rates.append(optimizer.param_groups[0]["lr"])
+        rates.append(float(optimizer.param_groups[0]["lr"]))
         read = 0
 
     hooks = [model.register_forward_pre_hook(count), register_optimizer_step_pre_hook(record)]
     try:
-        train_set = TensorDataset(inputs, targets)
-        import_answer(answer).train(model, train_set, GLOBAL_BATCH, LEARNING_RATE)
+        train(model, TensorDataset(inputs, targets), case.global_batch, case.learning_rate)
     finally:
         for hook in hooks:
             hook.remove()
     by_rank = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, (samples, flat(model).cpu()))
-    judge_batches([samples for samples, _ in by_rank])
-    judge_rates(rates, len(by_rank))
+    samples_by_rank = [samples for samples, _ in by_rank]
+    if mistakes := [
+        *mistakes_in_batches(samples_by_rank, case),
+        *mistakes_in_rates(rates, len(by_rank), case),
+    ]:
+        others = " and ".join(what for what, _ in mistakes[1:])
+        raise Wrong(mistakes[0][1] + f". Also wrong: {others}" * bool(others))
     judge_weights([weights for _, weights in by_rank], expected_weights)
 
 
-def judge_batches(samples_by_rank: list[list[int]]) -> None:
-    """Check the number of samples used in each step."""
+def mistakes_in_batches(samples_by_rank: list[list[int]], case: Case) -> Iterator[tuple[str, str]]:
+    """Yield at most one mistake in the number of samples of each step, as a topic and a message.
+
+    Raise `Wrong` if the learning rates cannot be judged.
+    """
     processes, steps = len(samples_by_rank), sorted({len(steps) for steps in samples_by_rank})
-    if steps == [0]:
+    if steps[0] == 0:
         raise Wrong("the optimizer never steps")
     if len(steps) > 1:
         raise Wrong(f"the processes take different numbers of steps: {steps[0]} and {steps[-1]}")
     batches = [sum(step) for step in zip(*samples_by_rank, strict=True)]
-    if batches == [GLOBAL_BATCH] * STEPS:
+    expected, topic = case.global_batch, "the samples of a step"
+    if batches == [expected] * case.steps:
         return
-    if sum(batches) == processes * SAMPLES and processes > 1:
+    if sum(batches) == processes * case.samples and processes > 1:
         raise Wrong("every process reads all samples: prepare the loader to split them")
-    if max(batches) == processes * GLOBAL_BATCH:
-        raise Wrong(
-            f"a step is taken on {processes * GLOBAL_BATCH} samples instead of {GLOBAL_BATCH}: "
-            "every process uses a whole global batch, so divide it among the processes"
+    if max(batches) == processes * expected and processes > 1:
+        yield (
+            topic,
+            f"a step uses {processes * expected} samples instead of {expected}, because every "
+            "process uses a whole global batch",
         )
-    if sum(batches) != SAMPLES:
-        raise Wrong(f"{sum(batches)} samples are used in the epoch, instead of {SAMPLES}")
-    raise Wrong(f"a step is taken on {batches[0]} samples, instead of {GLOBAL_BATCH}")
+    elif batches[0] != expected:
+        raise Wrong(f"a step uses {batches[0]} samples, instead of {expected}")
+    else:
+        raise Wrong(f"{sum(batches)} samples are used in the epoch, instead of {case.samples}")
 
 
-def judge_rates(rates: list[float], processes: int) -> None:
-    def are(expected: list[float]) -> bool:
+def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterator[tuple[str, str]]:
+    """Yield the mistakes in the learning rates, each as a topic and a message.
+
+    `rates` are compared with a schedule for their own number of steps, which is too small if the
+    batches are too large.
+    """
+    steps, factor = len(rates), rates[0] / case.learning_rate
+
+    def decrease_to_zero_in(length: float) -> bool:
+        expected = [rates[0] * max(0, 1 - step / length) for step in range(steps)]
         pairs = zip(rates, expected, strict=True)
         return all(abs(rate - other) < TOLERANCE for rate, other in pairs)
 
-    if are(EXPECTED_RATES):
-        return
-    factor = rates[0] / LEARNING_RATE
     if abs(factor - 1) > TOLERANCE:
-        raise Wrong(
-            f"the first learning rate is {factor:.3g} times `learning_rate`: the global batch is "
-            "the same as on one process, so do not scale the learning rate"
+        yield (
+            "the first learning rate",
+            f"the first learning rate is {factor:.3g} times `learning_rate`, although the global "
+            "batch should be the same as on one process",
         )
-    if are([LEARNING_RATE * max(0, 1 - processes * step / STEPS) for step in range(STEPS)]):
-        raise Wrong(
-            f"the schedule is over after {STEPS // processes} of {STEPS} steps: the prepared "
-            f"scheduler steps {processes} times per optimizer step, once for each process, but its "
-            "length assumes only one step"
+    if decrease_to_zero_in(steps):
+        return
+    topic = "the schedule"
+    if decrease_to_zero_in(steps / processes):
+        yield (
+            topic,
+            f"the schedule is over after {steps // processes} of {steps} steps: the prepared "
+            f"scheduler advances {processes} times per optimizer step, but the length of the "
+            "schedule assumes only one",
         )
-    if are([LEARNING_RATE * (1 - step / (processes * STEPS)) for step in range(STEPS)]):
-        raise Wrong(
-            f"only 1/{processes} of the schedule is done when the epoch ends: its length is "
-            "computed before prepare splits the loader, but the scheduler steps only once per "
-            "optimizer step"
+    elif decrease_to_zero_in(steps * processes):
+        yield (
+            topic,
+            f"only 1/{processes} of the schedule is done when the epoch ends: its length is that "
+            "of the loader before prepare, but the scheduler advances only once per optimizer step",
         )
-    if len(set(rates)) == 1:
-        raise Wrong("the learning rate never changes: step the scheduler after the optimizer")
-    used, expected = (" ".join(f"{rate:.4g}" for rate in r) for r in (rates, EXPECTED_RATES))
-    raise Wrong(f"the learning rates of the steps are {used} instead of {expected}")
+    elif len(set(rates)) == 1 and steps > 1:
+        yield topic, "the learning rate never changes: the scheduler does not advance"
+    else:
+        used = " ".join(f"{rate:.4g}" for rate in rates)
+        line = (case.learning_rate * (1 - step / steps) for step in range(steps))
+        expected = " ".join(f"{rate:.4g}" for rate in line)
+        yield topic, f"the learning rates of the steps are {used} instead of {expected}"
 
 
 def judge_weights(by_rank: list, expected) -> None:
@@ -118,14 +168,14 @@ def judge_weights(by_rank: list, expected) -> None:
         )
 
 
-def train_on_one_process(model, inputs, targets):
+def train_on_one_process(model, inputs, targets, case: Case):
     """Train correctly, without Accelerate. Return the new weights, and restore the old weights."""
     import torch
     from torch.nn.functional import mse_loss
 
     before = flat(model)
-    batches = zip(inputs.split(GLOBAL_BATCH), targets.split(GLOBAL_BATCH), strict=True)
-    for rate, (batch_inputs, batch_targets) in zip(EXPECTED_RATES, batches, strict=True):
+    split = (samples.split(case.global_batch) for samples in (inputs, targets))
+    for rate, batch_inputs, batch_targets in zip(case.rates, *split, strict=True):
         parameters = list(model.parameters())
         gradients = torch.autograd.grad(mse_loss(model(batch_inputs), batch_targets), parameters)
         with torch.no_grad():

@@ -1,67 +1,109 @@
-"""Grade exercise 33: check the settings for eight machines, and train with the first setting.
+"""Grade exercise 33: check the settings for many machines, and train with the first setting.
 
 python tutorials/exercises/graders/33.py FILE
 """
 
+import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 KEYS = ("mixed_precision", "grad_scaler", "compile")
 PRECISIONS = ("no", "fp16", "bf16")
-GPU = {"device": "cuda", "bf16_instructions": False, "has_compiler": False}
-CPU = {"device": "cpu", "compute_capability": None, "is_bf16_supported": False}
-LONG = {"steps": 100_000, "compile_seconds": 60.0}  # compilation pays off after 3,000 steps
-LONG |= {"seconds_per_step": 0.1, "seconds_per_step_compiled": 0.08}
-SHORT = {**LONG, "steps": 10}
-SLOWER = {**LONG, "seconds_per_step_compiled": 0.11}
-LAPTOP = {**CPU, "bf16_instructions": False, "has_compiler": True, **SLOWER}
+CAPABILITIES = [(9, 0), (7, 5), (6, 1), (7, 0), (8, 0), (5, 2), (8, 6), (8, 9), (10, 0), (12, 0)]
+RUNS = ("slower", "short", "long")  # only in a long run, compiling pays off
+SEED = 33
+COMPILERS = {"has_c_compiler": "C", "has_cxx_compiler": "C++"}
+# Headings of page 33
+ON_GPUS, PAYS_OFF, MISTAKES = "On GPUs", "When compiling pays off", "Common mistakes"
+SCALING, FASTER_BF16 = "Why fp16 needs loss scaling", "When bf16 is faster"
 
 
-def gpu(capability: tuple[int, int], is_bf16_supported: bool, run: dict) -> dict:
-    return {**GPU, "compute_capability": capability, "is_bf16_supported": is_bf16_supported, **run}
+def machines() -> list[dict]:
+    """Return machines with all combinations of devices, compilers and runs. The first is a laptop.
+
+    The numbers of each run are random, but the same in every check.
+    """
+    draw = random.Random(SEED)
+    cpu = {"device": "cpu", "compute_capability": None, "is_bf16_supported": False}
+    # Every GPU can at least emulate bf16, so torch.cuda.is_bf16_supported() is True for all.
+    gpu = {"device": "cuda", "bf16_instructions": False, "is_bf16_supported": True}
+    cpus = [{**cpu, "bf16_instructions": has_bf16} for has_bf16 in (False, True)]
+    devices = [*cpus, *({**gpu, "compute_capability": capability} for capability in CAPABILITIES)]
+    compilers = [dict(zip(COMPILERS, has, strict=True)) for has in product((True, False), repeat=2)]
+    return [
+        {**device, **has, **drawn_run(draw, kind)}
+        for has, kind, device in product(compilers, RUNS, devices)
+    ]
 
 
-MACHINES = {  # name: (machine, expected precision, needs a scaler, should be compiled)
-    "a laptop without bf16 instructions": (LAPTOP, "no", False, False),
-    "a GPU from 2018, for ten steps": (gpu((7, 5), True, SHORT), "fp16", True, False),
-    "a recent GPU, for a long run": (gpu((9, 0), True, LONG), "bf16", False, True),
-    "a server's CPU with bf16 instructions": (
-        {**LAPTOP, **LONG, "bf16_instructions": True},
-        *("bf16", False, True),
-    ),
-    "a CPU without a compiler": ({**LAPTOP, **LONG, "has_compiler": False}, "no", False, False),
-    "a GPU from 2016, without tensor cores": (gpu((6, 1), True, LONG), "no", False, True),
-    "a GPU from 2017": (gpu((7, 0), False, LONG), "fp16", True, True),
-    "a GPU from 2020": (gpu((8, 0), True, SLOWER), "bf16", False, False),
-}
-RIGHT = f"{len(MACHINES)} machines, and the training loss on the laptop decreases"
+def drawn_run(draw: random.Random, kind: str) -> dict:
+    """Draw the times of a run. No run is close to the limit at which compiling pays off."""
+    step, compile_seconds = round(draw.uniform(0.05, 0.5), 3), float(draw.randint(20, 90))
+    saved = round(step * draw.uniform(0.1, 0.4) * (-1 if kind == "slower" else 1), 3)
+    pays_back_after = compile_seconds / abs(saved)
+    factor = draw.uniform(0.01, 0.6) if kind == "short" else draw.uniform(1.7, 40)
+    return {
+        "steps": int(pays_back_after * factor) + 1,
+        "compile_seconds": compile_seconds,
+        "seconds_per_step": step,
+        "seconds_per_step_compiled": round(step - saved, 3),
+    }
+
+
+def right_setting(machine: dict) -> dict:
+    if machine["device"] == "cpu":
+        precision = "bf16" if machine["bf16_instructions"] else "no"
+        can_compile = machine["has_cxx_compiler"]
+    else:
+        major = machine["compute_capability"][0]
+        precision = "bf16" if major >= 8 else "fp16" if major == 7 else "no"
+        can_compile = machine["has_c_compiler"] and major >= 7
+    pays_back = saved_seconds(machine) > machine["compile_seconds"]
+    return dict(zip(KEYS, (precision, precision == "fp16", can_compile and pays_back), strict=True))
+
+
+def saved_seconds(machine: dict) -> float:
+    """Return the time that the run's steps save if they are compiled, or less than 0."""
+    per_step = machine["seconds_per_step"] - machine["seconds_per_step_compiled"]
+    return machine["steps"] * per_step
+
+
+def described(machine: dict) -> str:
+    """Describe the machine and the run for a message."""
+    if machine["device"] == "cpu":
+        device = f"a CPU {'with' if machine['bf16_instructions'] else 'without'} bf16 instructions"
+    else:
+        device = "a GPU with compute capability {}.{}".format(*machine["compute_capability"])
+    missing = [name for key, name in COMPILERS.items() if not machine[key]]
+    without = f", without a {' and a '.join(missing)} compiler" if missing else ""
+    return f"{device}{without}, for {machine['steps']:,} steps"
 
 
 def observe(answer: Path) -> Iterator[dict]:
     """Check the settings. Yield the results of a training run with the first setting."""
-    module = import_answer(answer)
-    settings = {name: module.setting(dict(machine)) for name, (machine, *_) in MACHINES.items()}
-    first = next(iter(settings.values()))
-    run = train(first["mixed_precision"]) if has_precision(first) else {}
+    module, all_machines = import_answer(answer), machines()
+    settings = [module.setting(dict(machine)) for machine in all_machines]
+    run = train(settings[0]["mixed_precision"]) if has_precision(settings[0]) else {}
     yield run
-    for name, (machine, *right) in MACHINES.items():
+    for machine, setting in zip(all_machines, settings, strict=True):
         try:
-            judge_setting(machine, right, settings[name], run)
+            judge_setting(machine, setting, run)
         except Wrong as mistake:
-            raise Wrong(f"{name}: {mistake}") from None
+            raise Wrong(f"{described(machine)}: {mistake}", mistake.read) from None
     if not run["loss_falls"]:
         raise Wrong(f"the training loss on the laptop does not decrease: {run}")
-    for name, (_, precision, _, is_compiled) in MACHINES.items():
-        parsed = parsed_by_accelerate(settings[name])
+    for precision, _, is_compiled in sorted({tuple(one[key] for key in KEYS) for one in settings}):
+        parsed = parsed_by_accelerate(precision, is_compiled)
         if parsed != [precision, "INDUCTOR" if is_compiled else "NO"]:
-            raise Wrong(f"{name}: Accelerate reads {parsed} from a config file with this setting")
+            raise Wrong(f"Accelerate reads {parsed} from a config file with {precision!r}")
 
 
-def judge_setting(machine: dict, right: list, setting, run: dict) -> None:
+def judge_setting(machine: dict, setting, run: dict) -> None:
     if not isinstance(setting, dict) or set(setting) != set(KEYS):
         raise Wrong(f"setting returns {setting!r}, instead of a dictionary with {', '.join(KEYS)}")
     precision, has_scaler, is_compiled = (setting[key] for key in KEYS)
@@ -70,53 +112,60 @@ def judge_setting(machine: dict, right: list, setting, run: dict) -> None:
     for key in KEYS[1:]:
         if not isinstance(setting[key], bool):
             raise Wrong(f"{key} must be True or False, not {setting[key]!r}")
-    right_precision, needs_scaler, should_compile = right
+    right_precision, needs_scaler, should_compile = right_setting(machine).values()
     if precision != right_precision:
-        raise Wrong(wrong_precision(machine, right_precision, precision, run))
+        raise wrong_precision(machine, right_precision, precision, run)
     if needs_scaler and not has_scaler:
-        raise Wrong("fp16 without a scaler: gradients below 6e-8 become zero. Scale the loss")
+        raise Wrong("fp16 without a scaler: gradients below 3e-8 become zero", SCALING)
     if has_scaler and not needs_scaler:
-        raise Wrong(f"a scaler for {precision}, which has the range of fp32 and needs no scaling")
+        raise Wrong(f"a scaler for {precision}, which has the range of fp32", SCALING)
     if is_compiled != should_compile:
-        raise Wrong(wrong_compile(machine, is_compiled))
+        raise wrong_compile(machine, is_compiled)
 
 
-def wrong_precision(machine: dict, right: str, precision: str, run: dict) -> str:
+def wrong_precision(machine: dict, right: str, precision: str, run: dict) -> Wrong:
     if machine["device"] == "cpu":
         if precision == "fp16":
             dtype = run.get("dtype", "float32")
-            return (
+            return Wrong(
                 "fp16 is for GPUs. On a CPU Accelerate silently trains without it: in a run with "
-                f"your setting the first layer returned {dtype}"
+                f"the laptop's setting the first layer returned {dtype}",
+                MISTAKES,
             )
         if precision == "bf16":
-            return "bf16 without bf16 instructions: torch emulates it, and is slower than in fp32"
-        return "bf16 instructions are unused: this CPU computes faster in bf16 than in fp32"
+            return Wrong("bf16 is emulated on this CPU, and slower than fp32", FASTER_BF16)
+        return Wrong("this CPU computes faster in bf16 than in fp32", FASTER_BF16)
     if precision == "bf16":
-        return (
-            "bf16 on an old GPU: below compute capability 8.0 it is emulated. is_bf16_supported() "
-            "includes emulation, unless you pass including_emulation=False"
+        return Wrong(
+            "this GPU is too old for bf16, and only emulates it. is_bf16_supported() includes "
+            "emulation, unless you pass including_emulation=False",
+            ON_GPUS,
         )
     if right == "no":
-        return "fp16 without tensor cores (below compute capability 7.0) is not faster"
+        return Wrong("fp16 is not faster on a GPU without tensor cores", ON_GPUS)
     if precision == "no":
-        return f"tensor cores are unused: this GPU computes faster in {right} than in fp32"
-    return "fp16 works, but bf16 is as fast here, has the range of fp32, and needs no scaler"
+        return Wrong("this GPU has tensor cores, which are faster in 16 bits than in fp32", ON_GPUS)
+    return Wrong("fp16 works, but bf16 is as fast here and needs no scaler", ON_GPUS)
 
 
-def wrong_compile(machine: dict, is_compiled: bool) -> str:
-    saved = machine["seconds_per_step"] - machine["seconds_per_step_compiled"]
+def wrong_compile(machine: dict, is_compiled: bool) -> Wrong:
+    is_cpu, saved = machine["device"] == "cpu", saved_seconds(machine)
+    needed, other = list(COMPILERS)[::-1] if is_cpu else COMPILERS
     if not is_compiled:
-        steps = machine["compile_seconds"] / saved
-        return f"not compiled, but it pays back after {steps:,.0f} of {machine['steps']:,} steps"
-    if machine["device"] == "cpu" and not machine["has_compiler"]:
-        return "compiled for a CPU without a C++ compiler: this would fail with InvalidCxxCompiler"
+        why = f"not compiled, but compiling takes {machine['compile_seconds']:g} s and the compiled"
+        unused = "" if machine[other] else f". A {COMPILERS[other]} compiler is not needed here"
+        heading = PAYS_OFF if machine[other] else ON_GPUS
+        return Wrong(f"{why} steps save {saved:,.0f} s{unused}", heading)
     if saved <= 0:
-        return "compiled, although the compiled step is slower here: measure before you choose"
-    return (
-        f"compiled for {machine['steps']} steps: that saves {saved * machine['steps']:.1f} s and "
-        f"costs {machine['compile_seconds']:.0f} s"
-    )
+        return Wrong("compiled, although the compiled steps are slower here", PAYS_OFF)
+    if saved <= machine["compile_seconds"]:
+        costs = f"compiling takes {machine['compile_seconds']:g} s"
+        return Wrong(f"compiled, but {costs} and the steps save only {saved:,.1f} s", PAYS_OFF)
+    if is_cpu:
+        return Wrong("compiled, but this fails with the error InvalidCxxCompiler", MISTAKES)
+    if not machine[needed]:
+        return Wrong('compiled, but this fails with "Failed to find C compiler"', ON_GPUS)
+    return Wrong("compiled, but this fails with the error GPUTooOldForTriton", ON_GPUS)
 
 
 def has_precision(setting) -> bool:
@@ -150,12 +199,12 @@ def train(precision: str) -> dict:
     return {"dtype": dtype, "loss_falls": losses[-1] < 0.9 * losses[0]}
 
 
-def parsed_by_accelerate(setting: dict) -> list[str]:
+def parsed_by_accelerate(precision: str, is_compiled: bool) -> list[str]:
     """Return the precision and compiler that Accelerate reads from a config with this setting."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    backend = "INDUCTOR" if setting["compile"] else "NO"
-    lines = ['distributed_type: "NO"', f'mixed_precision: "{setting["mixed_precision"]}"']
+    backend = "INDUCTOR" if is_compiled else "NO"
+    lines = ['distributed_type: "NO"', f'mixed_precision: "{precision}"']
     lines += ["dynamo_config:", f'  dynamo_backend: "{backend}"']
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.yaml")
@@ -165,4 +214,5 @@ def parsed_by_accelerate(setting: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(grade(__file__, __doc__, observe, right=RIGHT))
+    right = f"{len(machines())} machines, and the training loss on the laptop decreases"
+    sys.exit(grade(__file__, __doc__, observe, right=right))

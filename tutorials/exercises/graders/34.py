@@ -1,12 +1,14 @@
 """Grade exercise 34: kill training at three random batches, resume it, and compare the weights.
 
 python tutorials/exercises/graders/34.py FILE
+python tutorials/exercises/graders/34.py FILE --seed 7    # the same kills in every check
 """
 
 import hashlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,11 +22,22 @@ from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environ
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
 
-TIME_LIMIT = 60  # seconds per start; a correct answer takes a few seconds
-EPOCHS, BATCHES, BATCH_SIZE = 3, 10, 4  # BATCHES is per process and epoch
+PATIENCE = 30  # seconds for one start of the training; a correct answer takes about one second
+WORLD_SIZES = (1, 3)  # with one or two processes, the order of additions makes no difference
+EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 3, 10, 4, 2  # BATCHES is per process and epoch
 ALL = EPOCHS * BATCHES
-KILLS = range(14, ALL)  # batches before a kill; after 14, epoch 2 has saved a checkpoint
+# Batches before each kill. In the second epoch, the first run and then the resumed run are killed
+# after they have saved a checkpoint in this epoch.
+KILLS = (range(14, 18), range(18, 22), range(24, ALL))
 MOST_LOST = 8  # how many batches may be repeated after a kill
+ROUNDING = 1e-4  # a larger difference between weights is not caused by the order of additions
+# Headings of page 34
+POSITION = "Level 1: what `save_state` does not save"
+ORDER = "Level 2: an order that depends only on a seed and the epoch"
+EPOCH, WINDOW = "Level 3: the number of the epoch", "Level 4: no save inside an accumulation window"
+LOADER = "Level 5: the number that a loader draws"
+FIRST_STEP = "Level 6: DDP adds in a different order in its first step"
+EVERY_RANK = "Every rank calls `save_state`"
 # Fork the processes of every start from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
 
@@ -34,37 +47,51 @@ def judge_all(answer: Path, seed: int) -> str:
     for name in RANK_VARIABLES:
         os.environ.pop(name, None)
     PROCESSES.set_forkserver_preload(["accelerate", "torch._dynamo"])
-    kills = sorted(random.Random(seed).sample(KILLS, 3))
-    points = f"{kills[0]}, {kills[1]} and {kills[2]} batches (--seed {seed})"
-    for world_size in (1, 2):
+    first = PROCESSES.Process(target=int)  # do not count the time that the server takes to import
+    first.start()
+    first.join()
+    deadline = time.monotonic() + limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
+    draw = random.Random(seed)
+    kills = [draw.choice(batches) for batches in KILLS]
+    for world_size in WORLD_SIZES:
         try:
-            judge_kills(answer, world_size, kills)
+            judge_kills(answer, world_size, kills, deadline)
         except Wrong as mistake:
             where = f"on {counted(world_size, 'process')}"
-            raise Wrong(
-                f"{where}, {mistake}\n(The runs were killed after {points}.)", mistake.read
-            ) from None
+            raise Wrong(f"{where}, {mistake}\n(--seed {seed})", mistake.read) from None
     return (
         "the last level. The weights are the same, bit for bit, as without a kill, on one process "
-        f"and on two. The runs were killed after {points}"
+        f"and on three. The runs were killed after {kills[0]}, {kills[1]} and {kills[2]} batches "
+        f"(--seed {seed})"
     )
 
 
-def judge_kills(answer: Path, world_size: int, kills: list[int]) -> None:
+def limit(variable: str, default: float) -> float:
+    return float(os.environ.get(variable, default))
+
+
+def judge_kills(answer: Path, world_size: int, kills: list[int], deadline: float) -> None:
+    """Kill a run again and again. After each kill, let a copy of the run end, and judge it."""
     with tempfile.TemporaryDirectory() as folder:
-        uninterrupted = train(answer, world_size, Path(folder, "uninterrupted"))
+        uninterrupted = train(answer, world_size, Path(folder, "uninterrupted"), deadline)
         judge_uninterrupted(uninterrupted)
+        run, place = Path(folder, "killed"), 0
         for done in kills:
-            run = Path(folder, str(done))
-            train(answer, world_size, run, done)
-            resumed = train(answer, world_size, run)
             try:
+                train(answer, world_size, run, deadline, kill_after=done - place)
+                shutil.copytree(run / "answers", run / "copy")
+                resumed = train(answer, world_size, run, deadline)
                 judge_resumed(uninterrupted, resumed, done, run)
             except Wrong as mistake:
                 raise Wrong(f"killed after {done} batches: {mistake}", mistake.read) from None
+            place = ALL - len(resumed[0]["samples"])
+            shutil.rmtree(run / "answers")
+            (run / "copy").rename(run / "answers")
 
 
-def train(answer: Path, world_size: int, run: Path, kill_after: int | None = None) -> list[dict]:
+def train(
+    answer: Path, world_size: int, run: Path, deadline: float, kill_after: int | None = None
+) -> list[dict]:
     """Run the training in the folder `run`, and return the observation of each rank.
 
     If `kill_after` is given, the ranks kill themselves after so many batches, and [] is returned.
@@ -74,141 +101,263 @@ def train(answer: Path, world_size: int, run: Path, kill_after: int | None = Non
     for earlier in reports.iterdir():
         earlier.unlink()
     (run / "answers").mkdir(exist_ok=True)
-    shared = (answer, run, world_size, free_port(), kill_after)
-    ranks = [PROCESSES.Process(target=be_rank, args=(rank, *shared)) for rank in range(world_size)]
+    exit_codes = run_ranks(world_size, deadline, answer, run, world_size, free_port(), kill_after)
+    is_killed = kill_after is not None and set(exit_codes) == {-signal.SIGKILL}
+    exit_code = 0 if is_killed else next(filter(None, exit_codes), 0)
+    outcome = Outcome(exit_code, "", grading.read_reports(reports), 0)
+    grading.check(outcome, (world_size,))
+    if kill_after is not None and not is_killed:
+        raise Wrong(f"it ended before the kill, after fewer than {kill_after} more batches")
+    by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
+    return [observation for seen in by_rank for observation in seen]
+
+
+def run_ranks(world_size: int, deadline: float, *arguments) -> list[int]:
+    """Call `be_rank(rank, *arguments)` in `world_size` processes, and return their exit codes.
+
+    As soon as a process fails, kill the others, and return only the exit codes of failed ones.
+    """
+    ranks = [PROCESSES.Process(target=be_rank, args=(n, *arguments)) for n in range(world_size)]
+    patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
     for process in ranks:
         process.start()
-    deadline = time.monotonic() + TIME_LIMIT
-    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+    end = min(time.monotonic() + patience, deadline)
+    failed, is_running = [], True
+    while is_running and not failed and time.monotonic() < end:
         time.sleep(0.02)
-        if any(process.exitcode == 1 for process in ranks):  # do not wait for the other ranks
-            break
-    is_late = time.monotonic() >= deadline
+        is_running = any(process.is_alive() for process in ranks)
+        failed = [process.exitcode for process in ranks if process.exitcode]
     for process in ranks:
         process.kill()
         process.join()
-    exit_codes = {process.exitcode for process in ranks}
-    is_as_planned = exit_codes == {0 if kill_after is None else -signal.SIGKILL}
-    exit_code = None if is_late else 0 if is_as_planned else max(exit_codes)
-    outcome = Outcome(exit_code, "", grading.read_reports(reports), TIME_LIMIT)
-    grading.check(outcome, (world_size,))
-    if not is_as_planned:
-        raise RuntimeError(f"the ranks exited with the codes {exit_codes}")
-    by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
-    return [observation for seen in by_rank for observation in seen]
+    if is_running and not failed:
+        if end == deadline:
+            seconds = limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
+            raise Wrong(f"all starts together have not finished after {seconds:g} s")
+        raise Wrong(
+            f"a start has not finished after {patience:g} s: is there an endless loop, or does a "
+            "rank wait for another?"
+        )
+    return failed or [0] * world_size
 
 
 def be_rank(
     rank: int, answer: Path, run: Path, world_size: int, port: int, kill_after: int | None
 ) -> None:
-    from accelerate import PartialState
-
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what the answer prints must not come before the result
+        os.dup2(nowhere, stream)
     if world_size > 1:
         os.environ.update(rank_environment(rank, world_size, port))
-    sys.stderr = open(os.devnull, "w")
     reports, name, samples = run / "reports", f"{world_size}-{rank}", []
+
+    def wait_for_all() -> None:
+        while len(list(reports.glob("*.json"))) < world_size:
+            time.sleep(0.005)
 
     def begin_batch(numbers):
         if len(samples) == kill_after:
             grading.write_report(reports, name, {"mistake": "", "seen": []})
-            # Wait until every rank has reported, so that all are killed at the same point.
-            while len(list(reports.glob("*.json"))) < world_size:
-                time.sleep(0.005)
+            wait_for_all()  # so that all ranks are killed at the same batch
             os.kill(os.getpid(), signal.SIGKILL)
-        samples.append(numbers.tolist())
+        samples.append([int(number) for number in numbers])
 
     arguments = (answer, run / "answers", world_size, samples, begin_batch)
     report = grading.fill_in({}, observe, *arguments)
     grading.write_report(reports, name, report)
     if report["mistake"]:
         os._exit(1)
-    PartialState().destroy_process_group()
+    wait_for_all()  # the other ranks may still need this one to communicate
+    os._exit(0)
 
 
 def observe(
     answer: Path, folder: Path, world_size: int, samples: list, begin_batch
 ) -> Iterator[dict]:
+    """Train with the answer. Yield what each batch used, the number of steps, and the weights.
+
+    "masks" and "weights_before" have a digest for each batch: of the elements that dropout has set
+    to 0, and of the first layer's weights.
+    """
     import torch
     from accelerate import PartialState
+    from torch.nn.functional import mse_loss
+    from torch.nn.modules.module import register_module_forward_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import TensorDataset
+
+    masks, weights_before, steps = {}, {}, []
+
+    def digest(tensor) -> str:
+        return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+    def after_forward(module, inputs, output) -> None:
+        batch = len(samples) - 1
+        if batch >= 0 and isinstance(module, torch.nn.Dropout) and module.training and module.p:
+            masks[batch] = digest(output == 0)
+        if batch >= 0 and isinstance(module, torch.nn.Linear):
+            weights_before.setdefault(batch, digest(module.weight))
+
+    def after_step(*_) -> None:
+        if samples:  # not in a pass before the first batch
+            steps.append(len(samples))
 
     count = BATCHES * BATCH_SIZE * world_size
     inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
-    dataset = TensorDataset(torch.arange(count), inputs, inputs.sum(dim=1, keepdim=True))
+    targets = inputs.sum(dim=1, keepdim=True)
+    dataset = TensorDataset(torch.arange(count), inputs, targets)
+    register_module_forward_hook(after_forward)
+    register_optimizer_step_post_hook(after_step)
     model = grading.import_answer(answer).train(folder, dataset, begin_batch)
+    if not isinstance(model, torch.nn.Module):
+        raise Wrong(f"train returned {type(model).__name__}, and not the model")
     if (connected := PartialState().num_processes) != world_size:
         raise Wrong(f"Accelerate connected {counted(connected, 'process')}: keep cpu=use_cpu()")
-    digest = hashlib.sha256()
-    for weight in model.state_dict().values():
-        digest.update(weight.numpy().tobytes())
-    yield {"samples": samples, "weights": digest.hexdigest()}
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu()
+    model.eval()
+    with torch.no_grad():
+        loss = mse_loss(model(inputs), targets) / mse_loss(torch.zeros_like(targets), targets)
+    yield {
+        "samples": samples,
+        "masks": [masks[batch] for batch in sorted(masks)],
+        "weights_before": [weights_before[batch] for batch in sorted(weights_before)],
+        "steps": len(steps),
+        "weights": weights.numpy().tobytes().hex(),
+        "relative_loss": loss.item(),
+    }
 
 
 def judge_uninterrupted(uninterrupted: list[dict]) -> None:
-    """Check that the uninterrupted run uses every sample once per epoch."""
+    """Check that the uninterrupted run trains as the exercise asks."""
     for rank in uninterrupted:
         if len(rank["samples"]) != ALL:
             raise Wrong(
                 f"an uninterrupted training run had {len(rank['samples'])} batches, not {ALL}: "
                 "call begin_batch once per batch, and train all epochs"
             )
-    for first in range(0, ALL, BATCHES):
-        epoch = [rank["samples"][first : first + BATCHES] for rank in uninterrupted]
+    epochs = [
+        [rank["samples"][first : first + BATCHES] for rank in uninterrupted]
+        for first in range(0, ALL, BATCHES)
+    ]
+    for epoch in epochs:
         numbers = {number for batches in epoch for batch in batches for number in batch}
         if len(numbers) != BATCHES * BATCH_SIZE * len(uninterrupted):
             raise Wrong(
-                "an epoch does not have every sample once, because each rank shuffles in a "
-                "different order: give the seedable sampler a data_seed"
+                "an epoch does not have every sample once. Do all ranks shuffle with the same "
+                "seed?",
+                ORDER,
             )
+    if epochs[0] in epochs[1:]:
+        raise Wrong("without a kill, several epochs have the same order of the samples", EPOCH)
+    for rank in uninterrupted:
+        if len(rank["masks"]) != ALL:
+            raise Wrong(
+                f"without a kill, the model used dropout in {len(rank['masks'])} of {ALL} batches: "
+                "keep the model, in training mode"
+            )
+        if rank["steps"] != ALL // ACCUMULATE:
+            raise Wrong(
+                f"without a kill, the optimizer stepped {rank['steps']} times, not "
+                f"{ALL // ACCUMULATE}: {ACCUMULATE} batches share a step"
+            )
+        if not rank["relative_loss"] < 0.9:
+            raise Wrong("the loss did not decrease in an uninterrupted run")
+    if len({tuple(rank["masks"]) for rank in uninterrupted}) < len(uninterrupted):
+        raise Wrong("the ranks draw the same dropout masks: keep the seeds device-specific", ORDER)
 
 
 def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
     """Check a run that was killed after `done` batches. Most errors name a level of page 34."""
-    place = ALL - len(resumed[0]["samples"])  # the run resumed after this many batches
+    followed = [len(rank["samples"]) for rank in resumed]
+    place = ALL - followed[0]  # the run resumed after this many batches
+    if len(set(followed)) > 1:
+        raise Wrong(f"after the restart, the ranks had different numbers of batches: {followed}")
     if place <= 0:
         raise Wrong(
-            "it started again with the first batch of the first epoch: level 0. Save the epoch and "
-            "the number of finished batches in it, and skip these batches"
+            "it started again with the first batch of the first epoch: level 0. What does the "
+            "checkpoint contain about the position in the run?",
+            POSITION,
         )
     if place > done:
-        raise Wrong(f"it continued after {place} batches: some batches were never used")
+        raise Wrong(
+            f"only {followed[0]} batches followed, and not {ALL - done} or more, so some batches "
+            "were never used. In which epochs does it skip batches?",
+            POSITION,
+        )
     if done - place > MOST_LOST:
         raise Wrong(f"it continued after {place} batches: at most {MOST_LOST} may be repeated")
+    judge_samples(uninterrupted, resumed, place)
     pairs = list(zip(uninterrupted, resumed, strict=True))
+    if any(expected["weights"] != rank["weights"] for expected, rank in pairs):
+        raise wrong_weights(uninterrupted, resumed, place, run)
+
+
+def judge_samples(uninterrupted: list[dict], resumed: list[dict], place: int) -> None:
+    expected = [rank["samples"][place:] for rank in uninterrupted]
+    continued = [rank["samples"] for rank in resumed]
+    if continued == expected:
+        return
+    epoch, offset = divmod(place, BATCHES)
+    for other in set(range(EPOCHS)) - {epoch}:
+        order = uninterrupted[0]["samples"][other * BATCHES + offset : (other + 1) * BATCHES]
+        if continued[0][: BATCHES - offset] == order:
+            raise Wrong(
+                f"it continued epoch {epoch + 1} with the order of epoch {other + 1}: level 2. Is "
+                "the epoch set before batches are skipped, and does the order depend on it?",
+                EPOCH,
+            )
     is_same = [
         before == after
-        for expected, rank in pairs
-        for before, after in zip(expected["samples"][place:], rank["samples"], strict=True)
+        for pair in zip(expected, continued, strict=True)
+        for before, after in zip(*pair, strict=True)
     ]
-    if not all(is_same):
-        raise Wrong(
-            f"the samples differ: {sum(is_same)} of {len(is_same)} batches after the checkpoint "
-            "are the same as in the uninterrupted run. That is below level 3: does the order "
-            "depend only on a seed and the epoch, and is the epoch set before batches are skipped?"
-        )
-    if all(expected["weights"] == rank["weights"] for expected, rank in pairs):
-        return
-    but = "the samples are the same, but the weights differ"
-    if place % 2:
-        raise Wrong(
-            f"{but}: level 3. It continued after {place} batches, inside an accumulation window, "
-            "so gradients of that window were lost: save only if sync_gradients is true"
-        )
-    if place % BATCHES == 0:
-        raise Wrong(
-            f"{but}: it continued after {place} batches, at the beginning of an epoch. Was the "
-            "checkpoint saved there?"
-        )
-    for rank in range(len(resumed)):
-        if not any(run.rglob(f"random_states_{rank}.*")):
-            raise Wrong(
-                f"{but}: the checkpoint has no random states for rank {rank}. Call save_state on "
-                "every rank"
-            )
     raise Wrong(
-        f"{but}, and no window was open: level 4. Dropout has different random numbers: does the "
-        "loader have a separate generator?"
+        f"{sum(is_same)} of {len(is_same)} batches after the checkpoint have the same samples as "
+        "without a kill: level 1. Does the order depend only on a seed and the epoch?",
+        ORDER,
     )
+
+
+def wrong_weights(uninterrupted: list[dict], resumed: list[dict], place: int, run: Path) -> Wrong:
+    """Find out why the weights differ, although the samples are the same."""
+    but = f"it continued after {place} batches with the right samples, but the weights differ"
+    now, before = resumed[0]["weights_before"][0], uninterrupted[0]["weights_before"]
+    if now != before[place]:
+        after = f" (but the weights after {before.index(now)} batches)" if now in before else ""
+        return Wrong(
+            f"it continued after {place} batches, but did not begin with the weights that a run "
+            f"without a kill has there{after}. Are the position and the weights of the same batch?",
+            POSITION,
+        )
+    if place % ACCUMULATE:
+        return Wrong(f"{but}: level 3. Which gradients existed when it saved?", WINDOW)
+    for number, (expected, rank) in enumerate(zip(uninterrupted, resumed, strict=True)):
+        if expected["masks"][place:] == rank["masks"]:
+            continue
+        if any(run.rglob("random_states_0.*")) and not any(run.rglob(f"random_states_{number}.*")):
+            return Wrong(f"{but}: the checkpoint has no random states of rank {number}", EVERY_RANK)
+        return Wrong(f"{but}, because the dropout masks differ: level 4. What else draws?", LOADER)
+    difference = largest_difference(uninterrupted[0]["weights"], resumed[0]["weights"])
+    if len(resumed) > 2 and difference < ROUNDING:
+        return Wrong(
+            f"{but} by at most {difference:.0e}, although the dropout masks are the same, too: "
+            "level 5. What is different in the first step after a restart?",
+            FIRST_STEP,
+        )
+    return Wrong(
+        f"{but} by up to {difference:.0e}. Was the state of the optimizer restored?", POSITION
+    )
+
+
+def largest_difference(first: str, second: str) -> float:
+    import numpy
+
+    first_weights, second_weights = (
+        numpy.frombuffer(bytes.fromhex(weights), "float32") for weights in (first, second)
+    )
+    if first_weights.shape != second_weights.shape:
+        return float("inf")
+    return float(abs(first_weights - second_weights).max())
 
 
 if __name__ == "__main__":

@@ -1,55 +1,78 @@
-"""Grade exercise 40: find the straggler in four stored traces and in four generated traces.
+"""Grade exercise 40: name the cause in four stored traces and in generated traces.
 
 python tutorials/exercises/graders/40.py FILE
-python tutorials/exercises/graders/14.py --write-traces     # write the four stored traces
+python tutorials/exercises/graders/40.py --write-traces     # write the four stored traces
 """
 
 import json
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 TRACES = Path(__file__).parent.parent / "40_traces"
-STEPS, FIRST_STEP = 8, 5
+STEPS, FIRST_STEP = 12, 5
+NAMES = ("data", "computation", "communication", "nothing")
+WAITS = "Why the waiting rank is not the slow rank"
+STRAGGLER = "How the command finds a straggler"
+COLUMNS = "What the columns mean"
+WAITING = "Rank {rank} spends a long time in all-reduce, but what does it do there?"
+EXPOSED = "How much of the all-reduces is exposed on each rank, even on the last one?"
 
 
 @dataclass(frozen=True)
 class Case:
+    """A trace. All times are in ms."""
+
     name: str  # file name or description; also the random seed
     ranks: int
-    late: dict[int, float]  # {rank: delay in every step, in ms}
-    once: dict[tuple[int, int], float] = field(default_factory=dict)  # {(rank, step): delay in ms}
+    cause: tuple[str, int | None]
+    slow: dict[int, float] = field(default_factory=dict)  # {rank: delay in every step}
     phase: str = "forward"  # the phase in which the delays occur
-
-    @property
-    def straggler(self) -> int | None:
-        return max(self.late, key=self.late.get) if self.late else None
+    once: dict[tuple[int, int], float] = field(default_factory=dict)  # {(rank, step): delay}
+    varies: float = 0  # the most that a forward is delayed at random, differently in each step
+    sending: tuple[float, float] = (3, 3)  # duration of each bucket's all-reduce, without waits
+    data_wait: float = 1
 
 
 STORED = [
-    Case("a.json", 4, {2: 18}),
-    Case("b.json", 4, {}),
-    Case("c.json", 3, {}, {(1, 3): 90}),
-    Case("d.json", 3, {0: 12, 2: -6}, {(1, 2): 30}, "backward"),  # rank 2 is fast: it waits longest
+    Case("a.json", 4, ("computation", 2), {2: 18}),
+    Case("b.json", 3, ("data", 0), {0: 16, 2: -0.5}, "data wait", {(1, 2): 40}),
+    Case("c.json", 3, ("communication", None), sending=(20, 35), once={(1, 3): 30}),
+    Case("d.json", 4, ("nothing", None), varies=16, once={(1, 3): 90}),
 ]
 MORE = [
-    Case("two ranks, rank 0 slow", 2, {0: 9}),
-    Case("five ranks, rank 4 waiting for data", 5, {4: 15}, phase="data wait"),
-    Case("five ranks, none slow, two slow steps", 5, {}, {(3, 1): 70, (3, 5): 70}),
-    Case("four ranks, rank 1 slow, rank 3 quick", 4, {1: 14, 3: -8}, {(2, 0): 60}, "backward"),
+    Case("two ranks, rank 0 slow", 2, ("computation", 0), {0: 12}),
+    Case("five ranks, rank 4 waiting for data", 5, ("data", 4), {4: 15}, "data wait"),
+    Case("five ranks, slow single steps", 5, ("nothing", None), once={(3, 1): 90, (3, 5): 90}),
+    Case(
+        "four ranks, rank 1 slow, rank 3 quick",
+        *(4, ("computation", 1), {1: 22, 3: -8}, "backward", {(2, 0): 60}),
+    ),
+    Case("three ranks, rank 2 slow", 3, ("computation", 2), {2: 14}, "optimizer"),
+    Case("four ranks, rank 1 quick", 4, ("nothing", None), {1: -9}),
+    Case("three ranks, hidden all-reduces", 3, ("nothing", None), sending=(17, 3)),
+    Case("four ranks, long waits for data", 4, ("data", None), data_wait=40),
+    Case("two ranks, long all-reduces", 2, ("communication", None), sending=(3, 45)),
+    Case(
+        "four ranks, rank 3 slow, long all-reduces",
+        *(4, ("computation", 3), {3: 15}),
+        sending=(20, 35),
+    ),
+    Case("five ranks, different delays", 5, ("nothing", None), varies=16),
 ]
 RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
 
 
 @dataclass(frozen=True)
-class WrongRank:
-    """A case in which the answer returned `rank` instead of `case.straggler`."""
+class Mistake:
+    """A case in which the answer returned `seen` instead of `case.cause`."""
 
     case: Case
-    rank: object
+    seen: tuple
     longest: int  # the rank that spends the most time in all-reduce
 
 
@@ -57,48 +80,99 @@ def observe(answer: Path) -> None:
     module = import_answer(answer)
     mistakes = []
     for case in STORED + MORE:
-        trace = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
+        text = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
         try:
-            rank = module.straggler(json.loads(trace))
+            seen = module.cause(json.loads(text))
+        except NotImplementedError:
+            raise
         except (Exception, SystemExit) as error:
-            raise Wrong(f"{case.name}: straggler(trace) raises {described(error)}") from None
-        if rank != case.straggler or isinstance(rank, bool):
-            mistakes.append(WrongRank(case, rank, longest_all_reduce(json.loads(trace))))
+            raise Wrong(f"{case.name}: cause(trace) raises {described(error)}") from None
+        check_form(case, seen)
+        if tuple(seen) != case.cause:
+            mistakes.append(Mistake(case, tuple(seen), longest_all_reduce(json.loads(text))))
     if mistakes:
         first = mistakes[0]
+        because, read = explanation(mistakes)
         raise Wrong(
-            f"{first.case.name}: straggler(trace) returns {first.rank!r}, but the right answer is "
-            f"{first.case.straggler}. {explanation(mistakes)}"
+            f"{first.case.name}: cause(trace) returns {first.seen!r}, but the right answer is "
+            f"{first.case.cause!r}. {because}",
+            read,
         )
 
 
-def explanation(mistakes: list[WrongRank]) -> str:
-    """Return a hint that explains all wrong answers, or else only the first one."""
-    case, rank = mistakes[0].case, mistakes[0].rank
-    if rank is not None and (type(rank) is not int or not 0 <= rank < case.ranks):
-        if isinstance(rank, int) and rank in {1000 * rank for rank in range(case.ranks)}:
-            return "That is the process number (pid) of the trace: return the rank"
-        return f"Return a rank, an int from 0 to {case.ranks - 1}, or None"
-    if all(mistake.rank is None for mistake in mistakes):
-        if all(mistake.case.phase == "data wait" for mistake in mistakes):
-            return "It loses its time in data wait, before it computes: include this phase"
-        return "No rank was named: compare when each rank starts the same all-reduce"
-    if all(mistake.rank == mistake.longest for mistake in mistakes):
+def check_form(case: Case, seen) -> None:
+    """Raise `Wrong` if the answer is not one of the pairs in the exercise's docstring."""
+    returns = f"{case.name}: cause(trace) returns {seen!r}"
+    if not isinstance(seen, tuple | list) or len(seen) != 2 or seen[0] not in NAMES:
+        raise Wrong(f'{returns}. Return a pair, such as ("computation", 2) or ("nothing", None)')
+    name, rank = seen
+    if rank is None and name != "computation":
+        return
+    if name in ("communication", "nothing"):
+        raise Wrong(f'{returns}. "{name}" concerns all ranks, so the second item is None')
+    if rank in range(case.ranks):
+        return
+    if rank in range(1000, 1000 * case.ranks, 1000):
+        raise Wrong(f"{returns}. That is the process number (pid) of the trace: return the rank")
+    raise Wrong(f"{returns}. The second item must be a rank, an int from 0 to {case.ranks - 1}")
+
+
+def explanation(mistakes: list[Mistake]) -> tuple[str, str]:
+    """Return a sentence that explains the mistakes, and the heading of the section to read."""
+    for is_typical, sentence, heading in TYPICAL:
+        if all(is_typical(mistake) for mistake in mistakes):
+            return sentence.format(rank=mistakes[0].seen[1]), heading
+    return explanation_of(mistakes[0])
+
+
+def accuses_a_waiting_rank(mistake: Mistake) -> bool:
+    (_, slow), (_, accused) = mistake.case.cause, mistake.seen
+    return accused is not None and (accused == mistake.longest or slow not in (None, accused))
+
+
+# Mistakes that explain all wrong results of an answer: (test, sentence, heading of the section).
+TYPICAL: list[tuple[Callable[[Mistake], bool], str, str]] = [
+    (
+        lambda mistake: mistake.seen[1] in {rank for rank, _ in mistake.case.once},
+        "Rank {rank} is slow in single steps only, which must not count",
+        STRAGGLER,
+    ),
+    (accuses_a_waiting_rank, WAITING, WAITS),
+    (
+        lambda mistake: "data" in (mistake.case.cause[0], mistake.seen[0]),
+        "How long does each rank wait for data, compared with the other ranks?",
+        COLUMNS,
+    ),
+    (
+        lambda mistake: "communication" in (mistake.case.cause[0], mistake.seen[0]),
+        EXPOSED,
+        COLUMNS,
+    ),
+]
+
+
+def explanation_of(mistake: Mistake) -> tuple[str, str]:
+    """Return a sentence that explains one mistake, and the heading of the section to read."""
+    (name, rank), (seen, accused) = mistake.case.cause, mistake.seen
+    if accuses_a_waiting_rank(mistake):
+        return WAITING.format(rank=accused), WAITS
+    if accused == rank is not None:
+        return f"Rank {rank} is slow, but it loses its time in {mistake.case.phase}", COLUMNS
+    if rank is not None:
         return (
-            f"Rank {rank} spends the most time in all-reduce because it waits there for a rank "
-            "that starts late: which rank starts last?"
+            f"Rank {rank} starts the all-reduces last in most steps, because of its "
+            f"{mistake.case.phase}",
+            WAITS,
         )
-    if all(
-        mistake.case.straggler is None and mistake.rank in {rank for rank, _ in mistake.case.once}
-        for mistake in mistakes
-    ):
-        return f"Rank {rank} is slow in single steps only: use the median over the steps"
-    if case.straggler is None:
-        return "No rank is slow there: a straggler is at least 5 ms late in most steps"
-    return (
-        f"Rank {case.straggler} is the last to start the all-reduces, and loses its time in "
-        f"{case.phase}"
-    )
+    if accused is not None:
+        return (
+            f"Rank {accused} does not start the all-reduces 5 ms later than every other rank in "
+            "most steps",
+            STRAGGLER,
+        )
+    if "data" in (name, seen):
+        return "How much of a step does each rank wait for data?", COLUMNS
+    return EXPOSED, COLUMNS
 
 
 def longest_all_reduce(trace: dict) -> int:
@@ -125,9 +199,9 @@ def make(case: Case) -> dict:
         for begin, phases in zip(begins, durations, strict=True):
             backward = begin + phases["data wait"] + phases["forward"]
             ready.append((backward + phases["backward"] / 2, backward + phases["backward"]))
-        sending = 3.0 + generator.uniform(0, 0.5)
-        first_end = max(first for first, _ in ready) + sending
-        second_end = max(first_end, max(second for _, second in ready)) + sending
+        first_ms, second_ms = (ms + generator.uniform(0, 0.5) for ms in case.sending)
+        first_end = max(first for first, _ in ready) + first_ms
+        second_end = max(first_end, max(second for _, second in ready)) + second_ms
         for rank in ranks:
             ends = {
                 "data wait": begins[rank] + durations[rank]["data wait"],
@@ -148,9 +222,10 @@ def make(case: Case) -> dict:
 
 def phase_durations(case: Case, rank: int, step: int, generator: random.Random) -> dict:
     """Return how many ms a rank needs for each phase of a step, without waiting for others."""
-    undisturbed = {"data wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 6.0}
+    undisturbed = {"data wait": case.data_wait, "forward": 20, "backward": 40, "optimizer": 6}
     durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
-    additional = case.late.get(rank, 0) + case.once.get((rank, step), 0)
+    durations["forward"] += generator.uniform(0, case.varies)
+    additional = case.slow.get(rank, 0) + case.once.get((rank, step), 0)
     durations[case.phase] = max(0.5, durations[case.phase] + additional)
     return durations
 

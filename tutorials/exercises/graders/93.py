@@ -9,7 +9,11 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
-RIGHT = "on two and on three processes every rank has the total distance and its gradient"
+RIGHT = (
+    "on two and on three processes every rank has the total distance and its gradient. (Each rank "
+    "computes the total from all rows, so the gradient of its own rows needs nothing from others.)"
+)
+SEED = 93
 
 
 def observe(answer: Path, device) -> None:
@@ -17,18 +21,22 @@ def observe(answer: Path, device) -> None:
     import torch.distributed as dist
 
     rank, processes = dist.get_rank(), dist.get_world_size()
-    kernels = torch.randn(processes * ROWS, SIZE, generator=torch.Generator().manual_seed(0))
+    kernels = torch.randn(processes * ROWS, SIZE, generator=torch.Generator().manual_seed(SEED))
     kernels = kernels.double().to(device)
     own = slice(rank * ROWS, (rank + 1) * ROWS)
     rows = kernels[own].clone().requires_grad_()
     total = import_answer(answer).total_distance(rows)
-    if not isinstance(total, torch.Tensor) or total.shape != ():
-        raise Wrong(f"total_distance must return a scalar tensor, got {total!r:.60}")
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        got = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"{total!r:.60}"
+        raise Wrong(f"total_distance must return a tensor with one element, got {got}")
     if total.requires_grad:
         total.backward()
     expected, gradients = references(kernels, own)
-    if not is_close(total.detach(), expected):
-        raise Wrong(f"the number is {total.item():.4f}, but it should be {expected.item():.4f}")
+    if not is_close(total.detach().reshape(()), expected):
+        numbers = f"the number is {total.item():.4f}, but it should be {expected.item():.4f}"
+        share = (kernels[own, None] - kernels).abs().sum()
+        is_share = is_close(total.detach().reshape(()), share)
+        raise Wrong(numbers + ": only pairs with a row of this rank are counted" * is_share)
     judge_gradient(rows.grad, gradients, processes)
 
 
@@ -43,6 +51,11 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
         raise Wrong(
             f"the gradient is {processes} times too large: every rank computes the full "
             "distance, and backward adds up the gradients of all ranks"
+        )
+    if is_close(gradient, gradients["whole"] / processes):
+        raise Wrong(
+            f"the gradient is {processes} times too small: the gradients of the ranks are not "
+            "parts of a mean"
         )
     if any(is_close(gradient, gradients[name]) for name in ("first of a pair", "own share")):
         raise Wrong(
@@ -75,4 +88,5 @@ def is_close(tensor, expected) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, group_sizes=(2, 3)))
+    # On two ranks, half of the gradient can come from two different mistakes, so start with three.
+    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, group_sizes=(3, 2)))

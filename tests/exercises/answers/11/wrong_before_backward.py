@@ -1,0 +1,39 @@
+# wrong: plain_step clips too early: there are no gradients yet
+
+import torch
+import torch.nn.functional as F
+
+
+def plain_step(model, optimizer, images, labels, max_norm):
+    loss = F.cross_entropy(model(images), labels)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def data_parallel_step(model, optimizer, images, labels, max_norm):
+    """Perform one optimizer step with `model`, an `nn.DataParallel`."""
+    loss = F.cross_entropy(model(images), labels)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def ddp_step(model, optimizer, images, labels, max_norm):
+    """Perform one optimizer step with `model`, a `DistributedDataParallel`."""
+    loss = F.cross_entropy(model(images), labels)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def accelerate_step(accelerator, model, optimizer, images, labels, max_norm):
+    """Perform one optimizer step with `model` and `optimizer` from `accelerator.prepare`."""
+    loss = F.cross_entropy(model(images), labels)
+    accelerator.clip_grad_norm_(model.parameters(), max_norm)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,18 @@
+# wrong: the gradient is 4 times too large
+
+from contextlib import nullcontext
+
+from torch.nn.functional import mse_loss
+
+
+def train(model, optimizer, batches, window):
+    for index, (inputs, targets) in enumerate(batches):
+        first = index - index % window
+        length = min(window, len(batches) - first)  # the last window may be shorter
+        is_last = index + 1 == first + length
+        with nullcontext() if is_last else model.no_sync():
+            loss = mse_loss(model(inputs), targets)
+            loss.backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()

@@ -1,0 +1,24 @@
+# wrong: on 2 processes only 1/2 of the schedule is done when the epoch ends
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from accel_demo.processes.connect import use_cpu
+
+
+def train(model, train_set, global_batch, learning_rate):
+    accelerator = Accelerator(cpu=use_cpu(), step_scheduler_with_optimizer=False)
+    loader = DataLoader(train_set, batch_size=global_batch // accelerator.num_processes)
+    total_steps = len(loader)
+    model, loader = accelerator.prepare(model, loader)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    scheduler = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total_steps))
+    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+    for inputs, targets in loader:
+        loss = mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()

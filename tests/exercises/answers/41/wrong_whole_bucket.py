@@ -1,0 +1,13 @@
+# wrong: each process seems to send the whole bucket
+def step_ms(
+    forward_ms, backward_ms, optimizer_ms, buckets, world_size, latency_us, gigabytes_per_s
+):
+    def all_reduce_ms(size):
+        if world_size == 1:
+            return 0
+        return latency_us / 1000 + size / gigabytes_per_s / 1e6
+
+    free = 0
+    for size, ready in buckets:
+        free = max(free, forward_ms + ready * backward_ms) + all_reduce_ms(size)
+    return max(free, forward_ms + backward_ms) + optimizer_ms

@@ -1,0 +1,15 @@
+# wrong: a number that matches no GPU hides itself and all ids after it. '0,8,4' on 8 GPUs should be
+
+
+def visible_devices(value, uuids):
+    if value is None:
+        return {f"cuda:{number}": number for number in range(len(uuids))}
+    visible = []
+    for written in value.split(","):
+        if written.startswith("GPU-"):
+            matching = [number for number, uuid in enumerate(uuids) if uuid.startswith(written)]
+        else:
+            matching = [number for number in range(len(uuids)) if str(number) == written]
+        if len(matching) == 1:
+            visible += matching
+    return {f"cuda:{index}": number for index, number in enumerate(visible)}

@@ -1,0 +1,98 @@
+"""Test the list of exercises, the hints, and `accel-demo check --all`."""
+
+import shutil
+
+import pytest
+
+from accel_demo.errors import UserError
+from accel_demo.lab import exercises
+from accel_demo.lab.check import main
+
+STATES = ["not checked yet", "wrong", "wrong, but changed since", "right"]
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A copy of the exercises 33 and 90. Returns its folder."""
+    folder = tmp_path / "exercises"
+    shutil.copytree(exercises.EXERCISES, folder, ignore=shutil.ignore_patterns(".checked"))
+    for grader in (folder / "graders").glob("[0-9]*.py"):
+        if grader.stem not in ("33", "90"):
+            grader.unlink()
+    monkeypatch.setattr(exercises, "EXERCISES", folder)
+    monkeypatch.setattr(exercises, "CHECKED", folder / ".checked")
+    return folder
+
+
+def states(capfd) -> dict[str, str]:
+    """Return {number: state} in the list of exercises."""
+    assert main([]) == 0
+    lines = [line.split("|") for line in capfd.readouterr().out.splitlines() if "|" in line][2:]
+    return {cells[1].strip(): cells[-2].strip() for cells in lines}
+
+
+def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_changed(two, capfd):
+    file = two / "90_visible_devices.py"
+    seen = [states(capfd)]
+    assert main(["90"]) == 1
+    seen.append(states(capfd))
+    file.write_text((two / "answers" / file.name).read_text())
+    seen.append(states(capfd))
+    assert main(["90"]) == 0
+    seen.append(states(capfd))
+    assert [row["90"] for row in seen] == STATES
+    assert {row["33"] for row in seen} == {"not checked yet"}
+
+
+def test_a_check_of_another_file_does_not_change_the_state_of_the_exercise(two, capfd):
+    assert main(["90", "--file", str(two / "answers" / "90_visible_devices.py")]) == 0
+    assert states(capfd)["90"] == "not checked yet"
+
+
+def test_all_exercises_are_checked_in_one_go(two, capfd):
+    file = two / "90_visible_devices.py"
+    file.write_text((two / "answers" / file.name).read_text())
+    assert main(["--all"]) == 1
+    printed = capfd.readouterr().out
+    titles = [f"{number} {exercises.Exercise(number).title}" for number in ("33", "90")]
+    expected = [titles[0], "wrong: ", titles[1], "right: "]
+    places = [printed.index(text) for text in expected]
+    assert places == sorted(places)
+    assert printed.endswith("1 of 2 exercises are right\n")
+    answer = two / "answers" / "33_precision_setting.py"
+    (two / answer.name).write_text(answer.read_text())
+    assert main(["--all"]) == 0
+
+
+def test_hints_and_the_answer_are_shown_on_request(capsys):
+    hints = [
+        main(["90", *flags]) == 0 and capsys.readouterr().out
+        for flags in (["--hint"], ["--hint", "1"], ["--hint", "2"])
+    ]
+    assert hints[0] == hints[1] != hints[2]
+    assert hints[0].startswith("hint 1 of 2: ") and hints[2].startswith("hint 2 of 2: ")
+    assert main(["90", "--answer"]) == 0
+    assert capsys.readouterr().out == exercises.Exercise("90").answer.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("12", "there is no exercise 12. Choose one of 10, 11, "),
+        ("--hint", "--hint needs the number of an exercise, such as 10."),
+        ("--answer", "--answer needs the number"),
+        ("--file x.py", "--file needs the number"),
+        ("10 --all", "--all checks every exercise: leave out the number."),
+        ("10 --file nothing.py", "no answer file at nothing.py. Specify one with --file."),
+        ("10 --hint 3", "invalid choice: 3"),
+    ],
+)
+def test_bad_input_is_reported_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        main(arguments.split())
+
+
+def test_a_wrong_answer_can_be_read_through_a_closed_pipe(start):
+    command = "accel-demo check 90 --file tutorials/exercises/90_visible_devices.py | head -c 0"
+    result = start(["bash", "-c", command])
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,0 +1,48 @@
+"""Exercise 22: find unused parameters, and train with them.
+
+1. `unused_parameters(model, loss)` returns a list of names: the trainable parameters that `loss`, a
+   scalar, does not reach. The names are those of `model.named_parameters()`, in any order. A frozen
+   parameter (`requires_grad` is False) is not listed. A parameter with a gradient of 0 is used. The
+   function changes no `.grad`, and the caller can still call `loss.backward()` afterwards.
+   The models are hidden. They have several heads, and a loss uses only some of them. Some
+   parameters are frozen, some are shared by two heads, and some are never used.
+
+2. `train(model, batches, learning_rate)` trains `model` in place with plain SGD. Below, it is
+   right on one process. Change it so that it trains with DistributedDataParallel on several.
+   Three connected processes call it, with the same model, but with different batches. `batches` is
+   a list of tuples (inputs, targets, task): float32 tensors of shapes (8, 6) and (8, 1), and a
+   string. The task decides which head `model(inputs, task)` uses. In the same step, the ranks may
+   have different tasks. All ranks have the same number of batches.
+   After each step, all ranks have the same weights: each trainable parameter has changed by
+   -learning_rate times the mean of its gradients over *all* ranks. A rank whose loss does not use
+   the parameter counts as a gradient of 0.
+
+3. Bonus, not needed to pass: `share_gradients(parameters, step)` averages gradients by hand, so
+   that on three processes the final weights are bitwise equal to DDP's. Every rank calls it after
+   each backward of a model whose parameters are all used. It replaces each gradient by the mean
+   over all ranks. `parameters` is a list in the order of registration: the weight and the bias of
+   the first layer, then those of the next layer. `step` starts at 0. The model is small, so DDP
+   puts all gradients into one bucket. The grader prints the level that your function reaches.
+
+accel-demo check 22
+"""
+
+import torch
+from torch.nn.functional import mse_loss
+
+
+def unused_parameters(model, loss):
+    raise NotImplementedError("unused_parameters")
+
+
+def train(model, batches, learning_rate):
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    for inputs, targets, task in batches:
+        loss = mse_loss(model(inputs, task), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def share_gradients(parameters, step):
+    raise NotImplementedError("share_gradients")

@@ -1,0 +1,225 @@
+"""Grade exercise 42: compare a sharded Adam with torch.optim.Adam on two and on three ranks.
+
+python tutorials/exercises/graders/42.py FILE
+"""
+
+import gc
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from accel_demo.lab.grading import Wrong, grade, import_answer
+
+STEPS, TOLERANCE = 4, 1e-5
+PATIENCE = 5  # seconds to wait until memory is released
+# Shapes and arguments of Adam. There are 1200, 1205 and 1207 elements. `eps` is large, because with
+# a tiny one the update is almost the same for the sum of the gradients as for their mean.
+CASES = [
+    ([(40, 20), (40,), (20, 18)], {"lr": 0.01, "betas": (0.9, 0.999), "eps": 0.02}),
+    ([(35, 24), (24,), (), (20, 17)], {"lr": 0.05, "betas": (0.8, 0.95), "eps": 0.1}),
+    ([(12, 10, 10), (7,)], {"lr": 0.02, "betas": (0.7, 0.99), "eps": 0.05}),
+]
+RIGHT = "on 2 and on 3 processes the parameters match torch.optim.Adam's, and its state is sharded"
+MISTAKES = {  # {name of a reference: mistake that leads to its values}
+    "sum": "the gradients of the ranks seem to be added up, but Adam needs their mean",
+    "no correction": "Adam's bias correction seems to be missing: both moments start at 0",
+    "first correction": "the bias correction seems to be that of step 1 in every step",
+    "restart": "the moments seem to start at 0 in every step, but they have to be kept",
+}
+
+
+def observe(answer: Path, device) -> Iterator[dict]:
+    import torch
+    import torch.distributed as dist
+
+    optimizer_class = import_answer(answer).ShardedAdam
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for shapes, options in CASES:
+        draw = torch.Generator().manual_seed(42)
+        weights = [torch.randn(shape, generator=draw) for shape in shapes]
+        gradients = [  # by step, rank and parameter
+            [[torch.randn(shape, generator=draw) / 10 for shape in shapes] for _ in range(ranks)]
+            for _ in range(STEPS)
+        ]
+        references = make_references(weights, gradients, options)
+        parameters = [torch.nn.Parameter(weight.to(device)) for weight in weights]
+        gc.freeze()  # tensors that exist already do not count
+        optimizer = optimizer_class(parameters, **options)
+        for step in range(STEPS):
+            for parameter, gradient in zip(parameters, gradients[step][rank], strict=True):
+                parameter.grad = gradient.to(device)
+            optimizer.step()
+            yield {"step": step + 1, **compared(parameters, references, step)}
+        check_memory(parameters)
+        del optimizer
+
+
+def make_references(weights: list, gradients: list, options: dict) -> dict[str, list]:
+    """Return {name: [all elements at the start, after step 1, …]} of right and wrong results."""
+    import torch
+
+    ranks = len(gradients[0])
+    by_rank = [
+        [flatten(step[rank]) for step in gradients] for rank in range(ranks)
+    ]  # by rank and step
+    sums = [sum(parts) for parts in zip(*by_rank, strict=True)]
+    means = [total / ranks for total in sums]
+    start = flatten(weights)
+
+    def trained(gradients: list, correction: str = "") -> list:
+        if correction:
+            return [start, *adam(start, gradients, correction, **options)]
+        parameter, results = torch.nn.Parameter(start.clone()), [start]
+        optimizer = torch.optim.Adam([parameter], **options)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+            results.append(parameter.detach().clone())
+        return results
+
+    return {
+        "right": trained(means),
+        "sum": trained(sums),
+        **{name: trained(means, name) for name in ("no correction", "first correction", "restart")},
+        **{f"rank {rank}": trained(by_rank[rank]) for rank in range(ranks)},
+    }
+
+
+def adam(weights, gradients: list, mistake: str, lr: float, betas: tuple, eps: float) -> Iterator:
+    """Yield the weights after each step of Adam with a mistake, which is a key of `MISTAKES`."""
+    first = second = 0.0
+    for gradient in gradients:
+        if mistake == "restart":
+            first = second = 0.0
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient.square()
+        scales = (1, 1) if mistake == "no correction" else (1 - betas[0], 1 - betas[1])
+        weights = weights - lr * first / scales[0] / ((second / scales[1]).sqrt() + eps)
+        yield weights
+
+
+def compared(parameters: list, references: dict[str, list], step: int) -> dict:
+    """Compare the parameters after step `step`, counted from 0, with the references.
+
+    Each element gets a letter: r if it is right, u if the step has not changed it (or all steps
+    have not), and w if it is wrong.
+    """
+    import torch
+
+    flat = flatten(parameters)
+    if flat.shape != references["right"][0].shape:
+        raise Wrong("step changes the shape of a parameter")
+
+    def close(name: str, at: int):
+        return (flat - references[name][at]).abs() <= TOLERANCE
+
+    is_right, is_old = close("right", step + 1), close("right", step)
+    letters = torch.where(is_right, ord("r"), torch.where(is_old, ord("u"), ord("w")))
+    one_rank = [close(name, step + 1) for name in references if name.startswith("rank ")]
+    return {
+        "digest": hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
+        "elements": "".join(map(chr, letters.tolist())),
+        "is_like": [name for name in MISTAKES if close(name, step + 1).all()],
+        "is_from_one_rank": bool(torch.stack(one_rank).any(dim=0).all()),
+        "difference": (flat - references["right"][step + 1]).abs().max().item(),
+    }
+
+
+def flatten(tensors: list):
+    import torch
+
+    return torch.cat([tensor.detach().cpu().flatten() for tensor in tensors])
+
+
+def check_memory(parameters: list) -> None:
+    """Raise `Wrong` if this rank keeps more than three numbers per element of its share."""
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    elements = sum(parameter.numel() for parameter in parameters)
+    share = -(-elements // ranks) + len(parameters)  # each tensor may be divided and rounded up
+    limit = 3 * 4 * share + 64  # 64 bytes are for numbers such as the step count
+    # gloo's threads may release the tensors of a collective a little after it has returned.
+    deadline = time.monotonic() + PATIENCE
+    while (kept := kept_bytes(parameters))[0] > limit and time.monotonic() < deadline:
+        time.sleep(0.05)
+    memory, visible = kept
+    if memory <= limit:
+        return
+    kept = f"with {elements} elements, rank {rank} keeps {memory:,} bytes, instead of {limit:,}"
+    if visible <= limit:
+        raise Wrong(f"{kept}: a slice keeps the whole tensor that it was cut from in memory")
+    if memory >= 2 * 4 * elements:
+        raise Wrong(f"{kept}: it seems to have the moments of all elements")
+    raise Wrong(kept)
+
+
+def kept_bytes(parameters: list) -> tuple[int, int]:
+    """Return the memory behind all new tensors, and the sum of their sizes.
+
+    The memory is larger if a tensor is a slice of another one. Parameters and gradients do not
+    count, and neither does a DTensor, which is only a wrapper of a local tensor.
+    """
+    import torch
+
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    tensors = [tensor for tensor in tensors if not hasattr(tensor, "_local_tensor")]
+    leaves = [*parameters, *(tensor for tensor in tensors if tensor.is_leaf)]
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    known = {memory_of(tensor).data_ptr() for tensor in [*parameters, *gradients]}
+    new = [tensor for tensor in tensors if memory_of(tensor).data_ptr() not in known]
+    sizes = {memory_of(tensor).data_ptr(): memory_of(tensor).nbytes() for tensor in new}
+    return sum(sizes.values()), sum(tensor.nbytes for tensor in new)
+
+
+def memory_of(tensor):
+    return tensor.untyped_storage()
+
+
+def judge(number: int, seen: list[dict]) -> None:
+    count, first = len(seen[0]["elements"]), seen[0]
+    try:
+        judge_elements([rank["elements"] for rank in seen], seen)
+        if len({rank["digest"] for rank in seen}) > 1:
+            raise Wrong("the ranks have the same parameters up to rounding, but not the same bits")
+    except Wrong as mistake:
+        raise Wrong(f"after step {first['step']} with {count} elements, {mistake}") from None
+
+
+def judge_elements(elements: list[str], seen: list[dict]) -> None:
+    """Raise `Wrong` if not all elements are right on all ranks."""
+    if all(set(letters) == {"r"} for letters in elements):
+        return
+    if all(set(letters) == {"u"} for letters in elements):
+        raise Wrong("the parameters have not changed")
+    never = ["r" not in letters for letters in zip(*elements, strict=True)]
+    if not any("w" in letters for letters in elements):
+        if any(never):
+            at_the_end = all(never[never.index(True) :])
+            which = "at the end " if at_the_end else ""
+            raise Wrong(
+                f"{sum(never)} of the elements {which}have not changed on any rank: which rank "
+                "should update them?"
+            )
+        rank = next(rank for rank, letters in enumerate(elements) if "u" in letters)
+        raise Wrong(
+            f"rank {rank} has new values for {elements[rank].count('r')} elements only: it needs "
+            "the shares that the other ranks have updated"
+        )
+    for name, mistake in MISTAKES.items():
+        if all(name in one["is_like"] for one in seen):
+            raise Wrong(mistake)
+    if all(one["is_from_one_rank"] for one in seen):
+        raise Wrong("each share is updated with the gradients of one rank, not with the mean")
+    rank = next(rank for rank, letters in enumerate(elements) if set(letters) != {"r"})
+    raise Wrong(
+        f"rank {rank} has {elements[rank].count('r')} right elements, and the others differ from "
+        f"those of torch.optim.Adam by up to {seen[rank]['difference']:.2g}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, group_sizes=(2, 3), judge=judge))
