@@ -76,19 +76,19 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "where am I"  # so that every run writes the same SVG ids
+    titles = {  # {(connected processes, started processes): title of the panel}
+        (1, 2): "two unconnected processes",
+        (1, 1): "one process",
+        (2, 2): "two connected processes",
+    }
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
     for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
         together = connected(processes) > 1
-        is_trap = connected(processes) != 2
         axes.set(xlim=(0, 10), ylim=(0, 10))
         axes.axis("off")
-        title = {
-            (1, 2): "two unconnected processes",
-            (1, 1): "one process",
-            (2, 2): "two connected processes",
-        }
-        colour = "#b3261e" if is_trap else "#1b5e20"
-        axes.set_title(title[connected(processes), len(processes)], color=colour, weight="bold")
+        colour = "#1b5e20" if together else "#b3261e"
+        title = titles[connected(processes), len(processes)]
+        axes.set_title(title, color=colour, weight="bold")
 
         def box(x, y, width, height, text, axes=axes, **style):
             style = {"facecolor": "#f4f4f4", "edgecolor": "#555555", **style}

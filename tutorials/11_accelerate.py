@@ -1,4 +1,9 @@
-"""The same training run with Accelerate: accelerate launch tutorials/11_accelerate.py"""
+"""The same program with Accelerate.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/11_accelerate.py
+
+On a machine with GPUs, leave out --config_file to start one process per GPU.
+"""
 
 import torch
 import torch.nn.functional as F

@@ -40,8 +40,13 @@ def in_words(difference: float) -> str:
     """Describe a difference without digits that change with the processor."""
     if difference == 0:
         return "0: equal bits"
-    limits = {1e-6: "below 1e-6: rounding", 1e-2: f"{difference:.0e}", 1: "above 0.01"}
-    return next(text for limit, text in limits.items() if difference < limit)
+    if difference < 1e-6:
+        return "below 1e-6: rounding"
+    if difference < 0.01:
+        return f"{difference:.0e}"
+    if difference >= 0.01:
+        return "above 0.01"
+    raise ValueError(f"the weights differ by {difference}")  # NaN
 
 
 def weights_of(name: str, options: dict, processes: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The same training run with DDP: torchrun --standalone --nproc-per-node 2 tutorials/11_ddp.py"""
+"""The same program with DDP: torchrun --standalone --nproc-per-node 2 tutorials/11_ddp.py"""
 
 import os
 

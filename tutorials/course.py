@@ -1,15 +1,25 @@
-"""Print the tables of README.md, and estimate how long a page takes.
+"""Print the tables of README.md, and measure how long the commands of a page take.
 
-The tables come from course.yaml and questions.yaml.
+python tutorials/course.py           # run the commands of every page, and store the times
+python tutorials/course.py 10 40     # only those of pages 10 and 40
+
+The tables come from course.yaml and questions.yaml, and the times are in seconds.yaml. The commands
+write pictures and run folders: run this program in a fresh clone, on an idle machine.
 """
 
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import yaml
 
 TUTORIALS = Path(__file__).parent
-WORDS_PER_MINUTE, LINES_PER_MINUTE = 150, 15  # reading prose slowly, and code or output
+SECONDS = TUTORIALS / "seconds.yaml"
+HEAD = "# Seconds that the commands of each page take on two cores: python tutorials/course.py\n"
+WORDS_PER_MINUTE, LINES_PER_MINUTE = 100, 10  # reading prose slowly, and code or output
+NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=0,4")
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
@@ -19,21 +29,51 @@ def prose_of(text: str) -> str:
     """Return a page without its code, tables, pictures and comments."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"!\[.*?\]\(.*?\)", "", text, flags=re.DOTALL)
+    text = re.sub(r"!\[.*?\]\(.*?\)|</?(details|summary)>", "", text, flags=re.DOTALL)
     return "\n".join(line for line in text.splitlines() if not line.startswith("|"))
 
 
 def minutes(name: str) -> int:
-    """Estimate the minutes to read a page: its words, and its lines of code, output and tables.
+    """Return the minutes that a page takes without its exercise, rounded to 5.
 
-    The exercise is not included.
+    The time to read its words, code, output and tables is an estimate. The time of its commands was
+    measured.
     """
     text = (TUTORIALS / f"{name}.md").read_text()
-    visible = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    words = len(prose_of(text).split())
+    prose = prose_of(text)
+    visible = re.sub(
+        r"<!--.*?-->|!\[.*?\]\(.*?\)|^`{3,}.*?$", "", text, flags=re.DOTALL | re.MULTILINE
+    )
     lines = len([line for line in visible.splitlines() if line.strip()])
-    lines -= len([line for line in prose_of(text).splitlines() if line.strip()])
-    return max(5, 5 * round((words / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE) / 5))
+    lines -= len([line for line in prose.splitlines() if line.strip()])
+    seconds = yaml.safe_load(SECONDS.read_text())[name[:2]]
+    reading = len(prose.split()) / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE
+    return 5 * max(1, round((reading + seconds / 60) / 5))
+
+
+def commands_of(text: str) -> list[str]:
+    """Return the commands that a page tells the reader to run."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line and not line.startswith(NOT_RUN)]
+
+
+def measure(numbers: list[str]) -> None:
+    """Run the commands of the pages, and store the seconds that each page's commands take."""
+    seconds = yaml.safe_load(SECONDS.read_text()) if SECONDS.exists() else {}
+    for page in sorted(TUTORIALS.glob("[0-9]*.md")):
+        number = page.name[:2]
+        if numbers and number not in numbers:
+            continue
+        started = time.monotonic()
+        for command in commands_of(page.read_text()):
+            print(f"{number}: {command}", flush=True)
+            subprocess.run(
+                ["bash", "-c", command], cwd=TUTORIALS.parent, check=True, capture_output=True
+            )
+        seconds[number] = round(time.monotonic() - started)
+        print(f"{number}: {seconds[number]} s", flush=True)
+        SECONDS.write_text(HEAD + yaml.safe_dump(seconds))
 
 
 def print_pages() -> None:
@@ -51,6 +91,14 @@ def print_pages() -> None:
             graded = (TUTORIALS / f"exercises/graders/{number}.py").exists()
             exercise = f"`accel-demo check {number}`" if graded else ""
             print(f"| [{number} {title}]({name}.md) | {question} | {minutes(name)} | {exercise} |")
+
+
+def print_hours() -> None:
+    """Print how long the pages that exist take, in hours."""
+    total = sum(minutes(page.stem) for page in TUTORIALS.glob("[0-9]*.md"))
+    print(
+        f"The pages take about {round(total / 60)} hours together, and the exercises as long again."
+    )
 
 
 def print_terms() -> None:
@@ -81,3 +129,7 @@ def print_questions() -> None:
 def anchor(heading: str) -> str:
     """Return the part of a link after `#` that leads to a heading on GitHub."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1:])

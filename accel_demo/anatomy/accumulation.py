@@ -88,16 +88,17 @@ def tokens(accelerator, model, optimizer, loader, global_count=True):
     """
     window = list(loader)
     count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
-    for index, (inputs, targets, is_token) in enumerate(window):
-        with model.no_sync() if index + 1 < WINDOW else nullcontext():
+    optimizer = accelerator.prepare(optimizer)
+    for inputs, targets, is_token in window:
+        with accelerator.accumulate(model):
             losses = mse_loss(model(inputs), targets, reduction="none").squeeze(-1)[is_token]
-            if global_count:  # undo DDP's division by the number of processes
-                loss = losses.sum() / count * accelerator.num_processes
-            else:
-                loss = losses.mean() / WINDOW
-            loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+            loss = losses.mean()
+            if global_count:
+                # DDP divides by the number of processes, and accelerator.backward by WINDOW.
+                loss = losses.sum() / count * accelerator.num_processes * WINDOW
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 ONE, FULL, TOKENS = f"1 × {WINDOW * BATCH}", f"{WINDOW} × {BATCH}", f"{WINDOW} × {BATCH} sequences"

@@ -306,7 +306,7 @@ def test_a_rank_of_the_chunked_ring_sends_less_than_two_tensors_for_any_number_o
 def test_the_program_prints_and_draws_steps_and_bytes(start, tmp_path):
     picture = tmp_path / "ring.svg"
     command = ["python", "-m", "accel_demo.anatomy.ring", "--processes", "3", "--plot", picture]
-    result = start(command)
+    result = start([*command, "--guess", "8000"])
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("3 connected processes on cpu (gloo)")
     rows = [[cell.strip() for cell in row.split("|")] for row in result.stdout.splitlines()]
@@ -319,6 +319,9 @@ def test_the_program_prints_and_draws_steps_and_bytes(start, tmp_path):
     ]
     assert result.stdout.count("to the byte") == 6 and "NO" not in result.stdout
     assert "3 of 3 have the same result as dist.all_reduce." in result.stdout
+    assert result.stdout.endswith(
+        "\nYour guess: 8,000. The result: 5,332. Your guess is too high by 2,668 (50%).\n"
+    )
     assert {"step 4", "at the end", "chunked ring, each rank"} <= words(picture)
 
 

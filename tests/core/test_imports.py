@@ -25,6 +25,7 @@ LAYERS = [
     {"assets"},  # a script that creates the packaged images
     {"data"},
     {"config"},
+    {"guess"},
     {"errors", "wording"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use

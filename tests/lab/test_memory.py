@@ -24,7 +24,7 @@ EMPTY = dict.fromkeys(KINDS, 0)
 
 def run_memory(folder, *options, **environment) -> SimpleNamespace:
     files = ["--json", folder / "memory.json", "--plot", folder / "memory.svg"]
-    command = "accel-demo memory --quick --optimizer adamw --batch-size 4".split()
+    command = "accel-demo memory --quick --optimizer adamw --batch-size 4 --guess 16".split()
     command += [*options, *files]
     result = run_to_end(command, TIME_LIMIT, **environment)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -149,6 +149,11 @@ def test_a_network_of_170_megabytes_is_measured_within_three_percent(tmp_path):
     ran = run_memory(tmp_path, *"--model resnet101 --optimizer sgd --batch-size 2".split())
     assert 4 * ran.json["parameters"] > 169e6
     check_measured(ran.json, megabytes=50, kinds_within=0.03, sum_within=0.03)
+
+
+def test_the_guess_is_compared_with_the_bytes_per_parameter_of_ddp(quick):
+    """AdamW takes 16 bytes per parameter, and DDP's buckets take 4 more."""
+    assert "\nYour guess: 16. The result: 20. Your guess is too low by 4 (20%).\n" in quick.stdout
 
 
 def test_the_output_shows_each_formula_with_its_error_and_lists_the_omissions(quick):

@@ -261,7 +261,7 @@ def test_the_output_is_the_same_each_time(start, flags):
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.startswith("3 connected processes on cpu (gloo): 22 ")
     # Without even batches, the last batches of the three ranks have 4, 4 and 2 samples.
-    ends = "NCCL waits forever" in runs[0].stdout
+    ends = "NCCL may also hang" in runs[0].stdout
     assert ends == (flags == "--no-even-batches")
 
 

@@ -15,11 +15,12 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
+from accel_demo.guess import add_guess, compared
 from accel_demo.lab import flags
 from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import STRATEGIES
 from accel_demo.lab.memory.measure import measure_each
-from accel_demo.lab.memory.result import memory_result
+from accel_demo.lab.memory.result import MemoryResult, memory_result
 from accel_demo.processes.connect import own_device
 from accel_demo.processes.group import PRELOADED, results_by_rank
 from accel_demo.processes.launch import start_preloading
@@ -42,11 +43,23 @@ def main(arguments: list[str]) -> int:
         bar.update(len(distributed))
     result = memory_result(choices, here[data_parallel], ranks)
     print(tables.text(result))
+    if options.guess is not None:
+        print(f"\n{compared(options.guess, bytes_per_parameter(result))}")
     if options.json:
         flags.write_json(options.json, "memory", result)
     if options.plot:
         tables.draw(result, options.plot)
     return 0
+
+
+def bytes_per_parameter(result: MemoryResult) -> float:
+    """Return the counted bytes per parameter on rank 0 of DDP, without activations.
+
+    If they were not counted, which needs one GPU per process, the predicted bytes are used.
+    """
+    row = next(row for row in result.rows if row.strategy == "DDP")
+    sizes = row.counted or row.predicted
+    return sum(size for kind, size in sizes.items() if kind != "activations") / result.parameters
 
 
 def read(arguments: list[str]):
@@ -59,6 +72,7 @@ def read(arguments: list[str]):
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help=f"default: {OPTIMIZER}")
     help = f"images per device (default: {BATCH_SIZE})"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
+    add_guess(parser, "bytes per parameter on a rank of DDP, without activations")
     options = flags.read(parser, arguments)
     options.optimizer = options.optimizer or (QUICK_OPTIMIZER if options.quick else OPTIMIZER)
     if options.batch_size is None:

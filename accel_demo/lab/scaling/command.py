@@ -20,6 +20,7 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
+from accel_demo.guess import add_guess, compared
 from accel_demo.lab import flags
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.result import (
@@ -51,6 +52,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per step: per process for weak scaling, in total for strong (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
+    add_guess(parser, "speed-up of Accelerate on 2 processes with strong scaling")
     options = flags.read(parser, arguments)
     counts = sorted({1, *flags.process_counts(options.processes)})
     if options.repeats is None:
@@ -60,6 +62,8 @@ def main(arguments: list[str]) -> int:
 
     result = measure(options, counts, steps)
     print(tables.text(result))
+    if options.guess is not None:
+        print(f"\n{compared(options.guess, speedup_on_two(result))}")
     if options.json:
         flags.write_json(options.json, "scaling", result)
     if options.plot:
@@ -69,6 +73,8 @@ def main(arguments: list[str]) -> int:
 
 def check(options, counts: list[int], steps: int) -> None:
     """Check the options before any worker starts. Raises `UserError` if an option is invalid."""
+    if options.guess is not None and 2 not in counts:
+        raise UserError("--guess is for 2 processes: include 2 in --processes")
     for name in ("threads", "repeats", "batch_size"):
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
@@ -85,6 +91,13 @@ def check(options, counts: list[int], steps: int) -> None:
     smallest = options.batch_size // counts[-1]
     if options.model.startswith("resnet") and smallest < 2:
         raise UserError(f"{options.model} needs batches of at least 2 images, got {smallest}")
+
+
+def speedup_on_two(result: ScalingResult) -> float:
+    """Return the median speed-up of Accelerate on two processes, with strong scaling."""
+    case = ("strong", "Accelerate", 2)
+    [row] = [row for row in result.rows if (row.scaling, row.version, row.processes) == case]
+    return row.median_speedup
 
 
 def scaling_cases(counts: list[int], batch_size: int) -> list[ScalingCase]:

@@ -12,6 +12,7 @@ samples are read twice, and a metric must not count those samples twice.
 import textwrap
 
 from accel_demo.errors import UserError
+from accel_demo.guess import add_guess, compared
 from accel_demo.lab import flags
 from accel_demo.lab.shards import tables
 from accel_demo.lab.shards.reading import ACCELERATE, TORCH, LoaderSettings, read_all
@@ -37,6 +38,9 @@ def main(arguments: list[str]) -> int:
             reason = tables.explain_uneven_batches(loader.epochs[0].batches)
             text = f"{loader.settings.name}: {reason}"
             print(f"\n{textwrap.fill(text, 100, break_on_hyphens=False)}")
+    if options.guess is not None:
+        duplicates = len(result.loaders[-1].epochs[0].more_than_once)
+        print(f"\n{compared(options.guess, duplicates)}")
     if options.plot:
         from accel_demo.lab.shards.picture import draw
 
@@ -70,6 +74,7 @@ def read_options(arguments: list[str]):
     }
     for flag, help in switches.items():
         parser.add_argument(flag, action="store_true", help=help)
+    add_guess(parser, "how many samples the last loader reads more than once in epoch 1")
     options = flags.read(parser, arguments)
     check(options)
     return options

@@ -80,5 +80,6 @@ def explain_uneven_batches(ranks: list[Batches]) -> str:
     return (
         f"batch {number} has {', '.join(map(str, uneven))} samples by rank. Training would "
         "continue, but a sample in a smaller batch would have more weight in the mean over ranks. "
-        "`gather` requires equal shapes. Otherwise gloo raises an error, and NCCL waits forever."
+        "`gather` requires equal shapes. Otherwise the result is undefined: gloo usually raises an "
+        "error, and NCCL may also hang or return wrong numbers."
     )

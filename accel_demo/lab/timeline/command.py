@@ -21,6 +21,7 @@ from statistics import fmean
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
+from accel_demo.guess import add_guess, compared
 from accel_demo.lab import flags
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.page import write_timeline_page
@@ -39,6 +40,9 @@ def main(arguments: list[str]) -> int:
     options = read(arguments)
     result, traces = measure(options)
     print(as_text(result))
+    if options.guess is not None:
+        hidden = 100 * fmean(rank.hidden_share for rank in result.ranks)
+        print(f"\n{compared(options.guess, hidden)}")
     paths = write(result, traces, options)
     print(f"\nwrote {', '.join(map(str, paths))}")
     print("open trace.json in https://ui.perfetto.dev or chrome://tracing")
@@ -63,6 +67,7 @@ def read(arguments: list[str]):
     help = "folder for trace.json and timeline.html (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
     add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
+    add_guess(parser, "how much of the all-reduce is hidden, in %% (mean over the ranks)")
     options = flags.read(parser, arguments)
     if options.steps is None:
         options.steps = 4 if options.quick else 8
