@@ -57,9 +57,17 @@ def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, 
 
 
 def accumulate(
-    accelerator, model, optimizer, loader, divide=True, prepare=True, scale=True, clip="never"
+    accelerator,
+    model,
+    optimizer,
+    loader,
+    divide=True,
+    prepare=True,
+    scale=True,
+    clip="never",
+    zero_grad_first=False,
 ):
-    """Accumulate gradients with Accelerate.
+    """Accumulate gradients with Accelerate. Other arguments make a mistake, except clip="once".
 
     At the end of the loader, Accelerate performs a step even if the window is incomplete.
     """
@@ -69,6 +77,8 @@ def accumulate(
         window_start = index - index % WINDOW
         window = min(WINDOW, len(loader) - window_start)  # the last window may be shorter
         with accelerator.accumulate(model):
+            if zero_grad_first:
+                optimizer.zero_grad()
             loss = mse_loss(model(inputs), targets)
             if scale:
                 loss = loss * (WINDOW / window)  # accelerator.backward divides by WINDOW
@@ -76,7 +86,8 @@ def accumulate(
             if clip == "always" or (clip == "once" and accelerator.sync_gradients):
                 accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
             optimizer.step()
-            optimizer.zero_grad()
+            if not zero_grad_first:
+                optimizer.zero_grad()
 
 
 def tokens(accelerator, model, optimizer, loader, global_count=True):
@@ -112,6 +123,7 @@ METHODS = [
     (FULL, "`accumulate`", accumulate),
     (FULL, "`accumulate`, but `loss.backward()`", partial(accumulate, divide=False)),
     (FULL, "`accumulate`, optimizer not prepared", partial(accumulate, prepare=False)),
+    (FULL, "`accumulate`, `zero_grad()` first", partial(accumulate, zero_grad_first=True)),
     (FULL, "clip if `sync_gradients`", partial(accumulate, clip="once")),
     (FULL, "clip after every backward", partial(accumulate, clip="always")),
     (SHORT, "`accumulate` alone", partial(accumulate, scale=False)),

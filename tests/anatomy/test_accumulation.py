@@ -27,6 +27,7 @@ WRONG = {  # (samples, method): the expected gradient of each optimizer step
     (FULL, "DDP, loss not divided by 4"): ["×4"],
     (FULL, "`accumulate`, but `loss.backward()`"): ["×4"],
     (FULL, "`accumulate`, optimizer not prepared"): ["different on each rank"] * 3 + ["off"],
+    (FULL, "`accumulate`, `zero_grad()` first"): ["off"],
     (FULL, "clip after every backward"): ["off"],
     (SHORT, "`accumulate` alone"): [EQUAL, "×0.5"],
     (TOKENS, "mean of each micro-batch"): ["off"],
