@@ -67,7 +67,7 @@ def accumulate(
     clip="never",
     zero_grad_first=False,
 ):
-    """Accumulate gradients with Accelerate. Other arguments make a mistake, except clip="once".
+    """Accumulate gradients with Accelerate, with or without one of the usual mistakes.
 
     At the end of the loader, Accelerate performs a step even if the window is incomplete.
     """
