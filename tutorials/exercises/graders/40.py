@@ -20,7 +20,7 @@ WAITS = "Why the waiting rank is not the slow rank"
 STRAGGLER = "How the command finds a straggler"
 COLUMNS = "What the columns mean"
 WAITING = "Rank {rank} spends a long time in all-reduce, but what does it do there?"
-EXPOSED = "How much of the all-reduces is exposed on each rank, even on the last one?"
+EXPOSED = "How much of the all-reduces is exposed on each rank, even on the rank that starts last?"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Case:
     varies: float = 0  # the most that a forward is delayed at random, differently in each step
     sending: tuple[float, float] = (3, 3)  # duration of each bucket's all-reduce, without waits
     data_wait: float = 1
+    scale: float = 1  # of forward, backward and optimizer
 
 
 STORED = [
@@ -63,6 +64,12 @@ MORE = [
         sending=(20, 35),
     ),
     Case("five ranks, different delays", 5, ("nothing", None), varies=16),
+    Case("three ranks wait, rank 1 slow", 3, ("computation", 1), {1: 20}, data_wait=30),
+    Case("four ranks, three of them slow", 4, ("nothing", None), {0: 40, 1: 40, 2: 40}),
+    Case("three ranks wait", 4, ("nothing", None), {0: 40, 1: 40, 2: 40}, "data wait"),
+    Case("two ranks, both causes", 2, ("data", None), sending=(3, 60), data_wait=60),
+    Case("two ranks, long steps", 2, ("nothing", None), data_wait=30, scale=4),
+    Case("four ranks, rank 1 much quicker", 4, ("nothing", None), {1: -19}),
 ]
 RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
 
@@ -222,7 +229,9 @@ def make(case: Case) -> dict:
 
 def phase_durations(case: Case, rank: int, step: int, generator: random.Random) -> dict:
     """Return how many ms a rank needs for each phase of a step, without waiting for others."""
-    undisturbed = {"data wait": case.data_wait, "forward": 20, "backward": 40, "optimizer": 6}
+    computing = {"forward": 20, "backward": 40, "optimizer": 6}
+    undisturbed = {"data wait": case.data_wait}
+    undisturbed |= {phase: ms * case.scale for phase, ms in computing.items()}
     durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
     durations["forward"] += generator.uniform(0, case.varies)
     additional = case.slow.get(rank, 0) + case.once.get((rank, step), 0)

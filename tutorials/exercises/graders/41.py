@@ -108,15 +108,15 @@ def right_step(case: Case, sends: list[float], **options) -> float:
     return max(case.computed, chain(case, sends, **options)) + case.optimizer_ms
 
 
-def independent(case: Case, sends: list[float]) -> float:
-    return right_step(case, sends, waits=False)
-
-
 UNIT = "the bandwidth seems to be converted incorrectly: 1 GB/s is 10⁹ bytes per second"
 BITS = "bits and bytes seem to be mixed up: the bandwidth is in bytes per second"
 WHOLE = "each process seems to send the whole bucket, but it sends chunks of it in each half"
 HALF = "only one half of the ring seems to be counted: the reduce-scatter or the all-gather"
 LATENCY = "the latency seems to be paid too rarely: every step of the ring sends a message"
+STEPS = "each half seems to take N steps: count them in the picture"
+RECEIVED = (
+    "received messages seem to be counted too, but a process sends and receives at the same time"
+)
 RINGS = [
     Ring(),
     Ring("the latency seems to be missing, or much too small (it is in µs)", messages=lambda n: 0),
@@ -124,7 +124,8 @@ RINGS = [
     Ring(LATENCY, messages=lambda n: 2),
     Ring(LATENCY, messages=lambda n: n - 1),
     Ring(LATENCY, messages=lambda n: n),
-    Ring("each half seems to take N steps: count them in the picture", messages=lambda n: 2 * n),
+    Ring(STEPS, messages=lambda n: 2 * n),
+    Ring(STEPS, lambda n: 2 * n, lambda n: 2),
     Ring(WHOLE, lambda n: 1, lambda n: 1),
     Ring(WHOLE, lambda n: 2, lambda n: 2),
     Ring(WHOLE, share=lambda n: 1),
@@ -136,10 +137,8 @@ RINGS = [
     Ring("all messages of a half together seem to have one chunk's bytes", share=lambda n: 2 / n),
     Ring(HALF, lambda n: n - 1, lambda n: (n - 1) / n),
     Ring(HALF, share=lambda n: (n - 1) / n),
-    Ring(
-        "received bytes seem to be counted too, but a process sends and receives at the same time",
-        share=lambda n: 4 * (n - 1) / n,
-    ),
+    Ring(RECEIVED, share=lambda n: 4 * (n - 1) / n),
+    Ring(RECEIVED, lambda n: 4 * (n - 1), lambda n: 4 * (n - 1) / n),
     Ring(UNIT, bytes_per_ms=1024**3 / 1e3),
     Ring(UNIT, bytes_per_ms=1e3),
     Ring(UNIT, bytes_per_ms=1e9),
@@ -152,6 +151,7 @@ MAXIMUM = (
     "communication seems to be compared with computing as a whole, but a bucket cannot be sent "
     "before it is ready"
 )
+SAME_TIME = "the buckets do not seem to wait for each other, but only one is sent at a time"
 OPTIMIZER = "the optimizer seems to start too early: it also waits for the last all-reduce"
 SCHEDULES = [
     Schedule("", right_step),
@@ -165,13 +165,13 @@ SCHEDULES = [
     ),
     Schedule(MAXIMUM, lambda case, sends: max(case.computed, sum(sends)) + case.optimizer_ms),
     Schedule(MAXIMUM, lambda case, sends: max(case.computed + case.optimizer_ms, sum(sends))),
+    Schedule(SAME_TIME, lambda case, sends: right_step(case, sends, waits=False)),
     Schedule(
-        "several all-reduces seem to run at the same time, but each waits for the one before",
-        independent,
-    ),
-    Schedule(
-        "only the last bucket seems to take time, but it may have to wait for the others",
-        lambda case, sends: case.computed + sends[-1] + case.optimizer_ms,
+        SAME_TIME,
+        lambda case, sends: (
+            max(case.computed, case.forward_ms + case.buckets[-1][1] * case.backward_ms + sends[-1])
+            + case.optimizer_ms
+        ),
     ),
     Schedule(
         "the all-reduces seem to follow each other without a pause, but the next bucket may not be "
@@ -217,7 +217,8 @@ def observe(answer: Path) -> None:
         )
         raise Wrong(
             f"{name}: step_ms returns {predicted[name]:.5g}, but the step takes "
-            f"{expected[name]:.5g} ms{explanation(predicted, wrong)}"
+            f"{expected[name]:.5g} ms{explanation(predicted, wrong)}.\nThe arguments: "
+            f"{', '.join(f'{key}={value}' for key, value in asdict(CASES[name]).items())}"
         )
 
 

@@ -148,20 +148,29 @@ def check_memory(parameters: list) -> None:
     memory, visible = kept
     if memory <= limit:
         return
-    kept = f"with {elements} elements, rank {rank} keeps {memory:,} bytes, instead of {limit:,}"
+    kept = f"rank {rank} keeps {memory:,} bytes for {elements} elements, but may keep {limit:,}"
     if visible <= limit:
         raise Wrong(f"{kept}: a slice keeps the whole tensor that it was cut from in memory")
+    if any(tensor.numel() == elements for tensor in new_tensors(parameters)):
+        raise Wrong(f"{kept}: a tensor with all {elements} elements is left after step")
     if memory >= 2 * 4 * elements:
         raise Wrong(f"{kept}: it seems to have the moments of all elements")
-    raise Wrong(kept)
+    raise Wrong(f"{kept}. Shares of equal size need a cut in the middle of a parameter")
 
 
 def kept_bytes(parameters: list) -> tuple[int, int]:
     """Return the memory behind all new tensors, and the sum of their sizes.
 
-    The memory is larger if a tensor is a slice of another one. Parameters and gradients do not
-    count, and neither does a DTensor, which is only a wrapper of a local tensor.
+    The memory is larger if a tensor is a slice of another one. A DTensor does not count, because it
+    is only a wrapper of a local tensor.
     """
+    new = new_tensors(parameters)
+    sizes = {memory_of(tensor).data_ptr(): memory_of(tensor).nbytes() for tensor in new}
+    return sum(sizes.values()), sum(tensor.nbytes for tensor in new)
+
+
+def new_tensors(parameters: list) -> list:
+    """Return the tensors that exist, without the parameters, their gradients and DTensors."""
     import torch
 
     gc.collect()
@@ -170,9 +179,7 @@ def kept_bytes(parameters: list) -> tuple[int, int]:
     leaves = [*parameters, *(tensor for tensor in tensors if tensor.is_leaf)]
     gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
     known = {memory_of(tensor).data_ptr() for tensor in [*parameters, *gradients]}
-    new = [tensor for tensor in tensors if memory_of(tensor).data_ptr() not in known]
-    sizes = {memory_of(tensor).data_ptr(): memory_of(tensor).nbytes() for tensor in new}
-    return sum(sizes.values()), sum(tensor.nbytes for tensor in new)
+    return [tensor for tensor in tensors if memory_of(tensor).data_ptr() not in known]
 
 
 def memory_of(tensor):
@@ -216,8 +223,8 @@ def judge_elements(elements: list[str], seen: list[dict]) -> None:
         raise Wrong("each share is updated with the gradients of one rank, not with the mean")
     rank = next(rank for rank, letters in enumerate(elements) if set(letters) != {"r"})
     raise Wrong(
-        f"rank {rank} has {elements[rank].count('r')} right elements, and the others differ from "
-        f"those of torch.optim.Adam by up to {seen[rank]['difference']:.2g}"
+        f"on rank {rank}, {elements[rank].count('r')} of {len(elements[rank])} elements are right. "
+        f"The others differ from those of torch.optim.Adam by up to {seen[rank]['difference']:.2g}"
     )
 
 

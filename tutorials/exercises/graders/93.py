@@ -9,10 +9,7 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
-RIGHT = (
-    "on two and on three processes every rank has the total distance and its gradient. (Each rank "
-    "computes the total from all rows, so the gradient of its own rows needs nothing from others.)"
-)
+RIGHT = "on two and on three processes every rank has the total distance and its gradient"
 SEED = 93
 
 
@@ -62,12 +59,17 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
             "the gradient covers only pairs whose first kernel is on this rank, but these kernels "
             "also occur in pairs whose first kernel is on another rank"
         )
+    if any(is_close(gradient, part) for part in gradients["by rank"].split(len(gradient))):
+        raise Wrong("the gradient belongs to the rows of another rank")
     distance = (gradient - gradients["whole"]).abs().max().item()
     raise Wrong(f"the total distance is correct, but its gradient is off by up to {distance:.1e}")
 
 
 def references(kernels, own: slice) -> tuple:
-    """Return the total distance, and one correct and two incorrect gradients of a rank's rows."""
+    """Return the total distance, and {name: gradient} with correct and incorrect ones.
+
+    "by rank" is the gradient of the rows of all ranks, in rank order.
+    """
     import torch
 
     rows = kernels[own].clone().requires_grad_()
@@ -78,6 +80,9 @@ def references(kernels, own: slice) -> tuple:
         "own share": (rows[:, None] - attached).abs().sum(),
     }
     gradients = {name: torch.autograd.grad(total, rows)[0] for name, total in sums.items()}
+    everything = kernels.clone().requires_grad_()
+    total = (everything[:, None] - everything).abs().sum()
+    gradients["by rank"] = torch.autograd.grad(total, everything)[0]
     return sums["whole"].detach(), gradients
 
 

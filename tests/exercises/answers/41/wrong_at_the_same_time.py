@@ -1,4 +1,4 @@
-# wrong: several all-reduces seem to run at the same time
+# wrong: the buckets do not seem to wait for each other
 def step_ms(
     forward_ms, backward_ms, optimizer_ms, buckets, world_size, latency_us, gigabytes_per_s
 ):
