@@ -8,33 +8,33 @@ from accel_demo.errors import UserError
 
 def add_guess(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add `--guess VALUE`. `meaning` says which number to guess, and its unit."""
-    help = f"your guess, compared with the result: {meaning}"
-    parser.add_argument("--guess", type=_number, metavar="VALUE", help=help)
+    text = f"your guess, compared with the result: {meaning}"
+    parser.add_argument("--guess", type=_number, metavar="VALUE", help=text)
 
 
-def compared(guess: float, result: float) -> str:
+def comparison(guess: float, result: float, unit: str = "") -> str:
     """Return a sentence that says how far the guess is from the result.
 
-    A guess counts as right if it differs by less than 1% of the result.
+    A guess counts as right if it differs by at most 1% of the result. `unit` follows each number.
     """
-    if math.isnan(result):
+    if not math.isfinite(result):
         return "There is no result to compare your guess with."
-    start = f"Your guess: {_shown(guess)}. The result: {_shown(result)}."
+    start = f"Your guess: {_shown(guess)}{unit}. The result: {_shown(result)}{unit}."
     difference = abs(guess - result)
     if difference <= 0.01 * abs(result):
         return f"{start} Your guess is right."
-    share = f" ({difference / abs(result):.0%})" if result else ""
     direction = "high" if guess > result else "low"
-    return f"{start} Your guess is too {direction} by {_shown(difference)}{share}."
+    return f"{start} Your guess is too {direction} by {_shown(difference)}{unit}."
 
 
 def _shown(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+    """Format a number with three significant digits, or as an integer from 1,000 on."""
+    return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
 def _number(text: str) -> float:
     try:
-        number = float(text.rstrip("%"))
+        number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):

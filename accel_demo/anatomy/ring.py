@@ -13,7 +13,7 @@ from accel_demo.anatomy import traffic
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Wire
 from accel_demo.errors import one_line_errors
-from accel_demo.guess import add_guess, compared
+from accel_demo.guess import add_guess, comparison
 from accel_demo.processes.group import run_in_group
 
 ELEMENTS = 1000  # number of float32 elements in the example tensor
@@ -170,7 +170,7 @@ def main(device: torch.device, options) -> None:
     print(f"\n{sum(are_right)} of {len(are_right)} have the same result as dist.all_reduce.")
     if options.guess is not None:
         sent, _ = traffic.bytes_sent_and_received(logs["chunked ring"], rank=0)
-        print(compared(options.guess, sent))
+        print(comparison(options.guess, sent, " bytes"))
     if options.plot:
         traffic.draw(logs, sizes, options.plot)
 

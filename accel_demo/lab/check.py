@@ -8,12 +8,13 @@ accel-demo check --all
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab.exercises import Exercise, all_exercises
-from accel_demo.processes.launch import start
+from accel_demo.processes.launch import kill_tree, start
 from accel_demo.show import table
 from accel_demo.wording import counted
 
@@ -25,14 +26,17 @@ def main(arguments: list[str]) -> int:
     if options.exercise is None:
         for flag in ("file", "hint", "answer"):
             if getattr(options, flag):
-                raise UserError(f"--{flag} needs the number of an exercise, such as 10.")
+                example = f"accel-demo check 10 --{flag}{' my_answer.py' * (flag == 'file')}"
+                raise UserError(f"--{flag} needs an exercise: {example}")
         return check_all(exercises) if options.all else show_list(exercises)
     if options.all:
-        raise UserError("--all checks every exercise: leave out the number.")
+        raise UserError("--all checks every exercise: leave out the number")
     if options.exercise not in exercises:
         known = ", ".join(exercises)
         raise UserError(f"there is no exercise {options.exercise}. Choose one of {known}.")
     exercise = exercises[options.exercise]
+    if options.hint not in (None, 1, 2):
+        raise UserError(f"there are two hints: --hint must be 1 or 2, got {options.hint}")
     if options.hint:
         print(f"hint {options.hint} of {len(exercise.hints)}: {exercise.hints[options.hint - 1]}")
         return 0
@@ -46,9 +50,11 @@ def parser() -> Parser:
     parser = Parser(__doc__, prog="accel-demo check")
     parser.add_argument("exercise", nargs="?", metavar="NN", help="exercise number")
     parser.add_argument("--file", type=Path, help="your answer (default: the exercise file)")
-    help = "show the first or the second hint"
-    parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2), help=help)
-    parser.add_argument("--answer", action="store_true", help="show our answer")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--hint", nargs="?", type=int, const=1, metavar="N", help="show hint 1 (default) or 2"
+    )
+    shown.add_argument("--answer", action="store_true", help="show our answer")
     parser.add_argument("--all", action="store_true", help="check all exercise files")
     return parser
 
@@ -75,13 +81,17 @@ def check(exercise: Exercise, file: Path | None = None) -> int:
     answer = file or exercise.file
     if not answer.is_file():
         raise UserError(f"no answer file at {answer}. Specify one with --file.")
+    if answer.suffix != ".py":
+        raise UserError(f"{answer} must be a Python file with a name that ends in .py")
     digest = exercise.digest()  # the learner may save the file while it is being checked
     command = [sys.executable, str(exercise.grader), str(answer)]
     grader = start(command, dict(os.environ), sys.stdout, sys.stderr, cwd=Path.cwd())
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = grader.wait()
-    finally:
-        grader.kill()  # the grader is still running if Ctrl-C interrupted `wait`
+    finally:  # after Ctrl-C or SIGTERM, the grader and the answer may still be running
+        kill_tree(grader)
+        signal.signal(signal.SIGTERM, handler)
     if file is None and code in (0, 1):
         exercise.record(code == 0, digest)
     return code

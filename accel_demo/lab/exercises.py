@@ -39,9 +39,7 @@ class Exercise:
 
     @cached_property
     def title(self) -> str:
-        """First line of the exercise file's docstring, without "Exercise NN: "."""
-        first_line = self.file.read_text().partition("\n")[0]
-        return first_line.partition(": ")[2].rstrip('."')
+        return self._entry["title"]
 
     @cached_property
     def hints(self) -> list[str]:
@@ -91,10 +89,13 @@ def all_exercises() -> dict[str, Exercise]:
 
 
 def _one_file(folder: Path, pattern: str) -> Path:
-    file = next(folder.glob(pattern), None)
-    if file is None:
+    files = sorted(folder.glob(pattern))
+    if not files:
         raise UserError(f"{folder / pattern} is missing. Restore it with `git checkout`.")
-    return file
+    if len(files) > 1:
+        names = " and ".join(file.name for file in files)
+        raise UserError(f"{folder} has {names}. Rename one, so that only the exercise is left.")
+    return files[0]
 
 
 def _digest(path: Path) -> str:

@@ -20,17 +20,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
-
 from accel_demo.lab.exercises import all_exercises
 from accel_demo.processes.fork_server_main import adopt_orphans
-from accel_demo.processes.launch import run_to_end
+from accel_demo.processes.launch import kill_children, run_to_end
 from accel_demo.wording import counted
 
 TIME_LIMIT = 120  # seconds for one run of an answer; enough even on a busy machine
@@ -132,9 +129,7 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
     except Wrong as mistake:
         text, code = f"wrong: {mistake}{_advice(Path(file).stem, mistake.read)}", 1
     finally:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_children()
     try:
         print(text, flush=True)
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
@@ -202,7 +197,7 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
 
 def _early_end(outcome: Outcome) -> Wrong:
     if outcome.exit_code is None:
-        hint = "is there an endless loop, or does a rank wait for another?"
+        hint = "is there an endless loop, or does the answer wait for something?"
         return Wrong(f"it did not end within {outcome.time_limit:g} s: {hint}")
     return Wrong(f"it ended early, with exit code {outcome.exit_code}\n{outcome.stderr}".rstrip())
 
@@ -254,8 +249,8 @@ def fill_in(
     except Wrong as mistake:
         report.update(mistake=str(mistake), read=mistake.read)
     except NotImplementedError as error:
-        report["mistake"] = f"a function is not written yet: {described(error)}"
-    except (Exception, SystemExit) as error:
+        report["mistake"] = f"a function is not written yet{_place(error)}"
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         report["mistake"] = f"{failure}: {described(error)}"
     return report
 
@@ -285,7 +280,11 @@ def import_answer(answer: Path) -> ModuleType:
 def described(error: BaseException) -> str:
     """Format an error as one line: "ValueError: too many values (line 12 of the answer)"."""
     first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}{': ' * bool(first_line)}{first_line}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Return " (line 12 of the answer)", or "" if the error did not pass through the answer."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_globals.get("__name__") == ANSWER]
-    where = f" (line {lines[-1]} of the answer)" if lines else ""
-    return f"{type(error).__name__}{': ' * bool(first_line)}{first_line}{where}"
+    return f" (line {lines[-1]} of the answer)" if lines else ""

@@ -81,7 +81,7 @@ def spawn(
             os.kill(os.getpid(), number)
         elif stop_at_once or ranks is None:
             stopped_by = number
-            _kill_children()
+            kill_children()
         else:
             for process in ranks.processes:
                 if process.is_alive():
@@ -108,7 +108,7 @@ def spawn(
                 raise
         finally:
             if stopped_by is not None:
-                _kill_children()  # including processes started after the signal
+                kill_children()  # including processes started after the signal
             for number, handler in earlier.items():
                 signal.signal(number, handler)
         if stopped_by == signal.SIGINT:
@@ -276,7 +276,7 @@ def _read_result(folder: Path, rank: int) -> Any:
     return pickle.loads(file.read_bytes()) if file.exists() else None
 
 
-def _kill_children() -> None:
+def kill_children() -> None:
     """Kill all descendants. Suspend them first, so that they cannot start new processes.
 
     Python's resource tracker is not killed, because it cleans up after the killed processes.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from accel_demo.guess import compared
+from accel_demo.guess import comparison
 
 
 @pytest.mark.parametrize(
@@ -12,25 +12,33 @@ from accel_demo.guess import compared
     [
         (2, 2, "Your guess: 2. The result: 2. Your guess is right."),
         (1.36, 1.35, "Your guess: 1.36. The result: 1.35. Your guess is right."),
-        (1.9, 1.35, "The result: 1.35. Your guess is too high by 0.55 (41%)."),
-        (50, 63.4, "Your guess is too low by 13.4 (21%)."),
+        (1.9, 1.35, "The result: 1.35. Your guess is too high by 0.55."),
+        (50, 63.4, "Your guess is too low by 13.4."),
         (3, 0, "The result: 0. Your guess is too high by 3."),
         (0, 0, "Your guess is right."),
         (
             8000,
             5332,
-            "Your guess: 8,000. The result: 5,332. Your guess is too high by 2,668 (50%).",
+            "Your guess: 8,000. The result: 5,332. Your guess is too high by 2,668.",
         ),
+        (999.7, 5, "Your guess: 1,000. The result: 5. Your guess is too high by 995."),
+        (1, math.inf, "There is no result to compare your guess with."),
         (1, math.nan, "There is no result to compare your guess with."),
     ],
 )
 def test_a_guess_is_compared_with_the_result(guess, result, said):
-    assert compared(guess, result).endswith(said)
+    assert comparison(guess, result).endswith(said)
 
 
-@pytest.mark.parametrize("command", ["shards", "memory", "scaling", "timeline"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"accel-demo {name}" for name in ("shards", "memory", "scaling", "timeline")),
+        "python -m accel_demo.anatomy.ring",
+    ],
+)
 def test_a_guess_that_is_not_a_number_is_refused(start, command):
-    result = start(["accel-demo", command, "--guess", "much"])
+    result = start([*command.split(), "--guess", "much"])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: --guess must be a number, got much\n"
 
@@ -42,8 +50,8 @@ def test_a_guess_of_the_speed_up_needs_two_processes(start):
 
 
 def test_a_guess_of_the_duplicates_is_compared_with_the_last_loader(start):
-    result = start("accel-demo shards --quick --guess 4%".split())
+    result = start("accel-demo shards --quick --guess 4".split())
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith(
-        "\nYour guess: 4. The result: 2. Your guess is too high by 2 (100%).\n"
+        "\nYour guess: 4 samples. The result: 2 samples. Your guess is too high by 2 samples.\n"
     )

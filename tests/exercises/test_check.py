@@ -1,12 +1,19 @@
 """Test the list of exercises, the hints, and `accel-demo check --all`."""
 
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab import exercises
 from accel_demo.lab.check import main
+from accel_demo.processes.environment import environment_for
+from tests.conftest import BIN, REPOSITORY
 
 STATES = ["not checked yet", "wrong", "wrong, but changed since", "right"]
 
@@ -79,12 +86,15 @@ def test_hints_and_the_answer_are_shown_on_request(capsys):
     ("arguments", "message"),
     [
         ("12", "there is no exercise 12. Choose one of 10, 11, "),
-        ("--hint", "--hint needs the number of an exercise, such as 10."),
-        ("--answer", "--answer needs the number"),
-        ("--file x.py", "--file needs the number"),
-        ("10 --all", "--all checks every exercise: leave out the number."),
+        ("--hint", "--hint needs an exercise: accel-demo check 10 --hint"),
+        ("--hint 20", "--hint needs an exercise: accel-demo check 10 --hint"),
+        ("--answer", "--answer needs an exercise: accel-demo check 10 --answer"),
+        ("--file x.py", "--file needs an exercise: accel-demo check 10 --file my_answer.py"),
+        ("10 --all", "--all checks every exercise: leave out the number"),
         ("10 --file nothing.py", "no answer file at nothing.py. Specify one with --file."),
-        ("10 --hint 3", "invalid choice: 3"),
+        ("10 --hint 3", "there are two hints: --hint must be 1 or 2, got 3"),
+        ("10 --hint --answer", "not allowed with argument"),
+        ("10 --file README.md", "README.md must be a Python file with a name that ends in .py"),
     ],
 )
 def test_bad_input_is_reported_in_one_line(arguments, message):
@@ -96,3 +106,36 @@ def test_a_wrong_answer_can_be_read_through_a_closed_pipe(start):
     command = "accel-demo check 90 --file tutorials/exercises/90_visible_devices.py | head -c 0"
     result = start(["bash", "-c", command])
     assert (result.returncode, result.stderr) == (0, "")
+
+
+# An answer that writes its process ID to a file, and then survives Ctrl-C.
+STUBBORN = """import os, pathlib, time
+pathlib.Path(os.environ["PID_FILE"]).write_text(str(os.getpid()))
+while True:
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_leaves_no_process(tmp_path, number):
+    answer, pid_file = tmp_path / "answer.py", tmp_path / "pid"
+    answer.write_text(STUBBORN)
+    command = [sys.executable, BIN / "accel-demo", "check", "90", "--file", answer]
+    environment = environment_for({"PID_FILE": str(pid_file)})
+    checked = subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid_file.exists() and pid_file.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        stubborn = psutil.Process(int(pid_file.read_text()))
+        checked.send_signal(number)
+        assert checked.wait(60) == 128 + number
+        stubborn.wait(30)
+    finally:
+        checked.kill()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.guess import compared
+from accel_demo.guess import comparison
 from accel_demo.lab.scaling import command as scaling
 from accel_demo.lab.scaling import reasons, tables
 from accel_demo.lab.scaling.fit import LAWS, amdahl, fit, gustafson, serial_share_of
@@ -218,7 +218,7 @@ def test_the_guess_is_compared_with_the_speed_up_of_accelerate_on_two_processes(
         for row in measured.result["rows"]
         if (row["scaling"], row["version"], row["processes"]) == ("strong", "Accelerate", 2)
     ]
-    assert f"\n{compared(1.9, speedup)}\n" in measured.stdout
+    assert f"\n{comparison(1.9, speedup, '×')}\n" in measured.stdout
 
 
 def test_every_case_ran_on_the_reported_number_of_connected_processes(measured):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.guess import compared
+from accel_demo.guess import comparison
 from accel_demo.lab.timeline import command, merge, recording, spans, straggler
 from accel_demo.lab.timeline.phases import PHASES, RankTrace, rank_timelines
 from accel_demo.lab.timeline.recording import ProfileSettings
@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("timeline")
     result = run_to_end(
         "accel-demo timeline --quick --steps 6 --model small_cnn --batch-size 16".split()
-        + "--straggler 1:20ms --bucket-mb 25,0.05 --guess 50%".split()
+        + "--straggler 1:20ms --bucket-mb 25,0.05 --guess 50".split()
         + ["--output", folder / "out", "--json", folder / "x.json", "--plot", folder / "x.svg"],
         timeout=300,
         cwd=REPOSITORY,
@@ -48,7 +48,7 @@ def finished(tmp_path_factory):
 def test_the_guess_is_compared_with_the_hidden_share(finished):
     stdout, numbers, *_ = finished
     shares = [rank["hidden_share"] for rank in numbers["ranks"]]
-    assert f"\n{compared(50, 100 * sum(shares) / len(shares))}\n" in stdout
+    assert f"\n{comparison(50, 100 * sum(shares) / len(shares), '%')}\n" in stdout
 
 
 @pytest.fixture(scope="module")

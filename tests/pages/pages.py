@@ -49,8 +49,12 @@ def transcript(name: str) -> dict[str, str]:
 
 
 def check(start, number: str, file=None, **options):
-    """Run `accel-demo check NUMBER` on `file`, or on the exercise file if `file` is None."""
-    return start(["accel-demo", "check", number, *(["--file", file] if file else [])], **options)
+    """Run `accel-demo check NUMBER` on `file`, or on the exercise file if `file` is None.
+
+    The time limit is longer than that of the graders, so that they can say what took too long.
+    """
+    command = ["accel-demo", "check", number, *(["--file", file] if file else [])]
+    return start(command, **{"timeout": 240, **options})
 
 
 def load_grader(number: str):

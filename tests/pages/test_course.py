@@ -59,8 +59,9 @@ def test_a_page_has_the_parts_of_every_page_in_order(name):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_each_question_has_an_answer_that_is_hidden_until_the_reader_opens_it(name):
+def test_a_page_has_an_exercise_and_questions_whose_answers_are_hidden_until_one_opens_them(name):
     questions = re.search(r"^## Try this\n(.*?)^## ", TEXTS[name], re.DOTALL | re.MULTILINE)
+    assert questions[1].startswith("\n**Exercise.** ")
     numbers = re.findall(r"^(\d)\. ", questions[1], re.MULTILINE)
     assert len(numbers) >= 2
     answers = TEXTS[name].split("\n## Answers\n")[1]

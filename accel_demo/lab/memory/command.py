@@ -15,7 +15,7 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, compared
+from accel_demo.guess import add_guess, comparison
 from accel_demo.lab import flags
 from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import STRATEGIES
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     result = memory_result(choices, here[data_parallel], ranks)
     print(tables.text(result))
     if options.guess is not None:
-        print(f"\n{compared(options.guess, bytes_per_parameter(result))}")
+        print(f"\n{comparison(options.guess, bytes_per_parameter(result), ' bytes')}")
     if options.json:
         flags.write_json(options.json, "memory", result)
     if options.plot:

@@ -20,7 +20,7 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, compared
+from accel_demo.guess import add_guess, comparison
 from accel_demo.lab import flags
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.result import (
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     result = measure(options, counts, steps)
     print(tables.text(result))
     if options.guess is not None:
-        print(f"\n{compared(options.guess, speedup_on_two(result))}")
+        print(f"\n{comparison(options.guess, speedup_on_two(result), '×')}")
     if options.json:
         flags.write_json(options.json, "scaling", result)
     if options.plot:

@@ -12,7 +12,7 @@ samples are read twice, and a metric must not count those samples twice.
 import textwrap
 
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, compared
+from accel_demo.guess import add_guess, comparison
 from accel_demo.lab import flags
 from accel_demo.lab.shards import tables
 from accel_demo.lab.shards.reading import ACCELERATE, TORCH, LoaderSettings, read_all
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
             print(f"\n{textwrap.fill(text, 100, break_on_hyphens=False)}")
     if options.guess is not None:
         duplicates = len(result.loaders[-1].epochs[0].more_than_once)
-        print(f"\n{compared(options.guess, duplicates)}")
+        print(f"\n{comparison(options.guess, duplicates, ' samples')}")
     if options.plot:
         from accel_demo.lab.shards.picture import draw
 

@@ -21,7 +21,7 @@ from statistics import fmean
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, compared
+from accel_demo.guess import add_guess, comparison
 from accel_demo.lab import flags
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.page import write_timeline_page
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     print(as_text(result))
     if options.guess is not None:
         hidden = 100 * fmean(rank.hidden_share for rank in result.ranks)
-        print(f"\n{compared(options.guess, hidden)}")
+        print(f"\n{comparison(options.guess, hidden, '%')}")
     paths = write(result, traces, options)
     print(f"\nwrote {', '.join(map(str, paths))}")
     print("open trace.json in https://ui.perfetto.dev or chrome://tracing")

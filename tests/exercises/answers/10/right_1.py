@@ -1,0 +1,13 @@
+"""Exercise 10: stop a program that has the wrong number of connected processes."""
+
+import torch
+from accelerate import Accelerator
+
+
+def assert_distributed(n: int) -> None:
+    """Raise a RuntimeError unless exactly `n` processes answer each other."""
+    accelerator = Accelerator()
+    present = torch.ones(1, dtype=torch.int64, device=accelerator.device)
+    connected = accelerator.gather(present).numel()
+    if connected != n:
+        raise RuntimeError(f"{n} connected processes are needed, but there are {connected}")
