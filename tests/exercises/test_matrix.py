@@ -119,9 +119,9 @@ def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exe
 TOO_LATE = "did not end within|has not finished"
 MISBEHAVIOUR = {  # {first lines of an answer: regular expression for the message}
     "while True:\n    pass\n": TOO_LATE,
-    "raise ValueError('oops')\n": r"ValueError: oops \(line 1 of the answer\)",
-    "raise SystemExit(3)\n": r"SystemExit: 3 \(line 1 of the answer\)",
-    "raise KeyboardInterrupt\n": r"KeyboardInterrupt \(line 1 of the answer\)",
+    "raise ValueError('oops')\n": r"ValueError: oops \(line 1 of your file\)",
+    "raise SystemExit(3)\n": r"SystemExit: 3 \(line 1 of your file\)",
+    "raise KeyboardInterrupt\n": r"KeyboardInterrupt \(line 1 of your file\)",
     "import os\nos._exit(3)\n": "ended early",
     "import missing_module\n": r"ModuleNotFoundError: No module named 'missing_module' \(line 1",
     "def broken(:\n": "SyntaxError",

@@ -50,7 +50,7 @@ def test_a_correct_answer_passes(graded):
         (
             "import nothing_of_this_name\n",
             "the file cannot be used: ModuleNotFoundError: No module named 'nothing_of_this_name' "
-            "(line 1 of the answer)",
+            "(line 1 of your file)",
         ),
         ("def double(\n", "the file cannot be used: SyntaxError"),
         ("raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0 (line 1"),
@@ -87,7 +87,7 @@ def double(n):
         (
             "dist.barrier() if dist.get_rank() == 0 else 1 / 0",
             "on 2 processes rank 1 cannot use the file: ZeroDivisionError: division by zero (line "
-            "6 of the answer). (It is right on 1 process.)\n",
+            "6 of your file). (It is right on 1 process.)\n",
         ),
         ("return dist.get_rank()", "on 2 processes double(1) returns 0 and 1. (It is right on 1"),
         (

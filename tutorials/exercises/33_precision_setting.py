@@ -22,8 +22,8 @@ It returns a dictionary with the fastest setting that trains well:
     compile                   True if torch.compile works on this machine and the run ends sooner
                               with it (the times do not depend on the precision)
 
-The check calls `setting` for more than a hundred machines, old and new, and trains with the setting
-for the first of them, a laptop. The values are Python's own types, such as bool.
+The check calls `setting` for more than a hundred machines, old and new. The values are Python's own
+types, such as bool.
 
 accel-demo check 33
 """

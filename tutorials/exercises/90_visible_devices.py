@@ -12,7 +12,7 @@ These rules of page 90 are checked, with values for each rule and with random va
 - If the variable is not set, all GPUs are visible. If it is empty, no GPU is visible.
 - Ids are separated by commas. The visible GPUs keep the order of the list, and are counted from 0.
 - An id is a number such as 4, or a UUID such as GPU-4f6ec3d2-…. The beginning of a UUID is also an
-  id, if it matches exactly one GPU. It starts with "GPU-", too.
+  id, if it matches exactly one GPU. Such a beginning includes the prefix `GPU-`.
 - An id that does not match exactly one GPU is invalid. It hides itself and all ids after it.
   Examples are -1, 8 on a machine with eight GPUs, and a beginning that two UUIDs share.
 

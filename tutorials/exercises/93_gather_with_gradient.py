@@ -1,6 +1,6 @@
 """Exercise 93: keep the autograd graph across all_gather.
 
-Each rank stores some of the kernels of a layer, as in FSDP. `rows` is a matrix with one kernel per
+Each rank stores some of the kernels of a layer. `rows` is a matrix with one kernel per
 row, and has the same shape on every rank. It is a leaf that requires a gradient. The total distance
 between all kernels depends on the kernels of all ranks. `dist.all_gather` receives them, but copies
 them into existing tensors. Autograd does not record this copy, so the graph is cut.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from accel_demo.lab.grading import Wrong, call_without_collectives, grade, import_answer
 
 GROUP_SIZES = (2, 3, 4)
 LENGTHS = (12, 7, 2)  # tensor lengths that lead to equal, unequal and empty chunks
@@ -20,13 +20,13 @@ RIGHT = (
 BYTES = "How many bytes each rank sends"
 
 
-def values_of_rank_0(length: int) -> list[int]:
-    """Return different random numbers from 1 to `length`, always in the same order."""
-    return random.Random(length).sample(range(1, length + 1), length)
+def values_of(rank: int, length: int) -> list[int]:
+    """Return the numbers from 1 to `length`, in a random order that is fixed for each rank."""
+    return random.Random(10 * length + rank).sample(range(1, length + 1), length)
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """Call the answer. The values of rank r are BASE**r times those of rank 0."""
+    """Call the answer. The values of rank r are BASE**r times `values_of(r, length)`."""
     import torch
     import torch.distributed as dist
 
@@ -36,11 +36,12 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     module = import_answer(answer)
     for number, length in enumerate(LENGTHS):
-        values = torch.tensor(values_of_rank_0(length), dtype=torch.float64, device=device)
-        values *= BASE ** dist.get_rank()
+        rank = dist.get_rank()
+        values = torch.tensor(values_of(rank, length), dtype=torch.float64, device=device)
+        values *= BASE**rank
         chunks, wire = split(values, dist.get_world_size()), Wire()
         passed = list(chunks)
-        module.reduce_scatter(passed, wire)
+        call_without_collectives(module.reduce_scatter, passed, wire)
         dist.barrier()
         observation = {
             "chunks": [chunk.tolist() for chunk in split(values, dist.get_world_size())],
@@ -79,15 +80,15 @@ class Call:
         chunk, ranks = self.chunks[index], range(len(self.chunks))
         if not all(0 <= value < BASE ** len(ranks) and value == int(value) for value in chunk):
             return None
-        first = sum(map(len, self.chunks[:index]))
-        values = values_of_rank_0(sum(map(len, self.chunks)))[first : first + len(chunk)]
-        added = [[int(value) // BASE**rank % BASE for value in chunk] for rank in ranks]
-        counts = [digits[0] // values[0] for digits in added]
-        is_sum = all(
-            digits == [count * value for value in values]
-            for digits, count in zip(added, counts, strict=True)
-        )
-        return counts if is_sum else None
+        first, length = sum(map(len, self.chunks[:index])), sum(map(len, self.chunks))
+        counts = []
+        for rank in ranks:
+            values = values_of(rank, length)[first : first + len(chunk)]
+            added = [int(value) // BASE**rank % BASE for value in chunk]
+            counts.append(added[0] // values[0])
+            if added != [counts[-1] * value for value in values]:
+                return None
+        return counts
 
     def has_sum(self, index: int) -> bool:
         return not self.chunks[index] or self.counts(index) == [1 for _ in self.chunks]

@@ -12,7 +12,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 from accel_demo.wording import counted
 
 PROCESSES, BATCH = 2, 3
-CASES = [(10, 4), (8, 4), (2, 4)]  # micro-batches, window
+CASES = [(10, 4), (8, 4), (2, 4), (7, 4), (5, 4), (3, 1)]  # micro-batches, window
 RIGHT = "every step uses the gradient of its window, averaged in one all-reduce"
 SEND = "Why the gradients are sent in the last backward"
 DIVIDE = "Why each loss is divided by the number of micro-batches"

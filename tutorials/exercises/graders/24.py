@@ -70,7 +70,8 @@ def check_scatter_of_containers(scatter) -> None:
     for samples, count in ((10, 4), (3, 8)):
         call = f"scatter of a dict with {samples} samples on {count} devices"
         images, labels = torch.randn(samples, 4, requires_grad=True), torch.arange(samples)
-        batch = {"data": (images, [labels]), "name": "a batch", "scale": 0.5, "empty": []}
+        others = {"name": "a batch", "scale": 0.5, "empty": [], "info": {"id": 3, "tags": ["x"]}}
+        batch = {"data": (images, [labels]), **others}
         parts = scatter(batch, [torch.device("cpu")] * count)
         if not is_list_of(parts, dict):
             raise Wrong("scatter of a dict should return a list of dicts")
@@ -79,14 +80,13 @@ def check_scatter_of_containers(scatter) -> None:
         for part in parts:
             if part.keys() != batch.keys():
                 raise Wrong(f"{call} should keep the keys {list(batch)}, got {list(part)}")
-            for name in ("name", "scale", "empty"):
-                if part[name] != batch[name]:
+            for name, value in others.items():
+                if part[name] != value:
                     raise Wrong(
                         "scatter should pass values without tensors to every replica unchanged: "
-                        f"{batch[name]!r} became {part[name]!r}"
+                        f"{value!r} became {part[name]!r}"
                     )
-            data = part["data"]
-            if not (isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], list)):
+            if not has_same_structure(part["data"], batch["data"]):
                 raise Wrong("scatter of a tuple with a list should return such a tuple per replica")
         first, second = [part["data"][0] for part in parts], [part["data"][1][0] for part in parts]
         for name, whole, tensors in (("first", images, first), ("second", labels, second)):
@@ -113,7 +113,10 @@ def check_devices_of_scatter(scatter) -> None:
         names = ", ".join(map(str, used))
         raise Wrong(f"scatter to cpu and meta should put part i on devices[i], but uses {names}")
     batch = {"data": (torch.ones(4, 2), [torch.ones(4)])}
-    for part, device in zip(scatter(batch, devices), devices, strict=True):
+    parts = scatter(batch, devices)
+    if not has_same_structure(parts, [batch, batch]):
+        raise Wrong("scatter of a dict to cpu and meta should return two dicts like the batch")
+    for part, device in zip(parts, devices, strict=True):
         matrix, (vector,) = part["data"]
         if {matrix.device, vector.device} != {device}:
             raise Wrong(
@@ -155,22 +158,27 @@ def check_gather_of_containers(gather) -> None:
     import torch
 
     sizes = (4, 4, 2)
+    scalars = [torch.randn((), requires_grad=True) for _ in sizes]
     matrices = [torch.randn(size, 2, requires_grad=True) for size in sizes]
     vectors = [torch.randn(size, requires_grad=True) for size in sizes]
-    pairs = zip(matrices, vectors, strict=True)
-    outputs = [{"both": (matrix, [vector])} for matrix, vector in pairs]
+    together = zip(matrices, vectors, scalars, strict=True)
+    outputs = [{"both": (matrix, [vector]), "loss": scalar} for matrix, vector, scalar in together]
     joined = gather(outputs, torch.device("cpu"))
-    if not isinstance(joined, dict) or list(joined) != ["both"]:
+    if not isinstance(joined, dict) or joined.keys() != outputs[0].keys():
         raise Wrong("gather of dicts should return a dict with the same keys")
-    both = joined["both"]
-    if not (isinstance(both, tuple) and len(both) == 2 and isinstance(both[1], list)):
+    both, losses = joined["both"], joined["loss"]
+    if not has_same_structure(both, outputs[0]["both"]):
         raise Wrong("gather of tuples with a list inside should return a tuple with a list inside")
+    if shape_of(losses) != (3,) or not torch.equal(losses, torch.stack(scalars)):
+        raise Wrong(f"gather of scalars in dicts should return a vector, not {losses}", SCALARS)
     if shape_of(both[0]) != (10, 2) or not torch.equal(both[0], torch.cat(matrices)):
         raise Wrong("gather loses or reorders rows of tensors in a tuple in a dict")
-    if len(both[1]) != 1 or not torch.equal(both[1][0], torch.cat(vectors)):
+    if not torch.equal(both[1][0], torch.cat(vectors)):
         raise Wrong("gather loses or reorders rows of tensors in a list in a tuple")
     if not has_gradient(both[0], matrices) or not has_gradient(both[1][0], vectors):
         raise Wrong("gather cuts the graph of tensors in a tuple or a list")
+    if not has_gradient(losses, scalars):
+        raise Wrong("gather cuts the graph of scalars in dicts", SCALARS)
 
 
 def check_devices_of_gather(gather) -> None:
@@ -178,15 +186,23 @@ def check_devices_of_gather(gather) -> None:
 
     cpu, meta = torch.device("cpu"), torch.device("meta")
     outputs = [{"data": (torch.ones(2, 2), [torch.ones(2)])} for _ in range(2)]
-    tensor = gather([output["data"][0] for output in outputs], meta)
-    matrix, (vector,) = gather(outputs, meta)["data"]
+    tensor, joined = gather([output["data"][0] for output in outputs], meta), gather(outputs, meta)
     if tensor.device != meta:
         raise Wrong(f"gather to the device meta returns a tensor on {tensor.device}")
+    if not has_same_structure(joined, outputs[0]):
+        raise Wrong("gather of dicts to the device meta should return such a dict")
+    matrix, (vector,) = joined["data"]
     if {matrix.device, vector.device} != {meta}:
         raise Wrong("gather should also return tensors in a tuple or list on the given device")
     mixed = gather([torch.ones(2, 2, device=cpu), torch.ones(1, 2, device=meta)], meta)
     if (mixed.device, tuple(mixed.shape)) != (meta, (3, 2)):
         raise Wrong("gather of 2×2 on cpu and 1×2 on meta should return 3×2 on the given device")
+    scalars = gather([torch.ones((), device=cpu), torch.ones((), device=meta)], meta)
+    if (scalars.device, tuple(scalars.shape)) != (meta, (2,)):
+        raise Wrong(
+            "gather of a scalar on cpu and one on meta should return a vector on the given device",
+            SCALARS,
+        )
 
 
 def check_gradients(module) -> None:
@@ -217,6 +233,18 @@ def check_gradients(module) -> None:
 
 def is_list_of(parts, kind: type) -> bool:
     return isinstance(parts, list | tuple) and all(isinstance(part, kind) for part in parts)
+
+
+def has_same_structure(value, model) -> bool:
+    """Return True if the containers are the same, and the same items of them are tensors."""
+    import torch
+
+    if isinstance(model, dict):
+        return isinstance(value, dict) and has_same_structure([*value.items()], [*model.items()])
+    if isinstance(model, list | tuple):
+        is_like = isinstance(value, type(model)) and len(value) == len(model)
+        return is_like and all(map(has_same_structure, value, model))
+    return isinstance(value, torch.Tensor) == isinstance(model, torch.Tensor)
 
 
 def shape_of(result) -> tuple | str:

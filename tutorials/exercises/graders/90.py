@@ -5,8 +5,11 @@ python tutorials/exercises/graders/90.py FILE
 
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+from accel_demo.anatomy import devices
 from accel_demo.anatomy.devices import visible_devices
 from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
@@ -35,7 +38,7 @@ RULES = [
         ["GPU-ffff", "GPU-9,GPU-ff,GPU-7", f"{UUIDS[7]}0,GPU-9"],
     ),
     (
-        "the beginning of two UUIDs matches no GPU, and hides all ids after it",
+        "a beginning that two UUIDs share matches no GPU, and hides all ids after it",
         BY_UUID,
         ["GPU-5e", "GPU-9,GPU-5e,GPU-7", "GPU-c,GPU-5,GPU-9"],
     ),
@@ -45,17 +48,39 @@ RIGHT = f"the results for {len(RULES)} rules and {RANDOM_VALUES} random values a
 
 
 def observe(answer: Path) -> None:
-    function = import_answer(answer).visible_devices
+    with mock.patch.object(devices, "visible_devices", not_allowed):
+        compare(import_answer(answer).visible_devices)
+
+
+def not_allowed(*_, **__):
+    raise Wrong("it calls the function of accel_demo.anatomy.devices: write one of your own")
+
+
+def compare(function: Callable) -> None:
+    """Raise `Wrong` if a result of the answer's function differs from CUDA's."""
     cases = [(rule, read, value, UUIDS) for rule, read, values in RULES for value in values]
     for rule, read, value, uuids in cases + random_cases(random.Random(SEED)):
         expected = in_words(visible_devices(value, uuids))
         try:
             seen = in_words(function(value, list(uuids)))
+        except (Wrong, NotImplementedError):
+            raise
         except (Exception, SystemExit) as error:
             seen = described(error)
         if seen != expected:
-            machine = f"{value!r} on {len(uuids)} GPUs"
+            machine = f"{value!r} on {len(uuids)} GPUs{named(value, uuids)}"
             raise Wrong(f"{rule}. {machine} should be {expected}, got {seen}", read)
+
+
+def named(value: str | None, uuids: list[str]) -> str:
+    """Return the UUIDs that share a beginning with an id: " (GPU 0 is GPU-5e01…)"."""
+    ids = [one for one in (value or "").split(",") if one.startswith("GPU-")]
+    names = [
+        f"GPU {number} is {uuid}"
+        for number, uuid in enumerate(uuids)
+        if any(uuid.startswith(one) or one.startswith(uuid) for one in ids)
+    ]
+    return f" ({', '.join(names)})" if names else ""
 
 
 def random_cases(generator: random.Random) -> list[tuple[str, str, str, list[str]]]:
