@@ -44,7 +44,9 @@ def main(device: torch.device) -> None:
     if dist.get_rank() == 0:
         print(table(["method", "counted", "unique", "accuracy", "exact"], rows))
         right = [name for name, counted, _, _, exact in rows[1:] if (counted, exact) == (22, "yes")]
-        print(f"\nMethods that count each sample once and are exact: {', '.join(right)}")
+        print(
+            f"\nExact methods for several processes that count each sample once: {', '.join(right)}"
+        )
 
 
 def row(name: str, samples: torch.Tensor, result: torch.Tensor | None = None) -> list:

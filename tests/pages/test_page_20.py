@@ -65,13 +65,41 @@ def test_the_grader_works_with_spaces_in_paths(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_methods_of_a_process_group_are_not_allowed_either(start, tmp_path):
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    dist.group.WORLD.allreduce([tensor]).wait()\n",
+        "    dist.all_reduce(tensor, group=dist.new_group())\n",
+    ],
+)
+def test_other_groups_and_their_methods_are_not_allowed_either(start, tmp_path, body):
     answer = tmp_path / "answer.py"
-    body = "    dist.group.WORLD.allreduce([tensor]).wait()\n"
     answer.write_text(ANSWER.replace(BODY, body))
     result = check(start, "20", answer)
     assert (result.returncode, result.stderr) == (1, "")
-    assert "torch.distributed's allreduce" in result.stdout
+    assert "it calls a collective" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_barrier_and_batches_of_sends_are_allowed(start, tmp_path):
+    answer = tmp_path / "answer.py"
+    answer.write_text("""import torch
+import torch.distributed as dist
+
+
+def all_reduce(tensor):
+    own, rank, size = tensor.clone(), dist.get_rank(), dist.get_world_size()
+    others = {other: torch.empty_like(own) for other in range(size) if other != rank}
+    calls = [dist.P2POp(dist.isend, own, other) for other in others]
+    calls += [dist.P2POp(dist.irecv, part, other) for other, part in others.items()]
+    for work in dist.batch_isend_irecv(calls) if calls else []:
+        work.wait()
+    dist.barrier()
+    for part in others.values():
+        tensor += part
+""")
+    result = check(start, "20", answer)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
 
 
 @pytest.mark.parametrize(

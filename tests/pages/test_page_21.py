@@ -88,9 +88,9 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
         "on 3 processes with 12 elements, rank 0 has numbers in chunk 0 that do not belong there",
     ),
     (
-        "    for step in",
-        "    import torch.distributed as dist\n\n    for rank, chunk in enumerate(chunks):\n"
-        "        dist.reduce(chunk, rank)\n    for step in [] and",
+        EXCHANGE,
+        "from torch.distributed import isend, recv; sending = isend(partial_sum, right); "
+        "recv(received, left); sending.wait()",
         "on 2 processes with 12 elements, rank 0 has sent 0 of 48 bytes with `wire`",
     ),
 ]

@@ -11,9 +11,9 @@ does not do so yet: of the levels on page 34, it is on level 0.
     begin_batch  call it at the start of every batch, with the tensor of the batch's numbers; the
                  run is killed in one of these calls
 
-Return the model. The check runs `train` on one process and on three, and kills it at three random
-batches, twice in a run that has already been resumed. It compares the samples of every batch and
-the weights at the end. After a kill, at most eight batches may be repeated.
+Return the model. The check runs `train` on one process and on three, and kills it at four random
+batches, three times in a run that has already been resumed. It compares the samples of every batch
+and the weights at the end. After a kill, at most eight batches may be repeated.
 
 Keep the model with its dropout, the constants, and different dropout masks on each rank. Without a
 kill, each epoch has every sample once, in a different order. If a checkpoint after a batch in

@@ -70,7 +70,7 @@ def check_scatter_of_containers(scatter) -> None:
     for samples, count in ((10, 4), (3, 8)):
         call = f"scatter of a dict with {samples} samples on {count} devices"
         images, labels = torch.randn(samples, 4, requires_grad=True), torch.arange(samples)
-        others = {"name": "a batch", "scale": 0.5, "empty": [], "info": {"id": 3, "tags": ["x"]}}
+        others = {"name": "a batch", "scale": 0.5, "empty": [], "info": {"id": 3}, "tags": ["x"]}
         batch = {"data": (images, [labels]), **others}
         parts = scatter(batch, [torch.device("cpu")] * count)
         if not is_list_of(parts, dict):
@@ -113,7 +113,7 @@ def check_devices_of_scatter(scatter) -> None:
         names = ", ".join(map(str, used))
         raise Wrong(f"scatter to cpu and meta should put part i on devices[i], but uses {names}")
     batch = {"data": (torch.ones(4, 2), [torch.ones(4)])}
-    parts = scatter(batch, devices)
+    parts = list(scatter(batch, devices))
     if not has_same_structure(parts, [batch, batch]):
         raise Wrong("scatter of a dict to cpu and meta should return two dicts like the batch")
     for part, device in zip(parts, devices, strict=True):
@@ -240,7 +240,8 @@ def has_same_structure(value, model) -> bool:
     import torch
 
     if isinstance(model, dict):
-        return isinstance(value, dict) and has_same_structure([*value.items()], [*model.items()])
+        is_like = isinstance(value, dict) and value.keys() == model.keys()
+        return is_like and all(has_same_structure(value[key], model[key]) for key in model)
     if isinstance(model, list | tuple):
         is_like = isinstance(value, type(model)) and len(value) == len(model)
         return is_like and all(map(has_same_structure, value, model))

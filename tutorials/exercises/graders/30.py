@@ -9,22 +9,35 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from accel_demo.lab.grading import (
+    Wrong,
+    check,
+    described,
+    grade,
+    import_answer,
+    parser_of,
+    run_answer,
+    verdict,
+)
 
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15
 # samples: 22 samples fill one round and part of another, 30 fill two rounds, and 4 fill no batch.
 CASES = [(22, [0, 1, 2, 20]), (30, [3, 4, 27]), (4, [1])]
-SIZES = ", ".join(str(samples) for samples, _ in CASES)
-RIGHT = f"the exact accuracy of {SIZES} samples, on each of {PROCESSES} ranks"
+RIGHT = f"the exact accuracy of 22, 30 and 4 samples, on each of {PROCESSES} ranks"
 TOLERANCE = 1e-6
 PADDING = "Why gather returns more predictions than samples"  # headings of the page
 SPLITTING = "Why the loader must be prepared exactly once"
 MEANS = "Why a mean of accuracies is not the accuracy"
+NO_PADDING = "Why you should not turn padding off"
+COMMON = "Common mistakes"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    """For each case, yield the answer's result and the batches that the model received."""
+    """For each case, yield the answer's result and the batches that the model received.
+
+    Also yield whether the answer called `accelerator.gather_for_metrics`.
+    """
     import torch
     import torch.distributed as dist
     from accelerate import Accelerator
@@ -46,7 +59,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
             labels = [(sample + (sample in self.mistakes)) % 3 for sample in samples]
             return torch.nn.functional.one_hot(torch.tensor(labels), 3).to(inputs) * self.scale
 
-    module = import_answer(answer)
+    accuracy = import_answer(answer).accuracy
     for samples, mistakes in CASES:
         # Seeds differ, as in real processes, so ranks that shuffle on their own are not in step.
         torch.manual_seed(dist.get_rank())
@@ -54,21 +67,42 @@ def observe(answer: Path, device) -> Iterator[dict]:
         GradientState._reset_state()  # in case the last call did not read its loader to the end
         accelerator, model = Accelerator(cpu=use_cpu()), Model(mistakes)
         model.to(accelerator.device)
+        calls = record_calls(accelerator, "gather_for_metrics")
         inputs = torch.stack([torch.arange(samples), torch.ones(samples)], dim=1)
         dataset = torch.utils.data.TensorDataset(inputs, torch.arange(samples) % 3)
-        with torch.no_grad():
-            result = module.accuracy(accelerator, model, dataset, BATCH)
+        try:
+            with torch.no_grad():
+                result = accuracy(accelerator, model, dataset, BATCH)
+        except NotImplementedError:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            where = f"on rank {dist.get_rank()}, for {samples} samples"
+            raise Wrong(f"{where}, accuracy raises {described(error)}") from None
         try:
             result = float(result)
         except (TypeError, ValueError, RuntimeError):
             result = "nothing" if result is None else repr(result)[:80]
-        yield {"result": result, "batches": model.batches}
+        yield {"result": result, "batches": model.batches, "for_metrics": bool(calls)}
+
+
+def record_calls(accelerator, name: str) -> list[str]:
+    """Return a list that gets `name` whenever the accelerator's method `name` is called."""
+    method, calls = getattr(accelerator, name), []
+
+    def recorded(*arguments, **options):
+        calls.append(name)
+        return method(*arguments, **options)
+
+    setattr(accelerator, name, recorded)
+    return calls
 
 
 def judge(number: int, seen: list[dict]) -> None:
     batches_by_rank = [observation["batches"] for observation in seen]
     judge_reading(batches_by_rank, CASES[number][0])
-    judge_results([observation["result"] for observation in seen], batches_by_rank, *CASES[number])
+    results = [observation["result"] for observation in seen]
+    for_metrics = any(observation["for_metrics"] for observation in seen)
+    judge_results(results, batches_by_rank, *CASES[number], for_metrics)
 
 
 def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
@@ -88,12 +122,13 @@ def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
             SPLITTING,
         )
     if missing := sorted(set(range(samples)) - set(sum(read, []))):
-        raise Wrong(
+        lost = (
             f"{len(missing)} of {samples} samples never go through the model "
-            f"({', '.join(map(str, missing))}). Does the loader leave out samples, or is it split "
-            "twice?",
-            SPLITTING,
+            f"({', '.join(map(str, missing))})"
         )
+        if missing == list(range(samples - samples % (PROCESSES * BATCH), samples)):
+            raise Wrong(f"{lost}. Does the loader leave out the last batches?", NO_PADDING)
+        raise Wrong(f"{lost}. Does the loader leave out samples, or is it split twice?", SPLITTING)
 
 
 def judge_results(
@@ -101,26 +136,36 @@ def judge_results(
     batches_by_rank: list[list[list[int]]],
     samples: int,
     mistakes: list[int],
+    for_metrics: bool,
 ) -> None:
-    """Check the results of all ranks. If a result is not a number, it is described by a string."""
+    """Check the results of all ranks. If a result is not a number, it is described by a string.
+
+    `for_metrics` is True if the answer called `gather_for_metrics`.
+    """
     numbers = [result for result in results if isinstance(result, float)]
     for rank, result in enumerate(results):
         if isinstance(result, str):
             raise Wrong(
                 f"rank {rank} returns {result} instead of a number: every rank must return a number"
             )
-    if max(numbers) - min(numbers) > TOLERANCE:
-        own = [accuracy_of(sum(batches, []), mistakes) for batches in batches_by_rank]
-        is_own = all(abs(a - b) < TOLERANCE for a, b in zip(numbers, own, strict=True))
-        raise Wrong(
-            f"the ranks return different numbers ({', '.join(f'{n:.4f}' for n in numbers)})"
-            + (": each returns the accuracy of its own samples only" if is_own else "")
-        )
     right = 1 - len(mistakes) / samples
+    if max(numbers) - min(numbers) > TOLERANCE:
+        different = f"the ranks return different numbers ({', '.join(f'{n:.4f}' for n in numbers)})"
+        not_added = "The results of the ranks were not added up"
+        read = [sum(batches, []) for batches in batches_by_rank]
+        own = [accuracy_of(part, mistakes) for part in read]
+        if all(abs(a - b) < TOLERANCE for a, b in zip(numbers, own, strict=True)):
+            only = "each returns the accuracy of its own samples only"
+            raise Wrong(f"{different}: {only}. {not_added}", MEANS)
+        hits = sum(sample not in mistakes for sample in sum(read, []))  # including padding
+        sums = (right, hits / samples, hits / len(sum(read, [])))
+        if any(abs(sum(numbers) - total) < TOLERANCE for total in sums):
+            raise Wrong(f"{different}. {not_added}", MEANS)
+        raise Wrong(different)
     if abs(numbers[0] - right) < TOLERANCE:
         return
     wrong = f"for {samples} samples it returns {numbers[0]:.4f} instead of {right:.4f}"
-    for number, mistake, read in typical_mistakes(batches_by_rank, samples, mistakes):
+    for number, mistake, read in typical_mistakes(batches_by_rank, samples, mistakes, for_metrics):
         if abs(numbers[0] - number) < TOLERANCE:
             raise Wrong(f"{wrong}. {mistake}", read)
     raise Wrong(wrong)
@@ -133,7 +178,7 @@ def accuracy_of(part: list[int], mistakes: list[int]) -> float:
 
 
 def typical_mistakes(
-    batches_by_rank: list[list[list[int]]], samples: int, mistakes: list[int]
+    batches_by_rank: list[list[list[int]]], samples: int, mistakes: list[int], for_metrics: bool
 ) -> Iterator[tuple[float, str, str]]:
     """Yield (accuracy, message, section to read) for each typical mistake."""
 
@@ -152,7 +197,14 @@ def typical_mistakes(
     padded = len(everything)
     if padded > samples:
         again = f"{padded - samples} samples were read again, as padding"
-        yield right / padded, f"It counts {padded} predictions: {again}", PADDING
+        not_removed, read_more = again, PADDING
+        if for_metrics:
+            read_more = COMMON
+            not_removed += (
+                ". gather_for_metrics removes padding only from the last batch of a prepared "
+                "loader, when it is called in the loop with one prediction per sample"
+            )
+        yield right / padded, f"It counts {padded} predictions: {not_removed}", read_more
         yield (
             sum(sample not in mistakes for sample in sum(cut, [])) / padded,
             f"Only the divisor is wrong: it is {padded}, because {again}",
@@ -160,9 +212,14 @@ def typical_mistakes(
         )
         yield (
             right / samples,
-            f"The correct predictions are those of {padded} samples: {again}",
-            PADDING,
+            f"The correct predictions are those of {padded} samples: {not_removed}",
+            read_more,
         )
+    yield (
+        PROCESSES * (1 - len(mistakes) / samples),
+        f"It is {PROCESSES} times the accuracy: every rank's count was added more than once",
+        MEANS,
+    )
     of_ranks = [mean(batches) for batches in batches_by_rank if any(batches)]
     for accuracy, message in (
         (mean(cut), "It is a mean of the batches' accuracies, and the last batch is smaller"),
@@ -172,6 +229,24 @@ def typical_mistakes(
         yield accuracy, message, MEANS
 
 
+def judge_answer(answer: Path) -> str:
+    """Run the answer. Return `RIGHT`, or raise `Wrong` with a message that fits this exercise."""
+    try:
+        check(run_answer(__file__, answer), (PROCESSES,), judge)
+    except Wrong as mistake:
+        message = str(mistake)
+        if message.startswith("a message has more bytes") or "Received data size" in message:
+            raise Wrong("the ranks gathered tensors of different shapes", COMMON) from None
+        if "has not finished" in message:  # a rank waits in a collective for the others
+            question = message.partition("?")[0] + "?"  # without the advice on send and receive
+            raise Wrong(question, NO_PADDING) from None
+        raise
+    return RIGHT
+
+
 if __name__ == "__main__":
-    options = {"group_sizes": (PROCESSES,), "judge": judge, "patience": 30}
-    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, **options))
+    options = parser_of(__doc__).parse_args()
+    if not options.report:
+        sys.exit(verdict(__file__, lambda: judge_answer(options.answer)))
+    group = {"group_sizes": (PROCESSES,), "judge": judge, "patience": 30}
+    sys.exit(grade(__file__, __doc__, observe, right=RIGHT, **group))

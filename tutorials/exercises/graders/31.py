@@ -10,7 +10,9 @@ from pathlib import Path
 
 from accel_demo.lab.grading import Wrong, grade, import_answer
 
+SCHEDULE = "the schedule"
 TOLERANCE = 1e-6  # absolute; the weights and the learning rates are about 0.1
+SCALING = "Why nothing changes the learning rate for you"  # heading of the page
 RIGHT = "the learning rates and the weights are the same on one process and on two"
 
 
@@ -82,7 +84,9 @@ def check_training(train: Callable, case: Case) -> None:
         *mistakes_in_rates(rates, len(by_rank), case),
     ]:
         others = " and ".join(what for what, _ in mistakes[1:])
-        raise Wrong(mistakes[0][1] + f". Also wrong: {others}" * bool(others))
+        topic, message = mistakes[0]
+        read = "" if topic == SCHEDULE else SCALING
+        raise Wrong(message + f". Also wrong: {others}" * bool(others), read)
     judge_weights([weights for _, weights in by_rank], expected_weights)
 
 
@@ -101,7 +105,7 @@ def mistakes_in_batches(samples_by_rank: list[list[int]], case: Case) -> Iterato
     if batches == [expected] * case.steps:
         return
     if sum(batches) == processes * case.samples and processes > 1:
-        raise Wrong("every process reads all samples: prepare the loader to split them")
+        raise Wrong("every process reads all samples: prepare the loader to split them", SCALING)
     if max(batches) == processes * expected and processes > 1:
         yield (
             topic,
@@ -109,9 +113,10 @@ def mistakes_in_batches(samples_by_rank: list[list[int]], case: Case) -> Iterato
             "process uses a whole global batch",
         )
     elif batches[0] != expected:
-        raise Wrong(f"a step uses {batches[0]} samples, instead of {expected}")
+        raise Wrong(f"a step uses {batches[0]} samples, instead of {expected}", SCALING)
     else:
-        raise Wrong(f"{sum(batches)} samples are used in the epoch, instead of {case.samples}")
+        used = f"{sum(batches)} samples are used in the epoch, instead of {case.samples}"
+        raise Wrong(used, SCALING)
 
 
 def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterator[tuple[str, str]]:
@@ -135,27 +140,26 @@ def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterato
         )
     if decrease_to_zero_in(steps):
         return
-    topic = "the schedule"
     if decrease_to_zero_in(steps / processes):
         yield (
-            topic,
+            SCHEDULE,
             f"the schedule is over after {steps // processes} of {steps} steps: the prepared "
             f"scheduler advances {processes} times per optimizer step, but the length of the "
             "schedule assumes only one",
         )
     elif decrease_to_zero_in(steps * processes):
         yield (
-            topic,
+            SCHEDULE,
             f"only 1/{processes} of the schedule is done when the epoch ends: its length is that "
             "of the loader before prepare, but the scheduler advances only once per optimizer step",
         )
     elif len(set(rates)) == 1 and steps > 1:
-        yield topic, "the learning rate never changes: the scheduler does not advance"
+        yield SCHEDULE, "the learning rate never changes: the scheduler does not advance"
     else:
         used = " ".join(f"{rate:.4g}" for rate in rates)
         line = (case.learning_rate * (1 - step / steps) for step in range(steps))
         expected = " ".join(f"{rate:.4g}" for rate in line)
-        yield topic, f"the learning rates of the steps are {used} instead of {expected}"
+        yield SCHEDULE, f"the learning rates of the steps are {used} instead of {expected}"
 
 
 def judge_weights(by_rank: list, expected) -> None:

@@ -1,4 +1,4 @@
-"""Grade exercise 34: kill training at three random batches, resume it, and compare the weights.
+"""Grade exercise 34: kill training at four random batches, resume it, and compare the weights.
 
 python tutorials/exercises/graders/34.py FILE
 python tutorials/exercises/graders/34.py FILE --seed 7    # the same kills in every check
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 from accel_demo.lab import grading
@@ -26,9 +27,9 @@ PATIENCE = 30  # seconds for one start of the training; a correct answer takes a
 WORLD_SIZES = (1, 3)  # with one or two processes, the order of additions makes no difference
 EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 3, 10, 4, 2  # BATCHES is per process and epoch
 ALL = EPOCHS * BATCHES
-# Batches before each kill. In the second epoch, the first run and then the resumed run are killed
-# after they have saved a checkpoint in this epoch.
-KILLS = (range(14, 18), range(18, 22), range(24, ALL))
+# Batches before each kill: after the first checkpoint, early in the second epoch when the newest
+# checkpoint is from the first epoch, and after the checkpoints of the second and third epochs.
+KILLS = (range(5, 8), range(10, 13), range(16, 20), range(24, ALL))
 MOST_LOST = 8  # how many batches may be repeated after a kill
 ROUNDING = 1e-4  # a larger difference between weights is not caused by the order of additions
 # Headings of page 34
@@ -61,7 +62,7 @@ def judge_all(answer: Path, seed: int) -> str:
             raise Wrong(f"{where}, {mistake}\n(--seed {seed})", mistake.read) from None
     return (
         "the last level. The weights are the same, bit for bit, as without a kill, on one process "
-        f"and on three. The runs were killed after {kills[0]}, {kills[1]} and {kills[2]} batches "
+        f"and on three. The runs were killed after {', '.join(map(str, kills))} batches "
         f"(--seed {seed})"
     )
 
@@ -297,10 +298,11 @@ def judge_samples(uninterrupted: list[dict], resumed: list[dict], place: int) ->
     continued = [rank["samples"] for rank in resumed]
     if continued == expected:
         return
-    epoch, offset = divmod(place, BATCHES)
-    for other in set(range(EPOCHS)) - {epoch}:
-        order = uninterrupted[0]["samples"][other * BATCHES + offset : (other + 1) * BATCHES]
-        if continued[0][: BATCHES - offset] == order:
+    for epoch, other in permutations(range(EPOCHS), 2):
+        first, last, shift = epoch * BATCHES, (epoch + 1) * BATCHES, (other - epoch) * BATCHES
+        first = max(first, place)  # batches of this epoch before `place` were not repeated
+        order = uninterrupted[0]["samples"][first + shift : last + shift]
+        if first < last and continued[0][first - place : last - place] == order:
             raise Wrong(
                 f"it continued epoch {epoch + 1} with the order of epoch {other + 1}: level 2. Is "
                 "the epoch set before batches are skipped, and does the order depend on it?",

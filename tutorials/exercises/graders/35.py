@@ -7,33 +7,27 @@ the middle of every write. Each call of the answer runs in a process of its own.
 the answer was imported, so it knows nothing of the calls before.
 """
 
-import _pyio
-import builtins
-import io
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from kill_points import call_in_process, files_in
 
 from accel_demo.lab import grading
 from accel_demo.lab.grading import Wrong
 
 TIME_LIMIT = 100  # seconds; a correct answer takes a few seconds
-PATIENCE = float(os.environ.get("ACCEL_DEMO_PATIENCE", 20))  # seconds for one call
 SEED = 7
 KILLS = 25  # in a row, to see whether leftovers accumulate
 SIZES = {"model.bin": 20_000, "optimizer.bin": 9_000}  # in bytes; every checkpoint has these
 SMALL = {"scaler.bin": 0, "scheduler.bin": 40, "random_0.bin": 300, "config.bin": 2}  # three each
 MOST_GROWTH = 1.3  # of the folder's size after two saves; a third checkpoint makes it 1.5
-PROCESSES = multiprocessing.get_context("fork")
 MIXTURE = "Why an incomplete checkpoint is worse than none"
 MANIFEST = "The manifest"
 RIGHT = (
@@ -135,23 +129,41 @@ class Run:
     def damage(self) -> None:
         """Damage the files of the newest checkpoint on the disk, one after the other."""
         state, before, newest = self.states["3, 6, 9, 12, 15"], self.saved[12], self.saved[15]
-        for name, content in newest[1].items():
-            if len(content) < 20:  # too short to find it
-                continue
-            for how, change in DAMAGE.items():
-                self.restore(state)
-                path, place = self.find(content)
-                change(path, place)
-                where = f"{how} in {path.relative_to(self.folder)}, the file with {name} of step 15"
-                # A checkpoint that is stored twice may be still complete.
-                after = self.expect(where, before, newest, read=MANIFEST)
-        if after == before:
+        self.restore(state)
+        # A content of less than 20 bytes is too short to find it.
+        places = dict(self.find(content) for content in newest[1].values() if len(content) >= 20)
+        for path in self.files_of_newest():
+            places.setdefault(path, path.stat().st_size // 2)
+        results = []
+        for path, how in itertools.product(places, DAMAGE):
+            self.restore(state)
+            DAMAGE[how](path, places[path])
+            where = f"{how} in {path.relative_to(self.folder)}, a file of step 15"
+            # A checkpoint that is stored twice may be still complete.
+            results.append(self.expect(where, before, newest, read=MANIFEST))
+        if before in results:
             self.save_completely(15, "after step 15 was damaged, it was saved again")
+
+    def files_of_newest(self) -> list[Path]:
+        """Return the files that the save of step 15 added, and those that it changed in subfolders.
+
+        A changed file directly in `folder` may belong to all checkpoints.
+        """
+        earlier = self.states["3, 6, 9, 12"]
+        return [
+            path
+            for path in sorted(files_in(self.folder))
+            if path.stat().st_size > 0
+            and (
+                not (old := earlier / path.relative_to(self.folder)).exists()
+                or (path.parent != self.folder and path.read_bytes() != old.read_bytes())
+            )
+        ]
 
     def find(self, content: bytes) -> tuple[Path, int]:
         """Return the file that contains `content`, and the place of its middle in the file."""
         middle = content[len(content) // 2 :][:20]
-        files = sorted(self.all_files(), key=lambda path: path.stat().st_mtime_ns)
+        files = sorted(files_in(self.folder), key=lambda path: path.stat().st_mtime_ns)
         for path in files:
             if (place := path.read_bytes().find(middle)) >= 0:
                 return path, place
@@ -164,7 +176,7 @@ class Run:
         self.check_size(when)
         return new
 
-    def save(self, new: Checkpoint, kill_at: int | None = None, when: str = "") -> str | None:
+    def save(self, new: Checkpoint, kill_at: int = 0, when: str = "") -> str | None:
         """Call `save`. Return where it was killed, or None if it was not killed."""
         step, files = new
         call = f"save(folder, {step}, files)"
@@ -234,7 +246,7 @@ class Run:
 
     def check_size(self, when: str) -> None:
         """Check that no more than two checkpoints are left, whatever their format is."""
-        files = {path.lstat().st_ino: path.lstat().st_size for path in self.all_files()}
+        files = {path.lstat().st_ino: path.lstat().st_size for path in files_in(self.folder)}
         size = sum(files.values())
         if len(self.saved) == 1:  # this is the second save
             self.size_of_two = size
@@ -243,9 +255,6 @@ class Run:
                 f"{when}: folder contains {size:,} bytes, but after the first two saves it had "
                 f"{self.size_of_two:,}. What should be deleted, and when?"
             )
-
-    def all_files(self) -> list[Path]:
-        return [path for path in self.folder.rglob("*") if path.is_file()]
 
     def keep(self, name: str) -> Path:
         """Copy the folder, so that `restore` can bring it back."""
@@ -269,127 +278,6 @@ DAMAGE: dict[str, Callable[[Path, int], None]] = {
     "after a byte changed": change_byte,
     "after the end was lost": os.truncate,
 }
-
-
-# --- One call of the answer in a forked process, which may be killed ---
-
-
-@dataclass
-class Kill:
-    """The next kill: the process is killed at point number `at`, counted from 1."""
-
-    at: int
-    folder: Path
-    send: Callable[[str], None]
-    points: int = 0
-
-
-kill: Kill | None = None  # only in a process that is to be killed
-write = os.write
-
-
-def call_in_process(
-    function: Callable, call: str, folder: Path, kill_at: int | None = None
-) -> tuple[str | None, dict]:
-    """Call `function` in a forked process. Return where it was killed, or None, and its report."""
-    receiver, sender = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=_call, args=(sender, function, call, folder, kill_at))
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(PATIENCE):
-            raise Wrong(
-                f"{call} has not finished after {PATIENCE:g} s: is there an endless loop, or does "
-                "it wait for something that a killed save has left?"
-            )
-        killed, report = receiver.recv()
-    except EOFError:
-        process.join()
-        raise Wrong(f"{call} ended the process, with exit code {process.exitcode}") from None
-    finally:
-        if sys.exc_info()[0] is not None:
-            process.kill()
-        process.join(PATIENCE)
-        receiver.close()
-    return killed, report
-
-
-def _call(sender, function: Callable, call: str, folder: Path, kill_at: int | None) -> None:
-    global kill
-    if kill_at is not None:
-        install()
-        kill = Kill(kill_at, folder, lambda where: sender.send((where, {})))
-    report = grading.fill_in({}, function, failure=f"{call} fails")
-    kill = None
-    sender.send((None, report))
-
-
-def install() -> None:
-    """Make all operations of this process on files possible points for a kill."""
-    # The Python versions of `open` and the file classes write with os.write.
-    builtins.open = io.open = _pyio.open  # type: ignore[assignment]
-    os.write = write_in_halves
-    sys.addaudithook(on_event)
-
-
-def on_event(event: str, arguments: tuple) -> None:
-    """Count the operations that change files. Python calls this before each of them."""
-    if kill is None or event not in EVENTS:
-        return
-    if event == "open":
-        path, _, flags = arguments
-        if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            return
-    kill_point(EVENTS[event].format(*(short(argument) for argument in arguments)))
-
-
-EVENTS = {  # {audit event: description of the moment before it}
-    "open": "before it opened {0} for writing",
-    "os.mkdir": "before it created the folder {0}",
-    "os.rename": "before it renamed {0} to {1}",
-    "os.remove": "before it deleted {0}",
-    "os.rmdir": "before it deleted the folder {0}",
-    "os.link": "before it linked {0} to {1}",
-    "os.symlink": "before it linked {0} to {1}",
-    "os.truncate": "before it shortened {0}",
-    "shutil.copyfile": "before it copied {0} to {1}",
-    "subprocess.Popen": "before it started {0}",
-}
-
-
-def write_in_halves(descriptor: int, content) -> int:
-    if kill is None or len(content) < 2:
-        return write(descriptor, content)
-    kill_point(f"before it wrote to {name_of(descriptor)}")
-    content = memoryview(content).cast("B")
-    half = len(content) // 2
-    if write(descriptor, content[:half]) < half:
-        raise OSError("the disk is full")
-    kill_point(f"in the middle of a write to {name_of(descriptor)}")
-    return half + write(descriptor, content[half:])
-
-
-def kill_point(where: str) -> None:
-    """Kill this process with SIGKILL, if this point is the one for the kill."""
-    assert kill is not None
-    kill.points += 1
-    if kill.points == kill.at:
-        kill.send(where)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def name_of(descriptor: int) -> str:
-    try:
-        return short(os.readlink(f"/proc/self/fd/{descriptor}"))
-    except OSError:  # not Linux
-        return "a file"
-
-
-def short(path) -> str:
-    """Return a path relative to the folder with the checkpoints."""
-    assert kill is not None
-    text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)
-    return text.removeprefix(f"{kill.folder}/")
 
 
 if __name__ == "__main__":

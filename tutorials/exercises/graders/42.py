@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 STEPS, TOLERANCE = 4, 1e-5
 PATIENCE = 5  # seconds to wait until memory is released
@@ -50,10 +50,19 @@ def observe(answer: Path, device) -> Iterator[dict]:
         for step in range(STEPS):
             for parameter, gradient in zip(parameters, gradients[step][rank], strict=True):
                 parameter.grad = gradient.to(device)
-            optimizer.step()
+            take_step(optimizer)
             yield {"step": step + 1, **compared(parameters, references, step)}
         check_memory(parameters)
         del optimizer
+
+
+def take_step(optimizer) -> None:
+    try:
+        optimizer.step()
+    except NotImplementedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Wrong(f"step raises {described(error)}") from None
 
 
 def make_references(weights: list, gradients: list, options: dict) -> dict[str, list]:
@@ -123,6 +132,7 @@ def compared(parameters: list, references: dict[str, list], step: int) -> dict:
         "elements": "".join(map(chr, letters.tolist())),
         "is_like": [name for name in MISTAKES if close(name, step + 1).all()],
         "is_from_one_rank": bool(torch.stack(one_rank).any(dim=0).all()),
+        "has_nan": bool(flat.isnan().any()),
         "difference": (flat - references["right"][step + 1]).abs().max().item(),
     }
 
@@ -159,31 +169,50 @@ def check_memory(parameters: list) -> None:
 
 
 def kept_bytes(parameters: list) -> tuple[int, int]:
-    """Return the memory behind all new tensors, and the sum of their sizes.
+    """Return the memory behind all new tensors and arrays, and the sum of their sizes.
 
-    The memory is larger if a tensor is a slice of another one. A DTensor does not count, because it
-    is only a wrapper of a local tensor.
+    The memory is larger if a tensor is a slice of another one. The gradients of other tensors than
+    the parameters are free, up to the size of a share: `torch.optim.Adam` needs them.
     """
-    new = new_tensors(parameters)
-    sizes = {memory_of(tensor).data_ptr(): memory_of(tensor).nbytes() for tensor in new}
-    return sum(sizes.values()), sum(tensor.nbytes for tensor in new)
+    import torch.distributed as dist
+
+    new, sizes = new_tensors(parameters), {}
+    for tensor in new:
+        sizes[memory_of(tensor).data_ptr()] = memory_of(tensor).nbytes()
+    gradients = {memory_of(tensor.grad).data_ptr() for tensor in new if has_gradient(tensor)}
+    share = sum(parameter.nbytes for parameter in parameters) / dist.get_world_size()
+    free = min(share, sum(sizes[pointer] for pointer in gradients))
+    return int(sum(sizes.values()) - free), int(sum(tensor.nbytes for tensor in new) - free)
 
 
 def new_tensors(parameters: list) -> list:
-    """Return the tensors that exist, without the parameters, their gradients and DTensors."""
+    """Return the tensors that exist, without the parameters and their gradients.
+
+    NumPy arrays are returned as tensors that share their memory. DTensors are left out, because
+    they are only wrappers of local tensors.
+    """
+    import numpy
     import torch
 
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    objects = gc.get_objects()
+    tensors = [thing for thing in objects if issubclass(type(thing), torch.Tensor)]
     tensors = [tensor for tensor in tensors if not hasattr(tensor, "_local_tensor")]
-    leaves = [*parameters, *(tensor for tensor in tensors if tensor.is_leaf)]
-    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-    known = {memory_of(tensor).data_ptr() for tensor in [*parameters, *gradients]}
-    return [tensor for tensor in tensors if memory_of(tensor).data_ptr() not in known]
+    tensors += [tensor.grad for tensor in tensors if has_gradient(tensor)]
+    # gc does not track arrays, but the objects that refer to them.
+    for array in gc.get_referents(*objects):
+        while isinstance(array, numpy.ndarray) and isinstance(array.base, numpy.ndarray):
+            array = array.base  # the array that owns the memory
+        if isinstance(array, numpy.ndarray) and array.nbytes:
+            tensors.append(torch.frombuffer(array, dtype=torch.uint8))
+    own = [*parameters, *(parameter.grad for parameter in parameters)]
+    known = {memory_of(tensor).data_ptr() for tensor in own if tensor is not None}
+    different = {id(tensor): tensor for tensor in tensors}.values()
+    return [tensor for tensor in different if memory_of(tensor).data_ptr() not in known]
 
 
-def memory_of(tensor):
-    return tensor.untyped_storage()
+def has_gradient(tensor) -> bool:
+    return tensor.is_leaf and tensor.grad is not None
 
 
 def judge(number: int, seen: list[dict]) -> None:
@@ -216,11 +245,18 @@ def judge_elements(elements: list[str], seen: list[dict]) -> None:
             f"rank {rank} has new values for {elements[rank].count('r')} elements only: it needs "
             "the shares that the other ranks have updated"
         )
+    if any(one["has_nan"] for one in seen):
+        raise Wrong(
+            "there are new parameters that are nan. If a bias correction divides by zero: the first "
+            "step is step 1"
+        )
     for name, mistake in MISTAKES.items():
         if all(name in one["is_like"] for one in seen):
             raise Wrong(mistake)
     if all(one["is_from_one_rank"] for one in seen):
-        raise Wrong("each share is updated with the gradients of one rank, not with the mean")
+        raise Wrong(
+            "each share is updated with the gradients of one rank, not with the mean over all ranks"
+        )
     rank = next(rank for rank, letters in enumerate(elements) if set(letters) != {"r"})
     raise Wrong(
         f"on rank {rank}, {elements[rank].count('r')} of {len(elements[rank])} elements are right. "

@@ -1,4 +1,4 @@
-# wrong: it calls torch.distributed's all_reduce: use only send and recv
+# wrong: it calls a collective, but only send and receive are allowed
 import torch.distributed as dist
 
 

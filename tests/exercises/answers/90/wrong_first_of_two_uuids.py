@@ -1,4 +1,4 @@
-# wrong: the beginning of two UUIDs matches no GPU, and hides all ids after it. 'GPU-5e' on 8 GPUs
+# wrong: 'GPU-5e' on 8 GPUs (GPU 0 is GPU-5e012d1c-77aa-4b1e-9c0d-5e0100aa55bb, GPU 1 is GPU-5e7c
 
 
 def visible_devices(value, uuids):

@@ -1,0 +1,3 @@
+# wrong: a function is not written yet
+def visible_devices(value, uuids):
+    raise NotImplementedError
