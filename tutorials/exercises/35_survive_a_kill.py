@@ -20,8 +20,8 @@ than the one that `latest` has returned, and may be the step of the save that wa
 
 How you name and arrange your files in `folder` is up to you, but each checkpoint must have files of
 its own. Write them with Python's own `open(...)`, as `Path.write_bytes` does: a save is killed in
-the middle of its writes. `folder` may be on a different file system than /tmp. Only one process saves. Not graded:
-`fsync`, because without it a kill loses no data, but a power failure does.
+the middle of its writes. `folder` may be on a different file system than /tmp. Only one process
+saves. Not graded: `fsync`, because without it a kill loses no data, but a power failure does.
 
 The functions below work as long as nobody kills the run.
 

@@ -9,11 +9,14 @@ all ranks must have the same new parameters, in place and equal to the last bit.
 With N ranks, each keeps the two moments of about 1/N of all elements. The number of elements may
 not be divisible by N. Between two steps, besides the parameters and their gradients, a rank may
 keep three float32 numbers for each element of its share: the moments, and a copy of the weights if
-you need one. The memory of all tensors that exist then is counted. Inside `step` you may use more.
+you need one (its `grad` is not counted). The memory of all tensors and NumPy arrays that exist then
+is counted. Inside `step` you may use more.
 
-You may use any collective, and write Adam yourself or let `torch.optim.Adam` update your share.
-The grader creates three optimizers, one after another, on 2 and on 3 connected processes, with
-different shapes, `lr`, `betas` and `eps`, and calls `step` four times on each.
+You may use any collective, such as `dist.reduce_scatter_tensor(output, input)` and
+`dist.all_gather_into_tensor(output, input)`, in which one tensor is N times as long as the other,
+and write Adam yourself or let `torch.optim.Adam` update your share. The grader creates three
+optimizers, one after another, on 2 and on 3 connected processes, with different shapes, `lr`,
+`betas` and `eps`, and calls `step` four times on each.
 
 accel-demo check 42
 """

@@ -153,66 +153,83 @@ def check_memory(parameters: list) -> None:
     limit = 3 * 4 * share + 64  # 64 bytes are for numbers such as the step count
     # gloo's threads may release the tensors of a collective a little after it has returned.
     deadline = time.monotonic() + PATIENCE
-    while (kept := kept_bytes(parameters))[0] > limit and time.monotonic() < deadline:
+    while (sizes := kept_bytes(parameters))[0] > limit and time.monotonic() < deadline:
         time.sleep(0.05)
-    memory, visible = kept
+    memory, free = sizes
     if memory <= limit:
         return
     kept = f"rank {rank} keeps {memory:,} bytes for {elements} elements, but may keep {limit:,}"
-    if visible <= limit:
+    if any(tensor.nbytes < memory_of(tensor).nbytes() for tensor in new_tensors(parameters)):
         raise Wrong(f"{kept}: a slice keeps the whole tensor that it was cut from in memory")
     if any(tensor.numel() == elements for tensor in new_tensors(parameters)):
         raise Wrong(f"{kept}: a tensor with all {elements} elements is left after step")
-    if memory >= 2 * 4 * elements:
+    if memory + free >= 2 * 4 * elements:
         raise Wrong(f"{kept}: it seems to have the moments of all elements")
     raise Wrong(f"{kept}. Shares of equal size need a cut in the middle of a parameter")
 
 
 def kept_bytes(parameters: list) -> tuple[int, int]:
-    """Return the memory behind all new tensors and arrays, and the sum of their sizes.
+    """Return the memory behind all new tensors and arrays that counts, and what does not count.
 
-    The memory is larger if a tensor is a slice of another one. The gradients of other tensors than
-    the parameters are free, up to the size of a share: `torch.optim.Adam` needs them.
+    The gradients of other tensors than the parameters do not count, up to the size of a share,
+    because `torch.optim.Adam` needs them.
     """
     import torch.distributed as dist
 
-    new, sizes = new_tensors(parameters), {}
-    for tensor in new:
-        sizes[memory_of(tensor).data_ptr()] = memory_of(tensor).nbytes()
+    new, own = new_tensors(parameters), own_memory(parameters)
+    sizes = {memory_of(tensor).data_ptr(): memory_of(tensor).nbytes() for tensor in new}
     gradients = {memory_of(tensor.grad).data_ptr() for tensor in new if has_gradient(tensor)}
-    share = sum(parameter.nbytes for parameter in parameters) / dist.get_world_size()
-    free = min(share, sum(sizes[pointer] for pointer in gradients))
-    return int(sum(sizes.values()) - free), int(sum(tensor.nbytes for tensor in new) - free)
+    share = sum(parameter.nbytes for parameter in parameters) // dist.get_world_size()
+    free = min(share, sum(sizes[pointer] for pointer in gradients & sizes.keys()))
+    arrays = {array.ctypes.data: array.nbytes for array in new_arrays()}
+    only_arrays = sum(arrays[pointer] for pointer in arrays.keys() - sizes.keys() - own)
+    return sum(sizes.values()) + only_arrays - free, free
 
 
 def new_tensors(parameters: list) -> list:
-    """Return the tensors that exist, without the parameters and their gradients.
+    """Return the tensors that exist, without the parameters, their gradients and DTensors.
 
-    NumPy arrays are returned as tensors that share their memory. DTensors are left out, because
-    they are only wrappers of local tensors.
+    A DTensor does not count, because it is only a wrapper of a local tensor.
     """
-    import numpy
     import torch
 
     gc.collect()
-    objects = gc.get_objects()
-    tensors = [thing for thing in objects if issubclass(type(thing), torch.Tensor)]
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     tensors = [tensor for tensor in tensors if not hasattr(tensor, "_local_tensor")]
-    tensors += [tensor.grad for tensor in tensors if has_gradient(tensor)]
-    # gc does not track arrays, but the objects that refer to them.
-    for array in gc.get_referents(*objects):
-        while isinstance(array, numpy.ndarray) and isinstance(array.base, numpy.ndarray):
-            array = array.base  # the array that owns the memory
-        if isinstance(array, numpy.ndarray) and array.nbytes:
-            tensors.append(torch.frombuffer(array, dtype=torch.uint8))
-    own = [*parameters, *(parameter.grad for parameter in parameters)]
-    known = {memory_of(tensor).data_ptr() for tensor in own if tensor is not None}
-    different = {id(tensor): tensor for tensor in tensors}.values()
-    return [tensor for tensor in different if memory_of(tensor).data_ptr() not in known]
+    gradients = [tensor.grad for tensor in tensors if has_gradient(tensor)]
+    own = own_memory(parameters)
+    different = {id(tensor): tensor for tensor in [*tensors, *gradients]}.values()
+    return [tensor for tensor in different if memory_of(tensor).data_ptr() not in own]
+
+
+def new_arrays() -> list:
+    """Return the NumPy arrays that own their memory. gc only tracks the objects that hold them."""
+    import numpy
+    import torch
+
+    held = gc.get_referents(*gc.get_objects())
+    arrays = [array for array in held if issubclass(type(array), numpy.ndarray)]
+    owners = []
+    for array in arrays:
+        while isinstance(array.base, numpy.ndarray):
+            array = array.base
+        if not isinstance(array.base, torch.Tensor):
+            owners.append(array)
+    return owners
+
+
+def own_memory(parameters: list) -> set[int]:
+    """Return the addresses of the parameters and their gradients."""
+    tensors = [*parameters, *(parameter.grad for parameter in parameters)]
+    return {memory_of(tensor).data_ptr() for tensor in tensors if tensor is not None}
 
 
 def has_gradient(tensor) -> bool:
     return tensor.is_leaf and tensor.grad is not None
+
+
+def memory_of(tensor):
+    return tensor.untyped_storage()
 
 
 def judge(number: int, seen: list[dict]) -> None:
@@ -247,8 +264,8 @@ def judge_elements(elements: list[str], seen: list[dict]) -> None:
         )
     if any(one["has_nan"] for one in seen):
         raise Wrong(
-            "there are new parameters that are nan. If a bias correction divides by zero: the first "
-            "step is step 1"
+            "some new parameters are nan. If the bias correction divides by zero: the first step "
+            "is step 1"
         )
     for name, mistake in MISTAKES.items():
         if all(name in one["is_like"] for one in seen):
