@@ -68,9 +68,10 @@ def measure(numbers: list[str]) -> None:
         started = time.monotonic()
         for command in commands_of(page.read_text()):
             print(f"{number}: {command}", flush=True)
-            subprocess.run(
-                ["bash", "-c", command], cwd=TUTORIALS.parent, check=True, capture_output=True
-            )
+            run = ["bash", "-c", command]
+            result = subprocess.run(run, cwd=TUTORIALS.parent, capture_output=True, text=True)
+            if result.returncode > command.startswith("diff"):  # diff exits with 1 at a difference
+                raise RuntimeError(f"{command} failed:\n{result.stderr}")
         seconds[number] = round(time.monotonic() - started)
         print(f"{number}: {seconds[number]} s", flush=True)
         SECONDS.write_text(HEAD + yaml.safe_dump(seconds))
