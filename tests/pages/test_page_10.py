@@ -78,7 +78,8 @@ def test_the_page_shows_what_each_launcher_sets_and_passes():
 @pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page cites lines of 1.15.0")
 def test_the_page_cites_the_lines_that_create_a_group_and_then_ignore_it():
     lines = Path(find_spec("accelerate").origin).with_name("state.py").read_text().splitlines()
-    assert "lines 221 and 244" in (TUTORIALS / PAGE).read_text()
+    assert "(lines 202 to 244:" in (TUTORIALS / PAGE).read_text()
+    assert 'os.environ.get("LOCAL_RANK", -1)' in lines[201]
     assert lines[220].strip() == "and not torch.distributed.is_initialized()"
     assert "init_process_group(backend=self.backend" in lines[243]
     assert lines[286].strip() == "# No backend == no distributed training"

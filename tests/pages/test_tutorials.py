@@ -204,7 +204,7 @@ def test_a_model_answer_passes(start, name):
 def test_an_unsolved_exercise_fails(start):
     result = check(start, "10")
     assert result.returncode == 1
-    assert "under python alone" in result.stdout and "NotImplementedError" in result.stdout
+    assert "under python alone, a function is not written yet" in result.stdout
     result = check(start, "11")
     assert result.returncode == 1
     assert "on 1 process plain_step does not clip" in result.stdout
@@ -214,20 +214,7 @@ def test_an_unsolved_exercise_fails(start):
     assert "first batch of the first epoch: level 0" in result.stdout
 
 
-@pytest.mark.slow
-def test_trusting_world_size_fails_for_two_unconnected_processes(start, tmp_path):
-    answer = tmp_path / "trusts WORLD_SIZE.py"
-    answer.write_text(
-        "import os\n\n\ndef assert_distributed(n):\n"
-        "    if int(os.environ.get('WORLD_SIZE', 1)) != n:\n        raise RuntimeError(n)\n"
-    )
-    result = check(start, "10", answer)
-    assert result.returncode == 1
-    assert "under two clones from torchrun (two processes, each alone)" in result.stdout
-    assert "assert_distributed(2) should raise RuntimeError; seen: return" in result.stdout
-
-
-@pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], []])
+@pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], ["--hint"]])
 def test_an_impossible_check_causes_a_one_line_error(start, arguments):
     result = start(["accel-demo", "check", *arguments])
     assert result.returncode == 2
