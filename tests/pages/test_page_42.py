@@ -105,6 +105,8 @@ def test_sharding_only_the_whole_model_gathers_it_and_an_early_optimizer_changes
 
 
 ON_A_CPU = """
+import sys
+
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
@@ -117,14 +119,20 @@ plugin = FullyShardedDataParallelPlugin(
     cpu_offload=True,
 )
 accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-print(type(accelerator.prepare(nn.Sequential(nn.Linear(2, 2)))).__name__)
-print("policy:", FullyShardedDataParallelPlugin(fsdp_version=2).auto_wrap_policy)
+
+
+def say(text):  # one write, because torchrun passes -u, and print would write the end separately
+    sys.stdout.write(f"{text}\\n")
+
+
+say(type(accelerator.prepare(nn.Sequential(nn.Linear(2, 2)))).__name__)
+say(f"policy: {FullyShardedDataParallelPlugin(fsdp_version=2).auto_wrap_policy}")
 model = nn.Linear(2, 2)
 model.hf_device_map = {"a": 0, "b": 1}  # as from_pretrained(..., device_map="auto") sets it
 try:
     accelerator.prepare(model)
 except ValueError as error:
-    print(error)
+    say(error)
 """
 
 
