@@ -32,7 +32,7 @@ LIES = [
     ),
     ("20_collectives.md", "100 200 300 | 3 30 300", "100 200 300 | 3 30 301"),
     ("21_ring.md", "     8 | 1.75 × S", "     8 | 2.75 × S"),
-    ("21_ring.md", "chunks[into] += arriving", "chunks[into] -= arriving"),
+    ("21_ring.md", "wire.exchange(chunks[out], right", "wire.exchange(chunks[into], right"),
     (
         "22_ddp.md",
         "in reverse order from step 2 on             | equal       | equal ",
