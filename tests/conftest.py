@@ -39,9 +39,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
 os.environ["HF_HOME"] = os.devnull  # hides the user's default config from `accelerate launch`
 
-# Unbuffered, a process writes each argument of print by itself, and two processes mix their lines.
-os.environ.pop("PYTHONUNBUFFERED", None)
-
 # If a shell starts pytest in the background, pytest and its child processes ignore SIGINT. Restore
 # Python's default handler.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

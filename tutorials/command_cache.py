@@ -100,13 +100,8 @@ def _run(command: str, folder: str) -> SimpleNamespace:
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return the environment for a fork server whose commands record the files they read.
-
-    Without PYTHONUNBUFFERED, which makes processes that print at the same time mix their lines.
-    """
-    environment = environment_for({**QUIET, "PYTHONPATH": _python_path()})
-    environment.pop("PYTHONUNBUFFERED", None)
-    return environment
+    """Return the environment for a fork server whose commands record the files they read."""
+    return environment_for({**QUIET, "PYTHONPATH": _python_path()})
 
 
 def _python_path() -> str:
