@@ -34,6 +34,8 @@ from accel_demo.wording import counted
 
 TIME_LIMIT = 120  # seconds for one run of an answer; enough even on a busy machine
 ANSWER = "answer_to_the_exercise"  # module name of the learner's file
+# Parts of gloo's messages if a message does not fit into the tensor that receives it.
+GLOO_SIZE_ERRORS = ("preamble.length", "Received data size")
 GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks' reports
 
 
@@ -46,6 +48,15 @@ class Wrong(Exception):
     def __init__(self, message: str, read: str = ""):
         super().__init__(message)
         self.read = read
+
+
+# Mistakes that every answer with several ranks can make. `grade` takes other texts for them.
+STUCK = Wrong("Do all ranks call the same collectives, in the same order?")
+STUCK_SENDING = Wrong(
+    "Is there a receive for each send? If every rank sends before it receives, all ranks wait "
+    "forever"
+)
+SIZES_DIFFER = Wrong("a rank receives a message into a tensor of a different size")
 
 
 @dataclass(frozen=True)
@@ -73,13 +84,17 @@ def grade(
     judge: Callable | None = None,
     time_limit: float = TIME_LIMIT,
     patience: float = 60,
+    stuck: Wrong = STUCK,
+    sizes_differ: Wrong = SIZES_DIFFER,
 ) -> int:
     """Run the grader `file` with its command-line arguments, and return its exit code.
 
     `observe(answer)` runs in a separate process. It uses the answer, and raises `Wrong` if it finds
     a mistake. If `group_sizes` is given, a group of connected processes runs for each size instead,
     and each rank calls `observe(answer, device)`. A rank may take `patience` seconds, unless the
-    environment variable ACCEL_DEMO_PATIENCE sets a different limit.
+    environment variable ACCEL_DEMO_PATIENCE sets a different limit. If it takes longer, the message
+    ends with that of `stuck`. If a rank receives a message of the wrong size, `sizes_differ` is
+    raised.
 
     `observe` may be a generator that yields one observation after each use of the answer. For each
     use, numbered from 0, `judge(number, seen)` compares the observations of all ranks, which are in
@@ -89,7 +104,7 @@ def grade(
 
     def judge_answer() -> str:
         outcome = run_answer(file, options.answer, time_limit=time_limit)
-        check(outcome, group_sizes or (1,), judge)
+        check(outcome, group_sizes or (1,), judge, sizes_differ)
         return right
 
     if not options.report:
@@ -101,10 +116,11 @@ def grade(
 
     patience = float(os.environ.get("ACCEL_DEMO_PATIENCE", patience))
     for size in group_sizes:
-        arguments = (observe, options.answer, options.report, patience)
+        arguments = (observe, options.answer, options.report, patience, stuck)
         run_in_group(_observe_as_rank, size, *arguments)  # exits if a rank found a mistake
         try:
-            check(Outcome(0, "", read_reports(options.report), time_limit), (size,), judge)
+            outcome = Outcome(0, "", read_reports(options.report), time_limit)
+            check(outcome, (size,), judge, sizes_differ)
         except Wrong:
             break
     return 0
@@ -122,14 +138,17 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
     """Call `judge`. Print "right: " and its result, or "wrong: " and the `Wrong` that it raises.
 
     After a mistake, also print what to read. Processes that the answer has started and left behind
-    are killed. Returns the exit code: 0 if the answer is right, 1 if it is wrong. `file` is the
-    grader, graders/NN.py.
+    are killed. Returns the exit code: 0 if the answer is right, 1 if it is wrong, and 3 if the
+    grader itself has failed. `file` is the grader, graders/NN.py.
     """
     adopt_orphans()
     try:
         text, code = f"right: {judge()}", 0
     except Wrong as mistake:
         text, code = f"wrong: {mistake}{_advice(Path(file).stem, mistake.read)}", 1
+    except Exception:
+        traceback.print_exc()
+        text, code = "the check itself has failed, so your answer was not judged", 3
     finally:
         kill_children()
     try:
@@ -166,13 +185,18 @@ def run_answer(
         return Outcome(result.returncode, result.stderr, read_reports(Path(folder)), time_limit)
 
 
-def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None = None) -> None:
-    """Raise `Wrong` if the answer has a mistake or did not finish. `grade` describes `judge`."""
+def check(
+    outcome: Outcome,
+    group_sizes: tuple[int, ...],
+    judge: Callable | None = None,
+    sizes_differ: Wrong = SIZES_DIFFER,
+) -> None:
+    """Raise `Wrong` if the answer has a mistake or did not finish. `grade` explains the options."""
     passed = ""
     for size in group_sizes:
         where = f"on {counted(size, 'process')}"
         try:
-            _check_group(outcome, size, judge)
+            _check_group(outcome, size, judge, sizes_differ)
         except Wrong as mistake:
             message = f"{where} {mistake}{passed}" if len(group_sizes) > 1 else str(mistake)
             raise Wrong(message, mistake.read) from None
@@ -181,15 +205,18 @@ def check(outcome: Outcome, group_sizes: tuple[int, ...], judge: Callable | None
         raise _early_end(outcome)
 
 
-def _check_group(outcome: Outcome, size: int, judge: Callable | None) -> None:
+def _check_group(outcome: Outcome, size: int, judge: Callable | None, sizes_differ: Wrong) -> None:
     names = [f"{size}-{rank}" for rank in range(size)]
     missing = set(names) - set(outcome.reports)
     if judge and not missing:
         lists = [outcome.reports[name]["seen"] for name in names]
         for number, seen in enumerate(zip(*lists, strict=False)):  # lists end early after a mistake
             judge(number, seen)
-    if missing and "preamble.length" in outcome.stderr:  # from gloo's error message
-        raise Wrong("a message has more bytes than the tensor that receives it")
+    errors = [report["mistake"] for report in outcome.reports.values()]
+    if missing:
+        errors.append(outcome.stderr)
+    if any(text in error for text in GLOO_SIZE_ERRORS for error in errors):
+        raise sizes_differ
     for name, report in outcome.reports.items():
         if name in names and report["mistake"]:
             raise Wrong(report["mistake"], report.get("read", ""))
@@ -204,7 +231,9 @@ def _early_end(outcome: Outcome) -> Wrong:
     return Wrong(f"it ended early, with exit code {outcome.exit_code}\n{outcome.stderr}".rstrip())
 
 
-def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, patience: float):
+def _observe_as_rank(
+    device, observe: Callable, answer: Path, folder: Path, patience: float, stuck: Wrong
+) -> None:
     """Use the answer on one rank and write a report. If it has a mistake, exit to end the group."""
     import torch.distributed as dist
 
@@ -213,10 +242,8 @@ def _observe_as_rank(device, observe: Callable, answer: Path, folder: Path, pati
 
     def give_up() -> None:
         if not (folder / f"{name}.json").exists():
-            report["mistake"] = (
-                f"rank {rank} has not finished after {patience:g} s. Do all ranks call the same "
-                "collectives? If every rank sends before it receives, all ranks wait forever"
-            )
+            report["mistake"] = f"rank {rank} has not finished after {patience:g} s. {stuck}"
+            report["read"] = stuck.read
             write_report(folder, name, report)
         os._exit(1)
 

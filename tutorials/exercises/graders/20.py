@@ -8,7 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, call_without_collectives, grade, import_answer
+from accel_demo.lab.grading import (
+    STUCK_SENDING,
+    Wrong,
+    call_without_collectives,
+    grade,
+    import_answer,
+)
 
 GROUP_SIZES = (1, 2, 3, 4)
 SHAPES = [(5,), (300, 1000)]  # small and large: isend returns long before a large tensor has left
@@ -99,5 +105,5 @@ def named(ranks: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    options = {"group_sizes": GROUP_SIZES, "judge": judge, "patience": 30}
+    options = {"group_sizes": GROUP_SIZES, "judge": judge, "patience": 30, "stuck": STUCK_SENDING}
     sys.exit(grade(__file__, __doc__, observe, right=RIGHT, **options))

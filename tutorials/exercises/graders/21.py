@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, call_without_collectives, grade, import_answer
+from accel_demo.lab.grading import (
+    STUCK_SENDING,
+    Wrong,
+    call_without_collectives,
+    grade,
+    import_answer,
+)
 
 GROUP_SIZES = (2, 3, 4)
 LENGTHS = (12, 7, 2)  # tensor lengths that lead to equal, unequal and empty chunks
@@ -165,5 +171,5 @@ def check_bytes(call: Call, calls: list[Call]) -> None:
 
 
 if __name__ == "__main__":
-    options = {"group_sizes": GROUP_SIZES, "judge": judge, "patience": 30}
+    options = {"group_sizes": GROUP_SIZES, "judge": judge, "patience": 30, "stuck": STUCK_SENDING}
     sys.exit(grade(__file__, __doc__, observe, right=RIGHT, **options))
