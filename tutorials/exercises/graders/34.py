@@ -1,7 +1,7 @@
 """Grade exercise 34: kill training at four random batches, resume it, and compare the weights.
 
 python tutorials/exercises/graders/34.py FILE
-python tutorials/exercises/graders/34.py FILE --seed 7    # the same kills in every check
+python tutorials/exercises/graders/34.py FILE --seed 7    # the same kills again
 """
 
 import hashlib
@@ -30,6 +30,7 @@ ALL = EPOCHS * BATCHES
 # Batches before each kill: after the first checkpoint, early in the second epoch when the newest
 # checkpoint is from the first epoch, and after the checkpoints of the second and third epochs.
 KILLS = (range(5, 8), range(10, 13), range(16, 20), range(24, ALL))
+CONSTANTS = {"EPOCHS": 3, "BATCH_SIZE": 4, "ACCUMULATE": 2, "SAVE_AFTER": (3, 7)}  # of the answer
 MOST_LOST = 8  # how many batches may be repeated after a kill
 ROUNDING = 1e-4  # a larger difference between weights is not caused by the order of additions
 # Headings of page 34
@@ -59,11 +60,11 @@ def judge_all(answer: Path, seed: int) -> str:
             judge_kills(answer, world_size, kills, deadline)
         except Wrong as mistake:
             where = f"on {counted(world_size, 'process')}"
-            raise Wrong(f"{where}, {mistake}\n(--seed {seed})", mistake.read) from None
+            same = f"(The same kills again: tutorials/exercises/graders/34.py FILE --seed {seed})"
+            raise Wrong(f"{where}, {mistake}\n{same}", mistake.read) from None
     return (
         "the last level. The weights are the same, bit for bit, as without a kill, on one process "
-        f"and on three. The runs were killed after {', '.join(map(str, kills))} batches "
-        f"(--seed {seed})"
+        f"and on three. The runs were killed after {', '.join(map(str, kills))} batches"
     )
 
 
@@ -178,22 +179,36 @@ def observe(
     """Train with the answer. Yield what each batch used, the number of steps, and the weights.
 
     "masks" and "weights_before" have a digest for each batch: of the elements that dropout has set
-    to 0, and of the first layer's weights.
+    to 0, and of the first layer's weights. "has_leftover_gradient" is true if there were gradients
+    before the first batch, and "passes_after_load" counts uses of a layer after `load_state` and
+    before the first batch.
     """
     import torch
-    from accelerate import PartialState
+    from accelerate import Accelerator, PartialState
     from torch.nn.functional import mse_loss
     from torch.nn.modules.module import register_module_forward_hook
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import TensorDataset
 
     masks, weights_before, steps = {}, {}, []
+    is_loaded, has_leftover_gradient, passes_after_load = False, False, 0
+    load_state = Accelerator.load_state
+
+    def load(*arguments, **options):
+        nonlocal is_loaded
+        load_state(*arguments, **options)
+        is_loaded = True
 
     def digest(tensor) -> str:
         return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
     def after_forward(module, inputs, output) -> None:
+        nonlocal has_leftover_gradient, passes_after_load
         batch = len(samples) - 1
+        if batch < 0:
+            passes_after_load += is_loaded
+        elif batch == 0 and (gradient := getattr(module, "weight", zero).grad) is not None:
+            has_leftover_gradient |= bool(gradient.any())
         if batch >= 0 and isinstance(module, torch.nn.Dropout) and module.training and module.p:
             masks[batch] = digest(output == 0)
         if batch >= 0 and isinstance(module, torch.nn.Linear):
@@ -203,13 +218,18 @@ def observe(
         if samples:  # not in a pass before the first batch
             steps.append(len(samples))
 
+    Accelerator.load_state, zero = load, torch.zeros(1)
     count = BATCHES * BATCH_SIZE * world_size
     inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
     targets = inputs.sum(dim=1, keepdim=True)
     dataset = TensorDataset(torch.arange(count), inputs, targets)
     register_module_forward_hook(after_forward)
     register_optimizer_step_post_hook(after_step)
-    model = grading.import_answer(answer).train(folder, dataset, begin_batch)
+    module = grading.import_answer(answer)
+    for name, value in CONSTANTS.items():
+        if getattr(module, name, value) != value:
+            raise Wrong(f"{name} was changed: keep {name} = {value}")
+    model = module.train(folder, dataset, begin_batch)
     if not isinstance(model, torch.nn.Module):
         raise Wrong(f"train returned {type(model).__name__}, and not the model")
     if (connected := PartialState().num_processes) != world_size:
@@ -223,6 +243,8 @@ def observe(
         "masks": [masks[batch] for batch in sorted(masks)],
         "weights_before": [weights_before[batch] for batch in sorted(weights_before)],
         "steps": len(steps),
+        "has_leftover_gradient": has_leftover_gradient,
+        "passes_after_load": passes_after_load,
         "weights": weights.numpy().tobytes().hex(),
         "relative_loss": loss.item(),
     }
@@ -274,6 +296,12 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
     if len(set(followed)) > 1:
         raise Wrong(f"after the restart, the ranks had different numbers of batches: {followed}")
     if place <= 0:
+        if not any(path.is_file() for path in (run / "copy").rglob("*")):
+            raise Wrong(
+                f"it saved nothing in {done} batches. What does the docstring say about a "
+                "checkpoint that cannot be right?",
+                WINDOW,
+            )
         raise Wrong(
             "it started again with the first batch of the first epoch: level 0. What does the "
             "checkpoint contain about the position in the run?",
@@ -304,8 +332,9 @@ def judge_samples(uninterrupted: list[dict], resumed: list[dict], place: int) ->
         order = uninterrupted[0]["samples"][first + shift : last + shift]
         if first < last and continued[0][first - place : last - place] == order:
             raise Wrong(
-                f"it continued epoch {epoch + 1} with the order of epoch {other + 1}: level 2. Is "
-                "the epoch set before batches are skipped, and does the order depend on it?",
+                f"it continued epoch {epoch + 1} with the order of epoch {other + 1}: level 1 or "
+                "2. Does the order depend only on a seed and the epoch, and is the epoch set "
+                "before batches are skipped?",
                 EPOCH,
             )
     is_same = [
@@ -333,11 +362,16 @@ def wrong_weights(uninterrupted: list[dict], resumed: list[dict], place: int, ru
         )
     if place % ACCUMULATE:
         return Wrong(f"{but}: level 3. Which gradients existed when it saved?", WINDOW)
+    if any(rank["has_leftover_gradient"] for rank in resumed):
+        return Wrong(f"{but}: there were gradients before its first batch. Whose?", FIRST_STEP)
     for number, (expected, rank) in enumerate(zip(uninterrupted, resumed, strict=True)):
         if expected["masks"][place:] == rank["masks"]:
             continue
         if any(run.rglob("random_states_0.*")) and not any(run.rglob(f"random_states_{number}.*")):
             return Wrong(f"{but}: the checkpoint has no random states of rank {number}", EVERY_RANK)
+        if rank["passes_after_load"]:
+            why = "because the model drew dropout masks between load_state and the first batch"
+            return Wrong(f"{but}, {why}", FIRST_STEP)
         return Wrong(f"{but}, because the dropout masks differ: level 4. What else draws?", LOADER)
     difference = largest_difference(uninterrupted[0]["weights"], resumed[0]["weights"])
     if len(resumed) > 2 and difference < ROUNDING:
