@@ -55,6 +55,7 @@ def observe(answer: Path, folder: Path) -> Iterator[int]:
     run.kill_everywhere(run.states["3, 6"], run.saved[6])
     run.kill_everywhere(run.states["empty"], None)
     run.kill_repeatedly()
+    run.check_that_two_are_kept()
     run.damage()
     yield run.kills
 
@@ -81,28 +82,27 @@ class Run:
             self.saved[step] = self.save_completely(step, f"step {step} was saved without a kill")
             self.keep(", ".join(str(earlier) for earlier in self.saved))
 
-    def kill_everywhere(
-        self, state: Path, before: Checkpoint | None, earlier_kill: str = ""
-    ) -> None:
+    def kill_everywhere(self, state: Path, before: Checkpoint | None, earlier: str = "") -> None:
         """Save in `state`, and kill this save at each point. After each kill, save again.
 
-        Also kill this second save at each point, once for each kind of state of the folder.
+        Also kill this second save at each point, once for each kind of state of the folder, unless
+        `earlier` says what has happened before.
         """
         known, old_names = set(), set(os.listdir(state))
         step = before[0] + 3 if before else 3
         for point in itertools.count(1):
             self.restore(state)
             new = self.new_checkpoint(step)
-            saved = f"{earlier_kill}step {step} was saved"
+            saved = f"{earlier}step {step} was saved"
             killed = self.save(new, point, when=saved)
             if killed is None:
                 self.points = point - 1
                 self.expect(saved, new)
                 self.check_size(saved)
                 return
-            this_kill = f"{earlier_kill}a save of step {step} was killed {killed}"
+            this_kill = f"{earlier}a save of step {step} was killed {killed}"
             after = self.expect(this_kill, before, new)
-            if earlier_kill:
+            if earlier:
                 continue
             # Names of temporary files may be random, so only count the new names.
             names = set(os.listdir(self.folder))
@@ -124,7 +124,19 @@ class Run:
             when = f"step {new[0]} was saved" if killed is None else f"a save was killed {killed}"
             before = self.expect(f"after other kills, {when}", before, new)
         step = before[0] + 1 if before else 3
-        self.save_completely(step, f"after {KILLS} killed saves, step {step} was saved")
+        when = f"after {KILLS} saves of larger and larger steps, most of them killed, step {step}"
+        self.save_completely(step, f"{when} was saved")
+
+    def check_that_two_are_kept(self) -> None:
+        """Check that the folder has enough bytes for two checkpoints. Random bytes can't shrink."""
+        self.restore(self.states["3, 6, 9, 12, 15"])
+        newest = [files for _, files in (self.saved[12], self.saved[15])]
+        needed = sum(len(content) for files in newest for content in files.values())
+        if self.size() < needed:
+            raise Wrong(
+                f"after step 15 was saved without a kill, folder contains {self.size():,} bytes, "
+                f"but its files and those of the checkpoint before have {needed:,}: keep both"
+            )
 
     def damage(self) -> None:
         """Damage the files of the newest checkpoint on the disk, one after the other."""
@@ -134,15 +146,16 @@ class Run:
         places = dict(self.find(content) for content in newest[1].values() if len(content) >= 20)
         for path in self.files_of_newest():
             places.setdefault(path, path.stat().st_size // 2)
-        results = []
+        damaged = None
         for path, how in itertools.product(places, DAMAGE):
             self.restore(state)
             DAMAGE[how](path, places[path])
             where = f"{how} in {path.relative_to(self.folder)}, a file of step 15"
             # A checkpoint that is stored twice may be still complete.
-            results.append(self.expect(where, before, newest, read=MANIFEST))
-        if before in results:
-            self.save_completely(15, "after step 15 was damaged, it was saved again")
+            if self.expect(where, before, newest, read=MANIFEST) == before:
+                damaged = self.keep("damaged")
+        if damaged:  # the next save has the same step
+            self.kill_everywhere(damaged, before, "step 15 was damaged, and then ")
 
     def files_of_newest(self) -> list[Path]:
         """Return the files that the save of step 15 added, and those that it changed in subfolders.
@@ -246,8 +259,7 @@ class Run:
 
     def check_size(self, when: str) -> None:
         """Check that no more than two checkpoints are left, whatever their format is."""
-        files = {path.lstat().st_ino: path.lstat().st_size for path in files_in(self.folder)}
-        size = sum(files.values())
+        size = self.size()
         if len(self.saved) == 1:  # this is the second save
             self.size_of_two = size
         elif len(self.saved) > 1 and size > MOST_GROWTH * self.size_of_two:
@@ -255,6 +267,11 @@ class Run:
                 f"{when}: folder contains {size:,} bytes, but after the first two saves it had "
                 f"{self.size_of_two:,}. What should be deleted, and when?"
             )
+
+    def size(self) -> int:
+        """Return the bytes of all files in the folder. A file with several names counts once."""
+        files = {path.lstat().st_ino: path.lstat().st_size for path in files_in(self.folder)}
+        return sum(files.values())
 
     def keep(self, name: str) -> Path:
         """Copy the folder, so that `restore` can bring it back."""

@@ -1,4 +1,4 @@
-# wrong: latest(folder) returns None, although step 12 was complete
+# wrong: but its files and those of the checkpoint before have
 
 import hashlib
 import json
