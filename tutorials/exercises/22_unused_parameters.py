@@ -22,8 +22,9 @@
    each backward of a model whose parameters are all used. It replaces each gradient by the mean
    over all ranks. `parameters` is a list in the order of registration: the weight and the bias of
    the first layer, then those of the next layer. `step` starts at 0. The model is small, so DDP
-   puts all gradients into one bucket. The grader prints which of four levels your function
-   reaches, if it does not have DDP's bits.
+   puts all gradients into one bucket. If the bits differ from DDP's, the check names the level
+   that your function has reached: (1) it averages each gradient separately, (2) all in one buffer,
+   (3) it also computes the mean as DDP does, (4) it also changes the order of the gradients.
 
 accel-demo check 22
 """

@@ -151,6 +151,8 @@ def check_training(train: Callable, seed: int, device) -> None:
     except (Exception, SystemExit) as error:
         raise training_error(error) from None
     weights = weights_of(model)
+    by_rank = [None] * RANKS
+    dist.all_gather_object(by_rank, {name: tensor.cpu() for name, tensor in weights.items()})
     distances = distances_between(weights, expected)
     if max(distances.values()) <= TOLERANCE:
         return
@@ -174,6 +176,11 @@ def check_training(train: Callable, seed: int, device) -> None:
         if not parameter.requires_grad and distances[name] > 0:
             raise Wrong(f"train changes {name}, which is frozen")
     name = max(distances, key=lambda name: distances[name])
+    if any(not torch.equal(other[name], by_rank[0][name]) for other in by_rank):
+        raise Wrong(
+            f"after {STEPS} steps of train, the ranks have different values of {name}. If their "
+            "tasks differ, do they still add the gradients of the same parameters?"
+        )
     raise Wrong(
         f"after {STEPS} steps of train, {name} differs on rank {rank} by up to "
         f"{distances[name]:.1g} from the expected weights. In each step, is its gradient the mean "

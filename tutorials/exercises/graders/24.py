@@ -11,6 +11,7 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 SEED, TOLERANCE = 24, 1e-6
 RIGHT = "the gradients equal those of the whole batch, for 1 to 8 replicas and all batches"
+GRADIENTS = "Why a sum and an average are both correct"  # headings of the page
 SCALARS = "Why a mean of means can be wrong"  # section on outputs that are scalars
 
 
@@ -75,6 +76,11 @@ def check_scatter_of_containers(scatter) -> None:
         parts = scatter(batch, [torch.device("cpu")] * count)
         if not is_list_of(parts, dict):
             raise Wrong("scatter of a dict should return a list of dicts")
+        if not parts:
+            raise Wrong(
+                "scatter of a dict that contains an empty list returns no parts: the list has no "
+                "tensor to split, but every part should have it"
+            )
         if len(parts) not in range(math.ceil(samples / math.ceil(samples / count)), count + 1):
             raise Wrong(f"{call} returns {len(parts)} parts, unlike scatter of a tensor")
         for part in parts:
@@ -227,7 +233,8 @@ def check_gradients(module) -> None:
             if not error <= TOLERANCE:
                 raise Wrong(
                     f"with {samples} samples on {count} replicas the gradients are off by "
-                    f"{error:.1e}, but at most {TOLERANCE:.0e} is allowed"
+                    f"{error:.1e}, but at most {TOLERANCE:.0e} is allowed",
+                    GRADIENTS,
                 )
 
 

@@ -1,4 +1,4 @@
-# wrong: is its gradient the mean over all ranks?
+# wrong: do they still add the gradients of the same parameters?
 import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss

@@ -1,0 +1,25 @@
+# wrong: is its gradient the mean over all ranks?
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+
+
+def unused_parameters(model, loss):
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [parameter for _, parameter in named]
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return [name for (name, _), grad in zip(named, gradients, strict=True) if grad is None]
+
+
+def train(model, batches, learning_rate):
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    for inputs, targets, task in batches:
+        mse_loss(model(inputs, task), targets).backward()
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size() - 1
+        optimizer.step()
+        optimizer.zero_grad()
