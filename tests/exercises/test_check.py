@@ -139,3 +139,16 @@ def test_an_interrupted_check_leaves_no_process(tmp_path, number):
         stubborn.wait(30)
     finally:
         checked.kill()
+
+
+def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd):
+    grader = two / "graders" / "90.py"
+    grader.write_text(
+        "import sys\nfrom accel_demo.lab.grading import verdict\n"
+        "sys.exit(verdict(__file__, lambda: str(1 / 0)))\n"
+    )
+    assert main(["90"]) == 3
+    printed = capfd.readouterr()
+    assert printed.out == "the check itself has failed, so your answer was not judged\n"
+    assert "ZeroDivisionError" in printed.err
+    assert states(capfd)["90"] == "not checked yet"
