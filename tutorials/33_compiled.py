@@ -84,10 +84,17 @@ def after(accelerator: Accelerator, model):
     return torch.compile(accelerator.prepare(model), backend="eager")
 
 
+def in_place_after(accelerator: Accelerator, model):
+    model = accelerator.prepare(model)
+    model.compile(backend="eager")
+    return model
+
+
 METHODS = {
     "not compiled": not_compiled,
     "`model.compile()`, then `prepare`": in_place,
     "`torch.compile(model)`, then `prepare`": before,
+    "`prepare`, then `model.compile()`": in_place_after,
     "`prepare`, then `torch.compile(model)`": after,
     "`Accelerator(dynamo_backend=…)`": not_compiled,  # here, `prepare` compiles the model
 }

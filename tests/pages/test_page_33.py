@@ -72,14 +72,15 @@ def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):
     assert said.endswith("with this setting a layer returns float32")
 
 
-def test_the_machines_of_the_exercise_have_every_setting_and_no_close_decision(grader):
+def test_the_machines_of_the_exercise_have_every_setting_and_are_clear_or_exactly_at_the_limit(grader):
     machines = grader.machines()
     assert machines == grader.machines()
     rights = {tuple(grader.right_setting(machine).values()) for machine in machines}
     precisions = [("no", False), ("fp16", True), ("bf16", False)]
     assert rights == {(*both, compiled) for both in precisions for compiled in (True, False)}
     for machine in machines:
-        assert not 0.7 < grader.saved_seconds(machine) / machine["compile_seconds"] < 1.5
+        saved = grader.saved_seconds(machine) / machine["compile_seconds"]
+        assert saved == 1 or not 0.7 < saved < 1.5
 
 
 def test_triton_needs_what_the_grader_and_the_page_say():

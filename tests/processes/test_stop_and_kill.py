@@ -43,15 +43,23 @@ class Launch:
 
     If `ranks` is set, the command is started once per rank, without a launcher. The TCP store is
     hosted by the test's process, or by rank 0 if `keeps_store` is set. By default, launchers and
-    their workers start normally. If `real` is False, they are forked from the fork server.
+    their workers start normally. If `real` is False, they are forked from the fork server. Without
+    `ranks`, `variables` are added to the environment.
     """
 
     def __init__(
-        self, command: list, run: Path, ranks=None, ignored=None, real=None, keeps_store=False
+        self,
+        command: list,
+        run: Path,
+        ranks=None,
+        ignored=None,
+        real=None,
+        keeps_store=False,
+        **variables,
     ):
         self.run, self.before, self.stack = run, processes_below_this_one(), ExitStack()
         self.output = self.stack.enter_context(open(run.with_suffix(".txt"), "a+"))
-        environments = [{}]
+        environments: list[dict] = [variables]
         if ranks:
             environments = self.stack.enter_context(rank_environments(ranks, keeps_store))
         self.processes = [
@@ -208,6 +216,23 @@ def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_
     assert started.end() == 0, started.printed()
     assert started.printed().count("stopped after step") == 1
     assert "2 processes on cpu" in started.printed()
+
+
+@pytest.mark.parametrize("file", BOTH)
+def test_a_launcher_that_handles_slurms_signal_passes_it_on_and_fails(file, launch):
+    """Only the launcher gets the signal. Without the setting, it would just die."""
+    command, variables, handled = command_of(file, 2), {}, "SIGTERM,SIGINT,SIGUSR1"
+    if file == "train_ddp.py":
+        command[1:1] = ["--signals-to-handle", handled]
+    else:
+        variables["PET_SIGNALS_TO_HANDLE"] = handled
+    started = launch(command, "run", **variables)
+    started.reach(10)
+    os.kill(started.process.pid, signal.SIGUSR1)
+    assert started.end() == 1, started.printed()
+    assert started.printed().count("stopped after step") == 1
+    assert "2 processes on cpu" in started.printed()
+    assert f"got signal: {signal.SIGUSR1}" in started.printed()
 
 
 def test_loader_workers_run_until_the_step_ends(launch):
