@@ -72,7 +72,9 @@ def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):
     assert said.endswith("with this setting a layer returns float32")
 
 
-def test_the_machines_of_the_exercise_have_every_setting_and_are_clear_or_exactly_at_the_limit(grader):
+def test_the_machines_of_the_exercise_have_every_setting_and_are_clear_or_at_the_limit(
+    grader,
+):
     machines = grader.machines()
     assert machines == grader.machines()
     rights = {tuple(grader.right_setting(machine).values()) for machine in machines}

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 
 from tests.pages.pages import TUTORIALS
 
@@ -33,3 +34,26 @@ def test_a_changed_program_makes_one_more_row_equal(text, changed, row, start, t
         r"^\| (.*?)(?: \(.*\))? \| .* \| \*\*equal\*\* \|$", second_table, re.MULTILINE
     )
     assert sorted(equal) == sorted([row, *ALWAYS_EQUAL])
+
+
+@pytest.mark.skipif(
+    not is_torchdata_stateful_dataloader_available(),
+    reason="needs torchdata: pip install torchdata",
+)
+def test_a_stateful_loader_replaces_only_the_skipping_of_batches(start):
+    transcript = (TUTORIALS / "transcripts" / "stateful.txt").read_text()
+    command, _, shown = transcript.partition("\n")
+    result = start(command.removeprefix("$ ").split())
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == shown
+    rows = re.findall(r"^\| (`.*) \| (\d+) of (\d+) \| (.*) \|$", shown, re.MULTILINE)
+    assert [row[0] for row in rows if row[3] == "**equal**"] == ["`skip_first_batches`"]
+    assert len(rows) == 6
+    assert "Connected processes: 3" in shown and "`dl_state_dict.bin`" in shown
+
+
+@pytest.mark.skipif(is_torchdata_stateful_dataloader_available(), reason="torchdata is installed")
+def test_without_torchdata_the_stateful_loader_is_refused_in_one_line(start):
+    result = start(["python", PROGRAM, "--stateful"])
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: --stateful needs a package: pip install torchdata\n")
