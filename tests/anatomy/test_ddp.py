@@ -463,9 +463,8 @@ def test_ddp_has_the_same_buckets_as_ours_and_rebuilds_them_once(results):
 
 
 @pytest.mark.slow  # slow, because the test of page 22 checks the same table
-def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start, tmp_path):
-    picture = tmp_path / "timeline.svg"
-    result = start(["python", "-m", "accel_demo.anatomy.ddp", "--plot", picture])
+def test_the_program_prints_the_comparison(start):
+    result = start(["python", "-m", "accel_demo.anatomy.ddp"])
     assert result.returncode == 0, result.stderr
     for processes in (2, 3, 4):
         assert f"{processes} connected processes on cpu (gloo)" in result.stdout
@@ -477,12 +476,25 @@ def test_the_program_prints_the_comparison_and_draws_when_buckets_are_sent(start
         assert marks[name] == {"equal"}
     at_two = [row[1] for row in rows]
     assert at_two == ["different", *["equal"] * 14]
+
+
+def test_ddp_sends_all_buckets_but_the_last_while_backward_continues(start, tmp_path):
+    picture = tmp_path / "timeline.svg"
+    result = start(["python", "-m", "accel_demo.anatomy.ddp.timeline", "--plot", picture])
+    assert result.returncode == 0, result.stderr
+    assert "2 connected processes on cpu (gloo)" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if line.startswith("|")][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert rows == [["1000", "1", "0"], ["2", "4", "3"]]
     assert "bucket 4: 2 MiB" in picture.read_text()
 
 
-@pytest.mark.parametrize("arguments", [["--plot", "x.jpg"], ["more"]])
+@pytest.mark.parametrize(
+    "arguments", [[".timeline", "--plot", "x.jpg"], [".timeline", "x"], ["", "x"]]
+)
 def test_a_mistake_on_the_command_line_is_an_error_of_one_line(start, arguments):
-    result = start(["python", "-m", "accel_demo.anatomy.ddp", *arguments])
+    program, *arguments = arguments
+    result = start(["python", "-m", f"accel_demo.anatomy.ddp{program}", *arguments])
     assert result.returncode == 2 and re.fullmatch("error: .*\n", result.stderr)
 
 

@@ -1,95 +1,164 @@
-"""Measure and draw when each bucket is sent during backward."""
+"""Measure when DDP sends each bucket during backward, with one bucket and with several.
 
-import pickle
+python -m accel_demo.anatomy.ddp.timeline
+python -m accel_demo.anatomy.ddp.timeline --plot timeline.svg
+"""
+
+import json
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.ddp.by_hand import BackwardEvent, HandmadeDDP
+from accel_demo import show
+from accel_demo.anatomy.flags import command_line, read
+from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS, new_figure, save
-from accel_demo.wording import byte_size
+from accel_demo.show import COLOURS
+from accel_demo.wording import byte_size, counted
 
-PROCESSES, LAYERS, WIDTH, BATCH_SIZE, BUCKET_MIB = 2, 8, 512, 256, 2
-STEPS = 4  # the first and the last step are drawn; step 2 is slower, because its buckets are new
-
-
-@dataclass(frozen=True)
-class BackwardTimeline:
-    """Start, end and events of one backward call, measured with `time.perf_counter`."""
-
-    start: float
-    end: float
-    events: list[BackwardEvent]
-    bucket_bytes: list[int]
+PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 512, 256
+LIMITS_MB = 1000, 2  # for one bucket and for several
+WARM_UP, MEASURED = 4, 9  # steps; DDP rebuilds its buckets after the first one
 
 
-def draw_timeline(path: Path) -> None:
-    """Train for a few steps with buckets, and draw rank 0's first and last backward.
+@dataclass
+class Backward:
+    """Times of one backward on one rank, in seconds after the call of `backward()`."""
 
-    On a GPU, the times show when the CPU queued the work, not when the GPU did the work.
-    """
+    ready: list[float] = field(default_factory=list)  # of each gradient
+    bucket_bytes: list[int] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)  # start of each bucket's all-reduce
+    received: list[float] = field(default_factory=list)  # end of each bucket's all-reduce
+    returned: float = 0.0
+
+    def sent_early(self) -> int:
+        """Return how many all-reduces started before the last gradient was ready."""
+        return sum(seconds < max(self.ready) for seconds in self.sent)
+
+
+class TimedDDP:
+    """A model in `DistributedDataParallel`, with hooks that record the times of its backward."""
+
+    def __init__(self, device: torch.device, limit_mb: float):
+        layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        self.model = DistributedDataParallel(
+            nn.Sequential(*layers).to(device), bucket_cap_mb=limit_mb
+        )
+        self.model.register_comm_hook(None, self.all_reduce)
+        for parameter in self.model.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda _: self.backward.ready.append(self.seconds())
+            )
+        self.backward, self.started_at = Backward(), 0.0
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started_at
+
+    def all_reduce(self, _, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket, as DDP does without a hook, and record when this starts and ends."""
+        record, number = self.backward, bucket.index()
+        record.sent.append(self.seconds())
+        record.received.append(0.0)  # until the all-reduce ends
+        record.bucket_bytes.append(bucket.buffer().nbytes)
+        buffer = bucket.buffer().div_(dist.get_world_size())
+        work = dist.all_reduce(buffer, async_op=True)
+
+        def on_end(future: torch.futures.Future):
+            record.received[number] = self.seconds()
+            return future.value()[0]
+
+        return work.get_future().then(on_end)
+
+    def train(self, inputs: torch.Tensor) -> Backward:
+        """Train one step, and return the times of its backward."""
+        loss = self.model(inputs).square().mean()
+        dist.barrier()  # so that all ranks start backward together
+        self.backward, self.started_at = Backward(), time.perf_counter()
+        loss.backward()
+        self.backward.returned = self.seconds()
+        self.model.zero_grad()
+        return self.backward
+
+
+def main() -> None:
+    options = read(command_line(__doc__))
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "timelines")
+        file = Path(folder, "backwards")
         run_in_group(measure, PROCESSES, file)
-        if file.exists():  # only rank 0 of the launch writes it
-            draw(pickle.loads(file.read_bytes()), path)
+        if not file.exists():  # only rank 0 of the launch writes it
+            return
+        records = json.loads(file.read_text())
+        backwards = {float(limit): Backward(**times) for limit, times in records.items()}
+    rows = [
+        [f"{limit:g}", len(backward.sent), backward.sent_early()]
+        for limit, backward in backwards.items()
+    ]
+    head = ["bucket_cap_mb", "all-reduces", "started before the last gradient was ready"]
+    print(show.table(head, rows))
+    if options.plot:
+        draw(backwards, options.plot)
 
 
 def measure(device: torch.device, file: Path) -> None:
-    """Train on this rank. Rank 0 writes its `BackwardTimeline` objects to the file."""
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = HandmadeDDP(nn.Sequential(*layers).to(device), BUCKET_MIB)
-    inputs, timelines = torch.randn(BATCH_SIZE, WIDTH, device=device), []
-    for _ in range(STEPS):
-        loss = model(inputs).square().mean()
-        dist.barrier()  # so that all ranks start backward together
-        start = time.perf_counter()
-        loss.backward()
-        end, sizes = time.perf_counter(), [bucket.flat.nbytes for bucket in model.buckets]
-        timelines.append(BackwardTimeline(start, end, model.events, sizes))
-        model.zero_grad()
+    """Train with each limit, alternately. Rank 0 writes a typical `Backward` for each, as JSON.
+
+    Typical is the measured step whose `backward()` took the median time. On a GPU, the times show
+    when the CPU queued the work, not when the GPU did the work.
+    """
+    inputs = torch.randn(BATCH_SIZE, WIDTH, device=device)
+    models = {limit: TimedDDP(device, limit) for limit in LIMITS_MB}
+    measured: dict[float, list[Backward]] = {limit: [] for limit in LIMITS_MB}
+    for step in range(WARM_UP + MEASURED):
+        for limit, model in models.items():
+            backward = model.train(inputs)
+            if step >= WARM_UP:
+                measured[limit].append(backward)
     if dist.get_rank() == 0:
-        file.write_bytes(pickle.dumps(timelines))
+        typical = {
+            limit: asdict(sorted(backwards, key=lambda one: one.returned)[MEASURED // 2])
+            for limit, backwards in measured.items()
+        }
+        file.write_text(json.dumps(typical))
 
 
-def draw(timelines: list[BackwardTimeline], path: Path) -> None:
-    """Draw the first step above the last step, on a common time axis without numbers."""
-    shown = timelines[0], timelines[-1]
-    figure = new_figure(7, 4)
-    heights = [len(timeline.bucket_bytes) + 2 for timeline in shown]
-    all_axes = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-    titles = (
-        "Step 1: one bucket, sent when the last gradient is ready",
-        "From step 2 on: buckets are sent while backward continues",
-    )
-    for axes, timeline, title in zip(all_axes, shown, titles, strict=True):
-        axes.set_title(title, fontsize=10, loc="left")
-        labels = ["gradients"]
-        events, zero = timeline.events, timeline.start
-        times = {(event.kind, event.index): event.seconds - zero for event in events}
-        ready = [seconds for (kind, _), seconds in times.items() if kind == "gradient"]
+def draw(backwards: dict[float, Backward], path: Path) -> None:
+    """Draw one backward for each limit, below each other, on a common time axis."""
+    figure = show.new_figure(7, 4.2)
+    heights = [len(backward.sent) + 2 for backward in backwards.values()]
+    all_axes = figure.subplots(len(backwards), 1, sharex=True, height_ratios=heights)
+    for axes, (limit, backward) in zip(all_axes, backwards.items(), strict=True):
+        buckets = counted(len(backward.sent), "bucket")
+        axes.set_title(f"bucket_cap_mb={limit:g}: {buckets}", fontsize=10, loc="left")
+        labels, ready = ["backward"], [1000 * seconds for seconds in backward.ready]
         axes.barh(0, max(ready), color=COLOURS[5], height=0.6, label="backward computes")
         ticks = {"color": COLOURS[7], "markersize": 11, "label": "a gradient is ready"}
         axes.plot(ready, [0] * len(ready), "|", **ticks)
-        for bucket, size in enumerate(timeline.bucket_bytes):
-            start, end = times["start", bucket], times["end", bucket]
-            name = "all-reduce" if bucket == 0 else None
-            axes.barh(bucket + 1, end - start, 0.6, start, color=COLOURS[1], label=name)
-            labels.append(f"bucket {bucket + 1}: {byte_size(size)}")
+        for number, size in enumerate(backward.bucket_bytes):
+            start, end = 1000 * backward.sent[number], 1000 * backward.received[number]
+            name = "all-reduce" if number == 0 else None
+            axes.barh(number + 1, end - start, 0.6, start, color=COLOURS[1], label=name)
+            labels.append(f"bucket {number + 1}: {byte_size(size)}")
         returns = {"color": COLOURS[3], "linewidth": 1.5, "label": "backward() returns"}
-        axes.axvline(timeline.end - zero, **returns)
+        axes.axvline(1000 * backward.returned, **returns)
         axes.set_yticks(range(len(labels)), labels, fontsize=9)
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    all_axes[1].set_xticks([])
-    all_axes[1].set_xlim(left=0)
-    all_axes[1].set_xlabel("time since backward() was called, on rank 0", fontsize=9)
-    handles, names = all_axes[1].get_legend_handles_labels()
+    end = 1000 * max(backward.returned for backward in backwards.values())
+    all_axes[-1].set_xticks(range(int(end) + 2), [""] * (int(end) + 2))
+    all_axes[-1].set_xlim(0, end * 1.02)
+    label = "time since backward() was called, on rank 0 (one tick per millisecond)"
+    all_axes[-1].set_xlabel(label, fontsize=9)
+    handles, names = all_axes[-1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    save(figure, path)
+    show.save(figure, path)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()
