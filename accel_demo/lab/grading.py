@@ -56,7 +56,13 @@ STUCK_SENDING = Wrong(
     "Is there a receive for each send? If every rank sends before it receives, all ranks wait "
     "forever"
 )
-SIZES_DIFFER = Wrong("a rank receives a message into a tensor of a different size")
+SIZES_DIFFER = Wrong(
+    "a rank receives a message into a tensor with a different number of bytes. Do both tensors "
+    "have the same shape and dtype?"
+)
+NOT_AWAITED = Wrong(
+    "a message may not have arrived when it is used: call wait() on what isend and irecv return"
+)
 
 
 @dataclass(frozen=True)
@@ -198,9 +204,13 @@ def check(
         try:
             _check_group(outcome, size, judge, sizes_differ)
         except Wrong as mistake:
-            message = f"{where} {mistake}{passed}" if len(group_sizes) > 1 else str(mistake)
-            raise Wrong(message, mistake.read) from None
-        passed = f". (It is right {where}.)"
+            if len(group_sizes) == 1:
+                raise
+            end = "" if str(mistake).endswith("?") else "."
+            raise Wrong(
+                f"{where} {mistake}{f'{end} {passed}' if passed else ''}", mistake.read
+            ) from None
+        passed = f"(It is right {where}.)"
     if outcome.exit_code != 0:
         raise _early_end(outcome)
 
@@ -309,17 +319,27 @@ def import_answer(answer: Path) -> ModuleType:
 def call_without_collectives(function: Callable, *arguments) -> Any:
     """Return `function(*arguments)`. Raise `Wrong` if it calls a collective other than a barrier.
 
-    Process groups count their operations. Those that are not counted here, too, are collectives.
+    Also raise it for a message to or from a rank that does not exist, and if nobody has waited for
+    a message. Process groups count their operations. Those that are not counted here, too, are
+    collectives.
     """
     import torch.distributed as dist
 
-    allowed = 0
+    allowed, messages = 0, []
 
-    def counting(method: Callable) -> Callable:
-        def call(*arguments, **options):
+    def counting(name: str) -> Callable:
+        method = getattr(dist.ProcessGroup, name)
+
+        def call(group, *arguments, **options):
             nonlocal allowed
+            if name in ("send", "recv"):
+                check_peer(name, arguments[1])
             allowed += 1
-            return method(*arguments, **options)
+            work = method(group, *arguments, **options)
+            if name == "barrier":
+                return work
+            messages.append(WatchedWork(work))
+            return messages[-1]
 
         return call
 
@@ -330,12 +350,40 @@ def call_without_collectives(function: Callable, *arguments) -> Any:
     before = operations()
     with ExitStack() as stack:
         for name in ("send", "recv", "recv_anysource", "barrier"):
-            counter = counting(getattr(dist.ProcessGroup, name))
-            stack.enter_context(mock.patch.object(dist.ProcessGroup, name, counter))
+            stack.enter_context(mock.patch.object(dist.ProcessGroup, name, counting(name)))
         returned = function(*arguments)
     if operations() - before > allowed:
         raise Wrong("it calls a collective, but only send and receive are allowed")
+    if not all(message.is_awaited for message in messages):
+        raise NOT_AWAITED
     return returned
+
+
+def check_peer(name: str, peer: int) -> None:
+    """Raise `Wrong` if this rank cannot exchange a message with rank `peer`."""
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    action = "sends to" if name == "send" else "receives from"
+    if peer == rank:
+        raise Wrong(f"rank {rank} {action} itself")
+    if peer not in range(size):
+        ranks = f"there are only ranks 0 to {size - 1}" if size > 1 else "there is only rank 0"
+        raise Wrong(f"rank {rank} {action} rank {peer}, but {ranks}")
+
+
+class WatchedWork:
+    """The `Work` object of a send or receive, which records whether `wait` was called."""
+
+    def __init__(self, work):
+        self.work, self.is_awaited = work, False
+
+    def wait(self, *arguments, **options):
+        self.is_awaited = True
+        return self.work.wait(*arguments, **options)
+
+    def __getattr__(self, name: str):
+        return getattr(self.work, name)
 
 
 def described(error: BaseException) -> str:

@@ -75,7 +75,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
     (
         "torch.empty_like(own_values)",
         "torch.empty_like(own_values)[:-1]",
-        "on 2 processes a rank receives a message into a tensor of a different size",
+        "on 2 processes a rank receives a message into a tensor with a different number of bytes",
     ),
     (
         EXCHANGE,

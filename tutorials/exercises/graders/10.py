@@ -24,6 +24,7 @@ class Launch:
     flags: str = ""  # passed to this program
 
 
+TIME_LIMIT = 60  # seconds for one launch; it usually takes less than ten
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
 MULTI_CPU = "accelerate launch --config_file tutorials/10_multi_cpu.yaml"
 CONNECTED = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml"
@@ -51,8 +52,15 @@ def judge_launch(answer: Path, launch: Launch) -> None:
         for n in launch.asked:
             judge_calls(n, launch, [observation["calls"][str(n)] for observation in seen])
 
-    outcome = grading.run_answer(__file__, answer, launch.launcher, launch.flags)
+    outcome = grading.run_answer(
+        __file__, answer, launch.launcher, launch.flags, time_limit=TIME_LIMIT
+    )
     try:
+        if outcome.exit_code is None and launch.connected > 1:
+            raise Wrong(
+                f"it did not end within {outcome.time_limit:g} s. A call such as gather waits "
+                "until every process makes it"
+            )
         grading.check(outcome, (launch.processes,), judge)
     except Wrong as mistake:
         raise Wrong(f"under {launch.name}, {mistake}", mistake.read) from None

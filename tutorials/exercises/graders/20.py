@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accel_demo.lab.grading import (
+    NOT_AWAITED,
     STUCK_SENDING,
     Wrong,
     call_without_collectives,
@@ -19,6 +20,8 @@ from accel_demo.lab.grading import (
 GROUP_SIZES = (1, 2, 3, 4)
 SHAPES = [(5,), (300, 1000)]  # small and large: isend returns long before a large tensor has left
 BASE = 50  # in this number system, digit r of a sum is the part that rank r's tensor added
+WAIT = "Asynchronous calls: async_op and wait()"  # headings of the page
+MISTAKES = "Common mistakes"
 RIGHT = "with 1, 2, 3 and 4 processes, every rank gets the sum, using only send and receive"
 
 
@@ -34,7 +37,10 @@ def observe(answer: Path, device) -> Iterator[dict]:
         digits = torch.randint(1, 6, (group_size, *shape), generator=generator)
         originals = [part.float().to(device) * BASE**r for r, part in enumerate(digits)]
         tensor, total = originals[rank].clone(), sum(originals)
-        returned = call_without_collectives(all_reduce, tensor)
+        try:
+            returned = call_without_collectives(all_reduce, tensor)
+        except Wrong as mistake:
+            raise Wrong(str(mistake), WAIT if mistake is NOT_AWAITED else "") from None
         yield {
             "counts": counts(tensor, originals),
             "is_mean": torch.allclose(tensor * group_size, total),
@@ -68,7 +74,7 @@ def judge(number: int, calls: list[dict]) -> None:
     if all(call["returned_sum"] for call in calls):
         raise Wrong("it returns the sum, but does not write it into the tensor that was passed")
     if all(call["is_mean"] for call in calls):
-        raise Wrong("every rank has the mean, and not the sum")
+        raise Wrong("every rank has the mean, and not the sum", MISTAKES)
     if len(own) == len(calls):
         raise Wrong("every rank ends with its original tensor: write the sum into this tensor")
     if right and len(own) + len(right) == len(calls):
