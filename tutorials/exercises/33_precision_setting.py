@@ -4,6 +4,7 @@
 
     device                    "cpu" or "cuda"
     bf16_instructions         True if the device is a CPU with instructions to multiply bfloat16
+                              (assume that bf16 is then faster)
     compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), such
                               as (7, 5) for a T4, or (9, 0) for an H100; None for a CPU
     is_bf16_supported         the result of torch.cuda.is_bf16_supported() on this machine

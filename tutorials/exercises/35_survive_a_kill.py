@@ -9,7 +9,8 @@ files that were saved. It returns None if there is no complete checkpoint.
 
 A run calls `latest` once, and then `save` for larger and larger steps. It may be killed with
 SIGKILL at any moment. Then it starts again, in a new process: the next step that it saves is larger
-than the one that `latest` has returned, and may be the step of the save that was killed. Graded:
+than the one that `latest` has returned. It may be the step of a save that was killed, or smaller.
+Graded:
 
 1. After a kill at any point of a save, `latest` returns the checkpoint before it, or the new one.
    The next save works as usual.

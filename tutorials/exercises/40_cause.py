@@ -8,8 +8,8 @@ two buckets, and therefore two all-reduces on each rank.
 `cause(trace)` should return a pair that says what makes the steps long. Return the first of these
 that applies:
 
-("data", 2)              rank 2 is slow, because it waits for data at least 5 ms longer than the
-                         other ranks do
+("data", 2)              rank 2 is slow, because it waits for data at least 5 ms longer than
+                         every other rank does
 ("computation", 2)       rank 2 is slow, because its forward, backward or optimizer takes longer
 ("data", None)           no rank is slow, but every rank spends a fifth of each step waiting for
                          data

@@ -9,8 +9,8 @@ all ranks must have the same new parameters, in place and equal to the last bit.
 With N ranks, each keeps the two moments of about 1/N of all elements. The number of elements may
 not be divisible by N. Between two steps, besides the parameters and their gradients, a rank may
 keep three float32 numbers for each element of its share: the moments, and a copy of the weights if
-you need one (its `grad` is not counted). The memory of all tensors and NumPy arrays that exist then
-is counted. Inside `step` you may use more.
+you need one (its `grad` is not counted, unless it is a view of a longer tensor). The memory of all
+tensors and NumPy arrays that exist then is counted. Inside `step` you may use more.
 
 You may use any collective, such as `dist.reduce_scatter_tensor(output, input)` and
 `dist.all_gather_into_tensor(output, input)`, in which one tensor is N times as long as the other,

@@ -13,7 +13,7 @@ def cause(trace: dict) -> tuple[str, int | None]:
         late, waits_longer = [], []
         for step, (start, _) in enumerate(last[rank]):
             late.append(start - max(last[other][step][0] for other in others))
-            waits_longer.append(data[rank][step] - median(data[other][step] for other in others))
+            waits_longer.append(data[rank][step] - max(data[other][step] for other in others))
         if median(late) >= 5:
             return "data" if median(waits_longer) >= 5 else "computation", rank
 

@@ -41,6 +41,7 @@ MISTAKES = {
     "multiply max_norm": "limits the norm to max_norm times the number of processes, instead of "
     "max_norm",
 }
+REPLICA = "Each process has a replica of the model"  # heading of the page
 EARLY = "clips too early: there are no gradients yet when it clips"
 LATE = "clips the gradients after the optimizer has used them"
 
@@ -110,7 +111,8 @@ def judge(name: str, weights, events: list[str], accelerator) -> None:
                 description = EARLY
             elif mistake == "never" and events[0] == "step" and set(events) != {"step"}:
                 description = LATE
-            raise Wrong(f"{name} {description}")
+            is_about_average = any(word in mistake for word in ("average", "divide", "multiply"))
+            raise Wrong(f"{name} {description}", REPLICA if is_about_average else "")
     raise Wrong(
         f"{name} ends with weights that differ from the expected weights by "
         f"up to {distance(''):.1e}, but at most {TOLERANCE:.0e} is allowed"

@@ -158,10 +158,10 @@ def check_training(train: Callable, seed: int, device) -> None:
         return
     wrong_ways = {
         "train leaves the weights of `model` as they were: train it in place": untrained,
-        "every rank trains alone, so the ranks end with different weights": (
-            train_in_one_process(seed, device, lambda all, used: all[rank])
-        ),
-        "train adds the gradients of the ranks instead of averaging them": (
+        "every rank trains alone, so the ranks end with different weights: does each forward go "
+        "through DDP?": (train_in_one_process(seed, device, lambda all, used: all[rank])),
+        "each change of the weights is 3 times too large: the gradients of the ranks are added "
+        "instead of averaged, or the learning rate was multiplied": (
             train_in_one_process(seed, device, lambda all, used: sum(all))
         ),
         "train averages a gradient over the ranks that use the parameter: a rank that does not use "

@@ -15,6 +15,7 @@ PROCESSES, BATCH = 2, 3
 CASES = [(10, 4), (8, 4), (2, 4), (7, 4), (5, 4), (3, 1)]  # micro-batches, window
 RIGHT = "every step uses the gradient of its window, averaged in one all-reduce"
 SEND = "Why the gradients are sent in the last backward"
+WAIT = "Why clipping and the optimizer have to wait"
 DIVIDE = "Why each loss is divided by the number of micro-batches"
 SHORT = "Why the last window needs its own factor"
 
@@ -50,7 +51,7 @@ def observe_case(train, batches: int, window: int) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from accel_demo.anatomy.accumulation import compare, right_gradient
+    from accel_demo.anatomy.accumulation import EQUAL, compare, right_gradient
 
     torch.manual_seed(0)
     layers = torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
@@ -64,19 +65,28 @@ def observe_case(train, batches: int, window: int) -> None:
     windows = -(-batches // window)
     judge_memory(record)
     judge_steps(len(record.used), batches, window)
-    expected, differences = [], []
+    expected, differences, from_last = [], [], []  # `from_last`: from the last micro-batch alone
     for number in range(windows):
-        part = slice(number * window, (number + 1) * window)
-        samples = inputs[:, part].flatten(0, 2), targets[:, part].flatten(0, 2)
-        expected.append(right_gradient(model.module, samples, torch.device("cpu")))
+        end = min((number + 1) * window, batches)
+        whole, last = (
+            right_gradient(
+                model.module,
+                (inputs[:, start:end].flatten(0, 2), targets[:, start:end].flatten(0, 2)),
+                torch.device("cpu"),
+            )
+            for start in (number * window, end - 1)
+        )
+        expected.append(whole)
         by_rank = [torch.empty_like(expected[0]) for _ in range(PROCESSES)]
         dist.all_gather(by_rank, record.used[number])
-        differences.append(compare(torch.stack(by_rank), expected[number]))
+        differences.append(compare(torch.stack(by_rank), whole))
+        from_last.append(compare(torch.stack(by_rank), last))
     is_added = windows > 1 and all(
         (gradient - sum(expected[: number + 1])).abs().max() <= 1e-6
         for number, gradient in enumerate(record.used)
     )
-    judge_gradients(differences, is_added, batches, window)
+    is_last = all(result == EQUAL or (result[0] == "×" and result != "×0") for result in from_last)
+    judge_gradients(differences, is_added, is_last, batches, window)
     judge_sharing(record, windows)
 
 
@@ -139,7 +149,7 @@ def judge_steps(steps: int, batches: int, window: int) -> None:
         raise Wrong(
             f"the optimizer steps too often: {counted(steps, 'time')} instead of "
             f"{counted(windows, 'time')}",
-            read=SHORT if steps == windows + 1 else "Predict",
+            read=SHORT if steps == windows + 1 else WAIT,
         )
     if steps == windows - 1 and batches % window:
         raise Wrong(
@@ -153,17 +163,24 @@ def judge_steps(steps: int, batches: int, window: int) -> None:
         )
 
 
-def judge_gradients(differences: list[str], is_added: bool, batches: int, window: int) -> None:
+def judge_gradients(
+    differences: list[str], is_added: bool, is_last: bool, batches: int, window: int
+) -> None:
     """Raise `Wrong` if `accumulation.compare` has found a difference in a window's gradient.
 
-    `is_added` is True if each step used the sum of the gradients of all windows so far.
+    `is_added` is True if each step used the sum of the gradients of all windows so far, and
+    `is_last` if it used a multiple of the gradient of its last micro-batch.
     """
     from accel_demo.anatomy.accumulation import EQUAL
 
     if set(differences) == {EQUAL}:
         return
     if is_added:
-        raise Wrong("the gradients of the previous window are still there: call zero_grad")
+        raise Wrong(
+            "the gradients of the previous window are still there: call zero_grad", read=WAIT
+        )
+    if any("nan" in difference for difference in differences):
+        raise Wrong("the gradient is nan: is a loss divided by 0?", read=SHORT)
     if "different on each rank" in differences:
         raise Wrong(
             "each rank uses a gradient of its own: the gradients of the whole window must be "
@@ -171,13 +188,22 @@ def judge_gradients(differences: list[str], is_added: bool, batches: int, window
             read=SEND,
         )
     if set(differences) == {"×0"}:
-        raise Wrong("all gradients are zero when the optimizer steps: they were deleted too early")
+        raise Wrong(
+            "all gradients are zero when the optimizer steps: they were deleted too early",
+            read=WAIT,
+        )
+    if is_last:
+        raise Wrong(
+            "each step uses the gradient of the last micro-batch alone: those of the micro-batches "
+            "before it were deleted",
+            read=WAIT,
+        )
     length = batches % window or window  # of the last window
     full, short = set(differences[:-1]), differences[-1]
     if full <= {f"×{window}"} and short in (f"×{length}", f"×{window}"):
         raise Wrong(
             f"the gradient is {window if full else length} times too large: divide each loss by "
-            "the number of micro-batches",
+            "the number of micro-batches in its window",
             read=DIVIDE,
         )
     if full <= {EQUAL} and length < window:

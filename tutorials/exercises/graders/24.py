@@ -22,6 +22,7 @@ def observe(answer: Path) -> None:
     for check, function, subject in (
         (check_scatter, module.scatter, "scatter of a tensor"),
         (check_scatter_of_containers, module.scatter, "scatter of dicts, lists and tuples"),
+        (check_scatter_of_other_values_first, module.scatter, "scatter"),
         (check_devices_of_scatter, module.scatter, "scatter to two devices"),
         (check_gather, module.gather, "gather of tensors"),
         (check_gather_of_scalars, module.gather, "gather of scalars"),
@@ -93,14 +94,17 @@ def check_scatter_of_containers(scatter) -> None:
                         f"{value!r} became {part[name]!r}"
                     )
             if not has_same_structure(part["data"], batch["data"]):
-                raise Wrong("scatter of a tuple with a list should return such a tuple per replica")
+                raise Wrong(
+                    "scatter of a tuple with a list should return such a tuple per replica, and "
+                    f"not {structure_of(part['data'])}"
+                )
         first, second = [part["data"][0] for part in parts], [part["data"][1][0] for part in parts]
         for name, whole, tensors in (("first", images, first), ("second", labels, second)):
             sizes = [len(tensor) for tensor in tensors]
             if 0 in sizes or max(sizes) > math.ceil(samples / count):
                 raise Wrong(
-                    f"{call} should split the {name} tensor of a tuple as it splits a tensor, but "
-                    f"its parts have {sizes} samples"
+                    f"{call} should split the {name} tensor of a tuple inside as it splits a "
+                    f"tensor, but its parts have {sizes} samples"
                 )
             if not torch.equal(torch.cat(tensors), whole):
                 raise Wrong(f"scatter loses or reorders samples of the {name} tensor of a tuple")
@@ -108,6 +112,31 @@ def check_scatter_of_containers(scatter) -> None:
             raise Wrong(f"{call} gives two tensors in one part different numbers of samples")
         if not has_gradient(torch.cat(first), [images]):
             raise Wrong("scatter cuts the graph of a tensor in a tuple in a dict")
+
+
+def check_scatter_of_other_values_first(scatter) -> None:
+    """Scatter batches in which a value without tensors comes before the first tensor."""
+    import torch
+
+    images = torch.randn(10, 4)
+    for batch in (
+        ("a batch", images),
+        {"count": 3, "images": images},
+        ([], images),
+        [{"id": ("x", 7)}, [images]],
+    ):
+        call = f"scatter of {structure_of(batch)} with 10 samples on 4 devices"
+        try:
+            parts = scatter(batch, [torch.device("cpu")] * 4)
+        except Exception as error:
+            raise Wrong(f"{call} stops with {described(error)}") from None
+        if not isinstance(parts, list | tuple) or not parts:
+            raise Wrong(f"{call} should return a list of parts")
+        for part in parts:
+            if structure_of(part) != structure_of(batch):
+                raise Wrong(f"{call} returns a part {structure_of(part)}")
+        if not torch.equal(torch.cat([tensors_in(part)[0] for part in parts]), images):
+            raise Wrong(f"{call} does not keep every sample once, in order")
 
 
 def check_devices_of_scatter(scatter) -> None:
@@ -174,7 +203,10 @@ def check_gather_of_containers(gather) -> None:
         raise Wrong("gather of dicts should return a dict with the same keys")
     both, losses = joined["both"], joined["loss"]
     if not has_same_structure(both, outputs[0]["both"]):
-        raise Wrong("gather of tuples with a list inside should return a tuple with a list inside")
+        raise Wrong(
+            "gather of tuples with a list inside should return such a tuple, and not "
+            f"{structure_of(both)}"
+        )
     if shape_of(losses) != (3,) or not torch.equal(losses, torch.stack(scalars)):
         raise Wrong(f"gather of scalars in dicts should return a vector, not {losses}", SCALARS)
     if shape_of(both[0]) != (10, 2) or not torch.equal(both[0], torch.cat(matrices)):
@@ -253,6 +285,32 @@ def has_same_structure(value, model) -> bool:
         is_like = isinstance(value, type(model)) and len(value) == len(model)
         return is_like and all(map(has_same_structure, value, model))
     return isinstance(value, torch.Tensor) == isinstance(model, torch.Tensor)
+
+
+def structure_of(value) -> str:
+    """Return a value as text, with "tensor" in place of each tensor."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {structure_of(value[key])}' for key in value)}}}"
+    if isinstance(value, list | tuple):
+        left, right = "[]" if isinstance(value, list) else "()"
+        return f"{left}{', '.join(map(structure_of, value))}{right}"
+    return repr(value)
+
+
+def tensors_in(value) -> list:
+    """Return all tensors in nested containers, in order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, dict | list | tuple):
+        return []
+    values = value.values() if isinstance(value, dict) else value
+    return [tensor for one in values for tensor in tensors_in(one)]
 
 
 def shape_of(result) -> tuple | str:

@@ -14,7 +14,7 @@ from accel_demo.lab.grading import STUCK, Wrong, described, grade, import_answer
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15
 # samples: 22 samples fill one round and part of another, 30 fill two rounds, and 4 fill no batch.
-CASES = [(22, [0, 1, 2, 20]), (30, [3, 4, 27]), (4, [1])]
+CASES = [(22, [1, 2, 6, 20]), (30, [3, 4, 27]), (4, [2])]
 RIGHT = f"the exact accuracy of 22, 30 and 4 samples, on each of {PROCESSES} ranks"
 TOLERANCE = 1e-6
 PADDING = "Why gather returns more predictions than samples"  # headings of the page
@@ -195,6 +195,12 @@ def typical_mistakes(
                 ". gather_for_metrics removes padding only from the last batch of a prepared "
                 "loader, when it is called in the loop with one prediction per sample"
             )
+        yield (
+            accuracy_of(everything[:samples], mistakes),
+            f"It is the accuracy of the first {samples} gathered predictions, but the padding is "
+            "not at their end: in which order do the ranks read the samples?",
+            "The change",
+        )
         yield right / padded, f"It counts {padded} predictions: {not_removed}", read_more
         yield (
             sum(sample not in mistakes for sample in sum(cut, [])) / padded,

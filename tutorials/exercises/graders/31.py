@@ -135,8 +135,12 @@ def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterato
     if abs(factor - 1) > TOLERANCE:
         yield (
             "the first learning rate",
-            f"the first learning rate is {factor:.3g} times `learning_rate`, although the global "
-            "batch should be the same as on one process",
+            f"the first learning rate is {factor:.3g} times `learning_rate`"
+            + (
+                ", although the global batch should be the same as on one process"
+                if processes > 1
+                else ": is the scheduler stepped before the optimizer?"
+            ),
         )
     if decrease_to_zero_in(steps):
         return

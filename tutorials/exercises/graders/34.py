@@ -32,6 +32,7 @@ ALL = EPOCHS * BATCHES
 KILLS = (range(5, 8), range(10, 13), range(16, 20), range(24, ALL))
 CONSTANTS = {"EPOCHS": 3, "BATCH_SIZE": 4, "ACCUMULATE": 2, "SAVE_AFTER": (3, 7)}  # of the answer
 MOST_LOST = 8  # how many batches may be repeated after a kill
+ORDINALS = ("first", "second", "third")
 ROUNDING = 1e-4  # a larger difference between weights is not caused by the order of additions
 # Headings of page 34
 POSITION = "Level 1: what `save_state` does not save"
@@ -60,7 +61,8 @@ def judge_all(answer: Path, seed: int) -> str:
             judge_kills(answer, world_size, kills, deadline)
         except Wrong as mistake:
             where = f"on {counted(world_size, 'process')}"
-            same = f"(The same kills again: tutorials/exercises/graders/34.py FILE --seed {seed})"
+            grader = "python tutorials/exercises/graders/34.py FILE"
+            same = f"(The same kills again: {grader} --seed {seed})"
             raise Wrong(f"{where}, {mistake}\n{same}", mistake.read) from None
     return (
         "the last level. The weights are the same, bit for bit, as without a kill, on one process "
@@ -275,8 +277,9 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
     for rank in uninterrupted:
         if len(rank["masks"]) != ALL:
             raise Wrong(
-                f"without a kill, the model used dropout in {len(rank['masks'])} of {ALL} batches: "
-                "keep the model, in training mode"
+                f"without a kill, the model used dropout in {len(rank['masks'])} of {ALL} batches "
+                "after begin_batch: call it at the start of the batch, and keep the model in "
+                "training mode"
             )
         if rank["steps"] != ALL // ACCUMULATE:
             raise Wrong(
@@ -332,9 +335,9 @@ def judge_samples(uninterrupted: list[dict], resumed: list[dict], place: int) ->
         order = uninterrupted[0]["samples"][first + shift : last + shift]
         if first < last and continued[0][first - place : last - place] == order:
             raise Wrong(
-                f"it continued epoch {epoch + 1} with the order of epoch {other + 1}: level 1 or "
-                "2. Does the order depend only on a seed and the epoch, and is the epoch set "
-                "before batches are skipped?",
+                f"it continued the {ORDINALS[epoch]} epoch with the order of the "
+                f"{ORDINALS[other]}: level 1 or 2. Does the order depend only on a seed and the "
+                "epoch, and is the epoch set before batches are skipped?",
                 EPOCH,
             )
     is_same = [
@@ -363,7 +366,11 @@ def wrong_weights(uninterrupted: list[dict], resumed: list[dict], place: int, ru
     if place % ACCUMULATE:
         return Wrong(f"{but}: level 3. Which gradients existed when it saved?", WINDOW)
     if any(rank["has_leftover_gradient"] for rank in resumed):
-        return Wrong(f"{but}: there were gradients before its first batch. Whose?", FIRST_STEP)
+        return Wrong(
+            f"{but}: there were gradients before its first batch. Whose, and does zero_grad have "
+            "an effect there?",
+            FIRST_STEP,
+        )
     for number, (expected, rank) in enumerate(zip(uninterrupted, resumed, strict=True)):
         if expected["masks"][place:] == rank["masks"]:
             continue
@@ -372,7 +379,10 @@ def wrong_weights(uninterrupted: list[dict], resumed: list[dict], place: int, ru
         if rank["passes_after_load"]:
             why = "because the model drew dropout masks between load_state and the first batch"
             return Wrong(f"{but}, {why}", FIRST_STEP)
-        return Wrong(f"{but}, because the dropout masks differ: level 4. What else draws?", LOADER)
+        return Wrong(
+            f"{but}, because the dropout masks differ: level 4. What else draws, or sets a seed?",
+            LOADER,
+        )
     difference = largest_difference(uninterrupted[0]["weights"], resumed[0]["weights"])
     if len(resumed) > 2 and difference < ROUNDING:
         return Wrong(

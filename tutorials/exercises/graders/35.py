@@ -26,8 +26,13 @@ TIME_LIMIT = 100  # seconds; a correct answer takes a few seconds
 SEED = 7
 KILLS = 25  # in a row, to see whether leftovers accumulate
 SIZES = {"model.bin": 20_000, "optimizer.bin": 9_000}  # in bytes; every checkpoint has these
-SMALL = {"scaler.bin": 0, "scheduler.bin": 40, "random_0.bin": 300, "config.bin": 2}  # three each
-MOST_GROWTH = 1.3  # of the folder's size after two saves; a third checkpoint makes it 1.5
+OTHERS = {
+    "scaler.bin": 0,
+    "scheduler.bin": 40,
+    "random_0.bin": 12_000,
+    "config.bin": 2,
+}  # three each
+MOST_GROWTH = 1.1  # of the size of two checkpoints; one leftover random_0.bin makes it 1.17
 MIXTURE = "Why an incomplete checkpoint is worse than none"
 MANIFEST = "The manifest"
 RIGHT = (
@@ -66,7 +71,7 @@ class Run:
     def __init__(self, module: ModuleType, folder: Path, copies: Path):
         self.module, self.folder, self.copies = module, folder, copies
         self.kills, self.points = 0, 0  # kills until now, and kill points of one save
-        self.size_of_two = 0  # bytes in the folder after two saves
+        self.overhead = 1.0  # bytes in the folder after two saves, per byte of their contents
         self.states: dict[str, Path] = {}
         self.saved: dict[int, Checkpoint] = {}  # by step, the checkpoints in `states`
         self.known_files: set[tuple[str, bytes]] = (
@@ -78,8 +83,13 @@ class Run:
     def without_kills(self) -> None:
         self.keep("empty")
         self.expect("no checkpoint was saved yet", None)
+        before = None
         for step in (3, 6, 9, 12, 15):
-            self.saved[step] = self.save_completely(step, f"step {step} was saved without a kill")
+            when = f"step {step} was saved without a kill"
+            self.saved[step] = new = self.save_completely(step, before, when)
+            if step == 6:
+                self.overhead = max(1, self.size() / content_bytes(before, new))
+            before = new
             self.keep(", ".join(str(earlier) for earlier in self.saved))
 
     def kill_everywhere(self, state: Path, before: Checkpoint | None, earlier: str = "") -> None:
@@ -98,7 +108,7 @@ class Run:
             if killed is None:
                 self.points = point - 1
                 self.expect(saved, new)
-                self.check_size(saved)
+                self.check_size(saved, before, new)
                 return
             this_kill = f"{earlier}a save of step {step} was killed {killed}"
             after = self.expect(this_kill, before, new)
@@ -112,26 +122,29 @@ class Run:
                 self.kill_everywhere(self.keep("after a kill"), after, f"{this_kill}, and then ")
             else:
                 next_step = after[0] + 3 if after else 3
-                self.save_completely(next_step, f"{this_kill}, and then step {next_step} was saved")
+                when = f"{this_kill}, and then step {next_step} was saved"
+                self.save_completely(next_step, after, when)
 
     def kill_repeatedly(self) -> None:
         """Kill many saves, one after the other, and then save completely."""
         self.restore(self.states["3, 6"])
         before: Checkpoint | None = self.saved[6]
+        steps = []
         for _ in range(KILLS):
             new = self.new_checkpoint(before[0] + self.random.randint(1, 3) if before else 3)
+            steps.append(str(new[0]))
             killed = self.save(new, self.random.randint(1, self.points), when="after other kills")
             when = f"step {new[0]} was saved" if killed is None else f"a save was killed {killed}"
             before = self.expect(f"after other kills, {when}", before, new)
         step = before[0] + 1 if before else 3
-        when = f"after {KILLS} saves of larger and larger steps, most of them killed, step {step}"
-        self.save_completely(step, f"{when} was saved")
+        last = f"the last ones of the steps {', '.join(steps[-3:])}"
+        when = f"after {KILLS} saves, most of them killed ({last}), step {step} was saved"
+        self.save_completely(step, before, when)
 
     def check_that_two_are_kept(self) -> None:
         """Check that the folder has enough bytes for two checkpoints. Random bytes can't shrink."""
         self.restore(self.states["3, 6, 9, 12, 15"])
-        newest = [files for _, files in (self.saved[12], self.saved[15])]
-        needed = sum(len(content) for files in newest for content in files.values())
+        needed = content_bytes(self.saved[12], self.saved[15])
         if self.size() < needed:
             raise Wrong(
                 f"after step 15 was saved without a kill, folder contains {self.size():,} bytes, "
@@ -182,11 +195,12 @@ class Run:
                 return path, place
         return files[-1], files[-1].stat().st_size // 2  # the content is encoded
 
-    def save_completely(self, step: int, when: str) -> Checkpoint:
+    def save_completely(self, step: int, before: Checkpoint | None, when: str) -> Checkpoint:
+        """Save without a kill, and check the folder. `before` is the last complete checkpoint."""
         new = self.new_checkpoint(step)
         self.save(new, when=when)
         self.expect(when, new)
-        self.check_size(when)
+        self.check_size(when, before, new)
         return new
 
     def save(self, new: Checkpoint, kill_at: int = 0, when: str = "") -> str | None:
@@ -236,7 +250,7 @@ class Run:
             if not complete:
                 return f"step {step}, although no save was complete", ""
             steps = " or ".join(str(number) for number, _ in complete)
-            return f"step {step}, not {steps}. Which checkpoint is the newest complete one?", ""
+            return f"step {step!r}, not {steps}. Which checkpoint is the newest complete one?", ""
         if missing := sorted(expected.keys() - files.keys()):
             return f"step {step} without its file {missing[0]}", ""
         if extra := sorted(files.keys() - expected.keys()):
@@ -250,22 +264,19 @@ class Run:
         return f"step {step} with changed bytes in {name}", ""
 
     def new_checkpoint(self, step: int) -> Checkpoint:
-        """Return random files. Each save has different contents and different small files."""
-        small = dict(self.random.sample(sorted(SMALL.items()), 3))
-        sizes = {**SIZES, **small}
+        """Return random files. Each save has different contents and different other files."""
+        sizes = {**SIZES, **dict(self.random.sample(sorted(OTHERS.items()), 3))}
         files = {name: self.random.randbytes(size) for name, size in sizes.items()}
         self.known_files.update(files.items())
         return step, files
 
-    def check_size(self, when: str) -> None:
-        """Check that no more than two checkpoints are left, whatever their format is."""
-        size = self.size()
-        if len(self.saved) == 1:  # this is the second save
-            self.size_of_two = size
-        elif len(self.saved) > 1 and size > MOST_GROWTH * self.size_of_two:
+    def check_size(self, when: str, *kept: Checkpoint | None) -> None:
+        """Check that nothing but the kept checkpoints is left, whatever their format is."""
+        needed = round(self.overhead * content_bytes(*kept))
+        if len(self.saved) > 1 and self.size() > MOST_GROWTH * needed:
             raise Wrong(
-                f"{when}: folder contains {size:,} bytes, but after the first two saves it had "
-                f"{self.size_of_two:,}. What should be deleted, and when?"
+                f"{when}: folder contains {self.size():,} bytes, but the last two checkpoints need "
+                f"only {needed:,}. What should be deleted, and when?"
             )
 
     def size(self) -> int:
@@ -283,6 +294,12 @@ class Run:
     def restore(self, copy: Path) -> None:
         shutil.rmtree(self.folder)
         shutil.copytree(copy, self.folder, symlinks=True)
+
+
+def content_bytes(*checkpoints: Checkpoint | None) -> int:
+    """Return the number of bytes in the files of all checkpoints."""
+    complete = [checkpoint for checkpoint in checkpoints if checkpoint]
+    return sum(len(content) for _, files in complete for content in files.values())
 
 
 def change_byte(path: Path, place: int) -> None:

@@ -20,7 +20,9 @@ WAITS = "Why the waiting rank is not the slow rank"
 STRAGGLER = "How the command finds a straggler"
 COLUMNS = "What the columns mean"
 WAITING = "Rank {rank} spends a long time in all-reduce, but what does it do there?"
-EXPOSED = "How much of the all-reduces is exposed on each rank, even on the rank that starts last?"
+EXPOSED = (
+    "How long does each rank only wait for all-reduces, after it has computed all its gradients?"
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Case:
     cause: tuple[str, int | None]
     slow: dict[int, float] = field(default_factory=dict)  # {rank: delay in every step}
     phase: str = "forward"  # the phase in which the delays occur
+    more: dict[str, dict[int, float]] = field(default_factory=dict)  # {phase: {rank: delay}}
     once: dict[tuple[int, int], float] = field(default_factory=dict)  # {(rank, step): delay}
     varies: float = 0  # the most that a forward is delayed at random, differently in each step
     sending: tuple[float, float] = (3, 3)  # duration of each bucket's all-reduce, without waits
@@ -41,7 +44,7 @@ class Case:
 
 STORED = [
     Case("a.json", 4, ("computation", 2), {2: 18}),
-    Case("b.json", 3, ("data", 0), {0: 16, 2: -0.5}, "data wait", {(1, 2): 40}),
+    Case("b.json", 3, ("data", 0), {0: 16, 2: -0.5}, "data wait", once={(1, 2): 40}),
     Case("c.json", 3, ("communication", None), sending=(20, 35), once={(1, 3): 30}),
     Case("d.json", 4, ("nothing", None), varies=16, once={(1, 3): 90}),
 ]
@@ -51,7 +54,8 @@ MORE = [
     Case("five ranks, slow single steps", 5, ("nothing", None), once={(3, 1): 90, (3, 5): 90}),
     Case(
         "four ranks, rank 1 slow, rank 3 quick",
-        *(4, ("computation", 1), {1: 22, 3: -8}, "backward", {(2, 0): 60}),
+        *(4, ("computation", 1), {1: 22, 3: -8}, "backward"),
+        once={(2, 0): 60},
     ),
     Case("three ranks, rank 2 slow", 3, ("computation", 2), {2: 14}, "optimizer"),
     Case("four ranks, rank 1 quick", 4, ("nothing", None), {1: -9}),
@@ -70,6 +74,22 @@ MORE = [
     Case("two ranks, both causes", 2, ("data", None), sending=(3, 60), data_wait=60),
     Case("two ranks, long steps", 2, ("nothing", None), data_wait=30, scale=4),
     Case("four ranks, rank 1 much quicker", 4, ("nothing", None), {1: -19}),
+    Case(
+        "four ranks, rank 1 waits for data, but catches up",
+        *(4, ("nothing", None), {1: 18}, "data wait", {"forward": {1: -18}}),
+    ),
+    Case(
+        "four ranks, rank 2 late only at the first bucket",
+        *(4, ("nothing", None), {2: 30}, "forward", {"backward": {2: -30}}),
+    ),
+    Case(
+        "three ranks, rank 1 slow, two of them wait for data",
+        *(3, ("computation", 1), {1: 15, 2: -11}, "forward", {"data wait": {1: 11, 2: 11}}),
+    ),
+    Case(
+        "two ranks, one waits for data, the other computes longer",
+        *(2, ("nothing", None), {0: 59}, "data wait", {"forward": {1: 59}}),
+    ),
 ]
 RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
 
@@ -146,7 +166,10 @@ TYPICAL: list[tuple[Callable[[Mistake], bool], str, str]] = [
     ),
     (accuses_a_waiting_rank, WAITING, WAITS),
     (
-        lambda mistake: "data" in (mistake.case.cause[0], mistake.seen[0]),
+        lambda mistake: (
+            "data" in (mistake.case.cause[0], mistake.seen[0])
+            and (mistake.case.cause[1], mistake.seen[1]) != (None, None)
+        ),
         "How long does each rank wait for data, compared with the other ranks?",
         COLUMNS,
     ),
@@ -178,7 +201,10 @@ def explanation_of(mistake: Mistake) -> tuple[str, str]:
             STRAGGLER,
         )
     if "data" in (name, seen):
-        return "How much of a step does each rank wait for data?", COLUMNS
+        return (
+            "How much of a step does each rank wait for data, and which cause comes first?",
+            COLUMNS,
+        )
     return EXPOSED, COLUMNS
 
 
@@ -234,8 +260,10 @@ def phase_durations(case: Case, rank: int, step: int, generator: random.Random) 
     undisturbed |= {phase: ms * case.scale for phase, ms in computing.items()}
     durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
     durations["forward"] += generator.uniform(0, case.varies)
-    additional = case.slow.get(rank, 0) + case.once.get((rank, step), 0)
-    durations[case.phase] = max(0.5, durations[case.phase] + additional)
+    durations[case.phase] += case.slow.get(rank, 0) + case.once.get((rank, step), 0)
+    for phase, delays in case.more.items():
+        durations[phase] += delays.get(rank, 0)
+    durations = {phase: max(0.5, ms) for phase, ms in durations.items()}
     return durations
 
 

@@ -108,12 +108,15 @@ def right_step(case: Case, sends: list[float], **options) -> float:
     return max(case.computed, chain(case, sends, **options)) + case.optimizer_ms
 
 
-UNIT = "the bandwidth seems to be converted incorrectly: 1 GB/s is 10⁹ bytes per second"
+UNIT = (
+    "the bandwidth seems to be converted incorrectly: 1 GB/s is 10⁹ bytes per second, and the "
+    "result is in ms"
+)
 BITS = "bits and bytes seem to be mixed up: the bandwidth is in bytes per second"
 WHOLE = "each process seems to send the whole bucket, but it sends chunks of it in each half"
 HALF = "only one half of the ring seems to be counted: the reduce-scatter or the all-gather"
 LATENCY = "the latency seems to be paid too rarely: every step of the ring sends a message"
-STEPS = "each half seems to take N steps: count them in the picture"
+STEPS = "each half seems to take N steps: count them in the table of steps on page 21"
 RECEIVED = (
     "received messages seem to be counted too, but a process sends and receives at the same time"
 )
@@ -148,8 +151,8 @@ RINGS = [
 ]
 READY = "the buckets seem to be ready at other times: `ready` is a share of backward alone"
 MAXIMUM = (
-    "communication seems to be compared with computing as a whole, but a bucket cannot be sent "
-    "before it is ready"
+    "the all-reduces seem to start before their buckets are ready: what is the second number of "
+    "each bucket?"
 )
 SAME_TIME = "the buckets do not seem to wait for each other, but only one is sent at a time"
 OPTIMIZER = "the optimizer seems to start too early: it also waits for the last all-reduce"
@@ -183,6 +186,7 @@ SCHEDULES = [
     ),
     Schedule(READY, lambda case, sends: right_step(case, sends, origin=0.0)),
     Schedule(READY, lambda case, sends: right_step(case, sends, origin=0.0, unit=case.computed)),
+    Schedule(READY, lambda case, sends: right_step(case, sends, unit=case.computed)),
     Schedule(
         OPTIMIZER,
         lambda case, sends: max(case.computed + case.optimizer_ms, chain(case, sends)),

@@ -51,7 +51,11 @@ def observe(answer: Path, device) -> Iterator[dict]:
             for parameter, gradient in zip(parameters, gradients[step][rank], strict=True):
                 parameter.grad = gradient.to(device)
             take_step(optimizer)
-            yield {"step": step + 1, **compared(parameters, references, step)}
+            yield {
+                "step": step + 1,
+                "options": ", ".join(f"{name}={value}" for name, value in options.items()),
+                **compared(parameters, references, step),
+            }
         check_memory(parameters)
         del optimizer
 
@@ -277,7 +281,8 @@ def judge_elements(elements: list[str], seen: list[dict]) -> None:
     rank = next(rank for rank, letters in enumerate(elements) if set(letters) != {"r"})
     raise Wrong(
         f"on rank {rank}, {elements[rank].count('r')} of {len(elements[rank])} elements are right. "
-        f"The others differ from those of torch.optim.Adam by up to {seen[rank]['difference']:.2g}"
+        f"The others differ from those of torch.optim.Adam with {seen[rank]['options']} by up to "
+        f"{seen[rank]['difference']:.2g}"
     )
 
 

@@ -4,9 +4,10 @@ python tutorials/exercises/graders/93.py FILE
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
 RIGHT = "on two and on three processes every rank has the total distance and its gradient"
@@ -22,19 +23,30 @@ def observe(answer: Path, device) -> None:
     kernels = kernels.double().to(device)
     own = slice(rank * ROWS, (rank + 1) * ROWS)
     rows = kernels[own].clone().requires_grad_()
-    total = import_answer(answer).total_distance(rows)
+    total_distance = import_answer(answer).total_distance
+    total = call("total_distance", lambda: total_distance(rows))
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         got = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"{total!r:.60}"
         raise Wrong(f"total_distance must return a tensor with one element, got {got}")
     if total.requires_grad:
-        total.backward()
+        call("backward", total.backward)
     expected, gradients = references(kernels, own)
     if not is_close(total.detach().reshape(()), expected):
-        numbers = f"the number is {total.item():.4f}, but it should be {expected.item():.4f}"
+        numbers = f"rank {rank} has the number {total.item():.4f}, instead of {expected.item():.4f}"
         share = (kernels[own, None] - kernels).abs().sum()
         is_share = is_close(total.detach().reshape(()), share)
         raise Wrong(numbers + ": only pairs with a row of this rank are counted" * is_share)
     judge_gradient(rows.grad, gradients, processes)
+
+
+def call(name: str, function: Callable):
+    """Return `function()`. Raise `Wrong` if it raises an error."""
+    try:
+        return function()
+    except NotImplementedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Wrong(f"{name} raises {described(error)}") from None
 
 
 def judge_gradient(gradient, gradients: dict, processes: int) -> None:
@@ -46,8 +58,9 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
         return
     if is_close(gradient, processes * gradients["whole"]):
         raise Wrong(
-            f"the gradient is {processes} times too large: every rank computes the full "
-            "distance, and backward adds up the gradients of all ranks"
+            f"the gradient is {processes} times too large. Either every rank computes the full "
+            "distance and backward adds up their gradients, or backward adds up the sum over the "
+            "ranks again"
         )
     if is_close(gradient, gradients["whole"] / processes):
         raise Wrong(

@@ -1,4 +1,4 @@
-# wrong: with the order of epoch 1: level 1 or 2
+# wrong: epoch with the order of the first: level 1 or 2
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-# wrong: How much of the all-reduces is exposed on each rank
+# wrong: How long does each rank only wait for all-reduces
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-# wrong: How long does each rank wait for data
+# wrong: How long does each rank wait for data, compared
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-# wrong: communication seems to be compared with computing as a whole
+# wrong: the all-reduces seem to start before their buckets are ready
 def step_ms(
     forward_ms, backward_ms, optimizer_ms, buckets, world_size, latency_us, gigabytes_per_s
 ):
