@@ -186,9 +186,11 @@ def draw(rows: list[list], path) -> None:
             right.text(size + 0.2, place, f"{size:.2f}", va="center", fontsize=8)
     right.set_yticks(range(len(rows)), [row[0] for row in rows])
     right.invert_yaxis()
-    right.set_title(f"MB of a step, {BATCH} images", loc="left", fontsize=10)
+    right.set_title(f"Memory of a step, {BATCH} images", loc="left", fontsize=10)
     right.margins(x=0.15)
     right.legend(frameon=False, fontsize=9, loc="upper right")
+    left.set_xlabel("bits", fontsize=9)
+    right.set_xlabel("MB", fontsize=9)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=9)

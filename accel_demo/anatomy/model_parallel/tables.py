@@ -132,11 +132,15 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
     for rank in range(ranks - 1):
         last = max(int(name.split(".")[0]) for name in held[rank]) // 2
         for layer in range(4) if splits_batch else [last]:
-            y = 1.9 + 0.85 * layer
-            end = (rank + 0.69, y + (0 if splits_batch else 0.85))
-            style = {"arrowstyle": "<->" if splits_batch else "->", "lw": 1.5}
-            axes.annotate("", end, (rank + 0.31, y), arrowprops=style)
-    sent = "gradients are sent" if splits_batch else "activations are sent, their gradients return"
+            left, right = (rank + 0.31, 1.9 + 0.85 * layer), (rank + 0.69, 1.9 + 0.85 * layer)
+            if splits_batch:
+                _arrow(axes, left, right, "<->", BACKWARD)
+            else:  # to the next layer, and back
+                _arrow(axes, (left[0], left[1] + 0.2), (right[0], right[1] + 1.0), "->", FORWARD)
+                _arrow(axes, (left[0], left[1] - 0.15), (right[0], right[1] + 0.65), "<-", BACKWARD)
+    sent = "gradients are sent (orange)"
+    if not splits_batch:
+        sent = "activations are sent (blue), their gradients return (orange)"
     axes.text((ranks - 1) / 2, 5.15, sent, ha="center", fontsize=9)
     axes.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_yticks([0.5, 3.2], ["batch", "parameters"])
@@ -144,6 +148,10 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
     axes.set_xlim(-0.6, ranks - 0.4)
     axes.set_ylim(0, 5.5)
     axes.spines[:].set_visible(False)
+
+
+def _arrow(axes, left: tuple, right: tuple, heads: str, colour) -> None:
+    axes.annotate("", right, left, arrowprops={"arrowstyle": heads, "lw": 2.2, "color": colour})
 
 
 def _box(axes, corner, size, colour, filled: bool) -> None:
