@@ -121,7 +121,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     right.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "1e-6", "1e-3"])
     right.minorticks_off()
     right.set_ylabel("largest error (logarithmic)")
-    right.text(most_replicas, 7e-7, "rounding", ha="right", va="top", fontsize=9)
+    right.text(0.8, 7e-7, "rounding", va="top", fontsize=9)
     right.set_title(f"gradient of {len(weights)} samples")
     right.legend(loc="upper left", frameon=False, title="where the loss is", ncols=1, fontsize=9)
     return figure

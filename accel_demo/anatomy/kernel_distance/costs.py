@@ -222,7 +222,7 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
 def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
     """Draw the peak memory of each method, in one panel for each layer and p.
 
-    If a method was not run, a hatched bar shows the predicted size of its graph.
+    If a method was not run, an empty circle shows the predicted size of its graph.
     """
     figure = show.new_figure(8, 1.2 + 2.4 * len(costs) / 2)
     panels = figure.subplots(-(-len(costs) // 2), 2, sharex=True, sharey=True, squeeze=False)
@@ -230,19 +230,24 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
     for panel, ((shape, p), rows) in zip(panels.flat, costs.items(), strict=True):
         for cost in rows:
             is_run = not cost.reason_not_run
-            colour, hatch = (show.COLOURS[0], None) if is_run else ("white", "////")
             size = max(cost.peak_bytes if is_run else cost.graph_bytes, 1e5) / 1e6
-            place = names.index(cost.method)
-            panel.barh(place, size, color=colour, hatch=hatch, edgecolor="#555555")
+            place, colour = names.index(cost.method), show.COLOURS[0]
+            panel.plot(size, place, "o", color=colour, fillstyle="full" if is_run else "none")
+            text = f"{size:,.0f}" if size >= 10 else f"{size:.1f}"
+            panel.annotate(text, (size, place), (7, -3), textcoords="offset points", fontsize=8)
         for name in set(names) - {cost.method for cost in rows}:  # a missing bar would look like 0
             options = {"va": "center", "transform": panel.get_yaxis_transform()}
             panel.text(0.02, names.index(name), f"does not exist for p={p}", fontsize=9, **options)
         panel.set_title(f"{' × '.join(map(str, shape))}, p={p}", fontsize=10)
         panel.set_xscale("log")
+        panel.margins(x=0.27, y=0.08)
         panel.set_yticks(range(len(names)), names, fontsize=9)
         panel.grid(axis="x", alpha=0.3)
         panel.set_axisbelow(True)
-    figure.supxlabel("peak memory in MB (hatched: not run, its graph alone would need this much)")
+    figure.supxlabel(
+        "peak memory in MB, logarithmic (empty circle: not run, the graph alone needs this much)",
+        fontsize=10,
+    )
     return figure
 
 
