@@ -179,7 +179,7 @@ def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
         (
             "buffers sent in every forward",
             "a broadcast before each forward (BatchNorm)",
-            "`forward_sync_buffers=False` (`broadcast_buffers` before torch 2.15)",
+            "`forward_sync_buffers=False` (before torch 2.13: `broadcast_buffers=False`)",
             change("DDP", "no buffers"),
         ),
         (

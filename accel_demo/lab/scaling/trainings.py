@@ -20,9 +20,10 @@ from accel_demo.anatomy.gil import preprocess
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
 LATE = 0.020  # seconds that the straggler sleeps in each step
 PREPROCESSED = 8  # images per process that "Python in the loop" preprocesses in each step
-# Torch 2.15 renames broadcast_buffers to forward_sync_buffers.
-IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-BUFFERS = "forward_sync_buffers" if IS_RENAMED else "broadcast_buffers"
+# Since torch 2.13, forward_sync_buffers replaces broadcast_buffers. Unlike broadcast_buffers=False,
+# forward_sync_buffers=False still sends the buffers once, when DDP wraps the model.
+IS_REPLACED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+BUFFERS = "forward_sync_buffers" if IS_REPLACED else "broadcast_buffers"
 NO_BUFFERS: dict[str, Any] = {BUFFERS: False}
 
 
