@@ -161,7 +161,9 @@ def test_our_answer_finds_the_rank_that_is_late_in_most_steps(ranks, data):
     once = {(data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 11))): 50}
     name = "nothing" if slow is None else "data" if phase == "data wait" else "computation"
     late = {} if slow is None else {slow: data.draw(st.floats(13, 40))}
-    case = GRADER.Case(str(data.draw(st.integers(0, 99))), ranks, (name, slow), late, phase, once)
+    case = GRADER.Case(
+        str(data.draw(st.integers(0, 99))), ranks, (name, slow), late, phase, once=once
+    )
     assert ANSWER.cause(GRADER.make(case)) == (name, slow)
 
 

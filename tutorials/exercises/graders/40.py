@@ -15,6 +15,7 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 TRACES = Path(__file__).parent.parent / "40_traces"
 STEPS, FIRST_STEP = 12, 5
+MOST_STEPS = 8  # if a rank is slower in one phase in all steps, the command names it
 NAMES = ("data", "computation", "communication", "nothing")
 WAITS = "Why the waiting rank is not the slow rank"
 STRAGGLER = "How the command finds a straggler"
@@ -35,6 +36,7 @@ class Case:
     slow: dict[int, float] = field(default_factory=dict)  # {rank: delay in every step}
     phase: str = "forward"  # the phase in which the delays occur
     more: dict[str, dict[int, float]] = field(default_factory=dict)  # {phase: {rank: delay}}
+    delayed_steps: int = STEPS  # only the first ones have the delays above
     once: dict[tuple[int, int], float] = field(default_factory=dict)  # {(rank, step): delay}
     varies: float = 0  # the most that a forward is delayed at random, differently in each step
     sending: tuple[float, float] = (3, 3)  # duration of each bucket's all-reduce, without waits
@@ -76,11 +78,11 @@ MORE = [
     Case("four ranks, rank 1 much quicker", 4, ("nothing", None), {1: -19}),
     Case(
         "four ranks, rank 1 waits for data, but catches up",
-        *(4, ("nothing", None), {1: 18}, "data wait", {"forward": {1: -18}}),
+        *(4, ("nothing", None), {1: 18}, "data wait", {"forward": {1: -18}}, MOST_STEPS),
     ),
     Case(
         "four ranks, rank 2 late only at the first bucket",
-        *(4, ("nothing", None), {2: 30}, "forward", {"backward": {2: -30}}),
+        *(4, ("nothing", None), {2: 30}, "forward", {"backward": {2: -30}}, MOST_STEPS),
     ),
     Case(
         "three ranks, rank 1 slow, two of them wait for data",
@@ -88,7 +90,7 @@ MORE = [
     ),
     Case(
         "two ranks, one waits for data, the other computes longer",
-        *(2, ("nothing", None), {0: 59}, "data wait", {"forward": {1: 59}}),
+        *(2, ("nothing", None), {0: 59}, "data wait", {"forward": {1: 59}}, MOST_STEPS),
     ),
 ]
 RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
@@ -260,9 +262,11 @@ def phase_durations(case: Case, rank: int, step: int, generator: random.Random) 
     undisturbed |= {phase: ms * case.scale for phase, ms in computing.items()}
     durations = {phase: ms + generator.uniform(0, 0.8) for phase, ms in undisturbed.items()}
     durations["forward"] += generator.uniform(0, case.varies)
-    durations[case.phase] += case.slow.get(rank, 0) + case.once.get((rank, step), 0)
-    for phase, delays in case.more.items():
-        durations[phase] += delays.get(rank, 0)
+    durations[case.phase] += case.once.get((rank, step), 0)
+    if step < case.delayed_steps:
+        durations[case.phase] += case.slow.get(rank, 0)
+        for phase, delays in case.more.items():
+            durations[phase] += delays.get(rank, 0)
     durations = {phase: max(0.5, ms) for phase, ms in durations.items()}
     return durations
 
