@@ -118,10 +118,9 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
             right.annotate(text, (place, value), above, textcoords="offset points", **options)
     right.axhline(1e-6, color="black", linestyle="--", linewidth=1)
     right.set(yscale="log", ylim=(3e-10, 1e7), xlabel="replicas", xticks=list(replicas))
-    right.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "1e-6", "1e-3"])
+    right.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "rounding: 1e-6", "1e-3"])
     right.minorticks_off()
     right.set_ylabel("largest error (logarithmic)")
-    right.text(0.8, 7e-7, "rounding", va="top", fontsize=9)
     right.set_title(f"gradient of {len(weights)} samples")
     right.legend(loc="upper left", frameon=False, title="where the loss is", ncols=1, fontsize=9)
     return figure
