@@ -5,7 +5,6 @@ torchrun --standalone --nproc-per-node 3 tutorials/34_kill_and_resume.py
 torchrun --standalone --nproc-per-node 3 tutorials/34_kill_and_resume.py --stateful
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from accel_demo.errors import Parser, one_line_errors
 from accel_demo.processes.connect import check_processes, use_cpu
 
 LEVELS = {  # {key: text in the table}; each level also uses everything listed above it
@@ -34,7 +34,7 @@ SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, after five batches
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--stateful", action="store_true", help="use a loader that saves its position"
     )
@@ -163,4 +163,5 @@ def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None)
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -50,15 +50,16 @@ class Wrong(Exception):
         self.read = read
 
 
-# Mistakes that every answer with several ranks can make. `grade` takes other texts for them.
+# Mistakes that every answer with several ranks can make. `grade` accepts replacements for them.
 STUCK = Wrong("Do all ranks call the same collectives, in the same order?")
-STUCK_SENDING = Wrong(
-    "Is there a receive for each send? If every rank sends before it receives, all ranks wait "
-    "forever"
-)
 SIZES_DIFFER = Wrong(
     "a rank receives a message into a tensor with a different number of bytes. Do both tensors "
     "have the same shape and dtype?"
+)
+# Mistakes with send and receive
+STUCK_SENDING = Wrong(
+    "Is there a receive for each send? If every rank sends before it receives, all ranks wait "
+    "forever"
 )
 NOT_AWAITED = Wrong(
     "a message may not have arrived when it is used: call wait() on what isend and irecv return"
@@ -222,7 +223,7 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None, sizes_diff
         lists = [outcome.reports[name]["seen"] for name in names]
         for number, seen in enumerate(zip(*lists, strict=False)):  # lists end early after a mistake
             judge(number, seen)
-    errors = [report["mistake"] for report in outcome.reports.values()]
+    errors = [report["mistake"] for name, report in outcome.reports.items() if name in names]
     if missing:
         errors.append(outcome.stderr)
     if any(text in error for text in GLOO_SIZE_ERRORS for error in errors):
@@ -333,7 +334,7 @@ def call_without_collectives(function: Callable, *arguments) -> Any:
         def call(group, *arguments, **options):
             nonlocal allowed
             if name in ("send", "recv"):
-                check_peer(name, arguments[1])
+                check_peer(name, arguments[1], group)
             allowed += 1
             work = method(group, *arguments, **options)
             if name == "barrier":
@@ -359,11 +360,9 @@ def call_without_collectives(function: Callable, *arguments) -> Any:
     return returned
 
 
-def check_peer(name: str, peer: int) -> None:
-    """Raise `Wrong` if this rank cannot exchange a message with rank `peer`."""
-    import torch.distributed as dist
-
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check_peer(name: str, peer: int, group) -> None:
+    """Raise `Wrong` if this rank cannot exchange a message with rank `peer` of the group."""
+    rank, size = group.rank(), group.size()
     action = "sends to" if name == "send" else "receives from"
     if peer == rank:
         raise Wrong(f"rank {rank} {action} itself")

@@ -150,7 +150,7 @@ MISTAKES = [  # (text in the model answer, replacement, part of the grader's mes
         CONTAINER.replace("devices", "devices[:1] * len(devices)"),
         "scatter should also move tensors inside tuples, lists and dicts to dev",
     ),
-    (" and batch:", ":", "contains an empty list returns no parts"),
+    (" and batch:", ":", "returns no parts. Does it return one for a value without"),
     ("type(batch)(part)", "list(part)", "scatter of a tuple with a list should return such a tup"),
     (OTHER, "    return [None] * len(devices)", "every replica unchanged: 'a batch' became None"),
     (

@@ -56,4 +56,4 @@ def test_a_stateful_loader_replaces_only_the_skipping_of_batches(start):
 def test_without_torchdata_the_stateful_loader_is_refused_in_one_line(start):
     result = start(["python", PROGRAM, "--stateful"])
     assert result.returncode == 2
-    assert result.stderr.endswith("error: --stateful needs a package: pip install torchdata\n")
+    assert result.stderr == "error: --stateful needs a package: pip install torchdata\n"

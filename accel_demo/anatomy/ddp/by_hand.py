@@ -5,10 +5,8 @@ module contains stage 2 (`average_each`), stage 3 (`average_flat`) and stage 4 (
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -47,21 +45,13 @@ def average_flat(parameters, multiply: bool, reverse: bool) -> None:
         parameters[index].grad.copy_(view)
 
 
-@dataclass(frozen=True)
-class BackwardEvent:
-    """An event in backward: a gradient became ready, or an all-reduce started or ended."""
-
-    kind: str  # "gradient", "start" or "end"
-    index: int  # index of the parameter or of the bucket
-    seconds: float  # from `time.perf_counter`
-
-
 class HandmadeDDP(nn.Module):
     """A module wrapper like `DistributedDataParallel`, whose results it matches bit for bit.
 
     A full bucket is sent while backward is still computing the gradients of earlier layers.
     `bucket_mib` works like DDP's `bucket_cap_mb`. `events` lists the events of the last backward
-    outside `no_sync`. Gradients must be dense. Raises `ValueError` on every rank if the ranks'
+    outside `no_sync`: ("gradient", index of a parameter), or ("start" or "end", number of a bucket)
+    for its all-reduce. Gradients must be dense. Raises `ValueError` on every rank if the ranks'
     modules or options do not match. (DDP accepts different bucket sizes, and uses rank 0's.)
     Source: torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp
     """
@@ -87,7 +77,7 @@ class HandmadeDDP(nn.Module):
         self.sends_buffers = True  # whether the next forward broadcasts buffers
         self.expects_gradients = False
         self.used: set[int] = set()
-        self.events: list[BackwardEvent] = []
+        self.events: list[tuple[str, int]] = []
         for index, parameter in enumerate(self.trainable):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
 
@@ -148,7 +138,7 @@ class HandmadeDDP(nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
             for unused in self.unused:  # do not wait for gradients of unused parameters
                 self._put_into_bucket(unused)
-        self._record("gradient", index)
+        self.events.append(("gradient", index))
         self._put_into_bucket(index)
 
     def _put_into_bucket(self, index: int) -> None:
@@ -171,10 +161,10 @@ class HandmadeDDP(nn.Module):
 
     def _start_all_reduce(self, bucket: Bucket) -> None:
         number = len(self.started)
-        self._record("start", number)
+        self.events.append(("start", number))
 
         def at_end(future):
-            self._record("end", number)
+            self.events.append(("end", number))
             return future.value()
 
         work = dist.all_reduce(bucket.flat, async_op=True)
@@ -215,6 +205,3 @@ class HandmadeDDP(nn.Module):
         counts = torch.tensor(is_used, dtype=torch.int32, device=self.trainable[0].device)
         dist.all_reduce(counts)
         return set(counts.nonzero().flatten().tolist())
-
-    def _record(self, kind: str, index: int) -> None:
-        self.events.append(BackwardEvent(kind, index, time.perf_counter()))

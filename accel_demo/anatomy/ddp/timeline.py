@@ -23,7 +23,7 @@ from accel_demo.show import COLOURS
 from accel_demo.wording import byte_size, counted
 
 PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 512, 256
-LIMITS_MB = 1000, 2  # for one bucket and for several
+LIMITS = 1000, 2  # in MiB, for one bucket and for several
 WARM_UP, MEASURED = 4, 9  # steps; DDP rebuilds its buckets after the first one
 
 
@@ -45,11 +45,9 @@ class Backward:
 class TimedDDP:
     """A model in `DistributedDataParallel`, with hooks that record the times of its backward."""
 
-    def __init__(self, device: torch.device, limit_mb: float):
+    def __init__(self, device: torch.device, limit: float):
         layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-        self.model = DistributedDataParallel(
-            nn.Sequential(*layers).to(device), bucket_cap_mb=limit_mb
-        )
+        self.model = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=limit)
         self.model.register_comm_hook(None, self.all_reduce)
         for parameter in self.model.parameters():
             parameter.register_post_accumulate_grad_hook(
@@ -61,7 +59,7 @@ class TimedDDP:
         return time.perf_counter() - self.started_at
 
     def all_reduce(self, _, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket, as DDP does without a hook, and record when this starts and ends."""
+        """Average a bucket instead of DDP, and record when this starts and ends."""
         record, number = self.backward, bucket.index()
         record.sent.append(self.seconds())
         record.received.append(0.0)  # until the all-reduce ends
@@ -75,8 +73,8 @@ class TimedDDP:
 
         return work.get_future().then(on_end)
 
-    def train(self, inputs: torch.Tensor) -> Backward:
-        """Train one step, and return the times of its backward."""
+    def run(self, inputs: torch.Tensor) -> Backward:
+        """Run one forward and one backward, and return the times of the backward."""
         loss = self.model(inputs).square().mean()
         dist.barrier()  # so that all ranks start backward together
         self.backward, self.started_at = Backward(), time.perf_counter()
@@ -106,17 +104,17 @@ def main() -> None:
 
 
 def measure(device: torch.device, file: Path) -> None:
-    """Train with each limit, alternately. Rank 0 writes a typical `Backward` for each, as JSON.
+    """Run steps with each limit, alternately. Rank 0 writes a typical `Backward` for each, as JSON.
 
     Typical is the measured step whose `backward()` took the median time. On a GPU, the times show
     when the CPU queued the work, not when the GPU did the work.
     """
     inputs = torch.randn(BATCH_SIZE, WIDTH, device=device)
-    models = {limit: TimedDDP(device, limit) for limit in LIMITS_MB}
-    measured: dict[float, list[Backward]] = {limit: [] for limit in LIMITS_MB}
+    models = {limit: TimedDDP(device, limit) for limit in LIMITS}
+    measured: dict[float, list[Backward]] = {limit: [] for limit in LIMITS}
     for step in range(WARM_UP + MEASURED):
         for limit, model in models.items():
-            backward = model.train(inputs)
+            backward = model.run(inputs)
             if step >= WARM_UP:
                 measured[limit].append(backward)
     if dist.get_rank() == 0:

@@ -85,7 +85,9 @@ def observe_case(train, batches: int, window: int) -> None:
         (gradient - sum(expected[: number + 1])).abs().max() <= 1e-6
         for number, gradient in enumerate(record.used)
     )
-    is_last = all(result == EQUAL or (result[0] == "×" and result != "×0") for result in from_last)
+    is_last = window > 1 and all(
+        result == EQUAL or (result[0] == "×" and result != "×0") for result in from_last
+    )
     judge_gradients(differences, is_added, is_last, batches, window)
     judge_sharing(record, windows)
 

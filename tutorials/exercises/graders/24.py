@@ -79,8 +79,8 @@ def check_scatter_of_containers(scatter) -> None:
             raise Wrong("scatter of a dict should return a list of dicts")
         if not parts:
             raise Wrong(
-                "scatter of a dict that contains an empty list returns no parts: the list has no "
-                "tensor to split, but every part should have it"
+                f"{call} returns no parts. Does it return one for a value without tensors, such as "
+                "a string or an empty list?"
             )
         if len(parts) not in range(math.ceil(samples / math.ceil(samples / count)), count + 1):
             raise Wrong(f"{call} returns {len(parts)} parts, unlike scatter of a tensor")
@@ -133,7 +133,7 @@ def check_scatter_of_other_values_first(scatter) -> None:
         if not isinstance(parts, list | tuple) or not parts:
             raise Wrong(f"{call} should return a list of parts")
         for part in parts:
-            if structure_of(part) != structure_of(batch):
+            if not has_same_structure(part, batch) or others_in(part) != others_in(batch):
                 raise Wrong(f"{call} returns a part {structure_of(part)}")
         if not torch.equal(torch.cat([tensors_in(part)[0] for part in parts]), images):
             raise Wrong(f"{call} does not keep every sample once, in order")
@@ -311,6 +311,18 @@ def tensors_in(value) -> list:
         return []
     values = value.values() if isinstance(value, dict) else value
     return [tensor for one in values for tensor in tensors_in(one)]
+
+
+def others_in(value) -> list:
+    """Return all values that are neither tensors nor containers, sorted."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return []
+    if not isinstance(value, dict | list | tuple):
+        return [repr(value)]
+    values = value.values() if isinstance(value, dict) else value
+    return sorted(other for one in values for other in others_in(one))
 
 
 def shape_of(result) -> tuple | str:

@@ -139,7 +139,7 @@ def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterato
             + (
                 ", although the global batch should be the same as on one process"
                 if processes > 1
-                else ": is the scheduler stepped before the optimizer?"
+                else ": is the scheduler stepped before the optimizer?" * (factor < 1)
             ),
         )
     if decrease_to_zero_in(steps):

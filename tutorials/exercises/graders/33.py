@@ -42,7 +42,7 @@ def machines() -> list[dict]:
 
 
 def drawn_run(draw: random.Random, kind: str) -> dict:
-    """Draw the times of a run. Except for "as long", it is not close to the limit."""
+    """Draw the times of a run. Only in "as long" do the steps save what compiling takes."""
     if kind == "as long":
         steps = 4 * draw.randint(10, 90)
         times = {"seconds_per_step": 0.5, "seconds_per_step_compiled": 0.25}

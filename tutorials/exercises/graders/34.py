@@ -182,7 +182,7 @@ def observe(
 
     "masks" and "weights_before" have a digest for each batch: of the elements that dropout has set
     to 0, and of the first layer's weights. "has_leftover_gradient" is true if there were gradients
-    before the first batch, and "passes_after_load" counts uses of a layer after `load_state` and
+    before the first batch, and "passes_after_load" counts uses of dropout after `load_state` and
     before the first batch.
     """
     import torch
@@ -207,10 +207,11 @@ def observe(
     def after_forward(module, inputs, output) -> None:
         nonlocal has_leftover_gradient, passes_after_load
         batch = len(samples) - 1
-        if batch < 0:
+        if batch < 0 and isinstance(module, torch.nn.Dropout) and module.training and module.p:
             passes_after_load += is_loaded
-        elif batch == 0 and (gradient := getattr(module, "weight", zero).grad) is not None:
-            has_leftover_gradient |= bool(gradient.any())
+        if batch == 0:
+            for parameter in module.parameters():
+                has_leftover_gradient |= parameter.grad is not None and bool(parameter.grad.any())
         if batch >= 0 and isinstance(module, torch.nn.Dropout) and module.training and module.p:
             masks[batch] = digest(output == 0)
         if batch >= 0 and isinstance(module, torch.nn.Linear):
@@ -220,7 +221,7 @@ def observe(
         if samples:  # not in a pass before the first batch
             steps.append(len(samples))
 
-    Accelerator.load_state, zero = load, torch.zeros(1)
+    Accelerator.load_state = load
     count = BATCHES * BATCH_SIZE * world_size
     inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
     targets = inputs.sum(dim=1, keepdim=True)

@@ -32,7 +32,7 @@ OTHERS = {
     "random_0.bin": 12_000,
     "config.bin": 2,
 }  # three each
-MOST_GROWTH = 1.1  # of the size of two checkpoints; one leftover random_0.bin makes it 1.17
+MOST_GROWTH = 1.1  # of the size of two checkpoints; one leftover random_0.bin makes it 1.14 or more
 MIXTURE = "Why an incomplete checkpoint is worse than none"
 MANIFEST = "The manifest"
 RIGHT = (
@@ -137,7 +137,7 @@ class Run:
             when = f"step {new[0]} was saved" if killed is None else f"a save was killed {killed}"
             before = self.expect(f"after other kills, {when}", before, new)
         step = before[0] + 1 if before else 3
-        last = f"the last ones of the steps {', '.join(steps[-3:])}"
+        last = f"the last three had the steps {', '.join(steps[-3:])}"
         when = f"after {KILLS} saves, most of them killed ({last}), step {step} was saved"
         self.save_completely(step, before, when)
 
@@ -148,7 +148,7 @@ class Run:
         if self.size() < needed:
             raise Wrong(
                 f"after step 15 was saved without a kill, folder contains {self.size():,} bytes, "
-                f"but its files and those of the checkpoint before have {needed:,}: keep both"
+                f"but the checkpoints of steps 12 and 15 need {needed:,}: keep both"
             )
 
     def damage(self) -> None:

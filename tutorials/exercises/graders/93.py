@@ -32,7 +32,8 @@ def observe(answer: Path, device) -> None:
         call("backward", total.backward)
     expected, gradients = references(kernels, own)
     if not is_close(total.detach().reshape(()), expected):
-        numbers = f"rank {rank} has the number {total.item():.4f}, instead of {expected.item():.4f}"
+        returned = f"{total.item():.4f} instead of {expected.item():.4f}"
+        numbers = f"on rank {rank} total_distance returns {returned}"
         share = (kernels[own, None] - kernels).abs().sum()
         is_share = is_close(total.detach().reshape(()), share)
         raise Wrong(numbers + ": only pairs with a row of this rank are counted" * is_share)
@@ -59,8 +60,8 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
     if is_close(gradient, processes * gradients["whole"]):
         raise Wrong(
             f"the gradient is {processes} times too large. Either every rank computes the full "
-            "distance and backward adds up their gradients, or backward adds up the sum over the "
-            "ranks again"
+            "distance and backward adds up their gradients, or the backward of an all-reduce adds "
+            "up gradients that are already complete"
         )
     if is_close(gradient, gradients["whole"] / processes):
         raise Wrong(

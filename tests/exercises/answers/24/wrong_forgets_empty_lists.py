@@ -1,4 +1,4 @@
-# wrong: contains an empty list returns no parts
+# wrong: returns no parts. Does it return one for a value without tensors
 import torch
 
 

@@ -1,4 +1,4 @@
-# wrong: but its files and those of the checkpoint before have
+# wrong: but the checkpoints of steps 12 and 15 need
 
 import hashlib
 import json
