@@ -10,7 +10,7 @@ from accel_demo import show
 from accel_demo.anatomy.collectives import (
     all_gather,
     broadcast,
-    bytes_moved,
+    bytes_sent,
     reduce,
     reduce_scatter,
 )
@@ -47,10 +47,10 @@ def main(device: torch.device) -> None:
             ", ".join(f"{m.source}→{m.target}" for m in half) for half in halves
         )
         same = "yes" if all(is_same) else "no"
-        rows.append([all_reduce.__doc__, arrows, *bytes_moved(sum(halves, [])), same])
+        rows.append([all_reduce.__doc__, arrows, *bytes_sent(sum(halves, [])), same])
     if dist.get_rank() == 0:
         head = ["all-reduce built from", "messages, from → to", "bytes in total"]
-        head += ["bytes at the busiest rank", "equals `dist.all_reduce` on every rank"]
+        head += ["busiest rank sends", "equals `dist.all_reduce` on every rank"]
         print(show.table(head, rows))
 
 

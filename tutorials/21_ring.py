@@ -1,6 +1,7 @@
 """Count the bytes that the busiest rank sends in three all-reduce algorithms on 2, 4 and 8 ranks.
 
 python tutorials/21_ring.py
+python tutorials/21_ring.py --plot bytes.png
 """
 
 import json
@@ -10,9 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.ring import ALGORITHMS
+from accel_demo.anatomy.traffic import draw_bytes
 from accel_demo.anatomy.wire import Wire
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
@@ -23,6 +26,7 @@ FIRST = [1e8, 1.0, -1e8]  # value of all elements on rank 0, 1 and 2; on higher 
 
 
 def main() -> None:
+    options = read(command_line(__doc__))
     if is_launched():
         raise UserError(
             "this program starts its own processes. Start it with python, without a launcher."
@@ -30,12 +34,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for ranks in RANKS:
             run_in_group(measure, ranks, Path(folder, f"{ranks}.json"))
-        by_ranks = [json.loads(Path(folder, f"{ranks}.json").read_text()) for ranks in RANKS]
-    rows = [[name, *results[name]] for name in ALGORITHMS for results in by_ranks]
+        results = {ranks: json.loads(Path(folder, f"{ranks}.json").read_text()) for ranks in RANKS}
+    sent = {name: {ranks: results[ranks][name][0] for ranks in RANKS} for name in ALGORITHMS}
+    rows = [
+        [name, ranks, f"{sent[name][ranks]:g} × S", results[ranks][name][1]]
+        for name in ALGORITHMS
+        for ranks in RANKS
+    ]
     print(table(["all-reduce", "ranks", "busiest rank sends", "same bits on all ranks"], rows))
     print(f"\nFrom {RANKS[0]} to {RANKS[-1]} ranks, the bytes sent by the busiest rank grow")
     for name in ALGORITHMS:
-        print(f"- from {by_ranks[0][name][1]} to {by_ranks[-1][name][1]} for {name}")
+        print(f"- from {sent[name][RANKS[0]]:g} × S to {sent[name][RANKS[-1]]:g} × S for {name}")
+    if options.plot:
+        draw_bytes(sent, options.plot)
 
 
 def measure(device: torch.device, report: Path) -> None:
@@ -49,12 +60,11 @@ def measure(device: torch.device, report: Path) -> None:
         dist.all_gather_object(by_rank, (wire.bytes_sent(), total.tolist()))
         busiest = max(sent for sent, _ in by_rank) / values.nbytes
         same = all(summed == by_rank[0][1] for _, summed in by_rank)
-        results[name] = (ranks, f"{busiest:g} × S", "yes" if same else "no")
+        results[name] = busiest, "yes" if same else "no"
     if rank == 0:
         report.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        Parser(__doc__).parse_args()
         main()

@@ -26,6 +26,7 @@ from accel_demo.errors import one_line_errors
 from accel_demo.processes.connect import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.wording import counted
 
 WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per micro-batch on each process
 LENGTHS = [1, 2, 12, 3]  # tokens per sequence in each micro-batch of a window
@@ -97,16 +98,16 @@ def tokens(accelerator, model, optimizer, loader, global_count=True):
     False, the losses of each micro-batch are averaged instead, so tokens in a micro-batch of short
     sequences get more weight than others.
     """
-    window = list(loader)
+    window = list(loader)  # the dataset has one window
     count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
     optimizer = accelerator.prepare(optimizer)
     for inputs, targets, is_token in window:
         with accelerator.accumulate(model):
             losses = mse_loss(model(inputs), targets, reduction="none").squeeze(-1)[is_token]
-            loss = losses.mean()
-            if global_count:
-                # DDP divides by the number of processes, and accelerator.backward by WINDOW.
-                loss = losses.sum() / count * accelerator.num_processes * WINDOW
+            # DDP divides by the number of processes, and accelerator.backward by WINDOW.
+            loss = losses.sum() / count * accelerator.num_processes * WINDOW
+            if not global_count:
+                loss = losses.mean()
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -244,28 +245,32 @@ def gradient_summary(record: AccumulationRecord) -> str:
 
 
 def draw(records: list[AccumulationRecord]):
-    """Draw one lane per method, with its micro-batches, all-reduces and optimizer steps."""
-    figure = new_figure(10, 0.4 * len(records) + 0.8)
+    """Draw a lane for each sequence of events. Methods with the same sequence share a lane."""
+    lanes: dict[tuple, list[AccumulationRecord]] = {}
+    for record in records:
+        lanes.setdefault(tuple(record.events), []).append(record)
+    figure = new_figure(6, 0.45 * len(lanes) + 1)
     axes = figure.subplots()
     blue, orange = COLOURS[:2]
     box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
-    for lane, record in enumerate(records):
+    names = []
+    for lane, (events, sharing) in enumerate(lanes.items()):
+        first, *others = sharing
+        more = f"\n(and {counted(len(others), 'more method')})" if others else ""
+        names.append(f"{first.samples}: {first.method.replace('`', '')}{more}")
         x, width = 0, 1
-        for event in record.events:
+        for event in events:
             if event == "forward":
                 x += width
-                width = 4 if record.samples == ONE else 1
+                width = 4 if first.samples == ONE else 1
                 axes.barh(lane, width - 0.12, 0.6, left=x, **box)
             elif event == "all-reduce":
                 axes.plot(x + width - 0.5, lane, "D", color=blue, markersize=8)
             else:
                 axes.plot(x + width - 0.12, lane, "|", color=orange, markersize=19, mew=4)
-        colour = "#00664b" if set(record.gradients) == {EQUAL} else "#a34700"
-        axes.text(7.2, lane, gradient_summary(record), va="center", fontsize=8.5, color=colour)
-    axes.text(7.2, -0.9, "the gradient that the optimizer used", fontsize=8.5)
-    names = [f"{record.method.replace('`', '')}  ({record.samples})" for record in records]
-    axes.set_yticks(range(len(records)), names, fontsize=8.5)
-    axes.set(xlim=(0.9, 11.7), ylim=(len(records) - 0.5, -1.2), xticks=[])
+    axes.set_yticks(range(len(lanes)), names, fontsize=9)
+    axes.set(xlim=(0.9, 7), ylim=(len(lanes) - 0.5, -0.5), xticks=[])
+    axes.set_xlabel("time → (not to scale)", fontsize=9)
     axes.set_frame_on(False)
     axes.tick_params(left=False)
     legend = [
@@ -273,7 +278,7 @@ def draw(records: list[AccumulationRecord]):
         *axes.plot([], [], "D", color=blue, markersize=8, label="all-reduce, during backward"),
         *axes.plot([], [], "|", color=orange, markersize=14, mew=4, label="optimizer step"),
     ]
-    figure.legend(handles=legend, loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
+    figure.legend(handles=legend, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 

@@ -66,29 +66,28 @@ def all_reduce_early(device: torch.device) -> tuple[bool, bool, float]:
 
 def draw(file: Path) -> None:
     """Draw what happens on each rank, in the order that `all_reduce_early` enforces."""
-    figure = show.new_figure(9, 2.6)
+    figure = show.new_figure(4.9, 2.4)
     axes = figure.subplots()
-    axes.set(xlim=(-1.3, 9.6), ylim=(-0.8, 2.5))
+    axes.set(xlim=(-1.5, 9.4), ylim=(-1.0, 2.0))
     axes.axis("off")
     events = [  # (start, end, rank, colour, label)
-        (0, 1.6, 0, 0, "call all_reduce"),
-        (2.0, 3.6, 0, 2, "it has returned"),
-        (4.2, 5.8, 1, 0, "call all_reduce"),
-        (3.9, 6.9, 0, 1, "do something else"),
-        (7.2, 9.2, 0, 3, "wait(): the sum"),
-        (6.2, 9.2, 1, 3, "wait(): the sum"),
+        (0, 2.1, 0, 0, "call\nall_reduce"),
+        (2.3, 6.3, 0, 1, "signal, then\nother work"),
+        (4.0, 6.1, 1, 0, "call\nall_reduce"),
+        (6.5, 9.2, 0, 3, "wait():\nthe sum"),
+        (6.5, 9.2, 1, 3, "wait():\nthe sum"),
     ]
     for start, end, rank, colour, label in events:
         place, style = 1.5 * (1 - rank), {"color": show.COLOURS[colour], "alpha": 0.35}
-        axes.barh(place, end - start, 0.6, start, **style)
-        axes.text((start + end) / 2, place, label, ha="center", va="center", fontsize=9)
+        axes.barh(place, end - start, 0.8, start, **style)
+        axes.text((start + end) / 2, place, label, ha="center", va="center", fontsize=10)
     for rank in (0, 1):
-        axes.text(-1.3, 1.5 * (1 - rank), f"rank {rank}", va="center", fontsize=10)
+        axes.text(-1.5, 1.5 * (1 - rank), f"rank {rank}", va="center", fontsize=10)
     arrow = {"arrowstyle": "->", "color": "#555555"}
-    axes.annotate("", (4.4, 0.35), (3.5, 1.15), arrowprops=arrow)
-    axes.text(3.75, 0.72, "signal", ha="right", va="center", fontsize=9, color="#555555")
+    axes.annotate("", (4.3, 0.42), (2.5, 1.08), arrowprops=arrow)
+    axes.text(3.2, 0.7, "signal", ha="right", va="center", fontsize=10, color="#555555")
     axes.annotate("", (9.3, -0.6), (0, -0.6), arrowprops=arrow)
-    axes.text(4.6, -0.75, "order in time", ha="center", va="top", fontsize=9, color="#555555")
+    axes.text(4.6, -0.7, "order in time", ha="center", va="top", fontsize=10, color="#555555")
     show.save(figure, file)
 
 

@@ -198,22 +198,22 @@ def main(device: torch.device, options) -> None:
         for rank, before_and_after in enumerate(zip(example.before, example.after, strict=True))
     ]
     print(show.table(["collective", "rank", "before", "after"], rows), end="\n\n")
-    head = ["collective", "messages", "rounds", "bytes in all", "bytes at the busiest rank"]
+    head = ["collective", "messages", "rounds", "bytes in total", "busiest rank sends"]
     counts = []
     for example in examples:
         log = example.messages
         rounds = len({message.step for message in log})
-        counts.append([example.name, len(log), rounds, *bytes_moved(log)])
+        counts.append([example.name, len(log), rounds, *bytes_sent(log)])
     print(show.table(head, counts))
     if options.plot:
         draw(examples, options.plot)
 
 
-def bytes_moved(messages: list[Message]) -> tuple[int, int]:
-    """Return the bytes of all messages, and the bytes that the busiest rank sends and receives."""
+def bytes_sent(messages: list[Message]) -> tuple[int, int]:
+    """Return the bytes that all ranks send, and the bytes of the rank that sends the most."""
     ranks = range(dist.get_world_size())
-    by_rank = [sum(m.size for m in messages if rank in (m.source, m.target)) for rank in ranks]
-    return sum(by_rank) // 2, max(by_rank)
+    by_rank = [sum(m.size for m in messages if m.source == rank) for rank in ranks]
+    return sum(by_rank), max(by_rank)
 
 
 def _examples(device: torch.device) -> Iterator[CollectiveExample]:

@@ -1,6 +1,7 @@
 """Train on 1, 2 and 4 processes, with the same global batch and with larger batches.
 
 python -m accel_demo.anatomy.effective_batch
+python -m accel_demo.anatomy.effective_batch --one-learning-rate
 torchrun --standalone --nproc-per-node 2 -m accel_demo.anatomy.effective_batch --plot batch.svg
 """
 
@@ -135,6 +136,8 @@ def train_all(plans: list[BatchPlan], device: torch.device) -> list[PlanResult]:
 
 def main(device: torch.device, options) -> None:
     plans = make_plans(dist.get_world_size())
+    if options.one_learning_rate:
+        plans = [plan for plan in plans if plan.learning_rate == LEARNING_RATE]
     results = train_all(plans, device)
     if dist.get_rank() > 0:
         return
@@ -193,5 +196,8 @@ def draw(plans: list[BatchPlan], results: list[PlanResult]):
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=4, at_least=2))
+        parser = command_line(__doc__, processes=4, at_least=2)
+        help = f"train only with the learning rate {LEARNING_RATE}"
+        parser.add_argument("--one-learning-rate", action="store_true", help=help)
+        options = read(parser)
         run_in_group(main, options.processes, options)

@@ -172,7 +172,7 @@ def main(device: torch.device, options) -> None:
         sent, _ = traffic.bytes_sent_and_received(logs["chunked ring"], rank=0)
         print(comparison(options.guess, sent, " bytes"))
     if options.plot:
-        traffic.draw(logs, sizes, options.plot)
+        traffic.draw(logs["chunked ring"], world_size, options.plot)
 
 
 if __name__ == "__main__":

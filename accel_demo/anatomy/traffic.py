@@ -8,7 +8,7 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.anatomy.wire import Message
 
-RANK_COUNTS = range(2, 65)  # the values of N in the picture of the formulas
+MOST_RANKS = 12  # the largest N in the picture of the formulas
 
 
 def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
@@ -81,35 +81,64 @@ def bytes_sent_and_received(log: list[Message], rank: int) -> tuple[int, int]:
     return sent, sum(message.size for message in log if message.target == rank)
 
 
-def draw(logs: dict[str, list[Message]], sizes: list[int], path: Path) -> None:
-    """Draw the steps of the chunked ring, and below them what a rank sends on 2 to 64 ranks."""
-    world_size = len(sizes)
-    states = holdings(logs["chunked ring"], world_size)
-    columns = min(4, len(states))
+def draw(log: list[Message], world_size: int, path: Path) -> None:
+    """Draw what the chunks contain before each step of the chunked ring, and at the end.
+
+    `log` lists the messages of the chunked ring.
+    """
+    states = holdings(log, world_size)
+    columns = min(3, len(states))
     rows = -(-len(states) // columns)
-    side = max(1.7, 0.42 * world_size)  # side of a grid, in inches
-    height = rows * (side + 0.85) + 0.8
-    figure = show.new_figure(4 * (side + 0.15) + 0.6, height + 3.4)
-    figure.set_layout_engine("constrained", h_pad=0.07)
-    ratios = [height, 3.4]
-    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios, hspace=0.04)[:, 0]
-    upper.suptitle(
-        "The chunked ring: how many ranks' values each chunk contains before the step.\n"
-        "Outlined: the chunk sent in the step, to the next rank (from the last to the first).",
+    side = max(1.45, 0.36 * world_size)  # side of a grid, in inches
+    figure = show.new_figure(max(4.9, columns * (side + 0.15) + 0.3), rows * (side + 0.8) + 0.9)
+    figure.suptitle(
+        "The chunked ring: how many ranks' values\neach chunk contains before the step. Outlined:\n"
+        "the chunk that the rank sends to the next one.",
         fontsize=10,
     )
-    grids = upper.subplots(rows, columns, squeeze=False)
+    figure.set_layout_engine("constrained", h_pad=0.07)
+    grids = figure.subplots(rows, columns, squeeze=False)
     for number, axes in enumerate(grids.flat):
         if number < len(states):
-            sent = [message for message in logs["chunked ring"] if message.step == number + 1]
+            sent = [message for message in log if message.step == number + 1]
             _draw_grid(axes, states[number], sent)
             phase = "reduce-scatter" if number + 1 < world_size else "all-gather"
-            axes.set_title(f"step {number + 1}\n{phase}" if sent else "at the end", fontsize=9)
-            axes.set_xlabel("chunk" if number + columns >= len(states) else "", fontsize=9)
-            axes.set_ylabel("rank" if number % columns == 0 else "", fontsize=9)
+            axes.set_title(f"step {number + 1}\n{phase}" if sent else "at the end", fontsize=10)
+            axes.set_xlabel("chunk", fontsize=10)
+            axes.set_ylabel("rank" if number % columns == 0 else "", fontsize=10)
         else:
             axes.set_axis_off()
-    _draw_bytes(lower.subplots(), logs, sizes)
+    show.save(figure, path)
+
+
+def draw_bytes(counted: dict[str, dict[int, float]], path: Path) -> None:
+    """Draw the bytes that the busiest rank sends, as the formulas predict and as counted.
+
+    `counted` maps the name of each all-reduce to {number of ranks: bytes / S}.
+    """
+    styles = {
+        "gather + broadcast": {"color": "#bbbbbb", "linewidth": 6},
+        "naive ring": {"color": "black", "linestyle": "--"},
+        "chunked ring": {"color": show.COLOURS[0], "linewidth": 2.5},
+    }
+    figure = show.new_figure(4.9, 3.5)
+    axes = figure.subplots()
+    rank_counts = range(2, max(MOST_RANKS, *counted["chunked ring"]) + 1)
+    for name, style in styles.items():
+        sent = [FORMULAS[name][0](0, [1] * ranks)[0] / ranks for ranks in rank_counts]  # S = N
+        axes.plot(rank_counts, sent, label=name, **style)
+        dots = {"color": "black", "markerfacecolor": "white", "zorder": 9}
+        axes.plot(list(counted[name]), list(counted[name].values()), "o", **dots)
+    axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
+    axes.axhline(2, color=show.COLOURS[0], linestyle=":", label="2 × S")
+    axes.set_ylim(0)
+    axes.set_xlabel("N, the number of ranks", fontsize=10)
+    axes.set_ylabel(
+        "bytes sent by the busiest rank,\ndivided by the size S of the tensor", fontsize=10
+    )
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=10, loc="upper left")
     show.save(figure, path)
 
 
@@ -147,55 +176,24 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
             share = (len(held) - 1) / max(1, world_size - 1)
             cell = Rectangle((chunk, rank), 1, 1, facecolor=shades(share), edgecolor="white")
             axes.add_patch(cell)
-            colour = "white" if share > 0.5 else "black"
+            colour = "white" if share > 0.8 else "black"
             place = (chunk + 0.5, rank + 0.5)
-            axes.text(*place, len(held), ha="center", va="center", color=colour, fontsize=9)
+            axes.text(*place, len(held), ha="center", va="center", color=colour, fontsize=10)
     orange = show.COLOURS[1]
     for message in sent:
         chunk, rank = _chunk(message), message.source
         outline = Rectangle((chunk, rank), 1, 1, fill=False, edgecolor=orange, linewidth=2.5)
         axes.add_patch(outline)
-        starts = [rank + 0.75]
+        starts = [rank + 0.77]
         if rank == world_size - 1:
-            starts.append(-0.25)  # the last rank's arrow leaves at the bottom and enters at the top
+            starts.append(-0.23)  # the last rank's arrow leaves at the bottom and enters at the top
         for start in starts:
-            arrow = {"arrowstyle": "-|>", "color": orange, "linewidth": 2, "mutation_scale": 15}
+            arrow = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.5, "mutation_scale": 12}
             arrow |= {"shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", (chunk + 0.5, start + 0.55), (chunk + 0.5, start), arrowprops=arrow)
+            axes.annotate("", (chunk + 0.5, start + 0.47), (chunk + 0.5, start), arrowprops=arrow)
     axes.set(xlim=(-0.1, world_size + 0.1), ylim=(world_size + 0.35, -0.35), aspect="equal")
     middles = [index + 0.5 for index in range(world_size)]
-    axes.set_xticks(middles, range(world_size), fontsize=8)
-    axes.set_yticks(middles, range(world_size), fontsize=8)
+    axes.set_xticks(middles, range(world_size), fontsize=10)
+    axes.set_yticks(middles, range(world_size), fontsize=10)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-
-
-def _draw_bytes(axes, logs: dict[str, list[Message]], sizes: list[int]) -> None:
-    """Draw the bytes that a rank sends, in multiples of S: as predicted, and as counted."""
-    orange, green, blue = show.COLOURS[1], show.COLOURS[2], show.COLOURS[0]
-    lines = [  # (all-reduce, rank, label, style)
-        ("gather + broadcast", 0, "gather + broadcast, rank 0", {"color": orange, "linewidth": 5}),
-        ("naive ring", 0, "naive ring, each rank", {"color": "black", "linestyle": "--"}),
-        ("chunked ring", 0, "chunked ring, each rank", {"color": blue, "linewidth": 2.5}),
-        ("gather + broadcast", 1, "gather + broadcast, the others", {"color": green}),
-    ]
-    for name, rank, label, style in lines:
-        bytes_of = FORMULAS[name][0]
-        sent = [bytes_of(rank, [1] * count)[0] / count for count in RANK_COUNTS]  # S = N bytes
-        axes.plot(RANK_COUNTS, sent, label=label, **style)
-        if len(sizes) > 1:
-            counted = bytes_sent_and_received(logs[name], rank)[0] / sum(sizes)
-            axes.plot(len(sizes), counted, "o", color="black", markerfacecolor="white", zorder=9)
-    if len(sizes) > 1:
-        axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    powers = [2**power for power in range(1, 7)]
-    axes.set_xticks(powers, powers)
-    axes.set_yticks([1, *powers], ["S", *(f"{power} S" for power in powers)])
-    axes.set_xlabel("N, the number of ranks")
-    axes.set_ylabel("bytes sent by one rank")
-    axes.set_title("What a rank sends, for a tensor of S bytes", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, loc="upper left")

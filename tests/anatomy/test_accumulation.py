@@ -1,6 +1,7 @@
 """Compare one batch of 32 with 4 batches of 8, accumulated by correct and by incorrect methods."""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy import accumulation
@@ -88,9 +90,14 @@ def test_each_method_has_the_expected_all_reduces_steps_and_gradients(together, 
         assert record.bytes_shared == all_reduces * parameters * 4
     assert all(windows == [EQUAL, 1] * 8 for _, windows in results)
     share_in_the_last_backward(records)
-    texts = accumulation.draw(records).axes[0].texts
-    summaries = [*map(accumulation.gradient_summary, records)]
-    assert [text.get_text() for text in texts][:-1] == summaries
+    lanes = [label.get_text() for label in accumulation.draw(records).axes[0].get_yticklabels()]
+    assert lanes == [
+        "1 × 32: one batch",
+        "4 × 8: DDP, no_sync before the last\n(and 8 more methods)",
+        "4 × 8: DDP, without no_sync",
+        "4 × 8: accumulate, optimizer not prepared",
+        "4 × 8, then 2 × 8: accumulate alone\n(and 1 more method)",
+    ]
 
 
 def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
@@ -107,6 +114,28 @@ def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
     often, unprepared = different.values()
     assert often == [*["forward", "all-reduce"] * 4, "step"]
     assert unprepared == [*["forward", "step"] * 3, "forward", "all-reduce", "step"]
+
+
+def all_reduces_of_a_backward(no_sync_forward: bool, no_sync_backward: bool) -> int:
+    model, all_reduces = DistributedDataParallel(torch.nn.Linear(3, 1)), []
+
+    def count(_, bucket):
+        all_reduces.append(bucket)
+        return allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, count)
+    with model.no_sync() if no_sync_forward else nullcontext():
+        loss = model(torch.ones(2, 3)).sum()
+    with model.no_sync() if no_sync_backward else nullcontext():
+        loss.backward()
+    return len(all_reduces)
+
+
+def test_the_forward_decides_whether_backward_sends(together):
+    cases = {(False, False): 1, (False, True): 1, (True, False): 0, (True, True): 0}
+    for (forward, backward), times in cases.items():
+        flags = {"no_sync_forward": forward, "no_sync_backward": backward}
+        assert together(all_reduces_of_a_backward, 2, **flags) == [times, times]
 
 
 @given(st.integers(-40, 40), st.integers(0, 2**31))

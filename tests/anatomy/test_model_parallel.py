@@ -194,7 +194,7 @@ def test_the_program_prints_and_draws(start, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("4 connected processes")
     assert result.stdout.count("| the same bits |") == len(METHODS)
-    assert "6 of 22 units of time. The bubble is 3/11:" in result.stdout
+    assert "6 of 22 time units. The bubble is 3/11:" in result.stdout
     assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in result.stdout
     assert "<!-- rank 3 -->" in picture.read_text()
     wrong = start([*command, "--microbatches", 5])

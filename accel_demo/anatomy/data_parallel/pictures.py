@@ -85,8 +85,8 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     `sizes` are the chunk sizes. For each way to compute the loss, `errors` lists the errors of the
     gradient with 1, 2, … replicas.
     """
-    figure = show.new_figure(9.6, 3.9)
-    left, right = figure.subplots(1, 2)
+    figure = show.new_figure(6.2, 7.6)
+    upper, lower = figure.subplots(2, 1)
     styles = {sizes[-1]: (ORANGE, f"in one of {sizes[-1]}")}
     styles[sizes[0]] = (BLUE, f"in a chunk of {sizes[0]}")
     start = 0
@@ -94,54 +94,61 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
         colour, label = styles[size]
         samples, shade = range(start, start + size), 0.95 if chunk % 2 else 0.65
         name = label if chunk == sizes.index(size) else None
-        left.bar(samples, weights[start : start + size], color=colour, alpha=shade, label=name)
+        upper.bar(samples, weights[start : start + size], color=colour, alpha=shade, label=name)
         start += size
-    left.axhline(1 / len(weights), color="black", linestyle="--", label=f"right: 1/{len(weights)}")
-    left.set(
+    upper.axhline(1 / len(weights), color="black", linestyle="--", label=f"right: 1/{len(weights)}")
+    upper.set(
         xlabel="sample", ylabel="its weight in a plain mean of means", ylim=(0, 1.55 * max(weights))
     )
     most_replicas = len(next(iter(errors.values())))
     used = f", {len(sizes)} used" if len(sizes) < most_replicas else ""
-    left.set_title(f"{len(weights)} samples over {counted(most_replicas, 'replica')}{used}")
-    left.legend(loc="upper left", frameon=False)
+    upper.set_title(f"{len(weights)} samples over {counted(most_replicas, 'replica')}{used}")
+    upper.legend(loc="upper left", frameon=False)
     replicas = range(1, most_replicas + 1)
     marks = zip(errors.items(), ("s", "o", "x"), (GREEN, ORANGE, BLUE), strict=True)
     for (name, values), mark, colour in marks:
         filled = {"markerfacecolor": "none"} if mark == "s" else {}
         floor = [max(value, 1e-9) for value in values]
-        right.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
+        lower.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
     for place, value in enumerate(errors["inside, plain mean"], start=1):
         if value > 1e-6:
             # Rotate the text, so that neighbouring numbers do not overlap.
             options = {"ha": "center", "va": "bottom", "rotation": 90}
             text, above = f"{value:.3f}", (0, 7)
-            right.annotate(text, (place, value), above, textcoords="offset points", **options)
-    right.axhline(1e-6, color="black", linestyle="--", linewidth=1)
-    right.set(yscale="log", ylim=(3e-10, 1e7), xlabel="replicas", xticks=list(replicas))
-    right.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "rounding: 1e-6", "1e-3"])
-    right.minorticks_off()
-    right.set_ylabel("largest error (logarithmic)")
-    right.set_title(f"gradient of {len(weights)} samples")
-    right.legend(loc="upper left", frameon=False, title="where the loss is", ncols=1, fontsize=9)
+            lower.annotate(text, (place, value), above, textcoords="offset points", **options)
+    lower.axhline(1e-6, color="black", linestyle="--", linewidth=1)
+    lower.set(yscale="log", ylim=(3e-10, 1e7), xlabel="replicas", xticks=list(replicas))
+    lower.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "rounding: 1e-6", "1e-3"])
+    lower.minorticks_off()
+    lower.set_ylabel("largest error (logarithmic)")
+    lower.set_title(f"gradient of {len(weights)} samples")
+    lower.legend(loc="upper left", frameon=False, title="where the loss is", ncols=1, fontsize=9)
     return figure
 
 
 def draw_parts(moved: dict[str, dict[str, int]]):
-    """Draw how many bytes one forward sends from or to the first device in each phase."""
+    """Draw how many bytes one forward sends from or to the first device in each phase.
+
+    The bytes are points and not bars, because the length of a bar on a logarithmic axis means
+    nothing.
+    """
     figure = show.new_figure(8, 3.2)
     axes = figure.subplots()
     phases = list(next(iter(moved.values())))
     for index, (name, sizes) in enumerate(moved.items()):
         places = [place + 0.36 * index for place in range(len(phases))]
-        colour = (BLUE, ORANGE)[index]
-        bars = axes.barh(places, list(sizes.values()), 0.34, color=colour, label=name)
-        axes.bar_label(bars, [f"{size:,}" for size in sizes.values()], padding=4)
+        colour, marker = ((BLUE, "o"), (ORANGE, "s"))[index]
+        axes.plot(list(sizes.values()), places, marker, color=colour, markersize=8, label=name)
+        for size, place in zip(sizes.values(), places, strict=True):
+            # With one replica, nothing moves, and a logarithmic axis has no place for 0.
+            axes.annotate(f"{size:,}", (max(size, 10), place), (8, -4), textcoords="offset points")
     axes.set_yticks([place + 0.18 for place in range(len(phases))], phases)
-    axes.invert_yaxis()
+    axes.set_ylim(len(phases) - 0.4, -0.4)
     most = max(100, *(max(sizes.values()) for sizes in moved.values()))
     axes.set_xlim(10, 10 ** (math.log10(most) * 1.25))
-    axes.set_xscale("log")  # set after the limits, because with one replica all bars are 0
+    axes.set_xscale("log")
     axes.set_xlabel("bytes in one forward (logarithmic)")
+    axes.grid(axis="x", color="0.9")
     axes.legend(title="wrapped", loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -5,7 +5,7 @@ module contains stage 2 (`average_each`), stage 3 (`average_flat`) and stage 4 (
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,12 +24,14 @@ def average_each(parameters) -> None:
         parameter.grad /= dist.get_world_size()
 
 
-def average_flat(parameters, multiply: bool, reverse: bool) -> None:
+def average_flat(
+    parameters, multiply: bool, reverse: bool, all_reduce: Callable = dist.all_reduce
+) -> None:
     """Replace each gradient by its mean over all ranks, with one all-reduce of a flat buffer.
 
     With N ranks, the gradients are multiplied by 1/N before the all-reduce if `multiply` is True.
     Otherwise the sum is divided by N. If `reverse` is True, the last parameter comes first in the
-    buffer.
+    buffer. `all_reduce` adds up a tensor over all ranks, in place.
     """
     parameters, world_size = list(parameters), dist.get_world_size()
     order = list(range(len(parameters)))
@@ -38,7 +40,7 @@ def average_flat(parameters, multiply: bool, reverse: bool) -> None:
         view.copy_(parameters[index].grad)
     if multiply:
         bucket.flat *= 1 / world_size
-    dist.all_reduce(bucket.flat)
+    all_reduce(bucket.flat)
     if not multiply:
         bucket.flat /= world_size
     for index, view in zip(bucket.indices, bucket.views, strict=True):
@@ -154,10 +156,10 @@ class HandmadeDDP(nn.Module):
         bucket.missing.remove(index)
         # All ranks must send in the same order, so a full bucket waits until all buckets before
         # it are full.
-        for bucket in self.buckets[len(self.started) :]:
-            if bucket.missing:
+        for next_bucket in self.buckets[len(self.started) :]:
+            if next_bucket.missing:
                 break
-            self._start_all_reduce(bucket)
+            self._start_all_reduce(next_bucket)
 
     def _start_all_reduce(self, bucket: Bucket) -> None:
         number = len(self.started)

@@ -20,7 +20,7 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLOURS
-from accel_demo.wording import byte_size, counted
+from accel_demo.wording import counted
 
 PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 512, 256
 LIMITS = 1000, 2  # in MiB, for one bucket and for several
@@ -127,7 +127,7 @@ def measure(device: torch.device, file: Path) -> None:
 
 def draw(backwards: dict[float, Backward], path: Path) -> None:
     """Draw one backward for each limit, below each other, on a common time axis."""
-    figure = show.new_figure(7, 4.2)
+    figure = show.new_figure(4.9, 5)
     heights = [len(backward.sent) + 2 for backward in backwards.values()]
     all_axes = figure.subplots(len(backwards), 1, sharex=True, height_ratios=heights)
     for axes, (limit, backward) in zip(all_axes, backwards.items(), strict=True):
@@ -135,25 +135,28 @@ def draw(backwards: dict[float, Backward], path: Path) -> None:
         axes.set_title(f"bucket_cap_mb={limit:g}: {buckets}", fontsize=10, loc="left")
         labels, ready = ["backward"], [1000 * seconds for seconds in backward.ready]
         axes.barh(0, max(ready), color=COLOURS[5], height=0.6, label="backward computes")
-        ticks = {"color": COLOURS[7], "markersize": 11, "label": "a gradient is ready"}
+        ticks = {"color": COLOURS[7], "markersize": 11, "label": "a layer's gradients are ready"}
         axes.plot(ready, [0] * len(ready), "|", **ticks)
         for number, size in enumerate(backward.bucket_bytes):
             start, end = 1000 * backward.sent[number], 1000 * backward.received[number]
             name = "all-reduce" if number == 0 else None
             axes.barh(number + 1, end - start, 0.6, start, color=COLOURS[1], label=name)
-            labels.append(f"bucket {number + 1}: {byte_size(size)}")
+            labels.append(f"bucket {number + 1}\n{size / 2**20:.2f} MiB")
         returns = {"color": COLOURS[3], "linewidth": 1.5, "label": "backward() returns"}
         axes.axvline(1000 * backward.returned, **returns)
-        axes.set_yticks(range(len(labels)), labels, fontsize=9)
+        axes.set_yticks(range(len(labels)), labels, fontsize=10)
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
     end = 1000 * max(backward.returned for backward in backwards.values())
-    all_axes[-1].set_xticks(range(int(end) + 2), [""] * (int(end) + 2))
+    all_axes[-1].set_xticks(range(0, int(end) + 2, 10), [""] * len(range(0, int(end) + 2, 10)))
+    all_axes[-1].set_xticks(range(int(end) + 2), minor=True)
+    for axes in all_axes:
+        axes.tick_params(axis="x", which="major", length=9)
     all_axes[-1].set_xlim(0, end * 1.02)
-    label = "time since backward() was called, on rank 0 (one tick per millisecond)"
-    all_axes[-1].set_xlabel(label, fontsize=9)
+    label = "time since backward() was called, on rank 0\n(short ticks: 1 ms, long ticks: 10 ms)"
+    all_axes[-1].set_xlabel(label, fontsize=10)
     handles, names = all_axes[-1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=10, frameon=False)
     show.save(figure, path)
 
 

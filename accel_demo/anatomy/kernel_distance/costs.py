@@ -220,33 +220,31 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
 
 
 def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
-    """Draw the peak memory of each method, in one panel for each layer and p.
+    """Draw the peak memory of each method for absolute differences, in one panel for each layer.
 
     If a method was not run, an empty circle shows the predicted size of its graph.
     """
-    figure = show.new_figure(8, 1.2 + 2.4 * len(costs) / 2)
-    panels = figure.subplots(-(-len(costs) // 2), 2, sharex=True, sharey=True, squeeze=False)
-    names = list(METHODS)[::-1]
-    for panel, ((shape, p), rows) in zip(panels.flat, costs.items(), strict=True):
-        for cost in rows:
+    layers = {shape: rows for (shape, p), rows in costs.items() if p == 1}
+    figure = show.new_figure(5.4, 0.7 + 2.5 * len(layers))
+    panels = figure.subplots(len(layers), 1, sharex=True, squeeze=False)
+    for panel, (shape, rows) in zip(panels.flat, layers.items(), strict=True):
+        for place, cost in enumerate(rows):
             is_run = not cost.reason_not_run
             size = max(cost.peak_bytes if is_run else cost.graph_bytes, 1e5) / 1e6
-            place, colour = names.index(cost.method), show.COLOURS[0]
-            panel.plot(size, place, "o", color=colour, fillstyle="full" if is_run else "none")
+            fill = "full" if is_run else "none"
+            panel.plot(size, place, "o", color=show.COLOURS[0], fillstyle=fill)
             text = f"{size:,.0f}" if size >= 10 else f"{size:.1f}"
-            panel.annotate(text, (size, place), (7, -3), textcoords="offset points", fontsize=8)
-        for name in set(names) - {cost.method for cost in rows}:  # a missing bar would look like 0
-            options = {"va": "center", "transform": panel.get_yaxis_transform()}
-            panel.text(0.02, names.index(name), f"does not exist for p={p}", fontsize=9, **options)
-        panel.set_title(f"{' × '.join(map(str, shape))}, p={p}", fontsize=10)
+            panel.annotate(text, (size, place), (7, -3), textcoords="offset points", fontsize=9)
+        panel.set_title(" × ".join(map(str, shape)), fontsize=10)
         panel.set_xscale("log")
-        panel.margins(x=0.27, y=0.08)
-        panel.set_yticks(range(len(names)), names, fontsize=9)
+        panel.margins(x=0.2, y=0.08)
+        panel.set_yticks(range(len(rows)), [cost.method for cost in rows], fontsize=9)
+        panel.invert_yaxis()
         panel.grid(axis="x", alpha=0.3)
         panel.set_axisbelow(True)
     figure.supxlabel(
-        "peak memory in MB, logarithmic (empty circle: not run, the graph alone needs this much)",
-        fontsize=10,
+        "peak memory in MB, logarithmic\n(empty circle: not run, the graph alone needs this much)",
+        fontsize=9,
     )
     return figure
 

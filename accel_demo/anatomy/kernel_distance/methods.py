@@ -2,9 +2,10 @@
 
 For a weight with n kernels, the distance is Σᵢ Σⱼ ‖wᵢ − wⱼ‖ over all i and j from 1 to n. Each pair
 is counted twice, and i = j adds 0. ‖·‖ is the sum of the absolute differences (p=1) or the
-Euclidean length (p=2). A training loop may add this distance to its loss, to push kernels apart or
-together, so the gradient must reach the weight. The computation is outside `forward`, so
-DataParallel and DistributedDataParallel do not split it.
+Euclidean length (p=2). A training loop may subtract this distance from its loss to push the kernels
+apart, or add it to pull them together, so the gradient must reach the weight. DataParallel
+and DistributedDataParallel do not split this computation: they divide the batch, and the distance
+depends only on the weight. If `forward` computes it, every replica computes all of it.
 
 All functions take (weight, p, signed) and return a 0-dimensional tensor. The first dimension of the
 weight indexes the kernels, as in Conv2d, Conv1d and Linear. float16 and bfloat16 weights are
@@ -47,8 +48,9 @@ def chunked(
 ) -> torch.Tensor:
     """Compute a few rows of pairs at a time, and recompute them in backward.
 
-    The graph keeps no differences. Peak memory is `rows_at_once` times the bytes of the weight, and
-    backward takes longer, because it repeats the forward computation.
+    The graph keeps no differences. In backward, the differences of `rows_at_once` rows exist for a
+    moment, with two temporary tensors of the same size: about 3 × `rows_at_once` times the bytes
+    of the weight. Backward takes longer, because it repeats the forward computation.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
     kernels = _kernels(weight, p, signed, rows_at_once)

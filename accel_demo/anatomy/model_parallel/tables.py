@@ -87,7 +87,7 @@ def bubble_in_words(grid: list[dict[int, splits.Chunk]], microbatches: int) -> s
     formula = Fraction(stages - 1, microbatches + stages - 1)
     length = 1 + max(time for row in grid for time in row)
     return (
-        f"Each rank waits for {counted * length} of {length} units of time. "
+        f"Each rank is idle for {counted * length} of {length} time units. "
         f"The bubble is {counted}:\n(stages - 1) / (microbatches + stages - 1) = {formula}."
     )
 
@@ -99,7 +99,7 @@ def _short(chunk: splits.Chunk) -> str:
 def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
     """Draw what each rank stores in data and model parallelism, above the pipeline's timetable."""
     length = 1 + max(time for row in grid for time in row)
-    width = min(16, max(10, 1 + 0.29 * length))  # inches
+    width = min(16, max(7.2, 1 + 0.29 * length))  # inches
     figure = new_figure(width, 6.5)
     ratios = [3.4, 0.7 + 0.45 * len(grid)]
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
@@ -108,9 +108,9 @@ def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
     model = splits.make_model()
     stages = [set(splits.stage_of(model, rank, ranks).state_dict()) for rank in range(ranks)]
     _draw_holders(left, model, [set(model.state_dict())] * ranks, splits_batch=True)
-    left.set_title("Data parallelism: whole model, part of the batch", fontsize=11)
+    left.set_title("Data parallelism:\nwhole model, part of the batch", fontsize=11)
     _draw_holders(right, model, stages, splits_batch=False)
-    right.set_title("Model parallelism: part of the model, whole batch", fontsize=11)
+    right.set_title("Model parallelism:\npart of the model, whole batch", fontsize=11)
     _draw_timetable(lower.subplots(), grid, room=72 * (width - 1) / length)
     save(figure, path)
 
@@ -140,13 +140,13 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
                 _arrow(axes, (left[0], left[1] - 0.15), (right[0], right[1] + 0.65), "<-", BACKWARD)
     sent = "gradients are sent (orange)"
     if not splits_batch:
-        sent = "activations are sent (blue), their gradients return (orange)"
+        sent = "activations are sent (blue),\ntheir gradients return (orange)"
     axes.text((ranks - 1) / 2, 5.15, sent, ha="center", fontsize=9)
     axes.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_yticks([0.5, 3.2], ["batch", "parameters"])
     axes.tick_params(length=0)
     axes.set_xlim(-0.6, ranks - 0.4)
-    axes.set_ylim(0, 5.5)
+    axes.set_ylim(0, 6)
     axes.spines[:].set_visible(False)
 
 

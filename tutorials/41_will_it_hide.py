@@ -1,0 +1,45 @@
+"""Calculate whether the all-reduces of DDP fit under backward, for six kinds of connections.
+
+python tutorials/41_will_it_hide.py
+"""
+
+import torch
+from torch.distributed import _compute_bucket_assignment_by_size
+
+from accel_demo.anatomy.alpha_beta import NCCL_LINKS
+from accel_demo.show import table
+
+TOKENS = 16 * 1024  # per GPU and step
+PEAK = 312e12  # floating-point operations per second of an A100 in bf16, from its data sheet
+MFU = 0.4  # share of the peak that the training reaches; an assumption
+LIMITS = [2**20, 25 * 2**20]  # DDP's limits in bytes for the first bucket and for the others
+GPUS = (8, 1024)
+
+# The parameters of GPT-2 with 12 layers and width W. The output layer shares the token embedding.
+W = 768
+BLOCK = [(W,), (W,), (W, 3 * W), (3 * W,), (W, W), (W,)]  # attention, with its LayerNorm
+BLOCK += [(W,), (W,), (W, 4 * W), (4 * W,), (4 * W, W), (W,)]  # MLP, with its LayerNorm
+SHAPES = [(50257, W), (1024, W), *(12 * BLOCK), (W,), (W,)]
+
+gradients = [torch.empty(shape, device="meta") for shape in reversed(SHAPES)]  # last layer first
+indices, _ = _compute_bucket_assignment_by_size(gradients, LIMITS)
+buckets = [sum(gradients[index].nbytes for index in bucket) for bucket in indices]
+# Training needs 6 operations per parameter and token: 2 in forward and 4 in backward.
+# Source: Kaplan et al., https://arxiv.org/abs/2001.08361, section 2.1
+backward = 4 * (sum(buckets) / 4) * TOKENS / (MFU * PEAK)
+print(f"Backward takes {1e3 * backward:.0f} ms on each GPU.")
+print(f"DDP sends {sum(buckets) / 1e6:.0f} MB of gradients in {len(buckets)} buckets.")
+print(f"The last bucket has {buckets[-1] / 1e6:.0f} MB.\n")
+
+rows = []
+for name, link in NCCL_LINKS.items():
+    row = [name]
+    for count in GPUS:
+        times = [link.ring_all_reduce(size, count) for size in buckets]
+        exposed = max(times[-1], sum(times) - backward)  # the last bucket is always exposed
+        row += [f"{1e3 * sum(times):,.1f} ms", f"{1e3 * exposed:,.1f} ms"]
+    rows.append(row)
+head = ["connection"]
+for count in GPUS:
+    head += [f"{count:,} GPUs: all-reduces", "exposed, at least"]
+print(table(head, rows))
