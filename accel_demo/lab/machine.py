@@ -63,7 +63,11 @@ def cpu_name() -> str:
 
 
 def has_bf16_instructions() -> bool:
-    """Return whether the CPU has bfloat16 instructions. Without them, bf16 is slow in torch."""
+    """Return whether the CPU has bfloat16 instructions. Without them, bf16 is slow in torch.
+
+    With them, bf16 may still be slower than float32: on one Intel CPU with `avx512_bf16`,
+    it multiplied matrices at about half the speed of float32.
+    """
     words = f"{_cpu_line('flags')} {_cpu_line('Features')}".split()  # the keys on x86 and on ARM
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 

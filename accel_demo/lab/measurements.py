@@ -108,7 +108,8 @@ class Report:
             axis.barh(names, medians, xerr=[below, above], color="tab:blue", capsize=3)
             axis.invert_yaxis()
             axis.set_title(table.title, loc="left", fontsize=10)
-            axis.set_xlabel(table.unit)
+            repeats = len(next(iter(rows)).values)
+            axis.set_xlabel(f"{table.unit}; median, with the range of {counted(repeats, 'repeat')}")
             axis.spines[["top", "right"]].set_visible(False)
         show.save(figure, path)
 
@@ -130,6 +131,10 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
             break
         bounds = [ordered[k - 1], ordered[count - k]]
     return bounds
+
+
+def interval_text(interval: list[float], digits: int = 2) -> str:
+    return " – ".join(f"{bound:.{digits}f}" for bound in interval) or "needs 5 repeats"
 
 
 def threads_of_a_command() -> str:

@@ -215,6 +215,19 @@ def test_a_step_benchmark_prints_and_saves_its_tables(name, start, tmp_path):
     assert plot.stat().st_size > 1000
 
 
+def test_the_introduction_quotes_two_recorded_speeds_of_small_cnn():
+    bench = REPOSITORY / "tutorials" / "transcripts" / "bench"
+    quoted = {}
+    for name, row in (("scaling", "1 process"), ("dataparallel", "plain PyTorch")):
+        lines = (bench / f"{name}.txt").read_text().splitlines()
+        rates = [line.split("|")[2] for line in lines if line.startswith(f"| {row} ")]
+        quoted[name] = int(rates[0].replace(",", "")) / 1000
+    introduction = (REPOSITORY / "accel_demo/lab/BENCHMARKS.md").read_text().partition("\n## ")[0]
+    one_thread, two_threads = f"{quoted['scaling']:.1f}".replace(".", ","), quoted["dataparallel"]
+    assert f"{one_thread}00 images/s in one table (one process with one thread)" in introduction
+    assert f"{two_threads:.0f},000 in another (two threads)" in " ".join(introduction.split())
+
+
 def test_every_benchmark_has_a_recorded_result():
     for name in BENCHMARKS:
         record = REPOSITORY / "tutorials" / "transcripts" / "bench" / f"{name}.txt"

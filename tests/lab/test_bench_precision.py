@@ -50,7 +50,7 @@ def test_bf16_has_similar_losses_with_less_memory_and_coarser_logits(report):
 def test_every_table_is_in_the_file_and_the_picture_shows_every_setting(report):
     assert len(report["tables"]) == 4
     assert all(row["values"] for table in report["tables"] for row in table["rows"].values())
-    for words in ("images/s", "loss", "first step in s", "fp32", "bf16", "tiny_cnn"):
+    for words in ("images/s", "MB that a step allocates", "loss", "fp32", "bf16", "tiny_cnn"):
         assert words in report["picture"]
 
 

@@ -105,7 +105,7 @@ def test_the_learning_rate_is_scaled_only_on_request(runs, one):
 
 def test_a_scaled_learning_rate_compensates_for_a_larger_global_batch(runs):
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
-    none, root, linear = (runs[f"global batch ×N{end}", 2]["mean_loss_difference"] for end in ends)
+    none, root, linear = (runs[f"global batch ×N{end}", 2]["loss_differences"][0] for end in ends)
     assert linear < 0.8 * root and root < 0.95 * none
 
 
@@ -152,8 +152,8 @@ def test_the_table_and_the_picture_show_the_measured_values(quick, runs):
         assert row[7] == (
             "equal" if run["largest_weight_difference"] <= lr.TOLERANCE else "different"
         )
-        assert row[8:] == [f"{run['losses'][SAMPLES]:.2f}", f"{run['mean_loss_difference']:.2f}"]
-    words = ["one process", "scheduler stepped ×2", "global batch ×2, learning rate ×√2"]
+        assert row[8:] == [f"{run['losses'][SAMPLES]:.2f}", f"{run['loss_differences'][0]:.2f}"]
+    words = ["one process", "scheduler stepped ×N", "global batch ×N, learning rate ×√N"]
     assert all(f"<!-- {word} -->" in quick["svg"] for word in words)
 
 
@@ -163,6 +163,7 @@ def test_the_table_and_the_picture_show_the_measured_values(quick, runs):
         (["--processes", "1"], "--processes 1 leaves nothing to compare. Use 1,2."),
         (["--processes", "3"], "--processes must divide the batch of 32 images, got 3"),
         (["--samples", "1000"], "--samples must be a multiple of 512 for 2 processes, got 1000"),
+        (["--seeds", "0"], "--seeds must be from 1 to 1000, got 0"),
         (["--samples", "0"], "--samples must be a multiple of 512"),
         (["--samples", "1024000"], "train_samples is 1024000, but"),
         (["--learning-rate", "0"], "learning_rate must be above 0"),
@@ -184,28 +185,39 @@ def test_invalid_options_are_a_one_line_error_before_anything_starts(
 
 def test_unconnected_processes_and_different_final_weights_are_errors(monkeypatch):
     """Fake the launch: a real one would connect the processes and give them equal weights."""
-    run = RuleTraining("right", 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
+    run = RuleTraining("right", 0, 2, {0: 1.0, 32: 0.0}, {0: 1.0}, torch.zeros(2))
     alone = dataclasses.replace(run, processes=1)
     other = dataclasses.replace(run, weights=torch.ones(2))
     for second, message in ((alone, "different number connected"), (other, "different weights")):
         by_rank = [[run], [second]]
         monkeypatch.setattr(lr.group, "results_by_rank", lambda *_, by_rank=by_rank: by_rank)
         with pytest.raises(RuntimeError, match=message):
-            lr.measure(2, SAMPLES, 0.01)
+            lr.measure(2, SAMPLES, 0.01, seeds=1)
 
 
 def test_a_training_run_that_diverges_is_a_one_line_error(monkeypatch):
     """Fake a launch that returns NaN weights, which are not even equal to themselves."""
     rates, losses = {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}
-    run = RuleTraining("right", 2, rates, losses, torch.full((2,), math.nan))
+    run = RuleTraining("right", 0, 2, rates, losses, torch.full((2,), math.nan))
     monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
     with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06.$"):
-        lr.measure(2, SAMPLES, 1e6)
+        lr.measure(2, SAMPLES, 1e6, seeds=1)
+
+
+def test_each_seed_is_compared_with_the_same_seed_on_one_process(tmp_path):
+    result = measured(tmp_path, "--quick", "--seeds", "2")
+    assert "images once; 2 seeds" in result["stdout"]
+    one, two = result["runs"]["every rule", 1], result["runs"]["right", 2]
+    assert len(set(one["final_losses"])) == 2, "different seeds have different losses"
+    assert two["final_losses"] == pytest.approx(one["final_losses"], abs=1e-4)
+    assert max(two["loss_differences"]) < 1e-4 and len(two["loss_differences"]) == 2
+    assert two["largest_weight_difference"] < lr.TOLERANCE
+    assert one["losses"][SAMPLES] == pytest.approx(sum(one["final_losses"]) / 2)
 
 
 @pytest.mark.slow
 def test_on_four_processes_the_schedule_finishes_after_a_quarter_of_the_images(tmp_path):
-    result = measured(tmp_path, "--processes", "2,4", "--samples", "1024")
+    result = measured(tmp_path, "--processes", "2,4", "--samples", "1024", "--seeds", "1")
     runs = result["runs"]
     one, stepped = runs["every rule", 1], runs["scheduler stepped ×N", 4]
     assert result["stdout"].startswith("1, 2 and 4 connected processes")

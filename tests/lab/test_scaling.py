@@ -176,6 +176,13 @@ def test_the_picture_names_every_version_and_law_and_the_shared_cores(tmp_path):
         assert f"<!-- {word} -->" in drawn
 
 
+def test_a_law_is_drawn_only_with_at_least_three_process_counts(tmp_path):
+    tables.draw(made_up(0.25, [1, 2], cores=2), tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert "Amdahl" not in drawn and "Gustafson" not in drawn
+    assert "<!-- error bars: lowest and highest of" in drawn
+
+
 def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their_ratio():
     names = "DDP|small batch|large batch|share every micro-batch|no_sync|one bucket|small buckets|"
     names += "bf16 hook|gradient_as_bucket_view|find_unused_parameters|no buffers|straggler|"

@@ -247,9 +247,11 @@ def test_gather_counts_sixteen_samples_instead_of_ten(quick_run):
 
 
 def test_the_picture_names_methods_epochs_and_ranks(quick_run):
-    for words in (TORCH, ACCELERATE, "epoch 1", "epoch 2", "rank 0", "rank 1", "6 twice"):
+    for words in (TORCH, ACCELERATE, "epoch 1", "epoch 2", "rank 0", "rank 1", "6 more than once"):
         assert f"<!-- {words} -->" in quick_run[2]
-    assert "as epoch 1" in quick_run[2]
+    assert "order of epoch 1" in quick_run[2]
+    assert "<!-- read more than once -->" in quick_run[2]
+    assert "never read" not in quick_run[2]  # every sample was read
 
 
 @pytest.mark.slow

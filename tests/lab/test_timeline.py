@@ -172,6 +172,27 @@ def test_smaller_buckets_need_more_all_reduces(finished):
     assert "the buffers of BatchNorm" in finished[0], "small_cnn has BatchNorm buffers"
 
 
+def test_each_bucket_size_is_measured_in_shuffled_repetitions(tmp_path, monkeypatch):
+    runs, results_by_rank = [], command.group.results_by_rank
+
+    def profile(function, processes, settings, folder):
+        runs.extend(settings)
+        return results_by_rank(function, processes, settings, folder)
+
+    monkeypatch.setattr(command.group, "results_by_rank", profile)
+    flags = "--quick --model small_cnn --bucket-mb 25,0.05 --repeats 5 --output".split()
+    result, _ = command.measure(command.read([*flags, str(tmp_path)]))
+    assert result.processes == len(result.ranks) == 2
+    sizes = [run.bucket_mb for run in runs[:-1]]
+    assert len(sizes) == 10 and sizes != sorted(sizes) and sizes != sizes[:2] * 5
+    assert all(set(sizes[at : at + 2]) == {25, 0.05} for at in range(0, 10, 2))
+    assert {run.steps for run in runs[:-1]} == {4}
+    assert [trial.bucket_mb for trial in result.sweep] == [25, 0.05]
+    for trial in result.sweep:
+        low, high = trial.step_interval
+        assert 0 < low <= trial.step_ms <= high
+
+
 def test_hidden_plus_exposed_time_is_at_most_the_all_reduce_time(finished):
     for rank, step in steps_of(finished[1]):
         assert step["hidden_ms"] >= 0
@@ -274,6 +295,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
         ("--model vgg12", "invalid choice: 'vgg12'"),
         ("--bucket-mb big", "--bucket-mb must be like 25 or 0.05,0.5,25, got big"),
         ("--bucket-mb 25,0", "--bucket-mb must be from 0.001 to 10000, got 25,0"),
+        ("--repeats 0", "--repeats must be from 1 to 100, got 0"),
         ("--bucket-mb nan", "--bucket-mb must be from 0.001 to 10000, got nan"),
         ("--straggler 1", "--straggler takes RANK:MILLISECONDSms, such as 1:20ms; got 1"),
         ("--straggler 2:20ms", "--straggler: 2 processes have no rank 2"),
@@ -556,7 +578,7 @@ def test_a_slow_rank_is_named_in_20_of_20_runs_and_none_in_20_runs_without_one(
 @pytest.mark.timeout(320)
 def test_overlap_vanishes_when_one_bucket_holds_all_gradients(start, tmp_path):
     """A single bucket is sent after backward; with many buckets, most are sent during backward."""
-    command = "accel-demo timeline --bucket-mb 1,1000".split()
+    command = "accel-demo timeline --bucket-mb 1,1000 --repeats 1".split()
     result = start([*command, "--output", tmp_path, "--json", tmp_path / "x.json"], timeout=300)
     assert result.returncode == 0, result.stderr
     many, single = json.loads((tmp_path / "x.json").read_text())["sweep"]

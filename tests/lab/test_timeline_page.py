@@ -42,7 +42,7 @@ def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", mod
         ranks=[a_rank(rank, rank == ranks - 1, steps, late_ms, name) for rank in range(ranks)],
         straggler=ranks - 1 if late_ms else None,
         sweep=[
-            BucketTrial(size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 50 - hidden)
+            BucketTrial(size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 50 - hidden, [])
             for size, buckets, hidden in ((0.5, 5, 10.0), (25.0, 1, 0.5), (0.05, 12, 2.0))
             if sweep
         ],
@@ -179,7 +179,7 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
     assert sweep_head[0] == "bucket MiB"
     assert sweep_head[3] == "exposed ms"
     assert [row[0] for row in (first, second, last)] == ["0.5", "25", "0.05"], "in the given order"
-    assert last == ["0.05", "12", "24.0", "10.0", "8", "48.0"]
+    assert last == ["0.05", "12", "24.0", "10.0", "8", "48.0", "needs 5 repeats"]
     write_timeline_page(a_timeline(), file)
     page = file.read_text()
     assert (

@@ -135,8 +135,8 @@ def findings(ratios: dict[str, float], losses: dict[str, float], steps: int) -> 
     ]
     if list(ratios) == ["ours, fp32"]:
         sentences.append(
-            "This CPU has no bf16 instructions, so our loop ran only in fp32. On CPUs that have "
-            "them, most of the speed-up comes from bf16."
+            "This CPU has no bf16 instructions, so our loop ran only in fp32. On a CPU that has "
+            "them, bf16 may be faster."
         )
     values = "; ".join(f"{name} {value:.2f}" for name, value in losses.items())
     first = warm_up_steps(steps) + 1

@@ -46,7 +46,6 @@ SETTINGS = {  # {name: (mixed precision, is_compiled)}
 STEPS, BATCH_SIZE = 3, 128  # steps per turn, images per step
 LARGE = ("resnet18", "resnet101", "vgg11")
 STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
-TITLES = ("images/s", "MB a step allocates at most", "first step in s", "loss")
 
 
 @dataclass(frozen=True)
@@ -237,19 +236,21 @@ def price(eager: list[float], compiled: list[float], first_step: float) -> str:
 
 
 def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
-    """Draw a row of charts for each network: speed, memory, first-step time and loss curves."""
+    """Draw a column of charts for each network: speed, memory and loss curves."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = show.new_figure(10, 2.4 * len(runs) + 0.3)
-    grid = figure.subplots(len(runs), 4, squeeze=False, width_ratios=[3, 3, 3, 4])
-    for (model, by_setting), row in zip(runs.items(), grid, strict=True):
-        speed, memory, first_step, curves = row
-        colours = dict(zip(by_setting, show.COLOURS, strict=False))
+    figure = show.new_figure(1 + 2.5 * len(runs), 6.6)
+    grid = figure.subplots(3, len(runs), squeeze=False, height_ratios=[3, 3, 4])
+    settings = max(runs.values(), key=len)  # a network that is not compiled has fewer
+    colours = dict(zip(settings, show.COLOURS, strict=False))
+    for (model, by_setting), column in zip(runs.items(), grid.T, strict=True):
+        speed, memory, curves = column
         bars(speed, {name: run.images_per_second for name, run in by_setting.items()}, colours)
         bars(memory, {name: [run.megabytes] for name, run in by_setting.items()}, colours)
-        seconds = {name: [run.first_step_seconds] for name, run in by_setting.items()}
-        bars(first_step, seconds, colours)
-        speed.set_yticks(range(len(by_setting)), list(by_setting))
+        batch_size = by_setting["fp32"].batch_size
+        speed.set_title(f"{model},\n{batch_size} images per step", loc="left", fontsize=10)
+        speed.set_xlabel("images/s", fontsize=9)
+        memory.set_xlabel("MB that a step allocates", fontsize=9)
         # Curves may coincide, so draw each curve narrower than the previous curve.
         for width, (name, run) in zip((7, 5, 2.5, 1), by_setting.items(), strict=False):
             style = "--" if "compiled" in name else "-"
@@ -258,28 +259,39 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
         curves.margins(y=0.3)
         curves.set_ylim(bottom=0)
         curves.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        curves.set_xlabel("step", fontsize=8)
+        curves.set_xlabel("step", fontsize=9)
         curves.legend(fontsize=8, frameon=False, loc="lower left")
-        batch_size = by_setting["fp32"].batch_size
-        speed.set_ylabel(f"{model}\n{batch_size} images per step", fontsize=9)
-        for axis, title in zip(row, TITLES, strict=True):
-            axis.set_title(title, loc="left", fontsize=9)
+        for axis in column:
             axis.spines[["top", "right"]].set_visible(False)
-            axis.tick_params(labelsize=8)
+            axis.tick_params(labelsize=9)
+    for axis in grid[:2, 0]:
+        axis.set_yticks(range(len(settings)), list(settings))
+    grid[2, 0].set_ylabel("loss", fontsize=9)
     show.save(figure, path)
 
 
 def bars(axis, rows: dict[str, list[float]], colours: dict[str, str]) -> None:
-    """For each row, draw the median as a bar, and an error bar from minimum to maximum."""
-    for place, (name, values) in enumerate(rows.items()):
-        median = statistics.median(values)
+    """For each row, draw the median as a bar, and an error bar from minimum to maximum.
+
+    A bar's place is that of its name in `colours`, so that networks can be compared.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    for name, values in rows.items():
+        median, place = statistics.median(values), list(colours).index(name)
         spread = [[median - min(values)], [max(values) - median]] if len(values) > 1 else None
         hatch = "///" if "compiled" in name else None
         axis.barh(place, median, xerr=spread, color=colours[name], capsize=2, hatch=hatch)
         number, end = f"{median:,.0f}" if median >= 10 else f"{median:.1f}", (max(values), place)
-        options = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+        options = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         axis.annotate(number, end, (4, 0), **options)
+    for place, name in enumerate(colours):
+        if name not in rows:
+            options = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 9}
+            axis.text(0.03, place, "not measured", **options)
     axis.set_yticks([])
-    axis.invert_yaxis()
+    axis.set_ylim(len(colours) - 0.5, -0.5)
+    axis.xaxis.set_major_locator(MaxNLocator(3))
+    axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.margins(x=0.3)
     axis.set_xlim(left=0)

@@ -8,9 +8,9 @@ from accel_demo.wording import counted
 
 PHASES = {"save": "during a save", "step": "in a step", "start-up": "during start-up"}
 MARKERS = {
-    "save": {"marker": "X", "color": "black", "markersize": 6},
-    "step": {"marker": "o", "color": show.COLOURS[1], "markersize": 5},
-    "start-up": {"marker": "s", "color": show.COLOURS[2], "markersize": 5},
+    "save": {"marker": "X", "color": "black", "markersize": 8},
+    "step": {"marker": "o", "color": "white", "markeredgecolor": "black", "markersize": 8},
+    "start-up": {"marker": "s", "color": show.COLOURS[2], "markersize": 8},
 }
 
 
@@ -60,39 +60,41 @@ final weights: {weights} {comparison.tensors} tensors"""
 
 
 def draw(result: CrashResult, path: Path) -> None:
-    """Plot optimizer steps against time, for the uninterrupted run and the killed run."""
-    figure = show.new_figure(11, 6)
+    """Plot each run's position against the number of optimizer steps that it has trained.
+
+    Steps, not seconds: restarting takes longer than all steps, and would fill most of the picture.
+    """
+    figure = show.new_figure(6.5, 5.4)
     axis = figure.subplots()
-    blue, orange, grey = show.COLOURS[0], show.COLOURS[3], "0.6"
-    points = zip(*result.uninterrupted_points, strict=True)
-    axis.plot(*points, color="black", linewidth=1.2, label="uninterrupted run")
-    killed_at, killed_step = 0.0, 0
+    blue, orange = show.COLOURS[0], show.COLOURS[3]
+    diagonal = [0, result.steps]
+    axis.plot(diagonal, diagonal, color="0.3", linewidth=1, zorder=1, label="uninterrupted run")
+    trained = killed_step = 0
     for index, launch in enumerate(result.launches):
         # If a launch was killed before it resumed, use the step at which a later launch resumed.
-        steps = [later.resumed_after_step for later in result.launches[index:]]
-        first_step = next(step for step in steps if step is not None)
-        points = [(launch.started_at + seconds, step) for seconds, step in launch.points]
+        resumed = [later.resumed_after_step for later in result.launches[index:]]
+        first_step = next(step for step in resumed if step is not None)
+        if lost := killed_step - first_step:
+            axis.vlines(trained, first_step, killed_step, color=orange, linewidth=4, zorder=5)
+            text = {"color": orange, "fontsize": 12, "fontweight": "bold", "ha": "center"}
+            below = {"xytext": (0, -7), "textcoords": "offset points", "va": "top"}
+            axis.annotate(f"−{lost}", (trained, first_step), **below, **text)
+        steps = [first_step, *(step for _, step in launch.points)]
+        axis.plot(range(trained, trained + len(steps)), steps, color=blue, linewidth=2.5, zorder=2)
+        trained, killed_step = trained + len(launch.points), steps[-1]
         if launch.kill:
-            last_at, last_step = points[-1] if points else (0.0, first_step)
-            points.append((max(launch.started_at + launch.kill.seconds, last_at), last_step))
-        ready_at = points[0][0]
-        axis.vlines(killed_at, first_step, killed_step, color=orange, linewidth=4, zorder=3)
-        axis.hlines(first_step, killed_at, ready_at, color=grey, linewidth=1.2)
-        points = [(ready_at, first_step), *points]
-        axis.plot(*zip(*points, strict=True), color=blue, linewidth=2.5)
-        if launch.kill:
-            killed_at, killed_step = points[-1]
-            axis.plot(killed_at, killed_step, **MARKERS[launch.kill.actual_phase], zorder=4)
+            axis.plot(trained, killed_step, **MARKERS[launch.kill.actual_phase], zorder=4)
     axis.plot([], [], color=blue, linewidth=2.5, label="killed run")
-    axis.plot([], [], color=orange, linewidth=4, label="steps lost: back to the checkpoint")
-    axis.plot([], [], color=grey, linewidth=1.2, label="restarting")
+    axis.plot([], [], color=orange, linewidth=4, label="steps lost by a kill")
     phases = [launch.kill.actual_phase for launch in result.launches if launch.kill]
     for phase in sorted(set(phases)):
         label = f"killed {PHASES[phase]}: {phases.count(phase)}"
         axis.plot([], [], **MARKERS[phase], linestyle="none", label=label)
     axis.axhline(result.steps, color="0.8", linewidth=0.8, zorder=0)
-    axis.set(xlabel="seconds since the first launch", ylabel="optimizer steps")
-    axis.set(xlim=(0, None), ylim=(0, None))
+    axis.text(0, result.steps, f"last step: {result.steps}", fontsize=11, va="top")
+    axis.set_xlabel("optimizer steps trained, including repeated ones", fontsize=11)
+    axis.set_ylabel("position in the run (optimizer step)", fontsize=11)
+    axis.set_ylim(bottom=-result.steps / 10)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=11)
     show.save(figure, path)

@@ -7,11 +7,13 @@ If a script runs on N processes instead of one, its global batch, its learning r
 of its schedule can change. Each row of the table is a training run with one rule for these
 settings. All runs train on the same images once. Each loss is compared with the loss of the
 single-process run after the same number of images. On one process, all rules are equivalent.
+Several seeds, with different weights and orders, show whether a difference is more than chance.
 """
 
 import dataclasses
 import math
 import os
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +23,13 @@ from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab import flags
 from accel_demo.lab.lr.training import BATCH, LOSSES, RULES, RuleTraining, train_with_rules
+from accel_demo.lab.measurements import interval_text, median_interval
 from accel_demo.processes import group
 from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.wording import counted
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
+SEEDS, QUICK_SEEDS = 9, 1
 LEARNING_RATE = 0.01  # low enough for the linear rule to hold: see `LearningRateRow`
 TOLERANCE = 1e-5  # weights that differ by no more are "equal"; rounding alone causes about 1e-7
 HEAD = ["rule", "processes", "global batch", "steps", "peak learning rate", "rate in the last step"]
@@ -32,7 +37,8 @@ HEAD += ["schedule ends at", "weights", "loss", "loss difference"]
 LEGEND = f"""
 schedule ends at: images seen when the learning rate reached 0. weights: compared with one process,
 within {TOLERANCE}. loss: on test images, after all training images. loss difference: mean distance
-from the loss curve of one process, at equal images seen."""
+from the loss curve of one process with the same seed, at equal images seen. Both are medians over
+the seeds. In brackets: 90 % confidence interval of the median."""
 STYLES = {  # the other two rules have the same curves as "right" and "global batch ×N"
     "right": {"color": COLOURS[0], "linewidth": 1.5},
     "scheduler stepped ×N": {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
@@ -45,10 +51,12 @@ ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # 
 
 @dataclass(frozen=True)
 class LearningRateRow:
-    """A training run with one rule, compared with the single-process run.
+    """The training runs with one rule, compared with the single-process runs with the same seeds.
 
-    With the linear rule, which multiplies the learning rate by N, `mean_loss_difference` is small
-    if the rate is low, because one step has about the same effect as N steps with 1/N of the rate.
+    The lists `final_losses` and `loss_differences` contain a number for each seed. `losses` are
+    medians over the seeds, `largest_weight_difference` is the maximum. With the linear rule, which
+    multiplies the learning rate by N, the loss differences are small if the rate is low, because
+    one step has about the same effect as N steps with 1/N of the rate.
     Source: Goyal et al., 2017, https://arxiv.org/abs/1706.02677
     """
 
@@ -59,7 +67,8 @@ class LearningRateRow:
     learning_rates: list[tuple[int, float]]  # (images seen, rate)
     schedule_ends_at: int | None  # images seen when the rate reaches 0; None if it never does
     losses: list[tuple[int, float]]  # (images seen, loss on test images)
-    mean_loss_difference: float
+    final_losses: list[float]
+    loss_differences: list[float]  # mean distances from the curve of one process
     largest_weight_difference: float
 
 
@@ -68,44 +77,56 @@ class LearningRateResult:
     """All training runs of `accel-demo lr`, beginning with the single-process run."""
 
     samples: int
+    seeds: int
     rows: list[LearningRateRow]
 
 
 def main(arguments: list[str]) -> int:
-    parser = flags.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images")
+    parser = flags.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images, with one seed")
     help = "process counts to compare with one process (default: 1,2)"
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = f"training images, each used once (default: {SAMPLES})"
     parser.add_argument("--samples", type=int, metavar="N", help=help)
     help = f"peak learning rate on one process (default: {LEARNING_RATE})"
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=help)
+    help = f"how many seeds to train with (default: {SEEDS})"
+    parser.add_argument("--seeds", type=int, metavar="N", help=help)
     options = flags.read(parser, arguments)
     counts = sorted({1, *flags.process_counts(options.processes)})
     samples = options.samples
     if samples is None:
         samples = QUICK_SAMPLES if options.quick else SAMPLES
-    check(counts, samples, options.learning_rate)
+    seeds = options.seeds
+    if seeds is None:
+        seeds = QUICK_SEEDS if options.quick else SEEDS
+    check(counts, samples, options.learning_rate, seeds)
     if torch.accelerator.device_count() < counts[-1]:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only some runs would use GPUs
 
-    runs = [run for count in counts for run in measure(count, samples, options.learning_rate)]
-    rows = [compare(run, runs[0]) for run in runs]
+    runs = [
+        runs_of_rule
+        for count in counts
+        for runs_of_rule in measure(count, samples, options.learning_rate, seeds)
+    ]
+    rows = [compare(runs_of_rule, runs[0]) for runs_of_rule in runs]
     *fewer, most = counts
     connected = f"{', '.join(map(str, fewer))} and {most} connected processes"
-    print(f"{connected}; every run sees the same {samples} images once\n")
+    print(f"{connected}; every run sees the same {samples} images once; {counted(seeds, 'seed')}\n")
     print(table(HEAD, [cells_of(row) for row in rows]))
     print(LEGEND)
     if options.json:
-        flags.write_json(options.json, "lr", LearningRateResult(samples, rows))
+        flags.write_json(options.json, "lr", LearningRateResult(samples, seeds, rows))
     if options.plot:
         save(draw(rows), options.plot)
     return 0
 
 
-def check(counts: list[int], samples: int, learning_rate: float) -> None:
+def check(counts: list[int], samples: int, learning_rate: float, seeds: int) -> None:
     """Raise `UserError` unless all runs can record losses after the same numbers of images."""
     if counts == [1]:
         raise UserError("--processes 1 leaves nothing to compare. Use 1,2.")
+    if not 1 <= seeds <= 1000:
+        raise UserError(f"--seeds must be from 1 to 1000, got {seeds}")
     for count in counts:
         if BATCH % count:
             raise UserError(f"--processes must divide the batch of {BATCH} images, got {count}")
@@ -117,13 +138,16 @@ def check(counts: list[int], samples: int, learning_rate: float) -> None:
     load_datasets(TrainConfig(train_samples=samples, learning_rate=learning_rate))
 
 
-def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTraining]:
-    """Train with every rule on `processes` connected processes, and return the runs.
+def measure(
+    processes: int, samples: int, learning_rate: float, seeds: int
+) -> list[list[RuleTraining]]:
+    """Train with every rule on `processes` connected processes.
 
-    On one process, if all runs are identical, return only the first run. Raises `UserError` if a
-    loss is not finite.
+    Return the runs of each rule, one for each seed. On one process, if the runs of all rules are
+    identical, return only those of the first rule. Raises `UserError` if a loss is not finite.
     """
-    by_rank = group.results_by_rank(train_with_rules, processes, samples, learning_rate, RULES)
+    arguments = (samples, learning_rate, RULES, seeds)
+    by_rank = group.results_by_rank(train_with_rules, processes, *arguments)
     for runs in zip(*by_rank, strict=True):
         first = runs[0]
         if any(run.processes != processes for run in runs):
@@ -135,20 +159,23 @@ def measure(processes: int, samples: int, learning_rate: float) -> list[RuleTrai
             )
         if any(not torch.equal(run.weights, first.weights) for run in runs):
             raise RuntimeError(f"{first.rule}: the processes ended with different weights")
-    first, *others = by_rank[0]
+    names = dict.fromkeys(run.rule for run in by_rank[0])
+    first, *others = [[run for run in by_rank[0] if run.rule == name] for name in names]
     if processes == 1 and all(
-        run.learning_rates == first.learning_rates and torch.equal(run.weights, first.weights)
-        for run in others
+        run.learning_rates == same_seed.learning_rates
+        and torch.equal(run.weights, same_seed.weights)
+        for runs in others
+        for run, same_seed in zip(runs, first, strict=True)
     ):
-        return [dataclasses.replace(first, rule="every rule")]
-    return by_rank[0]
+        return [[dataclasses.replace(run, rule="every rule") for run in first]]
+    return [first, *others]
 
 
-def compare(run: RuleTraining, on_one_process: RuleTraining) -> LearningRateRow:
-    """Compare a training run with the single-process run."""
-    rates = list(run.learning_rates.items())
+def compare(runs: list[RuleTraining], on_one_process: list[RuleTraining]) -> LearningRateRow:
+    """Compare the runs of one rule with the single-process runs, which have the same seeds."""
+    run, pairs = runs[0], list(zip(runs, on_one_process, strict=True))
+    rates = list(run.learning_rates.items())  # the same with every seed
     samples, steps = rates[-1][0], len(rates) - 1
-    distances = [abs(loss - on_one_process.losses[seen]) for seen, loss in run.losses.items()]
     return LearningRateRow(
         rule=run.rule,
         processes=run.processes,
@@ -156,9 +183,15 @@ def compare(run: RuleTraining, on_one_process: RuleTraining) -> LearningRateRow:
         optimizer_steps=steps,
         learning_rates=rates,
         schedule_ends_at=next((seen for seen, rate in rates if rate == 0), None),
-        losses=list(run.losses.items()),
-        mean_loss_difference=sum(distances) / len(distances),
-        largest_weight_difference=(run.weights - on_one_process.weights).abs().max().item(),
+        losses=[(seen, statistics.median(run.losses[seen] for run in runs)) for seen in run.losses],
+        final_losses=[run.losses[samples] for run in runs],
+        loss_differences=[
+            statistics.fmean(abs(run.losses[seen] - alone.losses[seen]) for seen in run.losses)
+            for run, alone in pairs
+        ],
+        largest_weight_difference=max(
+            (run.weights - alone.weights).abs().max().item() for run, alone in pairs
+        ),
     )
 
 
@@ -169,30 +202,37 @@ def cells_of(row: LearningRateRow) -> list:
         *(f"{max(rates):.2g}", f"{rates[-2]:.1g}"),  # no step used rates[-1]
         "never" if row.schedule_ends_at is None else row.schedule_ends_at,
         "equal" if row.largest_weight_difference <= TOLERANCE else "different",
-        *(f"{row.losses[-1][1]:.2f}", f"{row.mean_loss_difference:.2f}"),
+        *(median_and_interval(values) for values in (row.final_losses, row.loss_differences)),
     ]
+
+
+def median_and_interval(values: list[float]) -> str:
+    interval, median = median_interval(values), f"{statistics.median(values):.2f}"
+    return f"{median} ({interval_text(interval)})" if interval else median
 
 
 def draw(rows: list[LearningRateRow]):
     """Draw a column for each process count except 1: the learning rates, and the losses below."""
     counts = sorted({row.processes for row in rows if row.processes > 1})
-    figure = new_figure(max(7.5, 4.2 * len(counts)), 6.6)
+    figure = new_figure(max(6.2, 4.2 * len(counts)), 7)
     grid = figure.subplots(2, len(counts), sharex=True, sharey="row", squeeze=False)
     for (top, bottom), processes in zip(grid.T, counts, strict=True):
         drawn = [row for row in rows if row.processes == processes and row.rule in STYLES]
         for row in (rows[0], *drawn):
             label, style = "one process", ONE_PROCESS
             if row.processes > 1:
-                label = row.rule.replace("×N", f"×{processes}").replace("×√N", f"×√{processes}")
-                style = {**STYLES[row.rule], "markersize": 5}
+                label, style = row.rule, {**STYLES[row.rule], "markersize": 5}
             step_style = {**style, "marker": "", "where": "post"}  # constant until the next step
             top.step(*zip(*row.learning_rates, strict=True), **step_style)
             bottom.plot(*zip(*row.losses, strict=True), label=label, **style)
         top.set_title(f"{processes} processes", fontsize=10)
         bottom.set_xlabel("training images seen by all processes together")
-        bottom.legend(frameon=False, fontsize=8)
         for axes in (top, bottom):
             axes.spines[["top", "right"]].set_visible(False)
     grid[0, 0].set_ylabel("learning rate")
-    grid[1, 0].set_ylabel("loss on test images")
+    seeds = len(rows[0].final_losses)
+    median = "" if seeds == 1 else f", median of {seeds} seeds"
+    grid[1, 0].set_ylabel(f"loss on test images{median}")
+    handles, names = grid[1, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return figure

@@ -62,6 +62,7 @@ class RuleTraining:
     """
 
     rule: str
+    seed: int
     processes: int  # connected processes
     learning_rates: dict[int, float]
     losses: dict[int, float]
@@ -69,17 +70,22 @@ class RuleTraining:
 
 
 def train_with_rules(
-    device: torch.device, samples: int, learning_rate: float, rules: list[ScalingRule]
+    device: torch.device, samples: int, learning_rate: float, rules: list[ScalingRule], seeds=1
 ) -> list[RuleTraining]:
-    """Train once with each rule, on the same images. Every process of the group must call this."""
+    """Train with each rule and each seed below `seeds`, on the same images.
+
+    Every process of the group must call this.
+    """
     name = f"on {counted(dist.get_world_size(), 'process')}"
-    bar = tqdm(rules, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
-    return [train(rule, samples, learning_rate) for rule in bar]
+    runs = [(rule, seed) for seed in range(seeds) for rule in rules]
+    bar = tqdm(runs, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
+    return [train(rule, samples, learning_rate, seed) for rule, seed in bar]
 
 
-def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining:
+def train(rule: ScalingRule, samples: int, learning_rate: float, seed: int = 0) -> RuleTraining:
     """Train for one epoch with `rule`. `learning_rate` is the peak learning rate on one process.
 
+    `seed` determines the initial weights and the order of the images.
     The network has no batch normalization, so that its output for an image does not depend on the
     rest of the batch.
     """
@@ -87,13 +93,14 @@ def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining
         cpu=use_cpu(),
         step_scheduler_with_optimizer=rule.steps_per_process,
         dataloader_config=DataLoaderConfiguration(
-            split_batches=rule.is_split, use_seedable_sampler=True, data_seed=0
+            split_batches=rule.is_split, use_seedable_sampler=True, data_seed=seed
         ),
     )
     device, processes = accelerator.device, accelerator.num_processes
     config = TrainConfig(
         model="tiny_cnn",
         batch_size=BATCH // processes if rule.is_divided else BATCH,
+        seed=seed,
         train_samples=samples,
         test_samples=TEST_IMAGES,
         optimizer="sgd",
@@ -133,4 +140,4 @@ def train(rule: ScalingRule, samples: int, learning_rate: float) -> RuleTraining
         optimizer.zero_grad()
         record(step * len(labels) * processes)
     weights = torch.cat([weight.detach().flatten().cpu() for weight in model.parameters()])
-    return RuleTraining(rule.name, processes, learning_rates, losses, weights)
+    return RuleTraining(rule.name, seed, processes, learning_rates, losses, weights)

@@ -166,7 +166,7 @@ def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
         ),
         (
             "gradients copied into buckets and back",
-            "`copy_` next to each all-reduce; each gradient is stored twice",
+            "a copy before and after each all-reduce; each gradient is stored twice",
             "`gradient_as_bucket_view=True`",
             change("DDP", "gradient_as_bucket_view"),
         ),

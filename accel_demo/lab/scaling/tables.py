@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 
 from accel_demo.anatomy.gil import PARTS
+from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
 from accel_demo.show import COLOURS, new_figure, save, table
@@ -70,10 +71,6 @@ def fits_table(fits: list[SerialShareFit]) -> str:
     return table(head, rows)
 
 
-def interval_text(interval: list[float], digits: int = 2) -> str:
-    return " – ".join(f"{bound:.{digits}f}" for bound in interval) or "needs 5 repeats"
-
-
 def explain_fits(result: ScalingResult) -> str:
     """Return sentences that explain the fits and their limits."""
     parallel = [count for count in result.processes if count > 1]
@@ -96,17 +93,17 @@ def explain_fits(result: ScalingResult) -> str:
 
 def draw(result: ScalingResult, path: Path) -> None:
     """Draw three panels: strong scaling, weak scaling, and threads compared with processes."""
-    figure = new_figure(12, 4.6)
-    strong, weak, threads = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
+    figure = new_figure(6.2, 10.5)
+    strong, weak, threads = figure.subplots(3, 1)
     draw_scaling(strong, result, "strong")
     draw_scaling(weak, result, "weak")
-    strong.set_ylabel("times as fast as plain PyTorch\nin one process")
     draw_gil(threads, result.gil_rows)
+    repeats = counted(result.repeats, "repeat")
+    figure.supxlabel(f"error bars: lowest and highest of {repeats}", fontsize=9)
     for axis in (strong, weak, threads):
         axis.spines[["top", "right"]].set_visible(False)
-        # Put the legend below the panel, so that it does not cover a point.
-        position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
-        axis.legend(frameon=False, fontsize=9, ncols=2, **position)
+        # Put the legend beside the panel, so that it does not cover a point.
+        axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, path)
 
 
@@ -118,7 +115,8 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
     rows = [row for row in result.rows if row.scaling == scaling]
     start = {row.version: row.median_speedup for row in rows if row.processes == 1}
     for fit in result.fits:
-        if fit.scaling == scaling:
+        # A curve through one or two points would look like a check of the law.
+        if fit.scaling == scaling and len(result.processes) >= 3:
             line = [1 + (top - 1) * step / 50 for step in range(51)]
             speedups = [LAWS[scaling](fit.serial_share, count) for count in line]
             heights = [start[fit.version] * speedup for speedup in speedups]
@@ -137,6 +135,7 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
     title = f"{scaling.capitalize()} scaling: {BATCHES[scaling]} {result.batch_size}"
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("processes")
+    axis.set_ylabel("times as fast as plain\nPyTorch in one process")
     axis.set_xticks(result.processes)
     highest = max(max(row.speedups) for row in rows)
     axis.set_ylim(0, max(2, top, highest) * 1.05)

@@ -1,4 +1,4 @@
-"""Draw which rank read which sample, as a heat map with a column per sample and a row per epoch."""
+"""Draw which rank read which sample, as a grid with a column per sample and a row per epoch."""
 
 import math
 
@@ -7,11 +7,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from accel_demo.anatomy.shards import in_words
 from accel_demo.lab.shards.reading import EpochReads, LoaderReads
 from accel_demo.show import COLOURS, new_figure
 
-ROOM_FOR_RANKS = 16  # points; cells of at least this width have room for a rank number
+ROOM_FOR_RANKS = 13  # points; cells of at least this width have room for a rank number
+MARGINS = 1.9  # inches; the width of the labels on both sides
 GAP = 0.06  # margin around each cell, as a fraction of the cell's size
 
 
@@ -23,13 +23,13 @@ def draw(loaders: list[LoaderReads]):
     """
     samples, epochs = loaders[0].settings.samples, len(loaders[0].epochs)
     ranks = len(loaders[0].epochs[0].batches)
-    width = min(18, max(7.5, 3.2 + 0.27 * samples))  # inches
-    legend = _legend(ranks)
+    width = min(18, max(6, MARGINS + 0.19 * samples))  # inches
+    legend = _legend(ranks, loaders)
     columns = int(width / 1.4)
     below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # height of the legend area, in inches
-    figure = new_figure(width, below + (0.45 + 0.36 * epochs) * len(loaders))
+    figure = new_figure(width, below + (0.45 + 0.38 * epochs) * len(loaders))
     panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
-    room = 72 * (width - 3.2) / samples  # cell width in points
+    room = 72 * (width - MARGINS) / samples  # cell width in points
     for axes, loader in zip(panels, loaders, strict=True):
         for row, epoch in enumerate(loader.epochs):
             _draw_epoch(axes, row, _readers(epoch, samples), room)
@@ -37,12 +37,12 @@ def draw(loaders: list[LoaderReads]):
         axes.set(xlim=(-0.6, samples - 0.4), ylim=(epochs - 0.45, -0.55))
         axes.set_yticks(range(epochs), [f"epoch {row + 1}" for row in range(epochs)], fontsize=9)
         right = axes.secondary_yaxis("right")
-        right.set_yticks(range(epochs), [_summary(epoch, samples) for epoch in loader.epochs])
+        right.set_yticks(range(epochs), [_summary(epoch) for epoch in loader.epochs])
         for side in (axes, right):
             side.tick_params(length=0, labelsize=9)
             side.spines[:].set_visible(False)
     step = 1 if room >= ROOM_FOR_RANKS else 10 * math.ceil(0.9 * len(str(samples)) / room)
-    panels[-1].set_xticks(range(0, samples, step))
+    panels[-1].set_xticks(range(0, samples, step), range(0, samples, step), fontsize=8)
     panels[-1].set_xlabel("sample")
     figure.legend(handles=legend, loc="outside lower left", ncols=columns, frameon=False)
     return figure
@@ -65,14 +65,16 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
     for sample, ranks in enumerate(readers):
         left, right = sample - half, sample + half
         for number, rank in enumerate(ranks):
-            start = left + (right - left) * number / len(ranks)
-            end = left + (right - left) * (number + 1) / len(ranks)
-            parts.append([(start, top), (end, top), (end, bottom), (start, bottom)])
+            start = top + (bottom - top) * number / len(ranks)
+            end = top + (bottom - top) * (number + 1) / len(ranks)
+            parts.append([(left, start), (right, start), (right, end), (left, end)])
             colours.append(COLOURS[rank % 6])
-            if room >= ROOM_FOR_RANKS * max(1, len(ranks) / 2):
-                ink = "white" if sum(to_rgb(COLOURS[rank % 6])) < 1.4 else "black"
-                place = (start + end) / 2
-                axes.text(place, row, rank, ha="center", va="center", color=ink, fontsize=8)
+            if room >= ROOM_FOR_RANKS and len(ranks) <= 2:
+                red, green, blue = to_rgb(COLOURS[rank % 6])
+                is_dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.45
+                ink = "white" if is_dark else "black"
+                style = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": 8}
+                axes.text(sample, (start + end) / 2, rank, **style)
         if len(ranks) > 1:
             frames.append([(left, top), (right, top), (right, bottom), (left, bottom)])
         if not ranks:
@@ -82,17 +84,28 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
     axes.add_collection(LineCollection(crosses, colors="black", linewidths=1.2))
 
 
-def _summary(epoch: EpochReads, samples: int) -> str:
+def _summary(epoch: EpochReads) -> str:
     """Return the label to the right of an epoch's row."""
-    words = in_words(epoch.batches, samples)
-    return f"{words}\nas epoch 1" if epoch.same_order_as_epoch_1 else words
+    parts = []
+    if epoch.more_than_once:
+        parts.append(f"{len(epoch.more_than_once)} more than once")
+    if epoch.never:
+        parts.append(f"{len(epoch.never)} never read")
+    if epoch.same_order_as_epoch_1:
+        parts.append("order of epoch 1")
+    return "\n".join(parts) or "each once"
 
 
-def _legend(ranks: int) -> list:
+def _legend(ranks: int, loaders: list[LoaderReads]) -> list:
     marks = []
     for rank in range(min(ranks, 6)):  # six colours, so rank 6 has the colour of rank 0
         label = ", ".join(map(str, range(rank, ranks, 6)))
         marks.append(Patch(color=COLOURS[rank], label=f"rank {label}"))
-    frame = Patch(facecolor="none", edgecolor="black", linewidth=2, label="read more than once")
-    cross = Line2D([], [], color="black", marker="x", linestyle="", label="never read")
-    return [*marks, frame, cross]
+    epochs = [epoch for loader in loaders for epoch in loader.epochs]
+    if any(epoch.more_than_once for epoch in epochs):
+        frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 2}
+        marks.append(Patch(**frame, label="read more than once"))
+    if any(epoch.never for epoch in epochs):
+        cross = Line2D([], [], color="black", marker="x", linestyle="", label="never read")
+        marks.append(cross)
+    return marks

@@ -11,28 +11,31 @@ and timeline.html, a page with a timeline that you can zoom and pan.
 
 import json
 import os
+import random
 import re
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.guess import add_guess, comparison
 from accel_demo.lab import flags
+from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.page import write_timeline_page
 from accel_demo.lab.timeline.phases import rank_timelines
 from accel_demo.lab.timeline.picture import figure_of
-from accel_demo.lab.timeline.result import BucketTrial, TimelineResult
+from accel_demo.lab.timeline.result import BucketTrial, RankTimeline, TimelineResult
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.lab.timeline.tables import as_text
 from accel_demo.processes import group
 from accel_demo.show import save
 
+REPEATS = 9  # profiled runs of each bucket size, if there are several sizes
 MOST_STEPS = 100  # a limit, because each profiled step has thousands of events
 
 
@@ -62,6 +65,8 @@ def read(arguments: list[str]):
     add("--accumulate", type=int, default=1, metavar="N", help=help)
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
     add("--bucket-mb", default="25", metavar="MB", help=help)
+    help = f"runs per bucket size, if there are several (default: {REPEATS}, or 1 with --quick)"
+    add("--repeats", type=int, metavar="N", help=help)
     help = "delay a rank in each step (e.g. 1:20ms); not detected below 5 ms or 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     help = "folder for trace.json and timeline.html (default: runs/timeline)"
@@ -73,6 +78,10 @@ def read(arguments: list[str]):
         options.steps = 4 if options.quick else 8
     if not 2 <= options.steps <= MOST_STEPS:
         raise UserError(f"--steps must be from 2 to {MOST_STEPS}, got {options.steps}")
+    if options.repeats is None:
+        options.repeats = 1 if options.quick else REPEATS
+    if not 1 <= options.repeats <= 100:
+        raise UserError(f"--repeats must be from 1 to 100, got {options.repeats}")
     model = options.model or ("small_cnn" if options.quick else "vgg11")
     options.bucket_mb = bucket_sizes(options.bucket_mb)
     options.straggler = straggler_in(options.straggler, options.processes)
@@ -92,7 +101,7 @@ def bucket_sizes(text: str) -> list[float]:
         raise UserError(f"--bucket-mb must be like 25 or 0.05,0.5,25, got {text}") from None
     if not all(0.001 <= size <= 10_000 for size in sizes):
         raise UserError(f"--bucket-mb must be from 0.001 to 10000, got {text}")
-    return sizes
+    return list(dict.fromkeys(sizes))
 
 
 def straggler_in(text: str | None, processes: int) -> tuple[int, float] | None:
@@ -144,30 +153,34 @@ def files_to_write(options) -> dict[str, Path]:
 
 
 def measure(options) -> tuple[TimelineResult, list[dict]]:
-    """Profile one run per bucket size. Return the result, and the traces of the last run."""
+    """Profile the runs. Return the result, and the traces of the last run, which is shown.
+
+    If there are several bucket sizes, each of them is profiled `options.repeats` times before the
+    last run. Each repetition takes the sizes in random order, because the speed of the machine
+    changes over time.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides the profiler's log messages
+    sizes: list[float] = []
+    if len(options.bucket_mb) > 1:
+        for repeat in range(options.repeats):
+            sizes += random.Random(repeat).sample(options.bucket_mb, len(options.bucket_mb))
     runs = [
         recording.ProfileSettings(options.config, options.steps, size, options.straggler)
-        for size in options.bucket_mb
+        for size in [*sizes, options.bucket_mb[-1]]
     ]
     # The search for a straggler may need more steps than the timeline shows.
     runs[-1] = replace(runs[-1], steps=max(options.steps, STEPS_NEEDED))
-    sweep = []
+    by_size: dict[float, list[list[RankTimeline]]] = {size: [] for size in options.bucket_mb}
+    buckets = {}
     with tempfile.TemporaryDirectory() as folder:
         by_rank = group.results_by_rank(recording.profile_runs, options.processes, runs, folder)
         for number, run in enumerate(runs):
             profiles = [profiles_of_rank[number] for profiles_of_rank in by_rank]
             traces = merge.load(profiles)
             ranks, straggler = rank_timelines(profiles, traces, options.steps)
-            trial = BucketTrial(
-                bucket_mb=run.bucket_mb,
-                buckets=len(profiles[0].bucket_bytes),
-                all_reduce_ms=fmean(rank.all_reduce_ms for rank in ranks),
-                exposed_ms=fmean(rank.exposed_ms for rank in ranks),
-                hidden_share=fmean(rank.hidden_share for rank in ranks),
-                step_ms=fmean(rank.wall_ms for rank in ranks),
-            )
-            sweep.append(trial)
+            if number < len(sizes):
+                by_size[run.bucket_mb].append(ranks)
+                buckets[run.bucket_mb] = len(profiles[0].bucket_bytes)
     result = TimelineResult(
         processes=profiles[0].processes,
         backend=profiles[0].backend,
@@ -179,9 +192,25 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
         bucket_bytes=profiles[0].bucket_bytes,
         ranks=ranks,
         straggler=straggler,
-        sweep=sweep if len(sweep) > 1 else [],
+        sweep=[
+            bucket_trial(size, buckets[size], by_size[size]) for size in options.bucket_mb if sizes
+        ],
     )
     return result, traces
+
+
+def bucket_trial(bucket_mb: float, buckets: int, runs: list[list[RankTimeline]]) -> BucketTrial:
+    """Summarize the runs with one bucket size. Each run has one `RankTimeline` per rank."""
+    steps = [fmean(rank.wall_ms for rank in ranks) for ranks in runs]
+    return BucketTrial(
+        bucket_mb=bucket_mb,
+        buckets=buckets,
+        all_reduce_ms=median(fmean(rank.all_reduce_ms for rank in ranks) for ranks in runs),
+        exposed_ms=median(fmean(rank.exposed_ms for rank in ranks) for ranks in runs),
+        hidden_share=median(fmean(rank.hidden_share for rank in ranks) for ranks in runs),
+        step_ms=median(steps),
+        step_interval=median_interval(steps),
+    )
 
 
 def write(result: TimelineResult, traces: list[dict], options) -> list[Path]:

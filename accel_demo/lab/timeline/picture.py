@@ -1,5 +1,7 @@
 """Draw a timeline with two lanes per rank: one for computation, and one for communication."""
 
+import textwrap
+
 from accel_demo.lab.timeline.result import (
     Bar,
     BucketTrial,
@@ -28,7 +30,7 @@ def figure_of(result: TimelineResult):
 
     rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
     heights = [1.4 + 0.34 * rows + 0.2 * len(result.ranks), 0.3] + [2.6] * bool(result.sweep)
-    figure = new_figure(11, sum(heights))
+    figure = new_figure(8, sum(heights))
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     _draw_lanes(figure.add_subplot(grid[0, :]), result)
     legend = figure.add_subplot(grid[1, :])
@@ -65,7 +67,7 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
     last_label = float("-inf")
     for number, (step_start, step_end) in step_spans(result.ranks).items():
         middle = (step_start + step_end) / 2
-        if middle - last_label > (end - start) / 16:
+        if middle - last_label > (end - start) / 12:
             axes.text(middle, -0.6, f"step {number}", fontsize=9, ha="center", va="center")
             last_label = middle
     axes.set_xlim(start, end)
@@ -73,7 +75,8 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
     axes.tick_params(axis="x", labelsize=9)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_title(f"{run_description(result)}\n{verdict(result)}", fontsize=10, loc="left")
+    lines = [*textwrap.wrap(run_description(result), 84), verdict(result)]
+    axes.set_title("\n".join(lines), fontsize=10, loc="left")
 
 
 def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
@@ -99,9 +102,18 @@ def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
     lengths = [trial.step_ms for trial in sweep]
     for axes, values, highest, title, colour in (
         (both_axes[0], shares, 105, "all-reduce hidden under backward (%)", COLOURS[1]),
-        (both_axes[1], lengths, max(lengths) * 1.15, "step time (ms)", COLOURS[0]),
+        (
+            both_axes[1],
+            lengths,
+            max(lengths) * 1.15,
+            "step time (ms), with 90 % interval",
+            COLOURS[0],
+        ),
     ):
         axes.plot(sizes, values, "o-", color=colour, linewidth=1.5)
+        if axes is both_axes[1] and all(trial.step_interval for trial in sweep):
+            low, high = zip(*(trial.step_interval for trial in sweep), strict=True)
+            axes.vlines(sizes, low, high, color=colour, linewidth=1)
         axes.set_xscale("log")
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=9)
         axes.minorticks_off()

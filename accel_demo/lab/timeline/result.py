@@ -65,7 +65,10 @@ class RankTimeline:
 
 @dataclass(frozen=True)
 class BucketTrial:
-    """Means over all ranks, from a run with one bucket size."""
+    """Medians over the runs with one bucket size. Each run's value is the mean over the ranks.
+
+    `step_interval` is the 90 % confidence interval of `step_ms` (empty with fewer than five runs).
+    """
 
     bucket_mb: float
     buckets: int
@@ -73,6 +76,7 @@ class BucketTrial:
     exposed_ms: float
     hidden_share: float
     step_ms: float
+    step_interval: list[float]
 
 
 @dataclass(frozen=True)

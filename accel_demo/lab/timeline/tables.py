@@ -1,5 +1,6 @@
 """Describe a timeline in sentences and tables, for the terminal and the HTML page."""
 
+from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.timeline.result import TimelineResult
 from accel_demo.show import table
 from accel_demo.wording import counted, duration
@@ -74,7 +75,9 @@ def sweep_table(result: TimelineResult) -> tuple[list[str], list[list]]:
             round(trial.exposed_ms, 1),
             round(100 * trial.hidden_share),
             round(trial.step_ms, 1),
+            interval_text(trial.step_interval, digits=1),
         ]
         for trial in result.sweep
     ]
-    return ["bucket MiB", "buckets", "all-reduce ms", "exposed ms", "hidden %", "step ms"], rows
+    head = ["bucket MiB", "buckets", "all-reduce ms", "exposed ms", "hidden %", "step ms"]
+    return [*head, "90 % interval"], rows
