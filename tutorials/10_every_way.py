@@ -6,6 +6,7 @@ python tutorials/10_every_way.py --plot tutorials/10_where_am_i.svg
 
 import argparse
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from accel_demo.processes.launch import run_to_end
@@ -30,6 +31,8 @@ LAUNCHES = [
     (2, f"{CONFIG} {{program}} --cpu-if-needed"),
     (2, "python {program} --debug-launcher"),
 ]
+if sys.platform == "darwin":
+    LAUNCHES.pop()  # debug_launcher of accelerate 1.15.0 needs the network interface `lo`
 DRAWN = (3, 6, 8)  # rows of the table
 LINE = re.compile(
     r"RANK=(\w+) LOCAL_RANK=\w+ WORLD_SIZE=(\w+) \| (.*) \| torch group: (\w+) \| received \[(.*)\]"
@@ -76,19 +79,21 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "where am I"  # so that every run writes the same SVG ids
-    titles = {  # {(connected processes, started processes): title of the panel}
+    titles = {  # {(connected processes, started processes): end of the panel's title}
+        (1, 1): "one process instead of two",
         (1, 2): "two unconnected processes",
-        (1, 1): "one process",
         (2, 2): "two connected processes",
     }
-    figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
-    for axes, (command, processes) in zip(figure.subplots(1, len(launches)), launches, strict=True):
+    figure = Figure(figsize=(5, 9.6), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(hspace=0.08)
+    panels = figure.subplots(len(launches), 1)
+    for axes, row, (command, processes) in zip(panels, DRAWN, launches, strict=True):
         together = connected(processes) > 1
-        axes.set(xlim=(0, 10), ylim=(0, 10))
+        axes.set(xlim=(0, 10), ylim=(-0.5, 10))
         axes.axis("off")
         colour = "#1b5e20" if together else "#b3261e"
-        title = titles[connected(processes), len(processes)]
-        axes.set_title(title, color=colour, weight="bold")
+        title = f"Row {row}: {titles[connected(processes), len(processes)]}"
+        axes.set_title(title, color=colour, weight="bold", fontsize=11)
 
         def box(x, y, width, height, text, axes=axes, **style):
             style = {"facecolor": "#f4f4f4", "edgecolor": "#555555", **style}
@@ -117,15 +122,15 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
             )
         group = processes[0]["group"]
         if together:
-            box(0.2, 0.2, 9.6, 0.9, f"process group of {group}", edgecolor=colour, linewidth=1.8)
+            box(0.2, -0.3, 9.6, 0.9, f"process group of {group}", edgecolor=colour, linewidth=1.8)
             for x in (2.5, 7.5):
                 both = {"arrowstyle": "<|-|>", "color": colour}
-                axes.annotate("", (x, 1.1), (x, 1.7), arrowprops=both)
+                axes.annotate("", (x, 0.6), (x, 1.7), arrowprops=both)
         elif group != "none":
             unused = f"process group of {group}, not used by Accelerate"
-            box(0.2, 0.2, 9.6, 0.9, unused, edgecolor=colour, linestyle="--")
+            box(0.2, -0.3, 9.6, 0.9, unused, edgecolor=colour, linestyle="--")
         else:
-            axes.text(5, 0.65, "no process group", ha="center", va="center", color=colour)
+            axes.text(5, 0.3, "no process group", ha="center", va="center", color=colour)
     metadata = {"Date": None} if file.endswith(".svg") else None
     figure.savefig(file, metadata=metadata)
 

@@ -34,10 +34,11 @@ def main(**options):
         accelerator.print(f"epoch {epoch + 1}: loss of the last batch {loss.item():.4f}")
 
     correct = torch.tensor(0, device=accelerator.device)
-    for images, labels in test_loader:
-        results = (model(images).argmax(dim=1), labels)
-        predictions, labels = accelerator.gather_for_metrics(results)
-        correct += (predictions == labels).sum()
+    with torch.no_grad():
+        for images, labels in test_loader:
+            results = (model(images).argmax(dim=1), labels)
+            predictions, labels = accelerator.gather_for_metrics(results)
+            correct += (predictions == labels).sum()
     accelerator.print(f"test accuracy: {correct.item() / len(test_set):.4f}")
     accelerator.end_training()
     return accelerator.unwrap_model(model)

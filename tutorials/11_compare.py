@@ -26,14 +26,15 @@ PAIRS = [  # processes, and the two programs to compare with their options
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # so that every program adds in the same order
     rows = []
-    for processes, *programs in PAIRS:
+    for row, (processes, *programs) in enumerate(PAIRS, start=1):
         first, second = (weights_of(name, options, processes) for name, options in programs)
         names = [
             f"`11_{name}.py`" + (", seedable" if options else "") for name, options in programs
         ]
         difference = (first - second).abs().max().item()
-        rows.append([processes, *names, in_words(difference)])
-    print(show.table(["processes", "program", "program", "largest difference of a weight"], rows))
+        rows.append([row, processes, *names, in_words(difference)])
+    programs = ["first program", "second program"]
+    print(show.table(["row", "processes", *programs, "largest weight difference"], rows))
 
 
 def in_words(difference: float) -> str:

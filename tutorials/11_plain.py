@@ -28,9 +28,10 @@ def main():
         print(f"epoch {epoch + 1}: loss of the last batch {loss.item():.4f}")
 
     correct = torch.tensor(0, device=device)
-    for images, labels in test_loader:
-        images, labels = images.to(device), labels.to(device)
-        correct += (model(images).argmax(dim=1) == labels).sum()
+    with torch.no_grad():
+        for images, labels in test_loader:
+            images, labels = images.to(device), labels.to(device)
+            correct += (model(images).argmax(dim=1) == labels).sum()
     print(f"test accuracy: {correct.item() / len(test_set):.4f}")
     return model
 

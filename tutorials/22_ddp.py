@@ -1,4 +1,4 @@
-"""Record the collectives and the gradient buckets of DistributedDataParallel.
+"""Record the broadcasts, all-reduces and gradient buckets of DistributedDataParallel.
 
 python tutorials/22_ddp.py
 """
@@ -22,7 +22,7 @@ def main(device: torch.device) -> None:
     messages, buckets = [], []  # rows of the two tables
     with recorded() as calls:
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.009)
-    messages.append(("", "DistributedDataParallel(model)", calls))
+    messages.append(("", "`DistributedDataParallel(model)`", calls))
 
     # DDP calls this instead of its default all-reduce.
     def watch(step: list, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -37,19 +37,19 @@ def main(device: torch.device) -> None:
         inputs, labels = torch.randn(8, 20, device=device), torch.arange(8, device=device)
         with recorded() as calls:
             loss = F.cross_entropy(ddp(inputs), labels)
-        messages.append((step[0], "ddp(inputs), and the loss", calls))
+        messages.append((step[0], "`ddp(inputs)`, and the loss", calls))
         for call, method in (("loss.backward", loss.backward), ("optimizer.step", optimizer.step)):
             with recorded() as calls:
                 method()
-            messages.append((step[0], f"{call}()", calls))
+            messages.append((step[0], f"`{call}()`", calls))
         optimizer.zero_grad()
     if dist.get_rank() == 0:
         sizes = [size_of(tensors) for tensors in (model.parameters(), model.buffers())]
         print("parameters: {} bytes, buffers: {} bytes\n".format(*sizes))
-        rows = [[step, f"`{call}`", *bytes_of(calls)] for step, call, calls in messages]
+        rows = [[step, call, *bytes_of(calls)] for step, call, calls in messages]
         print(table(["step", "rank 0 calls", "broadcast, bytes", "all-reduce, bytes"], rows))
         print(f"\n{table(['step', 'bucket', 'gradients, in order'], buckets)}\n")
-        within_step = sum(len(calls) for _, call, calls in messages if call == "optimizer.step()")
+        within_step = sum(len(calls) for _, call, calls in messages if call == "`optimizer.step()`")
         print(f"Collectives within `optimizer.step()`: {within_step}")
 
 

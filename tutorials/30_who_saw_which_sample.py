@@ -42,7 +42,8 @@ def main(device: torch.device) -> None:
         row("`gather_for_metrics`, loader prepared", collect(gather_for_metrics, prepared)),
     ]
     if dist.get_rank() == 0:
-        print(table(["method", "counted", "unique", "accuracy", "exact"], rows))
+        numbered = [[number, *cells] for number, cells in enumerate(rows, start=1)]
+        print(table(["row", "method", "counted", "unique", "accuracy", "exact"], numbered))
         right = [name for name, counted, _, _, exact in rows[1:] if (counted, exact) == (22, "yes")]
         print(
             f"\nExact methods for several processes that count each sample once: {', '.join(right)}"

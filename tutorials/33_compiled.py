@@ -41,7 +41,8 @@ def main() -> None:
     print("\nName of the first weight, and dtype of its layer's output under bf16:\n")
     head = ["method", "in `state_dict()`", "in `accelerator.get_state_dict`", "layer output"]
     print(table(head, [describe(method) for method in METHODS]))
-    print("\nThird backward of a model with four layers of 1 MiB, in DDP:\n")
+    heading = "Third backward of a model in DDP, with four layers of 1 MiB and `bucket_cap_mb=1`"
+    print(f"\n{heading}:\n")
     head = ["method", "pieces of compiled code", "buckets", "sent before the last piece"]
     print(table(head, backward_rows()))
     print(f"\nNew graphs in the second epoch: {second[-1][1] - first[-1][1]}")

@@ -21,7 +21,7 @@ def main() -> None:
     *_, halved = train(DDPCommunicationHookType.BF16)
     accelerator.print(f"Connected processes: {accelerator.num_processes}\n")
     accelerator.print(table(["layer or function", "input", "output"], layers))
-    accelerator.print("\n" + table(["kept from step to step", "tensors", "dtypes"], kept))
+    accelerator.print("\n" + table(["present after the step", "tensors", "dtypes"], kept))
     rows = [["none", *plain], ["`BF16`", *halved]]
     head = ["comm hook", "gradients of", "bytes all-reduced", "bytes each"]
     accelerator.print("\n" + table(head, rows))
@@ -29,14 +29,14 @@ def main() -> None:
     stays = sum(count for _, count, dtypes in kept if "bfloat16" in dtypes)
     total = sum(count for _, count, _ in kept)
     accelerator.print(f"\nResults in bfloat16: {low} of {len(layers)}")
-    accelerator.print(f"Tensors kept in bfloat16: {stays} of {total}")
+    accelerator.print(f"Tensors in bfloat16 afterwards: {stays} of {total}")
     accelerator.end_training()
 
 
 def train(hook: DDPCommunicationHookType):
     """Run one training step. Return the Accelerator, and rows for the three tables.
 
-    The tables list the dtypes of the layers, the tensors kept after the step, and the bytes sent.
+    The tables list the dtypes of the layers, the tensors after the step, and the bytes sent.
     """
     handler = DistributedDataParallelKwargs(comm_hook=hook)
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[handler])

@@ -54,21 +54,21 @@ def main() -> None:
         outcome, all_files = compare(set(names[: level + 1]))
         accelerator.print(f"| {level} | {LEVELS[name]} | {outcome} |")
 
-    print_heading(accelerator, "the last level without")
+    print_heading(accelerator, "removed from the last level")
     for name in names[1:]:
         outcome, _ = compare(set(names) - {name})
         accelerator.print(f"| {LEVELS[name]} | {outcome} |")
     outcome, rank_0_files = compare({*names, "rank 0 only"})
-    accelerator.print(f"| `save_state` on every rank (only rank 0 calls it) | {outcome} |")
+    accelerator.print(f"| `save_state` on the other ranks (only rank 0 calls it) | {outcome} |")
 
-    accelerator.print(f"\nFiles that `save_state` wrote on the last level: {all_files}")
+    accelerator.print(f"\nFiles that `save_state` wrote at the last level: {all_files}")
     accelerator.print(f"\nFiles that `save_state` wrote if only rank 0 called it: {rank_0_files}")
     new_accelerator(set()).end_training()
 
 
 def print_stateful(accelerator: Accelerator, names: list[str]) -> None:
     """Print what is still needed if the loader saves its position, and which files are saved."""
-    print_heading(accelerator, "the last level with a stateful loader, without")
+    print_heading(accelerator, "removed from the last level, with a stateful loader")
     outcome, files = compare({*names, "stateful"})
     accelerator.print(f"| `skip_first_batches` | {outcome} |")
     for name in names[2:]:
@@ -79,7 +79,7 @@ def print_stateful(accelerator: Accelerator, names: list[str]) -> None:
 
 
 def print_heading(accelerator: Accelerator, *first: str) -> None:
-    columns = [*first, "batches after the checkpoint with the same samples", "weights at the end"]
+    columns = [*first, "batches with the same samples after the checkpoint", "weights at the end"]
     accelerator.print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
 
 

@@ -35,7 +35,7 @@ def hidden(spans: list[tuple[float, float]]) -> float:
 
 
 def draw(path) -> None:
-    figure = new_figure(8.5, 4.2)
+    figure = new_figure(6.4, 4.6)
     axis = figure.subplots()
     for row, (share, layers) in enumerate(CASES):
         place = row + row // 3 * 0.6

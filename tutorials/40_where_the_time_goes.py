@@ -25,7 +25,7 @@ def main(device: torch.device) -> None:
     seconds = [None] * dist.get_world_size()
     dist.all_gather_object(seconds, train(device, 25, LATE)[1:])
     if dist.get_rank() == 0:
-        print(table(["bucket_cap_mb", "all-reduces", "start while backward computes"], rows))
+        print(table(["bucket_cap_mb", "all-reduces", "start during backward"], rows))
         ranks = range(len(seconds))
         slow, waiting = (max(ranks, key=lambda rank: seconds[rank][i]) for i in (0, 1))
         print(f"\nRank 1 is delayed. Rank {slow} computes longest, rank {waiting} waits longest.")

@@ -8,13 +8,9 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_demo.anatomy.kernel_distance import methods
 from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, predicted_graph_bytes
-from accel_demo.anatomy.kernel_distance.methods import (
-    double_loop,
-    over_devices,
-    over_ranks,
-    vectorised,
-)
+from accel_demo.anatomy.kernel_distance.methods import over_devices
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
@@ -31,11 +27,13 @@ class Net(torch.nn.Module):
 
 
 def use_in_a_loss(device: torch.device) -> str:
-    """Add the distance to a loss, as a training loop does to push the kernels apart."""
+    """Subtract the distance from a loss, as a training loop does to push the kernels apart."""
     net, images = Net().to(device), torch.randn(4, 3, 9, 9, device=device)
     loss = net(images).square().mean() - 0.01 * over_devices(net.conv.weight)
     loss.backward()
-    return f"net.conv.weight.grad has the shape {tuple(net.conv.weight.grad.shape)}"
+    [without] = torch.autograd.grad(net(images).square().mean(), net.conv.weight)
+    result = "equal" if torch.equal(net.conv.weight.grad, without) else "different"
+    return f"net.conv.weight.grad with and without the distance: {result}"
 
 
 def main(device: torch.device) -> None:
@@ -43,16 +41,18 @@ def main(device: torch.device) -> None:
     weights = [torch.randn(n, 32, 3, 3, device=device, requires_grad=True) for n in (8, 16, 32)]
     for weight in weights:
         dist.broadcast(weight.data, src=0)
-    expected = number_and_gradient(double_loop, weights[1].double())
+    expected = value_and_gradient(methods.double_loop, weights[1].double())
     for name, method in METHODS.items():
-        result = number_and_gradient(method, weights[1].double())
+        result = value_and_gradient(method, weights[1].double())
         kept = [f"{graph_bytes(method, weight) / weight.nbytes:.1f}" for weight in weights]
         large = f"{predicted_graph_bytes(name, LARGE, ranks) / 1e6:,.0f} MB"
         rows.append([name, "yes" if same(result, expected) else "no", *kept, large])
     head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
     under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
     kept = [None] * ranks
-    dist.all_gather_object(kept, f"{graph_bytes(vectorised, under_ddp) / under_ddp.nbytes:.1f}")
+    dist.all_gather_object(
+        kept, f"{graph_bytes(methods.vectorised, under_ddp) / under_ddp.nbytes:.1f}"
+    )
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
         print(f"{use_in_a_loss(device)}\n")
@@ -64,9 +64,9 @@ def main(device: torch.device) -> None:
 def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
     """Return a table that compares the sums and gradients of three all-reduce functions."""
     ranks, rows = dist.get_world_size(), []
-    share = number_and_gradient(rows_of_rank, weight)[1]
+    share = value_and_gradient(rows_of_rank, weight)[1]
     for name, method in SUMS.items():
-        number, gradient = number_and_gradient(method, weight)
+        value, gradient = value_and_gradient(method, weight)
         mean = gradient / ranks
         dist.all_reduce(mean)
         candidates = {"full gradient": expected[1], "rank's share": share}
@@ -78,7 +78,7 @@ def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
             [label for label in candidates if same(result, candidates[label])]
             for result in (gradient, mean)
         ]
-        rows.append([name, "yes" if same(number, expected[0]) else "no", *map(", ".join, cells)])
+        rows.append([name, "yes" if same(value, expected[0]) else "no", *map(", ".join, cells)])
     return table(["shares added up by", "equal", "gradient on a rank", "mean over the ranks"], rows)
 
 
@@ -99,15 +99,15 @@ SUMS = {
     "`_functional_collectives.all_reduce`": lambda weight: all_reduce(
         rows_of_rank(weight), "sum", dist.group.WORLD
     ),
-    "`over_ranks`": over_ranks,
+    "`over_ranks`": methods.over_ranks,
 }
 
 
-def number_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def value_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     leaf = weight.detach().requires_grad_()
-    number = method(leaf)
-    number.backward()
-    return number.detach(), leaf.grad
+    value = method(leaf)
+    value.backward()
+    return value.detach(), leaf.grad
 
 
 def same(result, expected) -> bool:

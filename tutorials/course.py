@@ -96,10 +96,8 @@ def print_pages() -> None:
 
 def print_hours() -> None:
     """Print how long the pages that exist take, in hours."""
-    total = sum(minutes(page.stem) for page in TUTORIALS.glob("[0-9]*.md"))
-    print(
-        f"The pages take about {round(total / 60)} hours together, and the exercises as long again."
-    )
+    hours = round(sum(minutes(page.stem) for page in TUTORIALS.glob("[0-9]*.md")) / 60)
+    print(f"Together, the pages take about {hours} hours, and the exercises as long again.")
 
 
 def print_terms() -> None:

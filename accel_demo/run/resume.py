@@ -74,7 +74,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         step = epoch * config.steps_per_epoch(batches_per_epoch)
         remarks.append(
             f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "
-            "image is still used once per epoch, but results are no longer bitwise identical"
+            "image is used at most once per epoch, but results are no longer bitwise identical"
         )
     total_steps = config.total_steps(batches_per_epoch)
     if step >= total_steps:

@@ -1,5 +1,6 @@
 """Page 10: the processes that each launch starts and connects, and the variables it sets."""
 
+import json
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.pages.pages import EXERCISES, TUTORIALS, load_grader, table_rows
 
 SPAWN_MISTAKES = """
@@ -78,12 +80,23 @@ def test_the_page_shows_what_each_launcher_sets_and_passes():
 @pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page cites lines of 1.15.0")
 def test_the_page_cites_the_lines_that_create_a_group_and_then_ignore_it():
     lines = Path(find_spec("accelerate").origin).with_name("state.py").read_text().splitlines()
-    assert "(lines 202 to 244:" in (TUTORIALS / PAGE).read_text()
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert "(lines 202 to 244)" in text
     assert 'os.environ.get("LOCAL_RANK", -1)' in lines[201]
     assert lines[220].strip() == "and not torch.distributed.is_initialized()"
     assert "init_process_group(backend=self.backend" in lines[243]
     assert lines[286].strip() == "# No backend == no distributed training"
+    assert "Line 288 only checks whether `self.backend` is `None`" in text
+    assert lines[287].strip() == "if self.backend is None:"
     assert lines[289].strip() == "self.num_processes = 1"
+
+
+@pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page is about 1.15.0")
+def test_debug_launcher_needs_an_interface_that_macos_does_not_have():
+    source = Path(find_spec("accelerate").origin).with_name("launchers.py").read_text()
+    assert 'gloo_socket_ifname="lo"' in source
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert "in Accelerate 1.15.0, it needs a network interface called `lo`" in text
 
 
 def test_a_launch_without_settings_trains_in_one_process_on_a_machine_without_gpus(start, tmp_path):
@@ -93,6 +106,24 @@ def test_a_launch_without_settings_trains_in_one_process_on_a_machine_without_gp
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("1 process on cpu")
     assert "had defaults used instead" in result.stderr
+    assert "`--num_processes` was set to a value of `0`" in result.stderr
+
+
+def test_a_launch_of_one_process_sets_no_variables(start):
+    launch = ["accelerate", "launch", "--num_processes", "1"]
+    result = start([*launch, "tutorials/10_launchers.py", "--worker"])
+    assert [json.loads(line)["set"] for line in result.stdout.splitlines()] == [[]]
+
+
+@pytest.mark.parametrize(("flags", "processes"), [([], 2), (["--cpu"], 1)])
+def test_a_launch_uses_the_default_config_unless_it_has_cpu(start, tmp_path, flags, processes):
+    default = tmp_path / "accelerate" / "default_config.yaml"
+    default.parent.mkdir()
+    default.write_text((REPOSITORY / "accelerate_configs/cpu_two_processes.yaml").read_text())
+    command = ["accelerate", "launch", *flags, "tutorials/10_launchers.py", "--worker"]
+    result = start(command, HF_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == processes
 
 
 def test_a_variable_does_not_start_a_process(start):

@@ -10,7 +10,9 @@ import shlex
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 
+from accel_demo.data import packaged_set
 from tests.conftest import REPOSITORY
 from tests.pages.pages import TUTORIALS, load_grader, table_rows
 
@@ -89,14 +91,14 @@ def test_accelerate_in_one_process_trains_like_the_plain_program(start):
 
 
 def test_the_page_compares_the_weights_of_the_programs():
-    rows = [row for row in table_rows(PAGE, cells=4) if row[1].startswith("`11_")]
-    assert [row[:3] for row in rows] == [
-        ["1", "`11_plain.py`", "`11_accelerate.py`"],
-        ["1", "`11_plain.py`", "`11_ddp.py`"],
-        ["2", "`11_ddp.py`", "`11_accelerate.py`"],
-        ["2", "`11_ddp.py`", "`11_accelerate.py`, seedable"],
+    rows = table_rows(PAGE, cells=5)
+    assert [row[:4] for row in rows] == [
+        ["1", "1", "`11_plain.py`", "`11_accelerate.py`"],
+        ["2", "1", "`11_plain.py`", "`11_ddp.py`"],
+        ["3", "2", "`11_ddp.py`", "`11_accelerate.py`"],
+        ["4", "2", "`11_ddp.py`", "`11_accelerate.py`, seedable"],
     ]
-    differences = [row[3] for row in rows]
+    differences = [row[4] for row in rows]
     assert differences == ["0: equal bits", "above 0.01", "above 0.01", "below 1e-6: rounding"]
 
 
@@ -162,6 +164,26 @@ def test_the_quoted_line_of_the_sampler_makes_its_seed():
     if torch.__version__.startswith("2.15."):
         line = inspect.getsource(torch.utils.data.distributed).splitlines()[110]
         assert "self.seed + self.epoch" in line
+
+
+@pytest.mark.parametrize("is_seedable", [False, True])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_prepared_loader_changes_the_order_of_each_epoch_without_set_epoch(
+    is_seedable, processes
+):
+    """Only the seedable sampler counts the epochs, so only it repeats an epoch that was left."""
+    loader = torch.utils.data.DataLoader(range(24), batch_size=4, shuffle=True)
+    options = {"use_seedable_sampler": is_seedable, "data_seed": 0}
+    loader = prepare_data_loader(loader, num_processes=processes, process_index=0, **options)
+    first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    assert first != second
+    third, fourth = (next(iter(loader)).tolist() for _ in range(2))
+    assert (third == fourth) == is_seedable
+
+
+def test_two_processes_share_the_test_images_evenly():
+    assert len(packaged_set("test")) == 2000
+    assert "two processes share 2,000 test images evenly" in " ".join(TEXT.split())
 
 
 def test_the_ddp_program_needs_a_launcher(start):

@@ -1,11 +1,23 @@
 """Page 20: eight collectives, an asynchronous call, and the exercise on all-reduce."""
 
 import tempfile
+import time
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from accel_demo.lab.grading import Wrong
-from tests.pages.pages import EXERCISES, check, load_grader, table_rows
+from tests.pages.pages import (
+    EXERCISES,
+    TUTORIALS,
+    check,
+    load_grader,
+    load_module,
+    table_rows,
+    transcript,
+)
 
 PAGE = "20_collectives.md"
 ANSWER = (EXERCISES / "answers" / "20_all_reduce.py").read_text()
@@ -32,14 +44,16 @@ def test_the_page_shows_the_result_of_each_collective():
 
 def test_the_page_counts_messages_and_bytes():
     counts = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
-    assert counts["broadcast"] == counts["reduce"] == ["2", "2", "48", "48"]
-    assert counts["scatter"] == counts["gather"] == ["2", "2", "16", "16"]
-    assert counts["all_reduce"] == ["4", "4", "96", "96"]
+    assert counts["broadcast"] == ["2", "2", "48", "48"]
+    assert counts["reduce"] == ["2", "2", "48", "24"]
+    assert counts["scatter"] == ["2", "2", "16", "16"]
+    assert counts["gather"] == ["2", "2", "16", "8"]
+    assert counts["all_reduce"] == ["4", "4", "96", "48"]
     for name in ("all_gather", "reduce_scatter", "all_to_all"):
-        assert counts[name] == ["6", "2", "48", "32"]
+        assert counts[name] == ["6", "2", "48", "16"]
     through_rank_0, in_shares = (counts[name] for name in counts if name.startswith("`reduce"))
-    assert through_rank_0 == ["1→0, 2→0; then 0→1, 0→2", "960", "960", "yes"]
-    assert in_shares[0].count("→") == 12 and in_shares[1:] == ["960", "640", "yes"]
+    assert through_rank_0 == ["1→0, 2→0; then 0→1, 0→2", "960", "480", "yes"]
+    assert in_shares[0].count("→") == 12 and in_shares[1:] == ["960", "320", "yes"]
 
 
 def test_the_page_shows_a_call_that_returns_before_other_ranks_have_joined():
@@ -52,6 +66,69 @@ def test_the_page_shows_that_each_init_method_connects_two_processes():
     ways = [row for row in table_rows(PAGE, cells=4) if "://" in row[0]]
     assert len(ways) == 3
     assert all(row[2:] == ["2, 2", "3, 3"] for row in ways)
+
+
+SECONDS = {"µs": 1e-6, "ms": 1e-3}
+
+
+def seconds(cell: str) -> float:
+    number, unit = cell.split()
+    return float(number) * SECONDS[unit]
+
+
+def test_the_text_follows_from_the_recorded_times():
+    [(command, output)] = transcript("alpha_beta").items()
+    assert command == load_module(TUTORIALS / "40_record.py").RECORDS["alpha_beta"][0]
+    text = (TUTORIALS / PAGE).read_text()
+    assert output[output.index("| size") :].strip() in text and "2 connected processes" in output
+    rows = {
+        row[0]: [seconds(cell) for cell in row[1:]]
+        for row in table_rows(PAGE, cells=5)
+        if row[0].endswith("B")
+    }
+    assert len(rows) == 8
+    for size in ("8 B", "64 B", "512 B", "4 KiB"):
+        assert rows[size][0] == pytest.approx(1e-4, rel=0.2)
+    assert 5 < rows["16 MiB"][0] / rows["2 MiB"][0] < 9
+    ratios = [all_reduce / model for _, _, all_reduce, model in rows.values()]
+    assert "two to seven times as long as the model" in " ".join(text.split())
+    assert round(min(ratios)) == 2 and round(max(ratios)) == 7
+    assert all(1 / 3 < message / model < 3 for message, model, _, _ in rows.values())
+
+
+def only_rank_0_calls(device):
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    message = ""
+    if dist.get_rank() == 0:
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except RuntimeError as error:
+            message = str(error)
+    else:
+        time.sleep(4)  # stay alive, so that rank 0 waits until the time limit
+    return dist.get_world_size(), message
+
+
+def test_a_call_that_only_one_rank_makes_ends_with_the_message_on_the_page(together):
+    (world_size, message), _ = together(only_rank_0_calls, 2)
+    assert world_size == 2
+    assert message.endswith("Timed out waiting 2000ms for recv operation to complete")
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert "`Timed out waiting 1800000ms for recv operation to complete`" in text
+
+
+def different_shapes(device):
+    with pytest.raises(RuntimeError) as error:
+        dist.all_reduce(torch.ones(2 + dist.get_rank()))
+    return dist.get_world_size(), str(error.value)
+
+
+def test_with_detail_every_rank_names_the_different_shapes(together):
+    environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for world_size, message in together(different_shapes, 2, environment=environment):
+        assert world_size == 2
+        assert "Detected mismatch between collectives on ranks" in message
+        assert "[2]" in message and "[3]" in message
 
 
 def test_the_grader_works_with_spaces_in_paths(start, tmp_path):

@@ -1,5 +1,7 @@
 """Page 21: the bytes sent by three all-reduce algorithms, and the exercise on reduce-scatter."""
 
+import re
+
 import pytest
 
 from tests.pages.pages import TUTORIALS, check, table_rows
@@ -58,6 +60,12 @@ def test_the_program_exits_with_a_one_line_error_under_a_launcher(start):
     helped = start(["python", TUTORIALS / "21_ring.py", "--help"])
     assert helped.returncode == 0 and "usage:" in helped.stdout
     assert "1.75 × S" not in helped.stdout  # --help does not run the program
+
+
+def test_the_picture_of_the_bytes_does_not_reach_the_16_ranks_of_question_2():
+    picture = (TUTORIALS / "21_bytes.svg").read_text()
+    words = set(re.findall("<!-- (.*?) -->", picture))
+    assert {"chunked ring", "counted in this run", "12"} <= words and not words & {"14", "16"}
 
 
 def test_the_page_does_not_show_the_code_of_the_exercise():

@@ -6,8 +6,11 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.ddp.buckets import MIB, assign_buckets, size_limits
+from accel_demo.anatomy.ddp.flight_recorder import recorded
 from tests.conftest import REPOSITORY
 from tests.pages.pages import check, load_grader, table_rows
 
@@ -28,6 +31,10 @@ def test_all_methods_equal_ddp_on_two_processes_but_only_some_on_three():
         "DistributedDataParallel, run again",
         "Accelerate",
         "rebuilt by hand, small buckets (compared with the row above)",
+    ]
+    # On three ranks, the rings of gloo and of page 21 differ only in the order of two numbers.
+    assert [name for name, _, *marks in others if marks == ["equal", "different"]] == [
+        "times 1/N first, reverse from step 2, our ring"
     ]
     # These equal DDP only on two and four processes, as dividing by a power of two is exact.
     assert [name for name, _, *marks in others if marks == ["different", "equal"]] == [
@@ -72,6 +79,52 @@ def test_a_bucket_closes_when_it_reaches_its_limit_as_the_answers_say():
     for limit, expected in ((0.001, [1960, 9408, 4416]), (0.009, [11368, 4416])):
         buckets = assign_buckets(tensors, size_limits(limit), range(len(tensors)))
         assert [sum(tensors[i].nbytes for i in bucket) for bucket in buckets] == expected
+
+
+def calls_of_ddp() -> tuple[list[list[str]], bool]:
+    """Return the collectives of the wrap, two training steps, an evaluation and a training step.
+
+    Also return whether the ranks' gradients are equal after step 1 if a parameter is not used.
+    """
+    names = []
+    with recorded() as calls:
+        ddp = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    names.append([call.name for call in calls])
+    for is_training in (True, True, False, True):
+        ddp.train(is_training)
+        with recorded() as calls, torch.set_grad_enabled(is_training):
+            outputs = ddp(torch.randn(4, 3))
+        names.append([call.name for call in calls])
+        if is_training:
+            outputs.sum().backward()
+    unused = DistributedDataParallel(Unused())
+    unused(torch.full((1, 3), dist.get_rank() + 1.0)).sum().backward()
+    by_rank = [torch.empty(3, 3) for _ in range(dist.get_world_size())]
+    dist.all_gather(by_rank, unused.module.used.weight.grad)
+    return names, torch.equal(*by_rank)
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+def test_the_first_evaluation_sends_buffers_and_an_unused_parameter_prevents_averaging(together):
+    for (wrap, first, second, evaluation, training), is_averaged in together(calls_of_ddp, 2):
+        assert wrap[0] == "all_gather" and set(wrap[1:]) == {"broadcast"}
+        assert first == evaluation == ["broadcast"] * 2
+        assert set(second) == {"broadcast"} and training == []
+        assert not is_averaged
+
+
+def test_multiplying_by_1_over_n_is_dividing_only_if_n_is_a_power_of_two():
+    numbers = torch.randn(10_000)
+    different = [n for n in (2, 3, 4, 6, 8) if not torch.equal(numbers * (1 / n), numbers / n)]
+    assert different == [3, 6]
 
 
 MISTAKES = """

@@ -1,11 +1,12 @@
 """Page 30: the samples that each rank reads, and the exercise on exact accuracy."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.lab import grading
 from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, table_rows
@@ -69,6 +70,38 @@ def samples_gathered_for_metrics(in_the_loop: bool) -> int:
 def test_after_the_loop_gather_for_metrics_does_not_remove_padding(together):
     assert together(samples_gathered_for_metrics, 3, in_the_loop=True) == [22] * 3
     assert together(samples_gathered_for_metrics, 3, in_the_loop=False) == [30] * 3
+
+
+def first_batches_of_unfinished_epochs(seedable: bool) -> list[list[int]]:
+    """Return the first batches of four epochs that end there. `set_epoch` starts the fourth."""
+    options = {"use_seedable_sampler": True, "data_seed": 0} if seedable else {}
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
+    torch.manual_seed(0)
+    loader = accelerator.prepare(DataLoader(range(22), 5, shuffle=True))
+    batches = [next(iter(loader)).tolist() for _ in range(3)]
+    loader.set_epoch(1)
+    return [*batches, next(iter(loader)).tolist()]
+
+
+def test_only_the_seedable_sampler_repeats_the_order_after_an_unfinished_epoch(together):
+    for *batches, of_epoch_1 in together(first_batches_of_unfinished_epochs, 3, seedable=True):
+        assert batches == 3 * batches[:1]
+        assert of_epoch_1 != batches[0]
+    for *batches, _ in together(first_batches_of_unfinished_epochs, 3, seedable=False):
+        assert batches[0] != batches[1] != batches[2] != batches[0]
+
+
+def samples_of_distributed_sampler(sampler_drops: bool) -> list[int]:
+    sampler = DistributedSampler(range(22), drop_last=sampler_drops)
+    loader = DataLoader(range(22), 4, sampler=sampler, drop_last=True)
+    return torch.cat(list(loader)).tolist()
+
+
+def test_drop_last_in_the_loader_alone_does_not_stop_distributed_sampler_from_padding(together):
+    padded = [*chain(*together(samples_of_distributed_sampler, 3, sampler_drops=False))]
+    assert (len(padded), len(set(padded))) == (24, 22)
+    dropped = [*chain(*together(samples_of_distributed_sampler, 3, sampler_drops=True))]
+    assert (len(dropped), len(set(dropped))) == (12, 12)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +169,7 @@ def test_the_grader_names_a_rank_that_hangs_or_raises(start, tmp_path, lie, said
 
 
 def test_the_page_shows_how_many_samples_each_method_counts():
-    ways = {row[0]: row[1:] for row in table_rows(PAGE, cells=5)}
+    ways = {row[1]: row[2:] for row in table_rows(PAGE, cells=6)}
     assert ways["`gather`"] == ["30", "22", "76.7%", "no"]
     assert ways["`gather_for_metrics`, loader prepared"] == ["22", "22", "81.8%", "yes"]
     assert ways["one process, one sum"] == ["22", "22", "81.8%", "yes"]
@@ -147,10 +180,10 @@ def test_the_page_shows_how_many_samples_each_method_counts():
 
 
 def test_the_page_shows_padding_and_an_order_that_repeats_without_set_epoch():
-    rows = table_rows(PAGE, cells=7)  # rows with set_epoch, then rows without it
-    assert [row[3:5] for row in rows[:12]] == 2 * (3 * [["2", "0"]] + 3 * [["8", "0"]])
+    rows = table_rows(PAGE, cells=7)  # rows of both loaders, then DistributedSampler's without it
+    assert [row[3:5] for row in rows[:9]] == [["2", "0"]] * 3 + [["8", "0"]] * 3 + [["2", "0"]] * 3
     assert [row[6] for row in rows[:6]] == 2 * ["–", "no", "no"]
-    assert [row[6] for row in rows[6:12]] == ["–", "yes", "yes", "–", "no", "no"]
+    assert [row[6] for row in rows[6:9]] == ["–", "yes", "yes"]
     assert [row[2:] for row in table_rows(PAGE, cells=4)][:2] == [
         ["24 (22 different)", "24 (22 different)"],
         ["30 (22 different)", "22 (22 different)"],

@@ -1,5 +1,7 @@
 """Page 31: when a learning rate schedule ends, and the exercise on equal learning curves."""
 
+import re
+
 import pytest
 import torch
 
@@ -88,14 +90,15 @@ WRONG = [  # (edits to the model answer, part of the grader's message)
 ]
 
 
-def grade_all(answers: list[str]) -> tuple[list[str], tuple[float, list[float]]]:
-    """Return each answer's mistake, or "", and the results of the two functions below.
+def grade_all(answers: list[str]) -> tuple[list[str], tuple[float, list[float], list[float]]]:
+    """Return each answer's mistake, or "", and the results of the three functions below.
 
     Everything runs in one process group.
     """
     grader, device = load_grader("31"), torch.device("cpu")
     mistakes = [mistake_in(grader, answer, device) for answer in answers]
-    return mistakes, (last_rate_with_accumulation(), rates_of_a_short_one_cycle_schedule())
+    rates = (rates_of_a_short_one_cycle_schedule(), rates_of_a_plateau_scheduler_stepped_once())
+    return mistakes, (last_rate_with_accumulation(), *rates)
 
 
 def last_rate_with_accumulation() -> float:
@@ -137,6 +140,21 @@ def rates_of_a_short_one_cycle_schedule() -> list[float]:
     return rates
 
 
+def rates_of_a_plateau_scheduler_stepped_once() -> list[float]:
+    """Return the learning rates of four epochs without improvement, prepared as `train.py` does."""
+    from accelerate import Accelerator
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = accelerator.prepare(ReduceLROnPlateau(optimizer, factor=0.1, patience=1))
+    rates = []
+    for _ in range(4):
+        scheduler.step(1.0)
+        rates += scheduler.get_last_lr()
+    return rates
+
+
 @pytest.fixture(scope="module")
 def verdicts(together, tmp_path_factory):
     """Call `grade_all` on two ranks, and return each rank's result.
@@ -157,12 +175,18 @@ def verdicts(together, tmp_path_factory):
 
 
 def test_with_accumulation_over_four_batches_only_a_quarter_of_the_schedule_is_done(verdicts):
-    assert [rate for _, (rate, _) in verdicts] == [0.75, 0.75]
+    assert [rate for _, (rate, *_) in verdicts] == [0.75, 0.75]
 
 
-def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_at_its_last_rate(verdicts):
-    for _, (_, rates) in verdicts:
+def test_a_plateau_scheduler_prepared_with_the_argument_counts_each_epoch_once(verdicts):
+    for _, (*_, rates) in verdicts:
+        assert rates == pytest.approx([1, 1, 0.1, 0.1])
+
+
+def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_one_step_past_its_end(verdicts):
+    for _, (_, rates, _) in verdicts:
         assert len(set(rates[:15])) == 15 and len(set(rates[15:])) == 1
+        assert 1e-5 < rates[-1] < 0.005  # it has risen a little: the schedule ends at 4e-6
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
     optimizer.step()
@@ -215,8 +239,28 @@ def test_the_recorded_curves_support_the_claims_of_the_page():
         assert rows[name][1:] == one[1:]  # all cells except the number of processes
     assert int(rows["scheduler stepped ×N"][5]) * 2 == int(one[5])
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
-    none, root, linear = (float(rows[f"global batch ×N{end}"][8]) for end in ends)
-    assert none > root > linear > 0 == float(one[8])
+    none, root, linear = (with_interval(rows[f"global batch ×N{end}"][8]) for end in ends)
+    assert none[0] > root[0] > linear[0] > 0 == with_interval(one[8])[0]
+    assert linear[2] < min(none[1], root[1]), "the intervals do not overlap"
+
+
+def with_interval(cell: str) -> list[float]:
+    """Convert "0.50 (0.41 – 0.60)" to [0.5, 0.41, 0.6]."""
+    return [float(number) for number in re.findall(r"[\d.]+", cell)]
+
+
+def test_the_answer_quotes_the_recorded_losses_at_a_high_learning_rate():
+    lines = (TUTORIALS / "transcripts" / "lr_high.txt").read_text().splitlines()
+    assert lines[0] == "$ accel-demo lr --learning-rate 0.05"
+    rows = {
+        line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines if "|" in line
+    }
+    ends = ["", ", learning rate ×√N", ", learning rate ×N"]
+    cells = [rows[f"global batch ×N{end}"] for end in ends]
+    answer = " ".join((TUTORIALS / PAGE).read_text().split("<summary>Answer 2")[1].split())
+    assert "were {}, {} and {}.".format(*cells) in answer
+    intervals = [with_interval(cell)[1:] for cell in cells]
+    assert max(low for low, _ in intervals) < min(high for _, high in intervals), "they overlap"
 
 
 @pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])

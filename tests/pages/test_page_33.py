@@ -110,7 +110,7 @@ def test_the_page_shows_layers_that_return_bfloat16_but_no_tensor_kept_in_it():
         ["AdamW", "33", "float32"],
     ]
     text = (TUTORIALS / PAGE).read_text()
-    assert "Connected processes: 2" in text and "Tensors kept in bfloat16: 0 of 55" in text
+    assert "Connected processes: 2" in text and "Tensors in bfloat16 afterwards: 0 of 55" in text
 
 
 def test_the_page_shows_that_only_a_hook_halves_the_bytes_of_gradients():
@@ -141,12 +141,15 @@ def test_the_page_shows_that_bf16_halves_activations_but_not_weights():
     assert shares["activations for backward"] == "0.51"
     for kind in ("weights", "gradients", "AdamW's state", "indices of max pooling"):
         assert shares[kind] == "1.00"
+    [copies] = [row[2] for row in table_rows(PAGE, cells=4) if row[0] == "copies of weights"]
+    layers = [weight for weight in make_model(TrainConfig()).parameters() if weight.dim() > 1]
+    assert int(copies.replace(",", "")) == 2 * sum(weight.numel() for weight in layers)
 
 
 def test_the_page_shows_that_torch_runs_fp16_on_a_cpu_in_float32_and_the_train_files_refuse_it():
     rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=4)}
     assert rows["no"][0] == rows["fp16"][0] == "float32" and rows["bf16"][0] == "bfloat16"
-    assert rows["fp16"][1] == "none" and rows["fp16"][2].startswith("error: fp16 needs a GPU")
+    assert rows["fp16"][1] == "none" and rows["fp16"][2] == "stop with an error"
 
 
 def test_the_page_shows_when_graphs_are_compiled_and_how_weights_are_named():
@@ -188,6 +191,20 @@ def test_the_page_quotes_the_error_for_fp16_weights_and_a_scaler():
     with pytest.raises(ValueError) as refused:  # noqa: PT011 (the page quotes the message)
         scaler.step(torch.optim.SGD(model.parameters()))
     assert f"`ValueError: {refused.value}`" in (TUTORIALS / PAGE).read_text()
+    model.float()
+    model.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = model(torch.ones(1, 2)).float().sum()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss).backward()
+    assert {weight.grad.dtype for weight in model.parameters()} == {torch.float32}
+    scaler.step(torch.optim.SGD(model.parameters()))
+
+
+def test_the_scaler_doubles_its_factor_after_2000_steps_without_infinite_gradients():
+    scaler = torch.amp.GradScaler("cpu")
+    assert scaler.get_growth_interval() == 2000 and scaler.get_growth_factor() == 2
+    assert scaler.get_backoff_factor() == 0.5 and scaler.get_scale() == 65_536
 
 
 def test_weights_saved_from_a_compiled_model_do_not_fit_the_model():
@@ -205,6 +222,29 @@ def test_growing_batches_need_two_graphs():
     for size in range(24, 34):
         model(torch.rand(size, 1, 28, 28))
     assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("last_layer", "evaluates", "needs_gradients", "graphs"),
+    [
+        (torch.nn.ReLU(), True, True, 1),
+        (torch.nn.ReLU(), False, False, 2),
+        (torch.nn.BatchNorm1d(3), True, True, 2),
+        (torch.nn.Dropout(), True, True, 2),
+    ],
+)
+def test_evaluation_needs_another_graph_without_gradients_or_with_batch_norm_or_dropout(
+    last_layer, evaluates, needs_gradients, graphs
+):
+    torch._dynamo.reset()
+    counters.clear()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), last_layer)
+    model.compile(backend="eager")
+    model(torch.rand(4, 3))
+    model.train(not evaluates)
+    with torch.set_grad_enabled(needs_gradients):
+        model(torch.rand(4, 3))
+    assert counters["stats"]["unique_graphs"] == graphs
 
 
 def test_a_bf16_weight_of_1_does_not_change_by_small_updates():
@@ -252,5 +292,6 @@ def test_train_plain_rejects_fp16_on_a_cpu(tmp_path):
     with pytest.raises(UserError) as refused:
         train_plain.main(config, "fp16")
     rows = {row[0]: row[3] for row in table_rows(PAGE, cells=4)}
-    assert rows["fp16"] == f"error: {refused.value}"
+    assert rows["fp16"] == "stop with an error"
+    assert str(refused.value).startswith("fp16 needs a GPU")
     assert not (tmp_path / "run").exists()

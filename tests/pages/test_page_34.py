@@ -3,14 +3,15 @@
 import re
 
 import pytest
+import torch
 from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 
-from tests.pages.pages import TUTORIALS
+from tests.pages.pages import TUTORIALS, load_module
 
 PROGRAM = TUTORIALS / "34_kill_and_resume.py"
 SETTINGS = "SAVE_IN_EPOCH, SAVE_AFTER = 1, 5"
 # Rows of the second table that are equal in one process with any settings.
-ALWAYS_EQUAL = ["one backward pass before `load_state`", "`save_state` on every rank"]
+ALWAYS_EQUAL = ["one backward pass before `load_state`", "`save_state` on the other ranks"]
 
 
 @pytest.mark.slow
@@ -29,11 +30,59 @@ def test_a_changed_program_makes_one_more_row_equal(text, changed, row, start, t
     program.write_text(source.replace(text, changed))
     result = start(["python", program])
     assert result.returncode == 0, result.stderr
-    second_table = result.stdout.split("the last level without")[1]
+    second_table = result.stdout.split("removed from the last level")[1]
     equal = re.findall(
         r"^\| (.*?)(?: \(.*\))? \| .* \| \*\*equal\*\* \|$", second_table, re.MULTILINE
     )
     assert sorted(equal) == sorted([row, *ALWAYS_EQUAL])
+
+
+SAVE_AT_LEVEL_1 = """
+import runpy, sys
+from pathlib import Path
+import torch
+program = runpy.run_path(sys.argv[1])
+_, _, saved_at = program["train"]({"weights", "recipe"}, Path(sys.argv[2]))
+for path in Path(sys.argv[2]).glob("random_states_*.pkl"):
+    print(saved_at, *torch.load(path, weights_only=False).items(), sep="\\n")
+"""
+
+
+def test_the_checkpoint_contains_the_count_of_micro_batches_but_not_the_epoch(start, tmp_path):
+    result = start(["python", "-c", SAVE_AT_LEVEL_1, PROGRAM, tmp_path])
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["(1, 5)", "('step', 5)"], result.stderr
+    assert "epoch" not in result.stdout
+
+
+ORDER_AT_LEVEL_1 = """
+import runpy, sys
+from pathlib import Path
+program = runpy.run_path(sys.argv[1])
+level, checkpoint = {"weights", "recipe"}, Path(sys.argv[2])
+samples, _, saved_at = program["train"](level, checkpoint)
+resumed, _, _ = program["train"](level, checkpoint, saved_at)
+equal = resumed[:7] == samples[5:12]
+program["new_accelerator"](set()).end_training()
+print(f"{saved_at}: as in the first epoch: {equal}\\n", end="", flush=True)
+"""
+
+
+def test_in_several_processes_no_file_contains_the_generator_of_the_order(start, tmp_path):
+    """A new process creates the generator again, so its first epoch has the order of epoch 0."""
+    program = tmp_path / "order.py"
+    program.write_text(ORDER_AT_LEVEL_1)
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, program, PROGRAM, tmp_path / "c"]
+    result = start(command)
+    assert result.stdout == "(1, 5): as in the first epoch: True\n" * 2, result.stderr
+
+
+def test_only_a_loader_with_its_own_generator_leaves_the_dropout_masks_equal():
+    masks_of = load_module(TUTORIALS / "34_masks.py").masks_of
+    for own_generator, expected in ((False, [False] * 6), (True, [True] * 6)):
+        full, resumed = masks_of(own_generator)
+        assert len(full) == 12
+        assert [torch.equal(*pair) for pair in zip(full[6:], resumed, strict=True)] == expected
 
 
 @pytest.mark.skipif(

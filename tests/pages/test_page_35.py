@@ -2,6 +2,8 @@
 
 import re
 
+from torch.distributed.launcher.api import LaunchConfig
+
 from tests.pages.pages import TUTORIALS, transcript
 
 PAGE = (TUTORIALS / "35_complete_or_absent.md").read_text()
@@ -40,3 +42,23 @@ def test_a_run_that_is_killed_while_it_saves_step_12_resumes_after_step_9():
     at = next(index for index, line in enumerate(LAUNCHES) if "reached step 12" in line)
     assert LAUNCHES[at].endswith("during a save") and at + 1 == 3
     assert "resumed after step 9" in LAUNCHES[at + 1]
+
+
+def test_the_picture_shows_the_lost_steps_of_the_transcript():
+    picture = (TUTORIALS / "35_staircase.svg").read_text()
+    drops = [int(steps) for steps in re.findall(r"<!-- −(\d+) -->", picture)]
+    assert drops == [steps for _, steps in lost_steps() if steps] == [1, 3, 3, 2]
+    phases = [kill for kill, _ in lost_steps()]
+    for phase in set(phases):
+        assert f"<!-- killed {phase}: {phases.count(phase)} -->" in picture
+    assert "(54 trained in total)" in OUTPUT
+    assert "trains 54 steps to reach step 45" in " ".join(PAGE.split())
+
+
+def test_the_launcher_waits_30_seconds_by_default_and_longer_with_the_variable(monkeypatch):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    assert LaunchConfig(1, 1, 2).shutdown_timeout == 30
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
+    assert LaunchConfig(1, 1, 2).shutdown_timeout == 600
+    text = " ".join(PAGE.split())
+    assert "waits up to 30 seconds" in text and "`TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600`" in text

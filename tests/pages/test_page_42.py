@@ -45,7 +45,7 @@ def test_a_rank_of_fsdp_needs_its_half_and_the_largest_layer():
         assert rank["total"] - rank["gathered"] == one["total"] / 2
         assert f"a total of {rank['total']:,} bytes" in TEXT
         assert f"which is {rank['total'] / one['total']:.0%} of {one['total']:,}" in TEXT
-        assert f"{rank['gathered']:,} bytes in the column" in TEXT
+        assert f'{rank["gathered"]:,} bytes in the "gathered" column' in TEXT
     elements = {row[0]: row[1:] for row in rows_below(PAGE, "when")}
     assert elements["before forward"] == elements["after forward"] == ["384", "384"]
     assert elements["inside forward, at most"] == [str(384 + 768 // 4)] * 2
@@ -101,7 +101,7 @@ def test_sharding_only_the_whole_model_gathers_it_and_an_early_optimizer_changes
     for inside, after, is_unchanged in together(shard_in_two_wrong_ways, 2):
         assert (inside, after) == ([384 + 768], 768)
         assert is_unchanged
-    assert "1,152 inside" in TEXT and "still holds 768" in TEXT
+    assert "1,152 during the forward pass" in TEXT and "still holds 768" in TEXT
 
 
 ON_A_CPU = """

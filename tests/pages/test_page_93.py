@@ -6,6 +6,7 @@ import tempfile
 import torch
 
 from accel_demo.anatomy.kernel_distance.costs import predicted_graph_bytes
+from accel_demo.anatomy.kernel_distance.methods import over_devices
 from tests.pages.pages import TUTORIALS, check, load_module, table_rows, transcript
 
 PAGE = TUTORIALS / "93_over_devices.md"
@@ -32,6 +33,21 @@ def test_all_methods_agree_and_graphs_of_all_pairs_grow_with_the_number_of_kerne
     assert "vectorised, the layer under DDP, 16 kernels, by rank: 16.1, 16.1" in PAGE.read_text()
 
 
+def test_cdist_computes_lengths_of_more_than_25_kernels_with_a_matrix_product():
+    text = " ".join(PAGE.read_text().split())
+    without = "donot_use_mm_for_euclid_dist"
+    assert "With more than 25 kernels" in text and f'compute_mode="{without}"' in text
+    for count, is_product in ((25, False), (26, True)):
+        kernels = torch.randn(count, 288, generator=torch.Generator().manual_seed(0))
+        lengths = torch.cdist(kernels, kernels, p=2)
+        exact = torch.cdist(kernels, kernels, p=2, compute_mode=without)
+        assert (lengths.diagonal() > 0).any() == is_product and not exact.diagonal().any()
+        sums = [
+            torch.cdist(kernels, kernels, p=1, **mode) for mode in ({}, {"compute_mode": without})
+        ]
+        assert torch.equal(*sums)
+
+
 def test_three_methods_with_equal_values_have_different_gradients():
     assert cells("`dist.all_reduce`") == ["yes", "rank's share", "full gradient / 2"]
     aware = "`_functional_collectives.all_reduce`"
@@ -50,11 +66,25 @@ def test_the_prediction_and_the_answers_match_the_tables():
     assert "About 8 times: 4 times" in text and round(large / small) == 8
 
 
-def test_the_first_call_on_the_page_gives_the_weight_a_gradient():
-    program = load_module(TUTORIALS / "93_over_devices.py")
-    said = program.use_in_a_loss(torch.device("cpu"))
-    assert said == "net.conv.weight.grad has the shape (8, 3, 3, 3)"
-    assert said in PAGE.read_text().splitlines()
+def test_the_first_call_on_the_page_changes_the_gradient_of_the_weight(monkeypatch):
+    program, said = load_module(TUTORIALS / "93_over_devices.py"), []
+    for is_cut in (True, False):
+        monkeypatch.setattr(program, "over_devices", cut(over_devices) if is_cut else over_devices)
+        said.append(program.use_in_a_loss(torch.device("cpu")))
+    about = "net.conv.weight.grad with and without the distance:"
+    assert said == [f"{about} equal", f"{about} different"]
+    lines = PAGE.read_text().splitlines()
+    assert said[1] in lines
+    first_code = lines[lines.index("```python") + 1 :]
+    code = first_code[: first_code.index("```")]
+    assert code[0].endswith("methods import over_devices") and "over_devices(net.c" in code[3]
+    device, names = torch.device("cpu"), {"Net": program.Net, "torch": torch}
+    exec("\n".join(code), names | {"device": device})
+
+
+def cut(method):
+    """Return a method with the same value, but without a gradient."""
+    return lambda weight: method(weight).detach()
 
 
 def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
@@ -78,6 +108,12 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     assert "double loop" not in large and "vectorised" not in large
     seconds, megabytes = large["closed form"]
     assert seconds < 1 and megabytes < 10 * 9.4  # the weight has 9.4 MB
+    assert seconds == min(time for time, _ in large.values())
+    assert large["torch.cdist"][1] == min(peak for _, peak in large.values())
+    assert "The peak is nevertheless 133 MB" in PAGE.read_text() and large["chunked"][1] == 133
+    lengths = seconds_and_megabytes["512", "2"]["torch.cdist"]
+    text = " ".join(PAGE.read_text().split())
+    assert f"This takes {lengths[0]} seconds for our layer, but {lengths[1]:.0f} MB" in text
     small = seconds_and_megabytes["128", "1"]
     ways = ("vectorised", "over ranks", "chunked", "closed form")
     peaks = [small[way][1] for way in ways]

@@ -51,8 +51,8 @@ LIES = [
     ),
     (
         "30_who_saw_which_sample.md",
-        "| `gather`                                   |      30 |",
-        "| `gather`                                   |      22 |",
+        "|   4 | `gather`                                   |      30 |",
+        "|   4 | `gather`                                   |      22 |",
     ),
     (
         "30_who_saw_which_sample.md",
@@ -97,15 +97,15 @@ LIES = [
     ),
     (
         "40_where_the_time_goes.md",
-        "|            25 |           1 |                             0 |",
-        "|            25 |           1 |                             1 |",
+        "|            25 |           1 |                     0 |",
+        "|            25 |           1 |                     1 |",
     ),
     (
         "40_where_the_time_goes.md",
         "| 2 ×              |       8 | 38% ",
         "| 2 ×              |       8 | 88% ",
     ),
-    ("41_scaling.md", "| 2 × 64  | 7,996    |", "| 2 × 64  | 9,996    |"),
+    ("41_scaling.md", "| 2 × 64  | 4,957    |", "| 2 × 64  | 9,957    |"),
     ("README.md", "[10 Where am I?](10_where_am_i.md)", "00 Where am I? (planned)"),
 ]
 

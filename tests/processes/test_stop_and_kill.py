@@ -207,8 +207,8 @@ def test_if_one_process_gets_a_signal_all_stop_after_the_same_step(file, launch,
 
 
 @pytest.mark.parametrize("file", BOTH)
-def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_it(file, launch):
-    """As under Slurm, all processes get USR1. The launcher ignores it, as after `trap '' USR1`."""
+def test_usr1_ends_the_launch_without_an_error_if_the_launcher_ignores_it(file, launch):
+    """All processes get USR1, and the launcher ignores it, as after `trap '' USR1` in a shell."""
     started = launch(command_of(file, 2), "run", ignored=signal.SIGUSR1)
     started.reach(10)
     for process in processes_below_this_one() - started.before:
@@ -221,7 +221,7 @@ def test_slurms_signal_ends_the_launch_without_an_error_if_the_launcher_ignores_
 @pytest.mark.parametrize("file", BOTH)
 def test_a_launcher_that_handles_slurms_signal_passes_it_on_and_fails(file, launch):
     """Only the launcher gets the signal. Without the setting, it would just die."""
-    command, variables, handled = command_of(file, 2), {}, "SIGTERM,SIGINT,SIGUSR1"
+    command, variables, handled = command_of(file, 2), {}, "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     if file == "train_ddp.py":
         command[1:1] = ["--signals-to-handle", handled]
     else:
@@ -274,6 +274,39 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(
     assert "Connection refused" not in started.printed()
     assert started.printed().count("resumed from") == 3
     assert same_weights(started.run, uninterrupted(file, 2))
+
+
+RESTARTED_TWICE = """
+import os
+import time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(f"start {restarts}: connected {dist.get_world_size()} processes\\n", end="", flush=True)
+if restarts < 2:
+    time.sleep(1)  # so that the other rank prints, too
+    os.kill(os.getpid(), 9)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", BOTH)
+def test_with_a_new_store_for_each_start_a_script_can_restart_without_our_workaround(
+    file, start, tmp_path
+):
+    program = tmp_path / "restarted_twice.py"
+    program.write_text(RESTARTED_TWICE)
+    flags = ["--max-restarts", "2"]
+    if file == "train.py":
+        flags = ["--max_restarts", "2", "--rdzv_backend", "c10d"]
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    result = start([*launcher(file, 2), *flags, program], real=True, **variables)
+    assert result.returncode == 0, result.stderr
+    for restarts in range(3):
+        assert result.stdout.count(f"start {restarts}: connected 2 processes") == 2
+    assert "Connection refused" not in result.stderr
 
 
 @pytest.mark.parametrize(

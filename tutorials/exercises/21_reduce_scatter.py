@@ -1,8 +1,8 @@
 """Exercise 21: write the first half of the chunked ring, the reduce-scatter.
 
 Every rank calls `reduce_scatter(chunks, wire)`. Its own values are in the list `chunks`, which
-contains one 1-d float64 tensor per rank. Chunk 0 has the same length on all ranks, and so has every
-other chunk. But the chunks of one rank may have different lengths, and a chunk may be empty.
+contains one 1-d float64 tensor per rank. Each chunk has the same length on every rank, but
+different chunks may have different lengths, and a chunk may be empty.
 
 When the function returns, `chunks[r]` on rank r must contain the sum of chunk r over all ranks:
 rank 0 has the sum of chunk 0, rank 1 the sum of chunk 1, and so on. The other chunks of rank r may

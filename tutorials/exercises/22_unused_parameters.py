@@ -7,24 +7,25 @@
    The models are hidden. They have several heads, and a loss uses only some of them. Some
    parameters are frozen, some are shared by two heads, and some are never used.
 
-2. `train(model, batches, learning_rate)` trains `model` in place with plain SGD. Below, it is
-   right on one process. Change it so that it trains with DistributedDataParallel on several.
-   Three connected processes call it, with the same model, but with different batches. `batches` is
-   a list of tuples (inputs, targets, task): float32 tensors of shapes (8, 6) and (8, 1), and a
-   string. The task decides which head `model(inputs, task)` uses. In the same step, the ranks may
-   have different tasks. All ranks have the same number of batches.
+2. `train(model, batches, learning_rate)` trains `model` in place with plain SGD. The version
+   below is correct for one process. Change it so that it trains with DistributedDataParallel on
+   several. Three connected processes call it, with the same model, but with different batches.
+   `batches` is a list of tuples (inputs, targets, task): float32 tensors of shapes (8, 6) and
+   (8, 1), and a string. The task decides which head `model(inputs, task)` uses. In the same step,
+   the ranks may have different tasks. All ranks have the same number of batches.
    After each step, all ranks have the same weights: each trainable parameter has changed by
-   -learning_rate times the mean of its gradients over *all* ranks. A rank whose loss does not use
-   the parameter counts as a gradient of 0.
+   -learning_rate times the mean of its gradients over *all* ranks. On a rank whose loss does
+   not use the parameter, its gradient counts as 0.
 
 3. Bonus, not needed to pass: `share_gradients(parameters, step)` averages gradients by hand, so
    that on three processes the final weights are bitwise equal to DDP's. Every rank calls it after
    each backward of a model whose parameters are all used. It replaces each gradient by the mean
    over all ranks. `parameters` is a list in the order of registration: the weight and the bias of
-   the first layer, then those of the next layer. `step` starts at 0. The model is small, so DDP
-   puts all gradients into one bucket. If the bits differ from DDP's, the check names the level
-   that your function has reached: (1) it averages each gradient separately, (2) all in one buffer,
-   (3) it also computes the mean as DDP does, (4) it also changes the order of the gradients.
+   the first layer, then those of the next layer. `step` starts at 0 (step 1 on the page). The model
+   is small, so DDP puts all gradients into one bucket. If the bits differ from DDP's, the check
+   names the level that your function has reached: (1) it averages each gradient separately, (2) all
+   in one buffer, (3) it also computes the mean as DDP does, (4) it also changes the order of the
+   gradients.
 
 accel-demo check 22
 """

@@ -1,9 +1,10 @@
 """Exercise 23: fix a loop that accumulates gradients.
 
 `train` runs in two connected processes. `model` is a `DistributedDataParallel`. `batches` is a list
-of micro-batches `(inputs, targets)` of equal size, and each process has different ones. `window` is
-an int. The optimizer should perform one step for every `window` micro-batches. The last window may
-be short: with 10 micro-batches and a window of 4, it has only 2. It needs a step, too.
+of micro-batches `(inputs, targets)` of equal size. Each process has the same number of
+micro-batches, but with different samples. `window` is an int. The optimizer should perform one step
+for every `window` micro-batches. The last window may be short: with 10 micro-batches and a window
+of 4, it has only 2. It needs a step, too.
 
 Correct the loop below, so that
 

@@ -6,7 +6,8 @@
     bf16_instructions         True if the device is a CPU with instructions to multiply bfloat16
                               (assume that bf16 is then faster)
     compute_capability        for a GPU: the result of torch.cuda.get_device_capability(), such
-                              as (7, 5) for a T4, or (9, 0) for an H100; None for a CPU
+                              as (7, 5) for a T4, or (9, 0) for an H100; None for a CPU (the
+                              GTX 16 series, which has no tensor cores, does not occur)
     is_bf16_supported         the result of torch.cuda.is_bf16_supported() on this machine
     has_c_compiler            True if there is a C compiler, such as gcc or clang
     has_cxx_compiler          True if there is a C++ compiler, such as g++ or clang++

@@ -2,7 +2,7 @@
 
 `train` is killed with SIGKILL and started again with the same `folder`. It should then continue
 from its checkpoint, and end with the same weights, bit for bit, as a run that was never killed. It
-does not do so yet: of the levels on page 34, it is on level 0.
+does not do so yet: of the levels on page 34, it starts at level 0.
 
     folder       a pathlib.Path: an existing folder, empty at the first start, and shared by all
                  ranks; whatever `train` saves is in it

@@ -9,9 +9,9 @@ The total distance is already correct on every rank, but its gradient is missing
 after every rank has called `total_distance(rows).backward()`, `rows.grad` should contain the
 gradient of the total distance with respect to `rows`, as if one process had all kernels.
 
-`total_distance` must return a tensor with one element, the same number on every rank. It is called
-with random float64 rows on 2 and on 3 connected processes. The number and the gradient must be
-right to about nine digits. You may change both functions, and use any collective.
+`total_distance` must return a tensor with one element, the same value on every rank. It is called
+with random float64 rows on 2 and on 3 connected processes. The value and the gradient must be
+correct to about nine digits. You may change both functions, and use any collective.
 
 accel-demo check 93
 """

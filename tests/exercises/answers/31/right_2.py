@@ -1,7 +1,7 @@
 """Exercise 31: train on N processes exactly as on one.
 
 `train(model, train_set, global_batch, learning_rate)` trains `model` in place for one epoch. The
-learning rate decreases in a straight line from `learning_rate` to 0, and every step uses the next
+learning rate decreases linearly from `learning_rate` to 0, and every step uses the next
 `global_batch` samples. (`train_set` contains pairs of input and target, and is already in random
 order, so it is not shuffled. Its length is divisible by the global batch, and the global batch by
 N.)
