@@ -20,7 +20,7 @@ RECORDS = {
         "accel-demo timeline --bucket-mb 0.5,2,8,25,100",
         "accel-demo timeline --straggler 1:20ms --plot tutorials/40_straggler.svg",
     ],
-    "scaling": ["accel-demo scaling --plot tutorials/41_scaling.svg"],
+    "scaling": ["accel-demo scaling --repeats 25 --plot tutorials/41_scaling.svg"],
     "slower": ["python -m accel_demo.lab.scaling.reasons"],
 }
 

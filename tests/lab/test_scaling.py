@@ -133,7 +133,7 @@ def made_up(share: float, counts: list[int], cores: int, threads: int = 1) -> Sc
         rates[case] = [speed * rate for rate in (1000, 1100, 900, 1000, 1050)]
     rows = scaling_rows(rates, counts, 120)
     gil_rows = [
-        GilRow(work, workers, [speedup], speedup, cores_busy=speedup)
+        GilRow(work, workers, [speedup] * 5, speedup, [0.9, speedup], cores_busy=speedup)
         for work, second in (("preprocessing in Python", 1.0), ("matrix products in torch", 1.9))
         for workers, speedup in zip(WORKERS, (1.0, second, 1.9), strict=True)
     ]
@@ -180,7 +180,20 @@ def test_a_law_is_drawn_only_with_at_least_three_process_counts(tmp_path):
     tables.draw(made_up(0.25, [1, 2], cores=2), tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text()
     assert "Amdahl" not in drawn and "Gustafson" not in drawn
-    assert "<!-- error bars: lowest and highest of" in drawn
+
+
+def test_error_bars_are_the_intervals_of_the_table(tmp_path):
+    result = made_up(0.25, [1, 2], cores=2)
+    assert re.search(r"two processes +\| 1.90 +\| 0.90 – 1.90 ", tables.text(result))
+    assert tables.error_bars(result.gil_rows[2:3]) == [[pytest.approx(1.0)], [0]]
+    tables.draw(result, tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert "<!-- error bars: 90 % intervals of the medians -->" in drawn
+
+
+def test_with_fewer_than_five_repeats_there_are_no_error_bars(measured):
+    assert "needs 5 repeats" in measured.stdout
+    assert "<!-- error bars: none, with fewer than 5 repeats -->" in measured.drawn
 
 
 def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their_ratio():

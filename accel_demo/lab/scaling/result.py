@@ -42,6 +42,7 @@ class GilRow:
     workers: str
     speedups: list[float]
     median_speedup: float
+    interval: list[float]  # 90 % confidence interval of the median speed-up
     cores_busy: float
 
 
@@ -108,8 +109,9 @@ def measure_gil(repeats: int) -> list[GilRow]:
         one_after_the_other = next(iter(seconds.values()))
         for workers, times in measured.items():
             speedups = _ratios(one_after_the_other, seconds[workers])
-            median = statistics.median(speedups)
-            rows.append(GilRow(work, workers, speedups, median, gil.cores_busy(times)))
+            median, interval = statistics.median(speedups), median_interval(speedups)
+            busy = gil.cores_busy(times)
+            rows.append(GilRow(work, workers, speedups, median, interval, busy))
     return rows
 
 

@@ -39,11 +39,11 @@ def text(result: ScalingResult) -> str:
             f"{counts} with {threads} each share {counted(result.cores, 'core')}: "
             "threads take turns on a core, so do not expect a speed-up from more threads."
         )
-    cells = [
-        [row.work, row.workers, f"{row.median_speedup:.2f}", f"{row.cores_busy:.2f}"]
-        for row in result.gil_rows
-    ]
-    parts.append(table(["work, in two parts", "workers", "times as fast", "cores busy"], cells))
+    head, cells = ["work, in two parts", "workers", "times as fast", "90 % interval"], []
+    for row in result.gil_rows:
+        speedup = (f"{row.median_speedup:.2f}", interval_text(row.interval))
+        cells.append([row.work, row.workers, *speedup, f"{row.cores_busy:.2f}"])
+    parts.append(table([*head, "cores busy"], cells))
     parts.append(f"This Python has {'the' if result.has_gil else 'no'} global interpreter lock.")
     return "\n\n".join(parts)
 
@@ -98,8 +98,10 @@ def draw(result: ScalingResult, path: Path) -> None:
     draw_scaling(strong, result, "strong")
     draw_scaling(weak, result, "weak")
     draw_gil(threads, result.gil_rows)
-    repeats = counted(result.repeats, "repeat")
-    figure.supxlabel(f"error bars: lowest and highest of {repeats}", fontsize=9)
+    figure.get_layout_engine().set(hspace=0.06)
+    has_intervals = all(row.interval for row in result.rows)
+    bars = "90 % intervals of the medians" if has_intervals else "none, with fewer than 5 repeats"
+    figure.supxlabel(f"error bars: {bars}", fontsize=9)
     for axis in (strong, weak, threads):
         axis.spines[["top", "right"]].set_visible(False)
         # Put the legend beside the panel, so that it does not cover a point.
@@ -137,12 +139,12 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
     axis.set_xlabel("processes")
     axis.set_ylabel("times as fast as plain\nPyTorch in one process")
     axis.set_xticks(result.processes)
-    highest = max(max(row.speedups) for row in rows)
+    highest = max(max(row.interval, default=row.median_speedup) for row in rows)
     axis.set_ylim(0, max(2, top, highest) * 1.05)
 
 
 def draw_gil(axis, rows: list[GilRow]) -> None:
-    """Draw a group of bars for each kind of work, with whiskers from minimum to maximum."""
+    """Draw a group of bars for each kind of work."""
     works = list(dict.fromkeys(row.work for row in rows))
     for index, workers in enumerate(dict.fromkeys(row.workers for row in rows)):
         bars = [row for row in rows if row.workers == workers]
@@ -150,16 +152,20 @@ def draw_gil(axis, rows: list[GilRow]) -> None:
         heights = [row.median_speedup for row in bars]
         whiskers = {"yerr": error_bars(bars), "ecolor": "black", "capsize": 3}
         axis.bar(places, heights, 0.25, color=COLOURS[index], label=workers, **whiskers)
-    axis.axhline(PARTS, color="0.55", linewidth=1, linestyle="--")
+    axis.axhline(PARTS, color="0.55", linewidth=1, linestyle="--", label="ideal")
     axis.set_xticks(range(len(works)), [work.replace(" in ", "\nin ") for work in works])
     axis.set_ylabel("times as fast as\none after the other")
     axis.set_title("Work in two parts: Python's global lock", fontsize=10)
-    highest = max(max(row.speedups) for row in rows)
+    highest = max(max(row.interval, default=row.median_speedup) for row in rows)
     axis.set_ylim(0, max(PARTS, highest) * 1.1)
 
 
 def error_bars(rows: list[ScalingRow] | list[GilRow]) -> list[list[float]]:
-    """Return the distances from each median down to the minimum and up to the maximum."""
-    below = [row.median_speedup - min(row.speedups) for row in rows]
-    above = [max(row.speedups) - row.median_speedup for row in rows]
+    """Return the distances from each median down and up to the bounds of its interval.
+
+    A row with too few repeats has no interval, and gets no error bar.
+    """
+    bounds = [row.interval or [row.median_speedup] * 2 for row in rows]
+    below = [row.median_speedup - low for row, (low, _) in zip(rows, bounds, strict=True)]
+    above = [high - row.median_speedup for row, (_, high) in zip(rows, bounds, strict=True)]
     return [below, above]
