@@ -1,8 +1,8 @@
-"""Exercise 10: stop a program that has the wrong number of connected processes.
+"""Exercise 10: stop a program when the wrong number of processes is connected.
 
-Write `assert_distributed(n)`, whose argument is an int. A training script calls it once in each of
-its processes, directly after it has created its `Accelerator`. If Accelerate has connected exactly
-`n` processes, the function returns. Otherwise it raises a `RuntimeError` in every process.
+Write `assert_distributed(n)`, which takes an int. A training script calls it once in each of its
+processes, right after creating its `Accelerator`. If Accelerate has connected exactly `n`
+processes, the function returns. Otherwise it raises a `RuntimeError` in every process.
 
 Your function is called with n = 1, 2 and 3 in five launches: `python` alone, two clones, a config
 that starts only one process, two connected processes, and `debug_launcher`.

@@ -1,15 +1,16 @@
 """Exercise 11: clip the gradients in four versions of one training step.
 
-Each function performs one optimizer step on one batch: `images`, floats of the shape (batch size,
-channels, height, width), and `labels`, integers of the shape (batch size). `model` returns the
-logits. The functions do not clip yet. Change each of them so that the total norm of the gradients
-that the optimizer uses is at most `max_norm`. The total norm is the Euclidean length of one vector
-that contains all gradients. Gradients with a smaller norm stay as they are. With several processes,
-this is about the gradients averaged over all processes. Each process has a different batch.
+Each function performs one optimizer step on one batch: `images`, floats of shape (batch size,
+channels, height, width), and `labels`, integers of shape (batch size). `model` returns the logits.
+
+None of the functions clips yet. Change each one so that the gradients the optimizer uses have a
+total norm of at most `max_norm`. The total norm is the Euclidean length of a single vector that
+contains all gradients. Gradients with a smaller norm stay as they are. With several processes, each
+one has a different batch, and the limit applies to the gradients averaged over all of them.
 
 `plain_step` and `data_parallel_step` run in one process, `ddp_step` and `accelerate_step` in one
-process and in two. Each function is called several times. Then its weights have to equal those of
-training with clipped gradients, within 1e-5.
+process and in two. Each function is called several times, and the weights must then match those of
+training with clipped gradients to within 1e-5.
 
 accel-demo check 11
 """

@@ -1,15 +1,15 @@
 """Exercise 31: train on N processes exactly as on one.
 
-`train(model, train_set, global_batch, learning_rate)` trains `model` in place for one epoch. On
-one process it is correct: the learning rate decreases linearly from `learning_rate` to 0,
-and every step uses the next `global_batch` samples. (`train_set` contains pairs of input and
-target, and is already in random order, so it is not shuffled. Its length is divisible by the global
-batch, and the global batch by N.)
+`train(model, train_set, global_batch, learning_rate)` trains `model` in place for one epoch. On one
+process it is correct: the learning rate decreases linearly from `learning_rate` to 0, and every
+step uses the next `global_batch` samples. (`train_set` contains pairs of input and target. It isn't
+shuffled, because it's already in random order. Its length is divisible by the global batch, and the
+global batch by N.)
 
-On N processes, `train` should use the same learning rate after the same number of samples, and end
-with the same weights, except for rounding. It does not, because it contains three mistakes. There
-is more than one way to correct them. Graded on one process and on two: the number of samples and
-the learning rate of every step, and the final weights.
+On N processes, `train` should have the same learning rate after the same number of samples and end
+with the same weights, except for rounding. It doesn't, because it contains three mistakes, and
+there is more than one way to correct them. The check runs it on one process and on two, and grades
+the number of samples and the learning rate in every step, and the final weights.
 
 accel-demo check 31
 """

@@ -1,25 +1,25 @@
-"""Exercise 34: resume with identical results, wherever the run was killed.
+"""Exercise 34: resume with identical results, no matter when the run was killed.
 
-`train` is killed with SIGKILL and started again with the same `folder`. It should then continue
-from its checkpoint, and end with the same weights, bit for bit, as a run that was never killed. It
-does not do so yet: of the levels on page 34, it starts at level 0.
+`train` is killed with SIGKILL and started again with the same `folder`. It should continue from its
+checkpoint and end with the same weights, bit for bit, as a run that was never killed. It doesn't do
+that yet: of the levels on page 34, it is at level 0.
 
-    folder       a pathlib.Path: an existing folder, empty at the first start, and shared by all
-                 ranks; whatever `train` saves is in it
-    dataset      its samples are tuples (number, inputs, target): an integer, 8 and 1 float32
-                 numbers; it has 40 samples for each process
+    folder       a pathlib.Path: an existing folder, empty at the first start and shared by all
+                 ranks; everything `train` saves goes into it
+    dataset      its samples are tuples (number, inputs, target): an integer, 8 float32 numbers
+                 and 1 float32 number; it has 40 samples for each process
     begin_batch  call it at the start of every batch, with the tensor of the batch's numbers; the
                  run is killed in one of these calls
 
 Return the model. The check runs `train` on one process and on three, and kills it at four random
-batches, three times in a run that has already been resumed. It compares the samples of every batch
-and the weights at the end. After a kill, at most eight batches may be repeated.
+batches, three of them in a run that has already been resumed. It compares the samples of every
+batch and the final weights. After a kill, at most eight batches may be repeated.
 
 Keep the model with its dropout, the constants, and different dropout masks on each rank. Without a
-kill, each epoch has every sample once, in a different order. If a checkpoint after a batch in
-SAVE_AFTER cannot be right, save after a later batch instead. The run is never killed while it
-writes a checkpoint. (Page 35 explains how to ensure that a checkpoint is either complete or
-absent.)
+kill, every epoch goes through all samples once, each time in a different order. If a checkpoint
+after a batch in SAVE_AFTER can't be right, save after a later batch instead. The run is never
+killed while it writes a checkpoint. (Page 35 shows how to make sure that a checkpoint is either
+complete or absent.)
 
 accel-demo check 34
 """

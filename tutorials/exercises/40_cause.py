@@ -1,33 +1,33 @@
 """Exercise 40: name the cause in four traces.
 
-exercises/40_traces/ contains four traces, a.json to d.json, in the format of `accel-demo timeline`.
-They contain only the phases and the all-reduces. To view a trace, open it in
+exercises/40_traces/ contains four traces, a.json to d.json, in the format of `accel-demo timeline`,
+with nothing in them but the phases and the all-reduces. To look at one, open it in
 https://ui.perfetto.dev. In each trace, several ranks train together for some steps. Each step has
-two buckets, and therefore two all-reduces on each rank.
+two buckets, so there are two all-reduces on each rank.
 
-`cause(trace)` should return a pair that says what makes the steps long. Return the first of these
+`cause(trace)` should return a pair that names what makes the steps long. Return the first of these
 that applies:
 
-("data", 2)              rank 2 is slow, because it waits for data at least 5 ms longer than
+("data", 2)              rank 2 is slow because it waits for data at least 5 ms longer than
                          every other rank does
-("computation", 2)       rank 2 is slow, because its forward, backward or optimizer takes longer
+("computation", 2)       rank 2 is slow because its forward, backward or optimizer takes longer
 ("data", None)           no rank is slow, but every rank spends a fifth of each step waiting for
                          data
-("communication", None)  no rank is slow, but every rank spends a fifth of each step only waiting
-                         for all-reduces, without computing
+("communication", None)  no rank is slow, but every rank spends a fifth of each step doing nothing
+                         but waiting for all-reduces
 ("nothing", None)        none of these
 
 A rank is *slow* if it starts both all-reduces at least 5 ms later than every other rank, in most
-steps. "A fifth" means: at least a fifth, in most steps. No case is close to a limit: a slow rank is
-at least 10 ms later, and the shares are either below 0.15 or above 0.25. In every trace, a few
-single steps may be much slower than the others.
+steps. "A fifth" means at least a fifth, in most steps. You won't meet a case close to a limit: a
+slow rank is at least 10 ms later, and the shares are either below 0.15 or above 0.25. In every
+trace, a few single steps may be much slower than the others.
 
 `spans(trace, name)` returns the events with this name: a list of `(start, end)` for each rank, in
 step order, in ms on a common clock. The names are "data wait", "forward", "backward", "optimizer",
 "gloo:all_reduce", and "step 5", "step 6" and so on, up to the last step of the trace. On each rank,
-an all-reduce starts when this rank calls it, and ends after all ranks have called it. The last one
-of a step starts when the rank has computed all gradients. The event "backward" also contains the
-wait after that.
+an all-reduce starts when that rank calls it and ends once all ranks have called it. The last one in
+a step starts when the rank has computed all its gradients, and the event "backward" also contains
+the wait that follows.
 
 The function below returns the rank that spends the most time in all-reduces.
 
