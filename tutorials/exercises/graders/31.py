@@ -12,7 +12,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 
 SCHEDULE = "the schedule"
 TOLERANCE = 1e-6  # absolute; the weights and the learning rates are about 0.1
-SCALING = "Why nothing changes the learning rate for you"  # heading of the page
+SCALING = "Accelerate leaves the learning rate alone"  # heading of the page
 RIGHT = "the learning rates and the weights are the same on one process and on two"
 
 

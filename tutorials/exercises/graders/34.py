@@ -37,9 +37,9 @@ ROUNDING = 1e-4  # a larger difference between weights is not caused by the orde
 # Headings of page 34
 POSITION = "Level 1: what `save_state` does not save"
 ORDER = "Level 2: an order that depends only on a seed and the epoch"
-EPOCH, WINDOW = "Level 3: the number of the epoch", "Level 4: no save inside an accumulation window"
-LOADER = "Level 5: the number that a loader draws"
-FIRST_STEP = "Level 6: DDP adds in a different order in its first step"
+EPOCH, WINDOW = "Level 3: the epoch number", "Level 4: no saving inside an accumulation window"
+LOADER = "Level 5: the random number a loader draws"
+FIRST_STEP = "Level 6: DDP's first step adds in a different order"
 EVERY_RANK = "Every rank calls `save_state`"
 # Fork the processes of every start from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
