@@ -278,6 +278,17 @@ def test_the_recorded_benchmark_is_as_the_page_describes_it():
     assert "by 9e-03 (bf16), 2e-05 (fp32, compiled)" in recorded
 
 
+def test_the_peak_of_resnet18_is_inside_adamw():
+    recorded = (TUTORIALS / "transcripts" / "bench" / "precision.txt").read_text()
+    network = make_model(TrainConfig(model="resnet18"))
+    weights = [weight.nbytes for weight in network.parameters()]
+    assert (round(sum(weights) / 1e6), round(max(weights) / 1e6)) == (45, 9)  # MB, as on the page
+    images = 32 * 28 * 28 * 4  # bytes
+    peak = f"{(sum(weights) + 2 * max(weights) + images) / 1e6:.1f}"
+    for precision in ("fp32", "bf16"):
+        assert f"| resnet18, {precision}            | {peak} " in recorded
+
+
 @pytest.mark.slow
 def test_without_a_compiler_torch_prints_the_recorded_error(start):
     recorded = (TUTORIALS / "transcripts" / "no_compiler.txt").read_text()
