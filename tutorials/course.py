@@ -101,7 +101,7 @@ def print_hours() -> None:
 
 
 def print_terms() -> None:
-    """Print the dictionary as a Markdown table."""
+    """Print the glossary as a Markdown table."""
     names = {name[:2]: name for name, _, _ in COURSE["pages"]}
     print("| term | meaning | page |\n|---|---|---|")
     for term, number, meaning in sorted(COURSE["terms"], key=lambda row: row[0].lower()):

@@ -18,7 +18,7 @@ UUIDS = [f"GPU-{start}2d1c-77aa-4b1e-9c0d-{start}00aa55bb" for start in STARTS]
 # Rules, each with test values and the section to read. The first broken rule is printed.
 RENUMBERED = "Visible GPUs are renumbered from 0"
 HIDDEN = "An invalid id hides all ids after it"
-BY_UUID = "Numbers can change, UUIDs do not"
+BY_UUID = "Numbers can change, but UUIDs don't"
 RULES = [
     ("if the variable is not set, all GPUs are visible", RENUMBERED, [None]),
     ("an empty value hides all GPUs", RENUMBERED, [""]),
