@@ -97,8 +97,8 @@ def test_the_text_follows_from_the_recorded_numbers():
         [row for row in rows if row[:1] in (["0"], ["1"])] for rows in (first, straggler)
     )
     *several, one = [row for row in sweep if len(row) == 7][2:]
-    assert one[0] == "100" and f"the whole all-reduce is exposed: {one[3]} ms." in text
-    assert f"at most {max(float(row[3]) for row in several)} ms are." in text
+    assert one[0] == "100" and f"the whole all-reduce is exposed ({one[3]} ms)." in text
+    assert f"the exposed part is at most {max(float(row[3]) for row in several)} ms, but" in text
     in_all = sorted(round(float(row[2])) for row in several)
     assert f"take {in_all[0]} to {in_all[-1]} ms instead of {float(one[2]):.0f} ms" in text
     intervals = [[float(bound) for bound in row[6].split(" – ")] for row in (*several, one)]
@@ -107,13 +107,13 @@ def test_the_text_follows_from_the_recorded_numbers():
     weights = sum(weight.numel() for weight in make_model(config).parameters())
     assert f"{weights / 1e6:.1f} million weights" in text
     assert f"{7 * 4 * weights / 1e6:.0f} MB in all" in text
-    optimizer = f"rank 0 needs {first[0][5]} ms in the first table, and {straggler[0][5]} ms in the"
+    optimizer = f"rank 0 needs {first[0][5]} ms in the first table and {straggler[0][5]} ms in the"
     assert optimizer in text
+    assert f"exposed time is {straggler[0][4]} ms and rank 1's is only {straggler[1][4]} ms" in text
     assert (
-        f"its exposed time is {straggler[0][4]} ms, and that of rank 1 is {straggler[1][4]}" in text
+        f"either: at {straggler[0][7]} ms and {straggler[1][7]} ms, they are almost equal" in text
     )
-    assert f"either: {straggler[0][7]} ms and {straggler[1][7]} ms." in text
-    assert f"is {straggler[0][2]} ms on rank 0 and {straggler[1][2]} ms on rank 1" in text
+    assert f"takes {straggler[0][2]} ms on rank 0 and {straggler[1][2]} ms on rank 1" in text
 
 
 def test_the_stored_traces_are_up_to_date_and_small():
