@@ -77,7 +77,7 @@ def test_the_answer_on_amdahls_law_is_right():
 def test_in_the_transcript_two_threads_of_python_code_keep_one_core_busy():
     [said] = transcript("scaling").values()
     rows = [[cell.strip() for cell in line.split("|")] for line in said.splitlines()]
-    busy = {row[2]: float(row[4]) for row in rows if row[1:2] == ["preprocessing in Python"]}
+    busy = {row[2]: float(row[5]) for row in rows if row[1:2] == ["preprocessing in Python"]}
     assert "This Python has the global interpreter lock." in said
     assert list(busy) == ["one after the other", "two threads", "two processes"]
     assert busy["two threads"] < 1.15
