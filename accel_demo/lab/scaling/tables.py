@@ -98,7 +98,7 @@ def draw(result: ScalingResult, path: Path) -> None:
     draw_scaling(strong, result, "strong")
     draw_scaling(weak, result, "weak")
     draw_gil(threads, result.gil_rows)
-    figure.get_layout_engine().set(hspace=0.06)
+    figure.set_layout_engine("constrained", hspace=0.06)
     has_intervals = all(row.interval for row in result.rows)
     bars = "90 % intervals of the medians" if has_intervals else "none, with fewer than 5 repeats"
     figure.supxlabel(f"error bars: {bars}", fontsize=9)
