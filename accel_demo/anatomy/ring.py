@@ -49,7 +49,7 @@ def all_reduce_naive_ring(tensor: torch.Tensor, wire: Wire, mean: bool = False) 
     `all_reduce_chunked_ring`.
     """
     total = _check_and_flatten("all_reduce_naive_ring", tensor, wire, mean)
-    right, left = _neighbours(wire)
+    right, left = _neighbors(wire)
     outgoing, incoming = total.clone(), torch.empty_like(total)
     for step in range(1, wire.world_size):
         source = (wire.rank + 1 - step) % wire.world_size
@@ -89,7 +89,7 @@ def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int 
     Chunk r starts on rank r + 1 and travels around the ring. Each rank that receives the chunk adds
     its own values. Rank r is the last.
     """
-    right, left = _neighbours(wire)
+    right, left = _neighbors(wire)
     received = torch.empty_like(chunks[0])  # as long as the longest chunk
     for step in range(wire.world_size - 1):
         out, into = (wire.rank - 1 - step) % len(chunks), (wire.rank - 2 - step) % len(chunks)
@@ -100,7 +100,7 @@ def reduce_scatter_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int 
 
 def all_gather_ring(chunks: list[torch.Tensor], wire: Wire, first_step: int = 1) -> None:
     """Copy chunk r of each rank r to all ranks, in place."""
-    right, left = _neighbours(wire)
+    right, left = _neighbors(wire)
     for step in range(wire.world_size - 1):
         out, into = (wire.rank - step) % len(chunks), (wire.rank - 1 - step) % len(chunks)
         wire.exchange(chunks[out], right, chunks[into], left, first_step + step, f"chunk {out}")
@@ -113,7 +113,7 @@ ALGORITHMS = {
 }
 
 
-def _neighbours(wire: Wire) -> tuple[int, int]:
+def _neighbors(wire: Wire) -> tuple[int, int]:
     """Return the rank to which this rank sends, and the rank from which it receives."""
     return (wire.rank + 1) % wire.world_size, (wire.rank - 1) % wire.world_size
 

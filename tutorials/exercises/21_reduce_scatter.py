@@ -9,7 +9,7 @@ rank 0 has the sum of chunk 0, rank 1 the sum of chunk 1, and so on. The other c
 contain anything. The tensors in the list are views of one tensor, so change them in place. Return
 nothing.
 
-Each rank may send only to its right neighbour, and the last rank's right neighbour is rank 0. With
+Each rank may send only to its right neighbor, and the last rank's right neighbor is rank 0. With
 N ranks, each rank may send N − 1 chunks: rank r sends at most as many bytes as there are in all
 chunks except chunk r.
 

@@ -112,7 +112,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
         lower.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
     for place, value in enumerate(errors["inside, plain mean"], start=1):
         if value > 1e-6:
-            # Rotate the text, so that neighbouring numbers do not overlap.
+            # Rotate the text, so that neighboring numbers do not overlap.
             options = {"ha": "center", "va": "bottom", "rotation": 90}
             text, above = f"{value:.3f}", (0, 7)
             lower.annotate(text, (place, value), above, textcoords="offset points", **options)

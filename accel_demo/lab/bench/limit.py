@@ -45,7 +45,7 @@ KINDS = {
     "convolutions": ("convolution", "mkldnn_convolution", "conv2d"),
     "matrix products": ("linear", "mm", "addmm"),
     "pooling": ("max_pool2d", "avg_pool2d"),
-    "batch normalisation": ("batch_norm", "native_batch_norm"),
+    "batch normalization": ("batch_norm", "native_batch_norm"),
     "activations": ("threshold", "clamp_min", "relu"),
     "dropout": ("dropout", "bernoulli_", "native_dropout"),
     "clipping": ("linalg_vector_norm", "_foreach", "stack", "clamp", "mul_"),

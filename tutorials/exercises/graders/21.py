@@ -115,7 +115,7 @@ def check_targets(call: Call, calls: list[Call]) -> None:
     right, left = (call.rank + 1) % len(calls), (call.rank - 1) % len(calls)
     for target, _ in call.sent:
         if target != right:
-            which = "its left neighbour, " if target == left else ""
+            which = "its left neighbor, " if target == left else ""
             raise Wrong(f"has sent to {which}rank {target}, but may send only to rank {right}")
 
 

@@ -1,4 +1,4 @@
-# wrong: rank 0 has sent to its left neighbour, rank 2, but may send only to rank 1
+# wrong: rank 0 has sent to its left neighbor, rank 2, but may send only to rank 1
 import torch
 
 
