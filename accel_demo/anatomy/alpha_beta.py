@@ -26,7 +26,7 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.wording import byte_size, duration
 
 SIZES = [8 * 8**power for power in range(8)]  # 8 bytes to 16 MiB
-REPEATS = 21
+REPEATS, CALLS = 51, 5  # each repetition times five calls in sequence
 Seconds = dict[int, float]  # size in bytes -> median seconds
 
 
@@ -111,14 +111,13 @@ def _round_trip(tensor: torch.Tensor) -> None:
 
 
 def _seconds(call: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> float:
-    calls = 10 if tensor.nbytes < 100_000 else 2
     dist.barrier()
     _synchronize(tensor)
     started_at = time.perf_counter()
-    for _ in range(calls):
+    for _ in range(CALLS):
         call(tensor)
     _synchronize(tensor)
-    return (time.perf_counter() - started_at) / calls
+    return (time.perf_counter() - started_at) / CALLS
 
 
 def _synchronize(tensor: torch.Tensor) -> None:
