@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
@@ -26,7 +27,7 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.wording import byte_size, duration
 
 SIZES = [8 * 8**power for power in range(8)]  # 8 bytes to 16 MiB
-REPEATS, CALLS = 51, 5  # each repetition times five calls in sequence
+REPEATS, CALLS = 51, 5  # a repetition times five calls in a row
 Seconds = dict[int, float]  # size in bytes -> median seconds
 
 
@@ -89,7 +90,8 @@ def measure(device: torch.device, repeats: int = REPEATS) -> tuple[Seconds, Seco
     tensors = {size: torch.zeros(size // 4, device=device) for size in SIZES}  # float32
     calls: list[Callable[[torch.Tensor], Any]] = [_round_trip, dist.all_reduce]
     times = [{size: [] for size in SIZES} for _ in calls]
-    for repeat in range(-2, repeats):  # the first two are a warm-up
+    steps = range(-2, repeats)  # the first two are a warm-up
+    for repeat in tqdm(steps, desc="alpha_beta", unit="repeat", disable=dist.get_rank() > 0):
         for size in random.Random(repeat).sample(SIZES, len(SIZES)):
             for call, by_size in zip(calls, times, strict=True):
                 seconds = _seconds(call, tensors[size])

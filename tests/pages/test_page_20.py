@@ -1,5 +1,6 @@
 """Page 20: eight collectives, an asynchronous call, and the exercise on all-reduce."""
 
+import re
 import tempfile
 import time
 from datetime import timedelta
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accel_demo.anatomy.alpha_beta import Link
 from accel_demo.lab.grading import Wrong
 from tests.pages.pages import (
     EXERCISES,
@@ -87,13 +89,25 @@ def test_the_text_follows_from_the_recorded_times():
         if row[0].endswith("B")
     }
     assert len(rows) == 8
-    for size in ("8 B", "64 B", "512 B", "4 KiB"):
-        assert rows[size][0] == pytest.approx(1e-4, rel=0.2)
-    assert 5 < rows["16 MiB"][0] / rows["2 MiB"][0] < 9
-    ratios = [all_reduce / model for _, _, all_reduce, model in rows.values()]
-    assert "two to seven times as long as the model" in " ".join(text.split())
-    assert round(min(ratios)) == 2 and round(max(ratios)) == 7
-    assert all(1 / 3 < message / model < 3 for message, model, _, _ in rows.values())
+    assert "The model is within 20% of every measured message." in text
+    assert all(message == pytest.approx(model, rel=0.25) for message, model, _, _ in rows.values())
+    assert all(model == pytest.approx(message, rel=0.2) for message, model, _, _ in rows.values())
+    for size in ("8 B", "64 B", "512 B", "4 KiB", "32 KiB"):
+        assert rows[size][0] == pytest.approx(1.2e-4, rel=0.12)
+    assert "up to four times as long as the model" in " ".join(text.split())
+    assert round(max(all_reduce / model for _, _, all_reduce, model in rows.values())) == 4
+    [fitted] = re.findall(r"to all_reduce: +(\d+) µs \+ size / \((\S+) GB/s\)", output)
+    whole = Link(float(fitted[0]) * 1e-6, float(fitted[1]) * 1e9)
+    for size, mebibytes in (("2 MiB", 2), ("16 MiB", 16)):
+        assert whole.message(mebibytes * 2**20) == pytest.approx(rows[size][2], rel=0.1)
+
+
+def test_the_answer_on_latency_and_bandwidth_follows_from_the_model():
+    link = Link(50e-6, 1e9)
+    [large, small] = [link.ring_all_reduce(size, ranks=3) for size in (3e6, 3e3)]
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert f"= {1e3 * large:.1f} ms, versus" in text and f"= {1e6 * small:.0f} ms." in text
+    assert "almost 50 times as long" in text and 45 < 1000 * small / large < 50
 
 
 def only_rank_0_calls(device):
