@@ -42,9 +42,6 @@ def main() -> None:
         for ranks in RANKS
     ]
     print(table(["all-reduce", "ranks", "busiest rank sends", "same bits on all ranks"], rows))
-    print(f"\nFrom {RANKS[0]} to {RANKS[-1]} ranks, the bytes sent by the busiest rank grow")
-    for name in ALGORITHMS:
-        print(f"- from {sent[name][RANKS[0]]:g} × S to {sent[name][RANKS[-1]]:g} × S for {name}")
     if options.plot:
         draw_bytes(sent, options.plot)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -47,10 +48,10 @@ class AccumulationRecord:
 
 def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, divide=True):
     """Accumulate gradients with plain PyTorch. `model` is a DDP model; `accelerator` is unused."""
-    for index, (inputs, targets) in enumerate(loader):
+    for index, micro_batch in enumerate(loader):
         is_last = (index + 1) % window == 0
         with model.no_sync() if no_sync and not is_last else nullcontext():
-            loss = mse_loss(model(inputs), targets)
+            loss = all_losses(model, *micro_batch).mean()
             (loss / window if divide else loss).backward()
         if is_last:
             optimizer.step()
@@ -91,26 +92,24 @@ def accumulate(
                 optimizer.zero_grad()
 
 
-def tokens(accelerator, model, optimizer, loader, global_count=True):
-    """Accumulate gradients over sequences, giving every token the same weight.
+def tokens(accelerator, model, optimizer, loader):
+    """Accumulate gradients over sequences, giving every token the same weight."""
+    micro_batches = iter(loader)
+    while window := list(islice(micro_batches, WINDOW)):  # the last window may be shorter
+        count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
+        scale = accelerator.num_processes / count  # DDP divides by the number of processes
+        with accelerator.no_sync(model):  # all micro-batches but the last
+            for micro_batch in window[:-1]:
+                (all_losses(model, *micro_batch).sum() * scale).backward()
+        (all_losses(model, *window[-1]).sum() * scale).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    The sum of the losses is divided by the number of tokens on all processes. If `global_count` is
-    False, the losses of each micro-batch are averaged instead, so tokens in a micro-batch of short
-    sequences get more weight than others.
-    """
-    window = list(loader)  # the dataset has one window
-    count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
-    optimizer = accelerator.prepare(optimizer)
-    for inputs, targets, is_token in window:
-        with accelerator.accumulate(model):
-            losses = mse_loss(model(inputs), targets, reduction="none").squeeze(-1)[is_token]
-            # DDP divides by the number of processes, and accelerator.backward by WINDOW.
-            loss = losses.sum() / count * accelerator.num_processes * WINDOW
-            if not global_count:
-                loss = losses.mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
+
+def all_losses(model, inputs, targets, is_token=None) -> torch.Tensor:
+    """Return the loss of each sample, or of each token if the samples are sequences."""
+    losses = mse_loss(model(inputs), targets, reduction="none").squeeze(-1)
+    return losses if is_token is None else losses[is_token]  # without the padding
 
 
 ONE, FULL, TOKENS = f"1 × {WINDOW * BATCH}", f"{WINDOW} × {BATCH}", f"{WINDOW} × {BATCH} sequences"
@@ -129,7 +128,7 @@ METHODS = [
     (FULL, "clip after every backward", partial(accumulate, clip="always")),
     (SHORT, "`accumulate` alone", partial(accumulate, scale=False)),
     (SHORT, f"loss × {WINDOW} / true length", accumulate),
-    (TOKENS, "mean of each micro-batch", partial(tokens, global_count=False)),
+    (TOKENS, "mean of each micro-batch", by_hand),
     (TOKENS, "sum / tokens of all processes", tokens),
 ]
 
@@ -198,9 +197,7 @@ def right_gradient(
     model: torch.nn.Module, samples: Sequence[torch.Tensor], device: torch.device
 ) -> torch.Tensor:
     """Return the gradient of the mean loss over `samples` (or over their tokens), as one vector."""
-    inputs, targets, *is_token = (tensor.to(device) for tensor in samples)
-    losses = mse_loss(model(inputs), targets, reduction="none").squeeze(-1)
-    loss = losses[is_token[0]].mean() if is_token else losses.mean()
+    loss = all_losses(model, *(tensor.to(device) for tensor in samples)).mean()
     return parameters_to_vector(torch.autograd.grad(loss, list(model.parameters())))
 
 
@@ -236,11 +233,11 @@ def main(device: torch.device, options) -> None:
 def gradient_summary(record: AccumulationRecord) -> str:
     """Summarise how the gradients of all steps differ from the expected gradients.
 
-    For example, the descriptions "a", "a", "a" and "b" become "3 × a, then b".
+    For example, the descriptions "a", "a", "a" and "b" become "a in 3 steps, then b".
     """
     counts = {words: record.gradients.count(words) for words in record.gradients}
     steps = len(record.gradients)
-    parts = [f"{n} × {words}" if 1 < n < steps else words for words, n in counts.items()]
+    parts = [f"{words} in {n} steps" if 1 < n < steps else words for words, n in counts.items()]
     return ", then ".join(parts)
 
 
@@ -250,8 +247,9 @@ def draw(records: list[AccumulationRecord]):
     for record in records:
         lanes.setdefault(tuple(record.events), []).append(record)
     figure = new_figure(6, 0.45 * len(lanes) + 1)
+    figure.set_layout_engine("constrained", w_pad=0.12)
     axes = figure.subplots()
-    blue, orange = COLOURS[:2]
+    orange, green = COLOURS[1:3]  # orange for all-reduces, as in the picture of ddp/timeline.py
     box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
     names = []
     for lane, (events, sharing) in enumerate(lanes.items()):
@@ -265,9 +263,9 @@ def draw(records: list[AccumulationRecord]):
                 width = 4 if first.samples == ONE else 1
                 axes.barh(lane, width - 0.12, 0.6, left=x, **box)
             elif event == "all-reduce":
-                axes.plot(x + width - 0.5, lane, "D", color=blue, markersize=8)
+                axes.plot(x + width - 0.38, lane, "D", color=orange, markersize=8)
             else:
-                axes.plot(x + width - 0.12, lane, "|", color=orange, markersize=19, mew=4)
+                axes.plot(x + width - 0.12, lane, "|", color=green, markersize=19, mew=4)
     axes.set_yticks(range(len(lanes)), names, fontsize=9)
     axes.set(xlim=(0.9, 7), ylim=(len(lanes) - 0.5, -0.5), xticks=[])
     axes.set_xlabel("time → (not to scale)", fontsize=9)
@@ -275,8 +273,8 @@ def draw(records: list[AccumulationRecord]):
     axes.tick_params(left=False)
     legend = [
         axes.bar([0], [0], **box, label="forward and backward of a micro-batch"),
-        *axes.plot([], [], "D", color=blue, markersize=8, label="all-reduce, during backward"),
-        *axes.plot([], [], "|", color=orange, markersize=14, mew=4, label="optimizer step"),
+        *axes.plot([], [], "D", color=orange, markersize=8, label="all-reduce, during backward"),
+        *axes.plot([], [], "|", color=green, markersize=14, mew=4, label="optimizer step"),
     ]
     figure.legend(handles=legend, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return figure

@@ -66,13 +66,13 @@ def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
         steps = max((message.step for message in logs[name]), default=0)
         counts = [bytes_sent_and_received(logs[name], rank) for rank in ranks]
         expected = [bytes_of(rank, sizes) for rank in ranks]
-        for index, direction in enumerate(("sends", "receives")):
+        for index, direction in enumerate(("sent", "received")):
             by_rank = [count[index] for count in counts]
             is_exact = by_rank == [count[index] for count in expected]
             agrees = "to the byte" if is_exact else "NO"
             rows.append([name, steps, direction, *by_rank, sum(by_rank), formula, agrees])
     head = [*(f"rank {rank}" for rank in ranks), "all ranks"]
-    return show.table(["all-reduce", "steps", "a rank", *head, "formula", "agrees"], rows)
+    return show.table(["all-reduce", "steps", "bytes", *head, "formula", "agrees"], rows)
 
 
 def bytes_sent_and_received(log: list[Message], rank: int) -> tuple[int, int]:
@@ -90,13 +90,13 @@ def draw(log: list[Message], world_size: int, path: Path) -> None:
     columns = min(3, len(states))
     rows = -(-len(states) // columns)
     side = max(1.45, 0.36 * world_size)  # side of a grid, in inches
-    figure = show.new_figure(max(4.9, columns * (side + 0.15) + 0.3), rows * (side + 0.8) + 0.9)
+    figure = show.new_figure(max(4.9, columns * (side + 0.15) + 0.3), rows * (side + 0.95) + 0.9)
     figure.suptitle(
         "The chunked ring: how many ranks' values\neach chunk contains before the step. Outlined:\n"
         "the chunk that the rank sends to the next one.",
         fontsize=10,
     )
-    figure.set_layout_engine("constrained", h_pad=0.07)
+    figure.set_layout_engine("constrained", h_pad=0.12)
     grids = figure.subplots(rows, columns, squeeze=False)
     for number, axes in enumerate(grids.flat):
         if number < len(states):
@@ -132,10 +132,9 @@ def draw_bytes(counted: dict[str, dict[int, float]], path: Path) -> None:
     axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
     axes.axhline(2, color=show.COLOURS[0], linestyle=":", label="2 × S")
     axes.set_ylim(0)
+    axes.yaxis.set_major_formatter("{x:g} × S")
     axes.set_xlabel("N, the number of ranks", fontsize=10)
-    axes.set_ylabel(
-        "bytes sent by the busiest rank,\ndivided by the size S of the tensor", fontsize=10
-    )
+    axes.set_ylabel("bytes sent by the busiest rank\n(S is the size of the tensor)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=10, loc="upper left")

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.anatomy import accumulation
 from accel_demo.anatomy.accumulation import EQUAL, FULL, ONE, SHORT, TOKENS, AccumulationRecord
@@ -116,6 +118,32 @@ def share_in_the_last_backward(records: list[AccumulationRecord]) -> None:
     assert unprepared == [*["forward", "step"] * 3, "forward", "all-reduce", "step"]
 
 
+def token_windows() -> list[str]:
+    """Return the verdict of `compare` for a full and a short window of sequences."""
+    accelerator = Accelerator(cpu=use_cpu())
+    torch.manual_seed(0)
+    model = accelerator.prepare(torch.nn.Linear(8, 1))
+    optimizer, used = torch.optim.SGD(model.parameters(), lr=0.0), []
+    optimizer.register_step_pre_hook(
+        lambda *_: used.append(parameters_to_vector(one.grad for one in model.parameters()))
+    )
+    per_window = accumulation.WINDOW * 3 * accelerator.num_processes
+    count = per_window * 3 // 2  # 6 micro-batches of 3 sequences on each process
+    is_token = torch.arange(9) < torch.randint(1, 10, (count, 1))
+    data = TensorDataset(torch.randn(count, 9, 8), torch.randn(count, 9, 1), is_token)
+    accumulation.tokens(accelerator, model, optimizer, accelerator.prepare(DataLoader(data, 3)))
+    windows = [data[:per_window], data[per_window:]]
+    verdicts = []
+    for gradient, window in zip(used, windows, strict=True):
+        right = accumulation.right_gradient(model.module, window, accelerator.device)
+        verdicts.append(accumulation.compare(accelerator.gather(gradient[None]), right))
+    return verdicts
+
+
+def test_tokens_weigh_the_same_in_a_full_and_in_a_short_window(together):
+    assert together(token_windows, 2) == [[EQUAL] * 2] * 2
+
+
 def all_reduces_of_a_backward(no_sync_forward: bool, no_sync_backward: bool) -> int:
     model, all_reduces = DistributedDataParallel(torch.nn.Linear(3, 1)), []
 
@@ -159,7 +187,7 @@ def test_repeated_gradients_are_summarized_with_a_count():
 
     assert summary("a", "a") == "a"
     assert summary("a", "b") == "a, then b"
-    assert summary("a", "a", "a", "b") == "3 × a, then b"
+    assert summary("a", "a", "a", "b") == "a in 3 steps, then b"
 
 
 def test_the_correct_gradient_weights_every_token_equally():

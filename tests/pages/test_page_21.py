@@ -33,11 +33,11 @@ def test_the_page_shows_the_bytes_that_the_formulas_predict():
     busy, idle = "12000", "4000"
     assert counted == [
         *(
-            ["sends", busy, idle, idle, idle, "24000"],
-            ["receives", busy, idle, idle, idle, "24000"],
+            ["sent", busy, idle, idle, idle, "24000"],
+            ["received", busy, idle, idle, idle, "24000"],
         ),
-        *(["sends", *[busy] * 4, "48000"], ["receives", *[busy] * 4, "48000"]),
-        *(["sends", *["6000"] * 4, "24000"], ["receives", *["6000"] * 4, "24000"]),
+        *(["sent", *[busy] * 4, "48000"], ["received", *[busy] * 4, "48000"]),
+        *(["sent", *["6000"] * 4, "24000"], ["received", *["6000"] * 4, "24000"]),
     ]
     text = (TUTORIALS / PAGE).read_text()
     assert text.count("to the byte |") == 6

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.ddp.buckets import MIB, assign_buckets, size_limits
+from accel_demo.anatomy.ddp.comparison import make_model
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from tests.conftest import REPOSITORY
 from tests.pages.pages import check, load_grader, table_rows
@@ -81,6 +82,12 @@ def test_a_bucket_closes_when_it_reaches_its_limit_as_the_answers_say():
         assert [sum(tensors[i].nbytes for i in bucket) for bucket in buckets] == expected
 
 
+def test_the_gradients_of_the_third_program_fit_in_one_bucket_and_in_three_equal_chunks():
+    elements = sum(weight.numel() for weight in make_model(torch.device("cpu")).parameters())
+    assert round(4 * elements, -3) == 28_000 < MIB
+    assert elements % (3 * 2) == 0  # gloo's chunks are in two segments per rank
+
+
 def calls_of_ddp() -> tuple[list[list[str]], bool]:
     """Return the collectives of the wrap, two training steps, an evaluation and a training step.
 
@@ -131,6 +138,7 @@ MISTAKES = """
 import sys
 import torch.distributed as dist
 from torch import nn, ones
+from torch.autograd import grad
 from torch.nn.parallel import DistributedDataParallel
 
 class Model(nn.Module):
@@ -148,6 +156,7 @@ for mistake in (
     lambda: ddp(ones(1, 3)),
     lambda: DistributedDataParallel(Model(), device_ids=[0]),
     lambda: DistributedDataParallel(Model(), device_ids=[0, 1]),
+    lambda: grad(ddp.module(ones(1, 3)).sum(), [*ddp.module.parameters()]),
 ):
     try:
         mistake()
@@ -167,6 +176,10 @@ def test_the_page_quotes_the_errors_that_ddp_raises(start, tmp_path):
     assert len(quoted) == 3
     for text in quoted:
         assert text in result.stdout
+    assert "The error message lists their indices." in page
+    assert "indices which did not receive grad for rank 0: 2 3" in result.stdout
+    assert "by default, an unused parameter is an error" in page
+    assert "not have been used in the graph" in result.stdout.splitlines()[-1]
 
 
 BONUS = [  # (text in the model answer, replacement, part of the sentence about the bonus)
