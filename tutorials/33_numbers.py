@@ -29,16 +29,16 @@ INDICES = "indices of max pooling"
 def main() -> None:
     options = read(command_line(__doc__))
     print("The formats that are dtypes:\n")
-    head = ["format", "bits", "significand bits", "epsilon", "smallest", "largest"]
+    head = ["format", "bits", "significand bits", "epsilon", "smallest > 0", "largest"]
     print(show.table(head, [describe(dtype) for dtype in BITS]))
     print("\nGradients after backward through a linear layer under autocast:\n")
-    print(show.table(["gradient", "float32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
+    print(show.table(["gradient", "fp32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
     print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
     print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
     full, low = bytes_of_step(torch.float32), bytes_of_step(torch.bfloat16)
     print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
     rows = [[kind, size, low[kind]] for kind, size in full.items()]
-    print(show.table(["memory", "float32", "bf16 autocast", "ratio"], [ratio(*r) for r in rows]))
+    print(show.table(["memory", "fp32", "bf16 autocast", "ratio"], [ratio(*r) for r in rows]))
     print("\nEffect of `Accelerator(mixed_precision=…)` on a CPU:\n")
     head = ["`mixed_precision`", "first layer's output", "scaler", "our train files"]
     print(show.table(head, [effect_of(precision) for precision in ("no", "bf16", "fp16")]))
@@ -52,8 +52,9 @@ def describe(dtype: torch.dtype) -> list:
     smallest = torch.nextafter(zero, zero + 1).item()
     bits = BITS[dtype][2] + 1
     assert info.eps == 2 ** (1 - bits) and info.bits == sum(BITS[dtype])
-    epsilon = f"2^-{bits - 1} = {info.eps:.0e}"
-    return [name(dtype), info.bits, bits, epsilon, f"{smallest:.0e}", f"{info.max:.0e}"]
+    epsilon = f"2^-{bits - 1} ≈ {info.eps:.0e}"
+    largest = f"{info.max:,.0f}" if info.max < 1e6 else f"{info.max:.0e}"
+    return [name(dtype), info.bits, bits, epsilon, f"{smallest:.0e}", largest]
 
 
 def gradients() -> list[list[str]]:
@@ -159,13 +160,13 @@ def effect_of(precision: str) -> list[str]:
 
 
 def draw(rows: list[list], path) -> None:
-    """Draw the bits of each format, and the memory use of a step in float32 and under autocast."""
+    """Draw the bits of each format, and the memory use of a step in fp32 and under autocast."""
     figure = show.new_figure(5.2, 6.4)
     upper, lower = figure.subplots(2, 1, height_ratios=[2, 3])
-    formats = {"float32": BITS[torch.float32], "TF32": TF32_BITS}
-    formats |= {name(dtype): parts for dtype, parts in BITS.items()}
+    fp32, bf16, fp16 = BITS.values()
+    formats = {"fp32": fp32, "TF32": TF32_BITS, "bf16": bf16, "fp16": fp16}
     for place, parts in enumerate(formats.values()):
-        start, labels = 0, ("sign", "exponent: range", "significand: digits")
+        start, labels = 0, ("sign: 1 bit", "exponent: range", "significand: digits")
         colours = (show.COLOURS[7], show.COLOURS[4], show.COLOURS[2])
         for part, colour, label in zip(parts, colours, labels, strict=True):
             label = None if place else label
@@ -179,7 +180,7 @@ def draw(rows: list[list], path) -> None:
     upper.set_title("Bits of a number", loc="left", fontsize=10)
     upper.set_xlim(right=36)  # make room for the legend to the right of the shorter formats
     upper.legend(frameon=False, fontsize=9, loc="lower right", handlelength=1)
-    for offset, column, label in ((-0.2, 1, "float32"), (0.2, 2, "bf16 autocast")):
+    for offset, column, label in ((-0.2, 1, "fp32"), (0.2, 2, "bf16 autocast")):
         places = [place + offset for place in range(len(rows))]
         sizes = [row[column] / 1e6 for row in rows]
         lower.barh(places, sizes, height=0.4, label=label, color=show.COLOURS[column - 1])

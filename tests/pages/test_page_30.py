@@ -195,3 +195,15 @@ def test_the_page_names_the_rank_that_would_wait():
     assert (
         "rank 0 has more batches (2) than rank 2 (1). In training the all-reduce of batch 2" in text
     )
+    assert text.count("Samples that a metric counts") == 2  # not if the ranks' batches are uneven
+
+
+def samples_read_with_drop_last() -> list[int]:
+    loader = Accelerator(cpu=True).prepare(DataLoader(range(22), 5, drop_last=True))
+    return torch.cat(list(loader)).tolist()
+
+
+def test_with_drop_last_accelerate_leaves_out_7_of_22_samples(together):
+    read = [*chain(*together(samples_read_with_drop_last, 3))]
+    assert len(read) == len(set(read)) == 22 - 7
+    assert "here 7 of the 22." in " ".join((TUTORIALS / PAGE).read_text().split())

@@ -4,6 +4,9 @@ import re
 
 import pytest
 import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from tests.pages.pages import (
     EXERCISES,
@@ -106,9 +109,6 @@ def last_rate_with_accumulation() -> float:
 
     The schedule decreases from 1 to 0 in 16 steps: the unprepared loader has 16 batches.
     """
-    from accelerate import Accelerator
-    from torch.optim.lr_scheduler import LambdaLR
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model, loader = torch.nn.Linear(1, 1), torch.utils.data.DataLoader(torch.zeros(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -123,11 +123,50 @@ def last_rate_with_accumulation() -> float:
     return scheduler.get_last_lr()[0]
 
 
+def weights_after_a_shuffled_epoch(is_seedable: bool) -> torch.Tensor:
+    """Train with a global batch of 8 and a shuffled loader. Return the weights."""
+    options = {"use_seedable_sampler": True, "data_seed": 0} if is_seedable else {}
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
+    torch.manual_seed(0)
+    samples = torch.randn(64, 3)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(samples, 8 // accelerator.num_processes, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for inputs in loader:
+        accelerator.backward(model(inputs).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def test_a_divided_batch_gives_the_same_weights_only_with_a_seedable_sampler(together):
+    for is_seedable in (True, False):
+        [one] = together(weights_after_a_shuffled_epoch, 1, is_seedable=is_seedable)
+        two, _ = together(weights_after_a_shuffled_epoch, 2, is_seedable=is_seedable)
+        assert torch.allclose(one, two, atol=1e-6) == is_seedable
+
+
+def lengths_and_advances_of_an_epoch(samples: int) -> tuple[int, int, int]:
+    """Return `len(loader)` before and after `prepare`, and how often the scheduler advances."""
+    accelerator, loader = Accelerator(cpu=True), DataLoader(torch.zeros(samples, 1))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: step)
+    before = len(loader)
+    optimizer, scheduler, loader = accelerator.prepare(optimizer, scheduler, loader)
+    for _ in loader:
+        optimizer.step()
+        scheduler.step()
+    return before, len(loader), int(scheduler.get_last_lr()[0])
+
+
+def test_by_default_a_scheduler_advances_n_times_the_length_after_prepare(together):
+    assert together(lengths_and_advances_of_an_epoch, 2, samples=6) == [(6, 3, 6)] * 2
+    assert together(lengths_and_advances_of_an_epoch, 2, samples=5) == [(5, 3, 6)] * 2
+
+
 def rates_of_a_short_one_cycle_schedule() -> list[float]:
     """Return the learning rates of 32 optimizer steps with a prepared schedule of 32 steps."""
-    from accelerate import Accelerator
-    from torch.optim.lr_scheduler import OneCycleLR
-
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
@@ -142,9 +181,6 @@ def rates_of_a_short_one_cycle_schedule() -> list[float]:
 
 def rates_of_a_plateau_scheduler_stepped_once() -> list[float]:
     """Return the learning rates of four epochs without improvement, prepared as `train.py` does."""
-    from accelerate import Accelerator
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = accelerator.prepare(ReduceLROnPlateau(optimizer, factor=0.1, patience=1))
@@ -188,7 +224,7 @@ def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_one_step_past_its
         assert len(set(rates[:15])) == 15 and len(set(rates[15:])) == 1
         assert 1e-5 < rates[-1] < 0.005  # it has risen a little: the schedule ends at 4e-6
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
+    scheduler = OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
     optimizer.step()
     message = "Tried to step 33 times. The specified number of total steps is 32"
     assert message in " ".join((TUTORIALS / PAGE).read_text().split())
@@ -232,16 +268,17 @@ def test_on_two_processes_a_prepared_plateau_scheduler_lowers_the_rate_in_every_
 
 
 def test_the_recorded_curves_support_the_claims_of_the_page():
-    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=10)}
+    rows = {row[0]: row[1:] for row in table_rows(PAGE, cells=9)}
     assert len(rows) == 8
     one = next(iter(rows.values()))  # the run on one process
     for name in ("right", "right, by split_batches"):
         assert rows[name][1:] == one[1:]  # all cells except the number of processes
-    assert int(rows["scheduler stepped ×N"][5]) * 2 == int(one[5])
+    assert int(rows["scheduler stepped ×N"][4]) * 2 == int(one[4])
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
-    none, root, linear = (with_interval(rows[f"global batch ×N{end}"][8]) for end in ends)
-    assert none[0] > root[0] > linear[0] > 0 == with_interval(one[8])[0]
-    assert linear[2] < min(none[1], root[1]), "the intervals do not overlap"
+    none, root, linear = (with_interval(rows[f"global batch ×N{end}"][6]) for end in ends)
+    assert none[0] > root[0] > linear[0] > 0 == with_interval(one[6])[0]
+    by_default = with_interval(rows["global batch ×N, by default"][6])
+    assert linear[2] < min(none[1], root[1], by_default[1]), "the intervals do not overlap"
 
 
 def with_interval(cell: str) -> list[float]:
@@ -253,7 +290,7 @@ def test_the_answer_quotes_the_recorded_losses_at_a_high_learning_rate():
     lines = (TUTORIALS / "transcripts" / "lr_high.txt").read_text().splitlines()
     assert lines[0] == "$ accel-demo lr --learning-rate 0.05"
     rows = {
-        line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines if "|" in line
+        line.split("|")[1].strip(): line.split("|")[-3].strip() for line in lines if "|" in line
     }
     ends = ["", ", learning rate ×√N", ", learning rate ×N"]
     cells = [rows[f"global batch ×N{end}"] for end in ends]

@@ -32,12 +32,12 @@ SAMPLES, QUICK_SAMPLES = 2048, 1024
 SEEDS, QUICK_SEEDS = 9, 1
 LEARNING_RATE = 0.01  # low enough for the linear rule to hold: see `LearningRateRow`
 TOLERANCE = 1e-5  # weights that differ by no more are "equal"; rounding alone causes about 1e-7
-HEAD = ["rule", "processes", "global batch", "steps", "peak learning rate", "rate in the last step"]
-HEAD += ["schedule ends at", "weights", "loss", "loss difference"]
+HEAD = ["rule", "processes", "global batch", "steps", "peak learning rate", "schedule ends at"]
+HEAD += ["weights", "loss difference", "loss"]
 LEGEND = f"""
 schedule ends at: images seen when the learning rate reached 0. weights: compared with one process,
-within {TOLERANCE}. loss: on test images, after all training images. loss difference: mean distance
-from the loss curve of one process with the same seed, at equal images seen. Both are medians over
+within {TOLERANCE}. loss difference: mean distance from the loss curve of one process with the same
+seed, at equal images seen. loss: on test images, after all training images. Both are medians over
 the seeds. In brackets: 90 % confidence interval of the median."""
 STYLES = {  # the other two rules have the same curves as "right" and "global batch ×N"
     "right": {"color": COLOURS[0], "linewidth": 1.5},
@@ -167,7 +167,7 @@ def measure(
         for runs in others
         for run, same_seed in zip(runs, first, strict=True)
     ):
-        return [[dataclasses.replace(run, rule="every rule") for run in first]]
+        return [[dataclasses.replace(run, rule="one process") for run in first]]
     return [first, *others]
 
 
@@ -199,10 +199,10 @@ def cells_of(row: LearningRateRow) -> list:
     rates = [rate for _, rate in row.learning_rates]
     return [
         *(row.rule, row.processes, row.global_batch, row.optimizer_steps),
-        *(f"{max(rates):.2g}", f"{rates[-2]:.1g}"),  # no step used rates[-1]
+        f"{max(rates):.2g}",
         "never" if row.schedule_ends_at is None else row.schedule_ends_at,
         "equal" if row.largest_weight_difference <= TOLERANCE else "different",
-        *(median_and_interval(values) for values in (row.final_losses, row.loss_differences)),
+        *(median_and_interval(values) for values in (row.loss_differences, row.final_losses)),
     ]
 
 

@@ -31,8 +31,9 @@ def main(arguments: list[str]) -> int:
     result, *_ = results_by_rank(read_all, options.processes, settings, preloaded=preloaded)
     print(f"{tables.headline(result)}\n")
     print(tables.reading_table(result.loaders))
-    print("\nSamples that a metric counts in an epoch:\n")
-    print(tables.metric_table(result.loaders))
+    if any(loader.gather for loader in result.loaders):
+        print("\nSamples that a metric counts in an epoch:\n")
+        print(tables.metric_table(result.loaders))
     for loader in result.loaders:
         if loader.gather is None:
             reason = tables.explain_uneven_batches(loader.epochs[0].batches)

@@ -12,7 +12,7 @@ from accel_demo.show import COLOURS, new_figure
 
 ROOM_FOR_RANKS = 13  # points; cells of at least this width have room for a rank number
 MARGINS = 1.9  # inches; the width of the labels on both sides
-GAP = 0.06  # margin around each cell, as a fraction of the cell's size
+GAP = 0.08  # margin around each cell, as a fraction of the cell's size
 
 
 def draw(loaders: list[LoaderReads]):
@@ -27,7 +27,7 @@ def draw(loaders: list[LoaderReads]):
     legend = _legend(ranks, loaders)
     columns = int(width / 1.4)
     below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # height of the legend area, in inches
-    figure = new_figure(width, below + (0.45 + 0.38 * epochs) * len(loaders))
+    figure = new_figure(width, below + (0.45 + 0.46 * epochs) * len(loaders))
     panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
     room = 72 * (width - MARGINS) / samples  # cell width in points
     for axes, loader in zip(panels, loaders, strict=True):
@@ -73,14 +73,15 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
                 red, green, blue = to_rgb(COLOURS[rank % 6])
                 is_dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.45
                 ink = "white" if is_dark else "black"
-                style = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": 8}
+                style = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": 9}
                 axes.text(sample, (start + end) / 2, rank, **style)
         if len(ranks) > 1:
             frames.append([(left, top), (right, top), (right, bottom), (left, bottom)])
         if not ranks:
             crosses += [[(left, top), (right, bottom)], [(left, bottom), (right, top)]]
     axes.add_collection(PolyCollection(parts, facecolors=colours, linewidths=0))
-    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors="black", linewidths=2))
+    outline = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.5}
+    axes.add_collection(PolyCollection(frames, **outline))
     axes.add_collection(LineCollection(crosses, colors="black", linewidths=1.2))
 
 
@@ -103,7 +104,7 @@ def _legend(ranks: int, loaders: list[LoaderReads]) -> list:
         marks.append(Patch(color=COLOURS[rank], label=f"rank {label}"))
     epochs = [epoch for loader in loaders for epoch in loader.epochs]
     if any(epoch.more_than_once for epoch in epochs):
-        frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 2}
+        frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 1.5}
         marks.append(Patch(**frame, label="read more than once"))
     if any(epoch.never for epoch in epochs):
         cross = Line2D([], [], color="black", marker="x", linestyle="", label="never read")

@@ -36,7 +36,7 @@ def reading_table(loaders: list[LoaderReads]) -> str:
             row += [len(epoch.more_than_once), len(epoch.never), batches, same]
             rows.append(row)
     head = ["method", "epoch", f"who read sample 0 … {samples - 1}"][: 3 if has_map else 2]
-    head += ["twice or more", "never", "batches by rank", "same order as epoch 1"]
+    head += ["more than once", "never", "batches by rank", "same order as epoch 1"]
     legend = "\n\nA digit is the rank that read the sample; `*`: read more than once; `-`: never."
     return table(head, rows) + (legend if has_map else "")
 
@@ -72,8 +72,7 @@ def explain_uneven_batches(ranks: list[Batches]) -> str:
             f"rank {longest} has more batches ({most}) than rank {shortest} ({fewest}). In "
             f"training the all-reduce of batch {fewest + 1} on rank {longest} would wait for rank "
             f"{shortest} until the time limit of the process group, and so would `gather`. Keep "
-            "even_batches=True, or train under torch's `Join`. (Accelerate's `join_uneven_inputs` "
-            "does nothing on CPUs.)"
+            "even_batches=True, or train with drop_last=True."
         )
     sizes = zip(*([len(batch) for batch in batches] for batches in ranks), strict=True)
     number, uneven = next(item for item in enumerate(sizes, start=1) if len(set(item[1])) > 1)

@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 PADDING = "Why gather returns more predictions than samples"  # headings of the page
 SPLITTING = "Why the loader must be prepared exactly once"
 MEANS = "Why a mean of accuracies is not the accuracy"
-NO_PADDING = "Why you should not turn padding off"
+NO_PADDING = "Why turning padding off can hang training"
 COMMON = "Common mistakes"
 
 
