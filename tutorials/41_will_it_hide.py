@@ -14,6 +14,7 @@ PEAK = 312e12  # floating-point operations per second of an A100 in bf16, from i
 MFU = 0.4  # share of the peak that the training reaches; an assumption
 LIMITS = [2**20, 25 * 2**20]  # DDP's limits in bytes for the first bucket and for the others
 GPUS = (8, 1024)
+IN_ONE_MACHINE = ("NVLink", "PCIe")  # these do not connect 1,024 GPUs
 
 # The parameters of GPT-2 with 12 layers and width W. The output layer shares the token embedding.
 W = 768
@@ -35,6 +36,9 @@ rows = []
 for name, link in NCCL_LINKS.items():
     row = [name]
     for count in GPUS:
+        if count > 8 and name.startswith(IN_ONE_MACHINE):
+            row += ["–", "–"]
+            continue
         times = [link.ring_all_reduce(size, count) for size in buckets]
         exposed = max(times[-1], sum(times) - backward)  # the last bucket is always exposed
         row += [f"{1e3 * sum(times):,.1f} ms", f"{1e3 * exposed:,.1f} ms"]

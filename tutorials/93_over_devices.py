@@ -51,13 +51,13 @@ def main(device: torch.device) -> None:
     under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
     kept = [None] * ranks
     dist.all_gather_object(
-        kept, f"{graph_bytes(methods.vectorised, under_ddp) / under_ddp.nbytes:.1f}"
+        kept, f"{graph_bytes(methods.vectorized, under_ddp) / under_ddp.nbytes:.1f}"
     )
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
         print(f"{use_in_a_loss(device)}\n")
         print(table(head, rows))
-        print(f"\nvectorised, the layer under DDP, 16 kernels, by rank: {', '.join(kept)}\n")
+        print(f"\nvectorized, the layer under DDP, 16 kernels, by rank: {', '.join(kept)}\n")
         print(sums)
 
 

@@ -19,11 +19,11 @@ from accel_demo.anatomy.kernel_distance.methods import (
     double_loop,
     over_devices,
     over_ranks,
-    vectorised,
+    vectorized,
 )
 from tests.conftest import GPUS, VISIBLE_GPUS
 
-IN_ONE_PROCESS = [double_loop, vectorised, chunked, over_devices, closed_form]
+IN_ONE_PROCESS = [double_loop, vectorized, chunked, over_devices, closed_form]
 
 
 def on_two(weight, p=1, signed=False):
@@ -69,7 +69,7 @@ def test_every_method_agrees_with_the_double_loop_and_the_formula(p):
         number, gradient = number_and_gradient(double_loop, weight, p)
         by_formula = reference(weight, p)
         assert is_close(number, by_formula[0]) and is_close(gradient, by_formula[1])
-        for method in (vectorised, chunked, in_small_parts, over_devices, on_two, closed_form):
+        for method in (vectorized, chunked, in_small_parts, over_devices, on_two, closed_form):
             if method is closed_form and p == 2:
                 continue
             result = number_and_gradient(method, weight, p)
@@ -218,13 +218,13 @@ def in_ranks():
 
     kept = graph_bytes(over_ranks, weight.float().requires_grad_())
     rows = len(torch.arange(7).tensor_split(ranks)[rank])
-    if kept != rows * costs.predicted_graph_bytes("vectorised", weight.shape, 1) // 7:
+    if kept != rows * costs.predicted_graph_bytes("vectorized", weight.shape, 1) // 7:
         wrong.append(("kept", kept))
     wrong += [] if not over_ranks(weight).requires_grad else ["needs no gradient"]
 
     # The distance adds the same gradient on every rank, so DDP's average does not change it. The
     # images add a different gradient on each rank.
-    for method in (over_ranks, vectorised):
+    for method in (over_ranks, vectorized):
         layer = torch.nn.Conv2d(2, 7, 3, bias=False).double()
         layer.weight.data.copy_(weight)
         model = DistributedDataParallel(layer)
@@ -261,7 +261,7 @@ def gradients_of_other_sums():
     )
     mean = aware[1].clone()
     dist.all_reduce(mean)
-    whole = number_and_gradient(vectorised, weight, 1)
+    whole = number_and_gradient(vectorized, weight, 1)
     return {
         "plain number": is_close(by_plain[0], whole[0]),
         "plain gradient is the rank's share": is_close(by_plain[1], own),

@@ -174,6 +174,7 @@ def test_the_picture_names_every_version_and_law_and_the_shared_cores(tmp_path):
     words = ("ideal", "plain PyTorch", "raw DDP", "Accelerate", "Amdahl, share 0.25")
     for word in (*words, "Gustafson, share 0.25", "cores are shared", "two threads"):
         assert f"<!-- {word} -->" in drawn
+    assert drawn.count("<!-- Gustafson, share 0.25 -->") == 2  # raw DDP and Accelerate
 
 
 def test_a_law_is_drawn_only_with_at_least_three_process_counts(tmp_path):

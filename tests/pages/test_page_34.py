@@ -9,6 +9,7 @@ from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 from tests.pages.pages import TUTORIALS, load_module
 
 PROGRAM = TUTORIALS / "34_kill_and_resume.py"
+LEVELS = load_module(PROGRAM).LEVELS
 SETTINGS = "SAVE_IN_EPOCH, SAVE_AFTER = 1, 5"
 # Rows of the second table that are equal in one process with any settings.
 ALWAYS_EQUAL = ["one backward pass before `load_state`", "`save_state` on the other ranks"]
@@ -35,6 +36,17 @@ def test_a_changed_program_makes_one_more_row_equal(text, changed, row, start, t
         r"^\| (.*?)(?: \(.*\))? \| .* \| \*\*equal\*\* \|$", second_table, re.MULTILINE
     )
     assert sorted(equal) == sorted([row, *ALWAYS_EQUAL])
+
+
+def test_only_the_order_of_additions_in_ddp_leaves_a_difference_in_the_last_bits():
+    text = PROGRAM.with_suffix(".md").read_text()
+    rows = re.findall(r"^\| (.*) \| \d+ of \d+ \| differ in the last bits \|$", text, re.MULTILINE)
+    removed = LEVELS["first backward"]
+    assert rows == [
+        f"5 | {LEVELS['own generator']}",
+        removed,
+        f"`skip_first_batches` and {removed}",
+    ]
 
 
 SAVE_AT_LEVEL_1 = """

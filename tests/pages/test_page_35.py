@@ -3,7 +3,9 @@
 import re
 
 from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import get_args_parser
 
+from accel_demo.run.manifest import MANIFEST, SEAL
 from tests.pages.pages import TUTORIALS, transcript
 
 PAGE = (TUTORIALS / "35_complete_or_absent.md").read_text()
@@ -62,3 +64,11 @@ def test_the_launcher_waits_30_seconds_by_default_and_longer_with_the_variable(m
     assert LaunchConfig(1, 1, 2).shutdown_timeout == 600
     text = " ".join(PAGE.split())
     assert "waits up to 30 seconds" in text and "`TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600`" in text
+    assert "`torchrun --shutdown-timeout 600`" in text
+    options = get_args_parser().parse_args(["--shutdown-timeout", "600", "train.py"])
+    assert options.shutdown_timeout == 600
+
+
+def test_the_page_names_the_files_of_the_manifest():
+    text = " ".join(PAGE.split())
+    assert f"The *manifest*, `{MANIFEST}`," in text and f"`{SEAL}` (`SEAL` in the code)" in text

@@ -57,15 +57,21 @@ def test_the_buckets_of_gpt_2_are_calculated_and_the_text_follows():
     assert f"13 × 2,046 × 14 µs is {13 * 2046 * 14e-3:.0f} ms" in text
     assert f"20 steps, which is {13 * 20 * 14e-3:.0f} ms" in text
     rows = {
-        row[0]: [float(cell.split()[0].replace(",", "")) for cell in row[1:]]
+        row[0]: [float(cell.split()[0].replace(",", "")) for cell in row[1:] if cell != "–"]
         for row in rows_below(PAGE, "connection")
     }
     assert list(rows) == list(NCCL_LINKS)
-    hidden = [name for name, (all_reduces, *_) in rows.items() if all_reduces < 65]
-    assert [name for name in rows if name not in hidden] == [
-        name for name in rows if "Ethernet" in name
+    assert [name for name, cells in rows.items() if len(cells) == 4] == [
+        name for name in rows if "Gbit/s" in name
     ]
+    last = {name: 1e3 * link.ring_all_reduce(176e6, 8) for name, link in NCCL_LINKS.items()}
+    assert "only 10 Gbit/s Ethernet must expose more than the last all-reduce" in text
+    more = [name for name, (_, exposed, *_) in rows.items() if exposed > 1.05 * last[name]]
+    assert more == ["Ethernet, 10 Gbit/s"] and round(rows[more[0]][0] / 65, -1) == 10
     assert all(exposed >= max(0, total - 66) for total, exposed, *_ in rows.values())
+    assert [name for name, (total, *_) in rows.items() if total < 8] == [
+        name for name in rows if "NVLink" in name
+    ]
 
 
 def test_the_answer_on_amdahls_law_is_right():

@@ -21,7 +21,7 @@ def cells(first: str) -> list[str]:
 
 
 def test_all_methods_agree_and_graphs_of_all_pairs_grow_with_the_number_of_kernels():
-    for way in ("double loop", "vectorised", "over devices"):
+    for way in ("double loop", "vectorized", "over devices"):
         equal, *kept, large = cells(way)
         assert equal == "yes" and [round(float(size)) for size in kept] == [8, 16, 32]
         assert large == "4,833 MB"
@@ -30,7 +30,7 @@ def test_all_methods_agree_and_graphs_of_all_pairs_grow_with_the_number_of_kerne
         assert cells(way) == ["yes", "0.0", "0.0", "0.0", "0 MB"]
     assert cells("torch.cdist") == ["yes", "0.0", "0.1", "0.1", "1 MB"]
     assert cells("closed form") == ["yes", "1.0", "1.0", "1.0", "9 MB"]
-    assert "vectorised, the layer under DDP, 16 kernels, by rank: 16.1, 16.1" in PAGE.read_text()
+    assert "vectorized, the layer under DDP, 16 kernels, by rank: 16.1, 16.1" in PAGE.read_text()
 
 
 def test_cdist_computes_lengths_of_more_than_25_kernels_with_a_matrix_product():
@@ -82,6 +82,34 @@ def test_the_first_call_on_the_page_changes_the_gradient_of_the_weight(monkeypat
     exec("\n".join(code), names | {"device": device})
 
 
+GRADIENTS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from accel_demo.processes.group import run_in_group
+
+def main(device):
+    for is_wrapped in (True, False):
+        model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False, device=device))
+        numbers = torch.full((1, 1), 2.0 * dist.get_rank(), device=device)
+        (model if is_wrapped else model.module)(numbers).sum().backward()
+        gradients = [None] * dist.get_world_size()
+        dist.all_gather_object(gradients, model.module.weight.grad.item())
+        if dist.get_rank() == 0:
+            print(gradients)
+
+if __name__ == "__main__":
+    run_in_group(main, 2)
+"""
+
+
+def test_a_call_of_the_module_inside_ddp_skips_the_all_reduce(start, tmp_path):
+    assert "`model.module(images)` would skip the all-reduce" in " ".join(PAGE.read_text().split())
+    (tmp_path / "gradients.py").write_text(GRADIENTS)
+    result = start(["python", tmp_path / "gradients.py"])
+    assert result.stdout.splitlines()[-2:] == ["[1.0, 1.0]", "[0.0, 2.0]"], result.stderr
+
+
 def cut(method):
     """Return a method with the same value, but without a gradient."""
     return lambda weight: method(weight).detach()
@@ -105,7 +133,7 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     rows = {layer: len(table) for layer, table in seconds_and_megabytes.items()}
     assert rows == {("128", "1"): 8, ("128", "2"): 7, ("512", "1"): 4, ("512", "2"): 3}
     large = seconds_and_megabytes["512", "1"]
-    assert "double loop" not in large and "vectorised" not in large
+    assert "double loop" not in large and "vectorized" not in large
     seconds, megabytes = large["closed form"]
     assert seconds < 1 and megabytes < 10 * 9.4  # the weight has 9.4 MB
     assert seconds == min(time for time, _ in large.values())
@@ -115,7 +143,7 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     text = " ".join(PAGE.read_text().split())
     assert f"This takes {lengths[0]} seconds for our layer, but {lengths[1]:.0f} MB" in text
     small = seconds_and_megabytes["128", "1"]
-    ways = ("vectorised", "over ranks", "chunked", "closed form")
+    ways = ("vectorized", "over ranks", "chunked", "closed form")
     peaks = [small[way][1] for way in ways]
     assert peaks == sorted(peaks, reverse=True)
 

@@ -69,7 +69,7 @@ def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
 # Functions of (weight, p). `library` and `two_devices` exist only for this measurement.
 METHODS = {
     "double loop": methods.double_loop,
-    "vectorised": methods.vectorised,
+    "vectorized": methods.vectorized,
     "over devices": two_devices,
     "over ranks": methods.over_ranks,
     "chunked": methods.chunked,
@@ -106,7 +106,7 @@ def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> in
     """
     weight_bytes = 4 * math.prod(shape)
     row_bytes = weight_bytes + 4 * shape[0]
-    rows = {"double loop": shape[0], "vectorised": shape[0], "over devices": shape[0]}
+    rows = {"double loop": shape[0], "vectorized": shape[0], "over devices": shape[0]}
     rows["over ranks"] = -(-shape[0] // ranks)
     others = {"torch.cdist": 4 * shape[0] ** 2, "closed form": weight_bytes}
     return rows[method] * row_bytes if method in rows else others.get(method, 0)
@@ -241,9 +241,11 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
         panel.set_yticks(range(len(rows)), [cost.method for cost in rows], fontsize=9)
         panel.invert_yaxis()
         panel.grid(axis="x", alpha=0.3)
+        panel.tick_params(labelbottom=True)
         panel.set_axisbelow(True)
     figure.supxlabel(
-        "peak memory in MB, logarithmic\n(empty circle: not run, the graph alone needs this much)",
+        "peak memory in MB, logarithmic\n(empty circle: not run, the graph alone needs this much)\n"
+        "over devices: total of all devices; over ranks: one process",
         fontsize=9,
     )
     return figure

@@ -37,7 +37,7 @@ def double_loop(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch
     return total
 
 
-def vectorised(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
+def vectorized(weight: torch.Tensor, p: int = 1, signed: bool = False) -> torch.Tensor:
     """Compute all pairs at once, which is faster than a loop. The graph keeps all differences."""
     kernels = _kernels(weight, p, signed)
     return _distance(kernels, kernels, p)

@@ -91,7 +91,8 @@ def draw(result: CrashResult, path: Path) -> None:
         label = f"killed {PHASES[phase]}: {phases.count(phase)}"
         axis.plot([], [], **MARKERS[phase], linestyle="none", label=label)
     axis.axhline(result.steps, color="0.8", linewidth=0.8, zorder=0)
-    axis.text(0, result.steps, f"last step: {result.steps}", fontsize=11, va="top")
+    below = {"xytext": (0, -5), "textcoords": "offset points", "va": "top"}
+    axis.annotate(f"last step: {result.steps}", (0, result.steps), **below, fontsize=11)
     axis.set_xlabel("optimizer steps trained, including repeated ones", fontsize=11)
     axis.set_ylabel("position in the run (optimizer step)", fontsize=11)
     axis.set_ylim(bottom=-result.steps / 10)

@@ -79,8 +79,8 @@ def explain_fits(result: ScalingResult) -> str:
     if len(parallel) == 1:
         sentences.append(
             f"With 1 and {parallel[0]} processes there is one speed-up to fit, and each law fits "
-            "any one speed-up. So the share sums up what was lost, but it cannot show that the law "
-            "holds, and it predicts nothing about more processes."
+            f"any one speed-up from 1 to {parallel[0]}. So the share sums up what was lost, but it "
+            "cannot show that the law holds, and it predicts nothing about more processes."
         )
     if max(shares) > 1:
         sentences.append("Above 1: slower than one process. No serial share explains that.")
@@ -92,20 +92,27 @@ def explain_fits(result: ScalingResult) -> str:
 
 
 def draw(result: ScalingResult, path: Path) -> None:
-    """Draw three panels: strong scaling, weak scaling, and threads compared with processes."""
-    figure = new_figure(6.2, 10.5)
-    strong, weak, threads = figure.subplots(3, 1)
-    draw_scaling(strong, result, "strong")
-    draw_scaling(weak, result, "weak")
-    draw_gil(threads, result.gil_rows)
+    """Draw strong and weak scaling side by side, and below, threads compared with processes."""
+    figure = new_figure(6.2, 7)
+    panels = figure.subplot_mosaic([["strong", "weak"], ["threads", "threads"]])
+    for scaling in BATCHES:
+        draw_scaling(panels[scaling], result, scaling)
+    draw_gil(panels["threads"], result.gil_rows)
+    panels["weak"].set_ylabel("")
+    panels["weak"].sharey(panels["strong"])
     figure.set_layout_engine("constrained", hspace=0.06)
     has_intervals = all(row.interval for row in result.rows)
     bars = "90 % intervals of the medians" if has_intervals else "none, with fewer than 5 repeats"
     figure.supxlabel(f"error bars: {bars}", fontsize=9)
-    for axis in (strong, weak, threads):
+    for axis in panels.values():
         axis.spines[["top", "right"]].set_visible(False)
-        # Put the legend beside the panel, so that it does not cover a point.
-        axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    # Strong and weak scaling share one legend. Legends are outside, so that they cover no point.
+    handles, labels = panels["strong"].get_legend_handles_labels()
+    more = zip(*panels["weak"].get_legend_handles_labels(), strict=True)
+    entries = [*zip(handles, labels, strict=True), *[one for one in more if one[1] not in labels]]
+    beside = {"frameon": False, "fontsize": 9, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    panels["weak"].legend(*zip(*entries, strict=True), **beside)
+    panels["threads"].legend(**beside)
     save(figure, path)
 
 
@@ -134,7 +141,7 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
             **{"color": colour, "marker": marker, "markersize": 6, "linestyle": "none"},
             capsize=3,
         )
-    title = f"{scaling.capitalize()} scaling: {BATCHES[scaling]} {result.batch_size}"
+    title = f"{scaling.capitalize()} scaling:\n{BATCHES[scaling]} {result.batch_size}"
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("processes")
     axis.set_ylabel("times as fast as plain\nPyTorch in one process")
