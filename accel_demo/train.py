@@ -105,7 +105,7 @@ def main(config: TrainConfig) -> None:
         run.save(accelerator.save_state)
 
     # Finish: the main process writes the results, and all processes exit together
-    state_dict = accelerator.get_state_dict(model)  # a collective call if the model is sharded
+    state_dict = accelerator.get_state_dict(model)  # every process must call this
     if accelerator.is_main_process and not run.is_stopping:
         save_results(run.folder, state_dict, config, test_set, device)
     run.finish()

@@ -40,8 +40,14 @@ LINE = re.compile(
 
 
 def main(plot: str | None) -> None:
+    commands = [command for _, command in LAUNCHES]
+    if plot:
+        commands = [commands[row - 1] for row in DRAWN]
     with ThreadPoolExecutor(2) as pool:  # two launches at a time
-        all_started = list(pool.map(start, [command for _, command in LAUNCHES]))
+        all_started = list(pool.map(start, commands))
+    if plot:
+        draw(list(zip(commands, all_started, strict=True)), plot)
+        return
     print("| row | command | expected | started | connected |")
     print("|---|---|---|---|---|")
     for row, (expected, command) in enumerate(LAUNCHES, start=1):
@@ -50,8 +56,6 @@ def main(plot: str | None) -> None:
         mark = "" if number == expected else "⚠ "
         shown = command.format(program="…")
         print(f"| {row} | `{shown}` | {expected} | {len(processes)} | {mark}{number} |")
-    if plot:
-        draw([(LAUNCHES[row - 1][1], all_started[row - 1]) for row in DRAWN], plot)
 
 
 def start(command: str) -> list[dict]:
@@ -137,5 +141,5 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", metavar="FILE", help="draw three of the launches in FILE")
+    parser.add_argument("--plot", metavar="FILE", help="only draw three of the launches in FILE")
     main(parser.parse_args().plot)

@@ -3,9 +3,6 @@
 python tutorials/10_launchers.py
 """
 
-import argparse
-import contextlib
-import io
 import json
 import os
 import sys
@@ -37,28 +34,22 @@ def main() -> None:
         started = list(pool.map(start, LAUNCHERS))
     print(f"| launcher | {' | '.join(f'`{name}`' for name in NAMES)} | added argument |")
     print("|---" * (len(NAMES) + 2) + "|")
-    for launcher, reports, _ in started:
+    for launcher, reports in started:
         first = min(reports, key=lambda report: report["passed"])
         cells = ["set" if name in first["set"] else "" for name in NAMES]
         passed = " ".join(f"`{argument}`" for argument in first["passed"])
         print(f"| {launcher} | {' | '.join(cells)} | {passed} |")
-    for launcher, reports, stderr in started:
-        if "FutureWarning: " in stderr:
-            warning = stderr.partition("FutureWarning: ")[2].splitlines()
-            print(f"\n{launcher} prints a warning: {' '.join(warning[:2])}")
-            error = min(report["old"] for report in reports)  # that of local rank 0
-            print(f"A script whose parser only accepts `--local_rank` prints: {error}")
 
 
-def start(launcher: str) -> tuple[str, list[dict], str]:
-    """Run the launcher. Return its name, the reports of its workers, and the text on stderr."""
+def start(launcher: str) -> tuple[str, list[dict]]:
+    """Run the launcher. Return its name and the reports of its workers."""
     command, processes = LAUNCHERS[launcher]
     worker = "tutorials/10_launchers.py --worker"
     result = run_to_end(command.format(worker=worker))
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     if result.returncode != 0 or len(reports) != processes:
         raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")
-    return launcher, reports, result.stderr
+    return launcher, reports
 
 
 def worker() -> None:
@@ -69,20 +60,7 @@ def worker() -> None:
     own = ["--worker", "--start", "spawn", "debug_launcher"]
     passed = [argument for argument in sys.argv[1:] if argument not in own]
     report = {"set": [name for name in NAMES if name in os.environ], "passed": passed}
-    print(json.dumps({**report, "old": old_script(passed)}) + "\n", end="", flush=True)
-
-
-def old_script(arguments: list[str]) -> str:
-    """Parse like a script that only accepts `--local_rank`. Return the error, or ""."""
-    parser = argparse.ArgumentParser(prog="script.py")
-    parser.add_argument("--local_rank", type=int)
-    stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr):
-        try:
-            parser.parse_args(arguments)
-        except SystemExit:
-            return f"`{stderr.getvalue().splitlines()[-1]}`"
-    return ""
+    print(json.dumps(report) + "\n", end="", flush=True)
 
 
 def spawned(rank: int, world_size: int, port: int) -> None:

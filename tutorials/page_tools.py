@@ -25,7 +25,6 @@ from command_cache import FORCE, environment_of_commands, result_of
 from accel_demo.errors import Parser, UserError, one_line_errors
 from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.launch import REPOSITORY
-from accel_demo.wording import counted
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
 # Numbers of the slowest pages. To shorten the whole run, these pages start first.
@@ -52,19 +51,6 @@ def diff(
     """
     before, after = _part(a, start, end), _part(b, start, end)
     _block("diff", "\n".join(difflib.unified_diff(before, after, a, b, n=context, lineterm="")))
-
-
-def count_changes(a: str, b: str) -> str:
-    """Return the changes from `a` to `b` in words, like "12 lines added, 1 line removed"."""
-    added, removed = changed_lines(a, b)
-    return f"{_lines_in_words(added)} added, {_lines_in_words(removed)} removed"
-
-
-def changed_lines(a: str, b: str) -> tuple[int, int]:
-    """Return how many lines file `b` adds to file `a`, and how many it removes."""
-    lines = difflib.unified_diff(_part(a), _part(b), n=0, lineterm="")
-    marks = [line[0] for line in list(lines)[2:]]  # skip the two lines with file names
-    return marks.count("+"), marks.count("-")
 
 
 def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = True) -> None:
@@ -112,10 +98,6 @@ def _find(path: str, lines: list[str], text: str, first: int) -> int:
 def _block(language: str, text: str) -> None:
     fence = "````" if "```" in text else "```"
     print(f"{fence}{language}\n{text.rstrip()}\n{fence}")
-
-
-def _lines_in_words(count: int) -> str:
-    return counted(count, "line") if count else "no lines"
 
 
 def _words(svg: str) -> list[str]:

@@ -18,7 +18,7 @@ WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_C
 
 
 def use_cpu() -> bool:
-    """Return True unless each process on this machine can have its own accelerator (GPU).
+    """Return True unless each process on this machine can have its own GPU.
 
     Without GPUs, `Accelerator()` would not connect the processes of a launch: each process would be
     rank 0 of 1. `Accelerator(cpu=use_cpu())` connects them.

@@ -1,5 +1,6 @@
 """Page 10: the processes that each launch starts and connects, and the variables it sets."""
 
+import argparse
 import json
 import tempfile
 from importlib.metadata import version
@@ -73,8 +74,21 @@ def test_the_page_shows_what_each_launcher_sets_and_passes():
         "`python -m torch.distributed.launch`": [*["set"] * 6, "`--local-rank=0`"],
         "`accelerate launch`": [*["set"] * 6, ""],
     }
-    text = (TUTORIALS / PAGE).read_text()
-    assert "`script.py: error: unrecognized arguments: --local-rank=0`" in text
+
+
+def test_an_old_script_rejects_the_argument_of_the_old_launcher(capsys):
+    parser = argparse.ArgumentParser(prog="script.py")
+    parser.add_argument("--local_rank", type=int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--local-rank=0"])
+    message = "error: unrecognized arguments: --local-rank=0"
+    assert capsys.readouterr().err.splitlines()[-1] == f"script.py: {message}"
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert f"`{message}`" in text
+    assert "is the deprecated predecessor of `torchrun`" in text
+    source = find_spec("torch.distributed.launch")
+    assert source and source.origin
+    assert "torch.distributed.launch is deprecated" in Path(source.origin).read_text()
 
 
 @pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page cites lines of 1.15.0")
@@ -105,6 +119,8 @@ def test_a_launch_without_settings_trains_in_one_process_on_a_machine_without_gp
     result = start(["accelerate", "launch", "accel_demo/train.py", *flags])
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("1 process on cpu")
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("done: test accuracy") and "1 process on cpu" in last
     assert "had defaults used instead" in result.stderr
     assert "`--num_processes` was set to a value of `0`" in result.stderr
 

@@ -7,9 +7,11 @@ import json
 import re
 import runpy
 import shlex
+from importlib.metadata import version
 
 import pytest
 import torch
+from accelerate import PartialState
 from accelerate.data_loader import prepare_data_loader
 
 from accel_demo.data import packaged_set
@@ -175,6 +177,8 @@ def test_a_prepared_loader_changes_the_order_of_each_epoch_without_set_epoch(
     loader = torch.utils.data.DataLoader(range(24), batch_size=4, shuffle=True)
     options = {"use_seedable_sampler": is_seedable, "data_seed": 0}
     loader = prepare_data_loader(loader, num_processes=processes, process_index=0, **options)
+    synchronizes = loader.synchronized_generator is not None
+    assert synchronizes == (processes == 2 and not is_seedable)
     first, second = ([batch.tolist() for batch in loader] for _ in range(2))
     assert first != second
     third, fourth = (next(iter(loader)).tolist() for _ in range(2))
@@ -184,6 +188,31 @@ def test_a_prepared_loader_changes_the_order_of_each_epoch_without_set_epoch(
 def test_two_processes_share_the_test_images_evenly():
     assert len(packaged_set("test")) == 2000
     assert "two processes share 2,000 test images evenly" in " ".join(TEXT.split())
+
+
+def test_the_picture_shows_the_first_step_of_the_ddp_program(start):
+    result = start(["python", TUTORIALS / "11_replicas.py"])
+    assert result.returncode == 0, result.stderr
+    names = ("weight", "own", "average", "new")
+    pattern = r"rank \d: " + ", ".join(f"{name} (.*)" for name in names)
+    first, second = (re.fullmatch(pattern, line) for line in result.stdout.splitlines())
+    assert first and second
+    ranks = [dict(zip(names, map(float, each.groups()), strict=True)) for each in (first, second)]
+    for rank in ranks:
+        assert rank["weight"] == ranks[0]["weight"]
+        assert rank["average"] == pytest.approx((ranks[0]["own"] + ranks[1]["own"]) / 2)
+        assert rank["new"] == pytest.approx(rank["weight"] - 0.1 * rank["average"])
+        for value in rank.values():
+            assert f"{value:.3f}" in re.findall(r"!\[(.*)\]\(11_replicas.svg\)", TEXT)[0]
+    code, ddp = ((TUTORIALS / f"11_{name}.py").read_text() for name in ("replicas", "ddp"))
+    for line in ("model = nn.Sequential.*", "batch_size=64, sampler=", "torch.manual_seed.*"):
+        assert re.findall(line, code) == re.findall(line, ddp) != []
+
+
+@pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page is about 1.15.0")
+def test_processes_of_accelerate_share_gpus_if_there_are_too_few():
+    source = inspect.getsource(PartialState.set_device)
+    assert "self.local_process_index % device_module.device_count()" in source
 
 
 def test_the_ddp_program_needs_a_launcher(start):
