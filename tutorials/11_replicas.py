@@ -71,22 +71,24 @@ def draw(ranks: list[dict], path: Path) -> None:
         left, middle = 5.1 * rank, 5.1 * rank + 2.35
         axes.text(middle, 11.3, f"rank {rank}", fontsize=12, weight="bold", ha="center")
         box(axes, left, 8.6, 4.7, 2.4, "", "images")
-        axes.text(middle, 10.4, "64 images of its shard", fontsize=10, ha="center", va="center")
+        axes.text(middle, 10.4, "64 images from its shard", fontsize=10, ha="center", va="center")
         for place, image in enumerate(step["images"]):
             x = left + 0.25 + 1.08 * place
             extent = (x, x + 0.96, 8.8, 9.95)
             axes.imshow(image, extent=extent, cmap="gray", aspect="auto", zorder=2)
         weight, new = number(step["weight"]), number(step["new"])
         box(axes, left, 6.2, 4.7, 1.6, f"replica of the model:\nweight {weight}", "weight")
-        box(axes, left, 4.3, 4.7, 1.1, f"own gradient {number(step['own'])}", "gradient")
+        own = f"loss.backward():\nown gradient {number(step['own'])}"
+        box(axes, left, 4.2, 4.7, 1.4, own, "gradient")
         change = f"{weight} − {LEARNING_RATE} × ({number(step['average'])})"
-        box(axes, left, 0, 4.7, 1.6, f"{change}\n= new weight {new}", "weight")
-        for start, end in ((8.6, 7.8), (6.2, 5.4), (4.3, 3.5), (2.4, 1.6)):
+        step_text = f"optimizer.step():\n{change}\n= new weight {new}"
+        box(axes, left, -0.4, 4.7, 2, step_text, "weight")
+        for start, end in ((8.6, 7.8), (6.2, 5.6), (4.2, 3.5), (2.4, 1.6)):
             arrow = {"arrowstyle": "-|>", "color": "#555555"}
             axes.annotate("", (middle, end), (middle, start), arrowprops=arrow)
     average = number(ranks[0]["average"])
-    box(axes, 0, 2.4, 9.8, 1.1, f"loss.backward(): averaged gradient {average}", "gradient")
-    axes.set(xlim=(-0.1, 9.9), ylim=(-0.1, 11.8))
+    box(axes, 0, 2.4, 9.8, 1.1, f"averaged over both ranks: {average}", "gradient")
+    axes.set(xlim=(-0.1, 9.9), ylim=(-0.5, 11.8))
     show.save(figure, path)
 
 

@@ -79,7 +79,9 @@ def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
             for result in (gradient, mean)
         ]
         rows.append([name, "yes" if same(value, expected[0]) else "no", *map(", ".join, cells)])
-    return table(["shares added up by", "equal", "gradient on a rank", "mean over the ranks"], rows)
+    return table(
+        ["shares added up by", "value equal", "gradient on a rank", "mean over the ranks"], rows
+    )
 
 
 def rows_of_rank(weight: torch.Tensor) -> torch.Tensor:

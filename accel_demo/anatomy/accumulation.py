@@ -97,11 +97,12 @@ def tokens(accelerator, model, optimizer, loader):
     micro_batches = iter(loader)
     while window := list(islice(micro_batches, WINDOW)):  # the last window may be shorter
         count = accelerator.reduce(sum(is_token.sum() for *_, is_token in window))
-        scale = accelerator.num_processes / count  # DDP divides by the number of processes
+        # DDP divides by the number of processes, accelerator.backward by the accumulation steps.
+        scale = accelerator.num_processes * accelerator.gradient_accumulation_steps / count
         with accelerator.no_sync(model):  # all micro-batches but the last
             for micro_batch in window[:-1]:
-                (all_losses(model, *micro_batch).sum() * scale).backward()
-        (all_losses(model, *window[-1]).sum() * scale).backward()
+                accelerator.backward(all_losses(model, *micro_batch).sum() * scale)
+        accelerator.backward(all_losses(model, *window[-1]).sum() * scale)
         optimizer.step()
         optimizer.zero_grad()
 

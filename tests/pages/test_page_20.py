@@ -94,8 +94,8 @@ def test_the_text_follows_from_the_recorded_times():
     assert all(model == pytest.approx(message, rel=0.2) for message, model, _, _ in rows.values())
     for size in ("8 B", "64 B", "512 B", "4 KiB", "32 KiB"):
         assert rows[size][0] == pytest.approx(1.2e-4, rel=0.12)
-    assert "up to four times as long as the model" in " ".join(text.split())
-    assert round(max(all_reduce / model for _, _, all_reduce, model in rows.values())) == 4
+    ratios = [all_reduce / model for _, _, all_reduce, model in rows.values()]
+    assert f"takes {min(ratios):.1f} to {max(ratios):.1f} times" in " ".join(text.split())
     [fitted] = re.findall(r"to all_reduce: +(\d+) µs \+ size / \((\S+) GB/s\)", output)
     whole = Link(float(fitted[0]) * 1e-6, float(fitted[1]) * 1e9)
     for size, mebibytes in (("2 MiB", 2), ("16 MiB", 16)):

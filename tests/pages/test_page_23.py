@@ -1,11 +1,9 @@
 """Page 23: the measurements and the exercise on gradient accumulation."""
 
-import inspect
 import tempfile
 
 import pytest
 import torch
-from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 
 from tests.pages.pages import EXERCISES, TUTORIALS, load_grader, mistake_in, table_rows
 
@@ -83,13 +81,6 @@ def test_a_window_of_two_sends_in_micro_batches_2_and_4(start, tmp_path):
     assert [row[2] for row in rows] == ["0", "1", "1", "2"]
     assert [row[4] for row in rows] == ["different on each rank |", "the same |"] * 2
     assert result.stdout.rstrip().endswith("have the same gradient: False")
-
-
-def test_the_page_links_to_the_line_of_deepspeeds_zero_grad():
-    lines, number = inspect.getsourcelines(DeepSpeedOptimizerWrapper.zero_grad)
-    assert lines[1].split("#")[0].strip() == "pass"
-    page = (TUTORIALS / "23_accumulation.md").read_text()
-    assert f"utils/deepspeed.py#L{number})" in page
 
 
 def test_the_page_shows_which_methods_are_correct():

@@ -5,7 +5,7 @@ processes, right after creating its `Accelerator`. If Accelerate has connected e
 processes, the function returns. Otherwise it raises a `RuntimeError` in every process.
 
 Your function is called with n = 1, 2 and 3 in five launches: `python` alone, two clones, a config
-that starts only one process, two connected processes, and `debug_launcher`.
+that starts only one process, two connected processes, and `debug_launcher` (not on macOS).
 
 accel-demo check 10
 """

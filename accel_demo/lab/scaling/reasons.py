@@ -174,7 +174,7 @@ def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
             "a search for unused parameters",
             "time between forward and backward; torch warns when none are unused",
             "`find_unused_parameters` only if some are unused",
-            f"with → without: {change('find_unused_parameters', 'DDP')}",
+            f"search → none: {change('find_unused_parameters', 'DDP')}",
         ),
         (
             "buffers sent in every forward",

@@ -1,4 +1,4 @@
-"""Grade exercise 10: call assert_distributed in every process of five launches.
+"""Grade exercise 10: call assert_distributed in every process of several launches.
 
 python tutorials/exercises/graders/10.py FILE
 """
@@ -35,6 +35,8 @@ LAUNCHES = [
     Launch("two connected processes", 2, 2, (1, 2, 3), CONNECTED),
     Launch("debug_launcher with two processes", 2, 2, (1, 2, 3), flags="--debug-launcher"),
 ]
+if sys.platform == "darwin":  # debug_launcher needs a network interface that macOS does not have
+    LAUNCHES.pop()
 
 
 def judge_all(answer: Path) -> str:

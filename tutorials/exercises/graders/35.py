@@ -34,7 +34,7 @@ OTHERS = {
 }  # three each
 MOST_GROWTH = 1.1  # of the size of two checkpoints; one leftover random_0.bin makes it 1.14 or more
 MIXTURE = "Why an incomplete checkpoint is worse than none"
-MANIFEST = "The manifest"
+MANIFEST = "Detect damage with a manifest"
 RIGHT = (
     "latest returned a complete checkpoint after each of {} kills, also when a file was damaged, "
     "and nothing was left behind"
