@@ -63,9 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     result = combine(group.results_by_rank(*call, threads=threads))
     print(
         f"{result.processes} connected processes on {result.device} ({result.backend}), "
-        f"{counted(threads, 'thread')} each, {BATCH} images per process and step; "
-        f"ms per step, medians of {counted(repeats, 'repeat')} in turns "
-        f"(× 90 % interval of the ratio)\n"
+        f"{counted(threads, 'thread')} each, {BATCH} images per process and per step; "
+        f"ms per step, medians of {counted(repeats, 'interleaved repeat')} "
+        f"(× 90 % interval for the ratio)\n"
     )
     head = ["reason", "how you see it", "what helps", "measured here"]
     print(table(head, reason_rows(result)))

@@ -25,7 +25,7 @@ def text(result: ScalingResult) -> str:
     counts += " connected process" if counts == "1" else " connected processes"
     parts = [
         f"{result.model} on {result.device}, {'a GPU' if result.device == 'cuda' else threads} "
-        f"each; {counts}; medians of {counted(result.repeats, 'repeat')} in turns"
+        f"each; {counts}; medians of {counted(result.repeats, 'interleaved repeat')}"
     ]
     for scaling, batch in BATCHES.items():
         parts.append(f"{scaling.capitalize()} scaling: the {batch} is {result.batch_size} images.")
