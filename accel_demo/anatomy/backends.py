@@ -106,7 +106,7 @@ def draw(path: Path) -> None:
             if carries:
                 ink = "white" if is_here else "black"
                 axes.text(left + 0.475, top + 0.45, backend, color=ink, ha="center", va="center")
-    axes.set_title(f"blue: in this build (torch {torch.__version__}); grey: not in it", fontsize=10)
+    axes.set_title(f"blue: in this build (torch {torch.__version__}); gray: not in it", fontsize=10)
     axes.set_yticks([])
     axes.set_xticks([left + 0.475 for left in range(len(DEVICES))], list(DEVICES.values()))
     axes.tick_params(length=0)

@@ -182,6 +182,6 @@ def _draw_timetable(axes, grid: list[dict[int, splits.Chunk]], room: float) -> N
     axes.set_xlabel("time, in units of one forward or one backward of a micro-batch")
     axes.tick_params(left=False)
     axes.set_title(
-        f"The pipeline in time: F forward, B backward, grey the bubble ({splits.bubble(grid)})",
+        f"The pipeline in time: F forward, B backward, gray the bubble ({splits.bubble(grid)})",
         fontsize=11,
     )
