@@ -86,8 +86,8 @@ LIES = [
     ("35_complete_or_absent.md", "        flush(folder / name)", "        pass"),
     (
         "93_over_devices.md",
-        "| yes   | 2 × rank's share   | full gradient ",
-        "| yes   | full gradient      | full gradient ",
+        "| yes         | 2 × rank's share   | full gradient ",
+        "| yes         | full gradient      | full gradient ",
     ),
     ("42_when_it_does_not_fit.md", "The bubble is 1/5:", "The bubble is 1/10:"),
     (
