@@ -9,23 +9,30 @@ import argparse
 import dataclasses
 import importlib.util
 import math
+import re
 import sys
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, NoReturn, cast
 
 from accel_demo.errors import Parser, UserError
 
 DATASETS = ("fashion-mnist-small", "fashion-mnist", "mnist", "cifar10", "synthetic")
 MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")
 OPTIMIZERS = ("adamw", "adam", "sgd")
+# Default weight decay. Adam adds it to the gradient and then divides by the gradient's usual size,
+# so a value that suits AdamW is far too large for Adam.
+WEIGHT_DECAY = {"adamw": 0.1, "adam": 0.0, "sgd": 5e-4}
+SCHEDULES = ("one-cycle", "constant")
 
 
-def option(default, help, choices=None, fixed=True):
+def option(default, help, choices=None, fixed=True, shown_default="") -> Any:
     """Define a field of TrainConfig. `choices` lists the allowed values, if they are limited.
 
-    If `fixed` is true, a run cannot be resumed with a different value of the field.
+    If `fixed` is true, a run cannot be resumed with a different value of the field. `shown_default`
+    replaces the default in the help text.
     """
-    metadata = {"help": help, "choices": choices, "fixed": fixed}
+    shown_default = shown_default or default or repr(default)
+    metadata = {"help": f"{help} (default: {shown_default})", "choices": choices, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -46,15 +53,27 @@ class TrainConfig:
     eval_batch_size: int = option(500, "images per evaluation batch on each process")
     accumulate: int = option(1, "micro-batches per optimizer step")
     optimizer: str = option("adamw", "the optimizer; sgd uses Nesterov momentum 0.9", OPTIMIZERS)
-    learning_rate: float = option(0.01, "peak of the one-cycle schedule; use about 0.1 with sgd")
-    warmup: float = option(0.25, "fraction of the steps over which the learning rate rises")
-    weight_decay: float = option(0.1, "weight decay; use about 5e-4 with adam or sgd")
+    learning_rate: float = option(0.01, "peak learning rate; use about 0.1 with sgd")
+    schedule: str = option(
+        "one-cycle", "one-cycle warms up and then decays to 0; constant does neither", SCHEDULES
+    )
+    warmup: float = option(0.25, "fraction of the steps over which one-cycle warms up")
+    weight_decay: float = option(
+        None,  # __post_init__ replaces it with a number
+        "weight decay",
+        shown_default="; ".join(f"{value:g} with {name}" for name, value in WEIGHT_DECAY.items()),
+    )
     label_smoothing: float = option(0.1, "label smoothing in the training loss")
     clip_norm: float = option(1.0, "maximum gradient norm; larger gradients are scaled down")
     seed: int = option(0, "seed for initial weights, shuffling, dropout and augmentation")
     num_workers: int = option(0, "DataLoader workers per training process", fixed=False)
     compile: bool = option(False, "compile the model with torch.compile")
     log_every: int = option(10, "optimizer steps between lines in metrics.jsonl")
+    print_every: int = option(
+        0,
+        "print the mean training loss every N optimizer steps; 0 means only after each epoch",
+        fixed=False,
+    )
     track: str = option("no", "also log the metrics with this tool", ("no", "tensorboard"))
     checkpoint_every: int = option(
         0, "save a checkpoint every N optimizer steps, as well as after every epoch", fixed=False
@@ -69,6 +88,9 @@ class TrainConfig:
     run_dir: str = option("", "folder of this run; empty means a folder in runs/", fixed=False)
 
     def __post_init__(self):
+        if self.weight_decay is None:
+            default = WEIGHT_DECAY.get(self.optimizer, 0.0)  # an unknown optimizer is refused below
+            object.__setattr__(self, "weight_decay", default)  # the dataclass is frozen
         for field in dataclasses.fields(self):
             value, name = getattr(self, field.name), field.name
             choices = field.metadata["choices"]
@@ -80,7 +102,7 @@ class TrainConfig:
         self._check_at_least(
             0, "train_samples", "test_samples", "max_steps", "num_workers", "seed", "weight_decay"
         )
-        self._check_at_least(0, "checkpoint_every")
+        self._check_at_least(0, "checkpoint_every", "print_every")
         for name in ("learning_rate", "clip_norm", "collective_timeout"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -133,14 +155,15 @@ class CommandLine(Parser):
     """
 
     def __init__(self, description: str | None, precision: bool = False):
-        super().__init__(description)
+        epilog = "There is no --local-rank: torchrun sets the environment variable LOCAL_RANK."
+        super().__init__(description, epilog=epilog)
         if precision:
             help = "precision of the forward and backward pass (default: no, which means fp32)"
             choices = ("no", "bf16", "fp16")
             self.add_argument("--mixed-precision", default="no", choices=choices, help=help)
         for field in dataclasses.fields(TrainConfig):
             flag = "--" + field.name.replace("_", "-")
-            help = f"{field.metadata['help']} (default: {field.default or repr(field.default)})"
+            help = field.metadata["help"]
             if field.type is bool:
                 action = argparse.BooleanOptionalAction
                 self.add_argument(flag, action=action, default=field.default, help=help)
@@ -155,6 +178,18 @@ class CommandLine(Parser):
                     metavar=metavar,
                     help=help,
                 )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError` with this message, or with advice if an old launcher added a flag.
+
+        `python -m torch.distributed.launch` adds `--local-rank=0` to the program's arguments.
+        """
+        if re.search("unrecognized arguments:.* --local[-_]rank", message):
+            message = (
+                "there is no --local-rank. Start this with `torchrun --nproc-per-node 2 "
+                "accel_demo/train_ddp.py`, which sets the environment variable LOCAL_RANK instead."
+            )
+        super().error(message)
 
     def read(self, arguments: list[str] | None = None) -> tuple[TrainConfig, argparse.Namespace]:
         """Return the config and all parsed options, including those that a train file has added.

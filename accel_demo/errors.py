@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
             description=description, allow_abbrev=False, formatter_class=formatter, **options
         )
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
 

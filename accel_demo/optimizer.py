@@ -32,14 +32,16 @@ def make_optimizer(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> LambdaLR:
-    """Return a one-cycle schedule: linear warmup, then cosine decay to zero.
+    """Return the schedule `config.schedule` for a run of `total_steps` optimizer steps.
 
-    The cycle takes `total_steps` optimizer steps.
+    The one-cycle schedule has a linear warmup and then a cosine decay to zero.
     Source: Smith and Topin, 2017, https://arxiv.org/abs/1708.07120
     """
     warmup_steps = config.warmup * total_steps
 
     def share_of_peak(step: int) -> float:
+        if config.schedule == "constant":
+            return 1.0
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
         done = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)

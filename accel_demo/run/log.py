@@ -37,6 +37,7 @@ class TrainLog:
         self.test_accuracy = saved.get("test_accuracy", 0.0)
         self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
         self.epoch_totals = torch.tensor(saved.get("epoch_totals", [0.0, 0.0, 0.0]))
+        self.unprinted_totals = torch.tensor(saved.get("unprinted_totals", [0.0, 0.0, 0.0]))
 
     def state(self) -> dict:
         """Return the state of the log, to be saved in a checkpoint as JSON."""
@@ -47,6 +48,7 @@ class TrainLog:
             "test_accuracy": self.test_accuracy,
             "best_test_accuracy": self.best_test_accuracy,
             "epoch_totals": self.epoch_totals.tolist(),
+            "unprinted_totals": self.unprinted_totals.tolist(),
             "metrics_bytes": metrics.stat().st_size if metrics.exists() else 0,
         }
 
@@ -88,6 +90,7 @@ class TrainLog:
         totals, now = totals.cpu(), time.perf_counter()
         seconds, self.interval_started_at = now - self.interval_started_at, now
         self.epoch_totals += totals
+        self.unprinted_totals += totals
         self.images += totals[2].item()
         self.seconds += seconds
         metrics = {
@@ -103,6 +106,8 @@ class TrainLog:
             refresh=False,
         )
         self._write(metrics)
+        if self.config.print_every and step % self.config.print_every == 0:
+            self._print_interval(step)
 
     def end_epoch(self, step: int, test_totals: torch.Tensor) -> None:
         """Log the test metrics, and print the epoch's training and test metrics."""
@@ -152,6 +157,15 @@ class TrainLog:
         if self.is_main_process:
             command = resume_command(self.folder)
             print(f"stopped after step {step}; to continue: {command}", flush=True)
+
+    def _print_interval(self, step: int) -> None:
+        """Print the mean training loss and accuracy since the last call, above the progress bar."""
+        train = means(self.unprinted_totals, "train")
+        self.unprinted_totals = torch.zeros(3)
+        if self.is_main_process:
+            line = f"{train['train_loss']:.4f}, accuracy {train['train_accuracy']:.4f}"
+            with self.bar.external_write_mode():
+                print(f"{self.name}, step {step}: train loss {line}", flush=True)
 
     def _write(self, metrics: dict) -> None:
         if self.is_main_process:

@@ -120,7 +120,8 @@ class Run:
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
         self.must_save = self.is_stopping or (is_due and not evaluation_follows)
         is_log_step = progress.step % config.log_every == 0
-        self.must_log = is_log_step or evaluation_follows or self.must_save
+        is_print_step = config.print_every > 0 and progress.step % config.print_every == 0
+        self.must_log = is_log_step or is_print_step or evaluation_follows or self.must_save
 
     def log_interval(self, totals: Any) -> None:
         """Log the metrics since the last call. `totals` is float32 [3], summed over processes."""

@@ -28,6 +28,26 @@ def test_every_field_is_a_flag():
             assert getattr(read(flag, str(value)), field.name) == value
 
 
+@pytest.mark.parametrize(("name", "weight_decay"), [("adamw", 0.1), ("adam", 0.0), ("sgd", 5e-4)])
+def test_the_default_weight_decay_suits_the_optimizer(name, weight_decay):
+    assert read("--optimizer", name).weight_decay == weight_decay
+    assert read("--optimizer", name, "--weight-decay", "0.03").weight_decay == 0.03
+    assert f"{weight_decay:g} with {name}" in " ".join(CommandLine("").format_help().split())
+
+
+@pytest.mark.parametrize(
+    "flag", [["--local-rank=1"], ["--local_rank", "1"], ["--epochs", "2", "--local_rank=0"]]
+)
+def test_a_local_rank_flag_is_answered_with_the_launcher_to_use(flag):
+    with pytest.raises(UserError, match="^there is no --local-rank. Start this with `torchrun "):
+        read(*flag)
+
+
+def test_a_wrong_flag_that_only_mentions_the_local_rank_is_reported_as_it_is():
+    with pytest.raises(UserError, match="^unrecognized arguments: --find-local-rank$"):
+        read("--find-local-rank")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -44,6 +64,9 @@ def test_every_field_is_a_flag():
         (["--dropout", "1"], "dropout must be at least 0 and below 1, got 1.0"),
         (["--num-workers", "-1"], "num_workers must be at least 0, got -1"),
         (["--weight-decay", "nan"], "weight_decay must be at least 0, got nan"),
+        (["--weight-decay", "-1"], "weight_decay must be at least 0, got -1.0"),
+        (["--schedule", "cosine"], "--schedule: invalid choice: 'cosine'"),
+        (["--print-every", "-1"], "print_every must be at least 0, got -1"),
         (["--seed", "4294967296"], "seed must be below 2147483648, got 4294967296"),
         (["--run"], "unrecognized arguments: --run"),
     ],

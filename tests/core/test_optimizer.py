@@ -1,4 +1,4 @@
-"""Test the optimizers, their fused steps, and the one-cycle schedule for runs of any length."""
+"""Test the optimizers, their fused steps, and the schedules for runs of any length."""
 
 import copy
 import importlib.machinery
@@ -41,6 +41,17 @@ def test_the_learning_rate_peaks_after_the_warmup_and_ends_near_zero():
     rates = learning_rates(100, learning_rate=0.5, warmup=0.25)
     assert rates.index(max(rates)) == 25 and rates[25] == 0.5
     assert rates[-1] < 0.001
+
+
+def test_the_constant_schedule_never_changes_the_learning_rate():
+    assert learning_rates(8, learning_rate=0.5, schedule="constant") == [0.5] * 8
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_uses_the_weight_decay_of_the_config(name):
+    for config in (TrainConfig(optimizer=name), TrainConfig(optimizer=name, weight_decay=0.03)):
+        optimizer = make_optimizer(config, torch.nn.Linear(1, 1), "no")
+        assert optimizer.param_groups[0]["weight_decay"] == config.weight_decay
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

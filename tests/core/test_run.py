@@ -1,6 +1,7 @@
 """Test that a stopped or killed run, once resumed, has the results of an uninterrupted run."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,35 @@ def test_a_complete_run_that_is_resumed_does_not_train_further(max_steps, tmp_pa
     monkeypatch.setattr(Run, "batches", None)  # makes the test fail if a batch is read
     train(tmp_path / "run", max_steps=max_steps, resume="auto")
     assert same_end(tmp_path / "run", tmp_path / "before")
+
+
+def test_the_mean_loss_is_printed_every_n_steps_also_after_a_resume(tmp_path, monkeypatch, capsys):
+    """With log_every=1, the mean of each printed interval can be computed from metrics.jsonl."""
+    choices = {"print_every": 3, "log_every": 1, "epochs": 4, "accumulate": 1, "label_smoothing": 0}
+    choices = {**CHOICES, **choices, "run_dir": str(tmp_path / "run")}
+    monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
+    monkeypatch.setattr(StopAfter, "last_step", 7)  # inside an epoch and an interval
+    train_plain.main(TrainConfig(**choices))
+    monkeypatch.setattr(StopAfter, "last_step", 0)
+    train_plain.main(TrainConfig(**choices, resume="auto"))
+    pattern = r"epoch (\d)/4, step (\d+): train loss ([\d.]+), accuracy ([\d.]+)"
+    printed = re.findall(pattern, capsys.readouterr().out)
+    steps = [(int(epoch), int(step)) for epoch, step, _, _ in printed]
+    assert steps == [(1, 3), (2, 6), (2, 9), (3, 12), (3, 15), (4, 18)]
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    lines = {line["step"]: line for line in lines if "train_loss" in line}
+    for _, step, loss, accuracy in printed:
+        interval = [lines[number] for number in range(int(step) - 2, int(step) + 1)]
+        for name, value in (("train_loss", loss), ("train_accuracy", accuracy)):
+            mean = sum(line[name] for line in interval) / 3
+            assert float(value) == pytest.approx(mean, abs=1e-4), (step, name)
+
+
+def test_a_run_prints_at_its_own_interval_if_it_logs_less_often(tmp_path, capsys):
+    train(tmp_path / "run", print_every=2)
+    steps = re.findall(r"step (\d+): train loss", capsys.readouterr().out)
+    assert steps == ["2", "4", "6"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Test that the four train files train to the same weights and write a complete run folder."""
 
+import gzip
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import MODELS, TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import ASSETS, load_datasets
 from accel_demo.errors import UserError
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
@@ -329,6 +330,45 @@ def test_a_compiled_model_trains_to_nearly_the_same_weights(start, tmp_path):
         assert any(cache.rglob("*.cpp")) == (name == "compiled")
     plain, compiled = (weights(tmp_path / name) for name in ("plain", "compiled"))
     assert largest_difference(plain, compiled) < 1e-4
+
+
+def test_the_command_of_the_article_trains_resnet101_on_mnist_in_two_processes(start, tmp_path):
+    """MNIST cannot be downloaded everywhere, so the packaged images take its place."""
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for packed in ASSETS.glob("*.gz"):
+        (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    command = ["torchrun", "--nproc-per-node", 2, REPOSITORY / "accel_demo" / "train_ddp.py"]
+    article = "--model resnet101 --dataset mnist --batch-size 256 --optimizer adam"
+    article += " --learning-rate 1e-3 --schedule constant --print-every 1"
+    short = ["--max-steps", 2, "--test-samples", 100, "--run-dir", "run"]
+    port = str(free_port())  # the default port may be in use by a test that runs at the same time
+    command[1:1] = ["--master-port", port]
+    result = start([*command, *article.split(), *short], cwd=tmp_path, timeout=230)
+    assert result.returncode == 0, result.stderr
+    for line in (
+        "2 processes on cpu (DistributedDataParallel, gloo): resnet101 on mnist, 512 images",
+        "epoch 1/10, step 1: train loss",
+        "epoch 1/10, step 2: train loss",
+    ):
+        assert line in result.stdout, result.stdout
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["processes"] == 2
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["weight_decay"] == 0.0
+    rates = [line["learning_rate"] for line in lines_of(tmp_path / "run") if "train_loss" in line]
+    assert rates == [1e-3, 1e-3]
+
+
+def test_the_old_launcher_is_answered_with_the_new_one(start):
+    port = str(free_port())
+    command = ["python", "-m", "torch.distributed.launch", "--master_port", port]
+    result = start([*command, "--nproc_per_node=2", "accel_demo/train_ddp.py", "--max-steps", 1])
+    assert (
+        result.returncode == 1
+    )  # that of the launcher; it reports that train_ddp.py exited with 2
+    assert re.findall(r"exitcode\s*: (\d+)", result.stderr)[0] == "2"
+    advice = "error: there is no --local-rank. Start this with `torchrun --nproc-per-node 2 "
+    assert result.stderr.count(advice) == 1
 
 
 @pytest.mark.slow

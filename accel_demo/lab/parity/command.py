@@ -23,7 +23,6 @@ from accel_demo.lab.parity.runs import train_all
 
 STEPS, QUICK_STEPS = 8, 4
 PEAK_LEARNING_RATE = {"sgd": 0.1, "adamw": 0.01, "adam": 0.01}
-WEIGHT_DECAY = {"sgd": 5e-4, "adamw": 0.1, "adam": 5e-4}
 
 
 def main(arguments: list[str]) -> int:
@@ -70,7 +69,6 @@ def read(arguments: list[str]):
         model=options.model,
         optimizer=options.optimizer,
         learning_rate=PEAK_LEARNING_RATE[options.optimizer],
-        weight_decay=WEIGHT_DECAY[options.optimizer],
         batch_size=options.batch_size,
         max_steps=options.steps,
         train_samples=options.steps * options.batch_size * max(options.processes),
