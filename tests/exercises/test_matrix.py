@@ -87,6 +87,45 @@ def test_an_exercise_has_two_hints_and_enough_answers_to_test_it(exercise):
     assert docstring and docstring.startswith(f"Exercise {exercise.number}: {exercise.title}.\n")
 
 
+@each_exercise
+def test_every_section_that_a_grader_names_is_on_the_page(exercise):
+    headings = re.findall(r"^##+ (.*)$", exercise.page.read_text(), re.MULTILINE)
+    assert {exercise.heading, *sections_named_in(exercise.grader)} <= {*headings, ""}
+
+
+def sections_named_in(grader: Path) -> set[str]:
+    """Return the strings that a grader uses as the section to read, directly or as a constant.
+
+    They are the second argument of `Wrong`, a `read` argument, or returned beside a message.
+    """
+    tree = ast.parse(grader.read_text())
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            is_wrong = getattr(node.func, "id", "") == "Wrong"
+            found += [word.value for word in node.keywords if word.arg == "read"]
+            found += node.args[1:2] if is_wrong else []
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            found += node.value.elts[1:]
+    found += [way for one in found if isinstance(one, ast.IfExp) for way in (one.body, one.orelse)]
+    values = [
+        constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None)
+        for one in found
+    ]
+    return {value for value in values if isinstance(value, str)}
+
+
+def test_the_sections_that_graders_name_are_found():
+    assert len(set.union(*(sections_named_in(one.grader) for one in EXERCISES.values()))) >= 20
+
+
 def blocks_of(page: Path) -> list[str]:
     """Return the Python code of a page: each block, and all blocks together."""
     text = page.read_text()
