@@ -1,13 +1,26 @@
-"""Page 90: the GPU that `cuda:1` selects, and the exercise on CUDA_VISIBLE_DEVICES."""
+"""Page 90: visible GPUs, the current GPU, `nvidia-smi`, and the exercise."""
 
+import inspect
 import random
+import re
 import runpy
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
 
 from accel_demo.anatomy.devices import visible_devices
-from tests.pages.pages import TUTORIALS, check, load_grader, table_rows
+from tests.conftest import GPUS, VISIBLE_GPUS
+from tests.pages.pages import TUTORIALS, check, load_grader, rows_below, table_rows, transcript
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "90_visible_devices.py"
 PAGE = "90_choosing_gpus.md"
+TEXT = " ".join((TUTORIALS / PAGE).read_text().split())
 
 
 def test_the_table_of_visible_devices_is_correct():
@@ -18,7 +31,7 @@ def test_the_table_of_visible_devices_is_correct():
     assert seen["not set"] == ["8", "0", "1"]
     for value in ("empty", "-1", "0,4,0"):
         assert seen[value] == ["0", "none", "none"]
-    gpus = runpy.run_path(TUTORIALS / "90_choosing_gpus.py")["GPUS"]
+    gpus = runpy.run_path(str(TUTORIALS / "90_choosing_gpus.py"))["GPUS"]
     for value, (count, first, second) in seen.items():
         devices = visible_devices({"not set": None, "empty": ""}.get(value, value), gpus)
         assert count == str(len(devices))
@@ -49,3 +62,139 @@ def test_the_random_values_are_fixed_and_contain_no_rare_cases():
         gpus = [gpu for one in ids for gpu in visible_devices(one, uuids).values()]
         assert len(gpus) == len(set(gpus)) >= len(ids) - 1  # at most one id is invalid
         assert len({one.startswith("GPU-") for one in ids}) == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_first_row_sets_the_variable_for_one_program(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    [typed] = [how for where, how in rows_below(TUTORIALS / PAGE, "where") if shell in where]
+    show = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    python = f'{sys.executable} -c "{show}"'
+    command = typed.strip("`").replace("python my_script.py", python)
+    both = [shell, "-c", f"{command}; {python}"]
+    ended = subprocess.run(both, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.split() == ["0,4", "-1"]  # -1 is set in conftest.py
+
+
+def test_a_space_after_a_number_is_harmless_but_a_space_after_a_uuid_hides_the_gpu(monkeypatch):
+    gpus = runpy.run_path(str(TUTORIALS / "90_choosing_gpus.py"))["GPUS"]
+    assert (
+        visible_devices("0,4 ", gpus) == visible_devices("0,4", gpus) == {"cuda:0": 0, "cuda:1": 4}
+    )
+    assert visible_devices("GPU-4f6e", gpus) == {"cuda:0": 4}
+    assert visible_devices("GPU-4f6e ", gpus) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,4 ")
+    assert torch.cuda._parse_visible_devices() == [0, 4]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4f6e ")
+    ids = [str(gpu_id) for gpu_id in torch.cuda._parse_visible_devices()]
+    assert torch.cuda._transform_uuid_to_ordinals(ids, gpus) == []
+
+
+def test_of_a_list_separated_by_spaces_only_the_first_number_is_read(monkeypatch):
+    assert visible_devices("0 4", 8) == {"cuda:0": 0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0 4")
+    assert torch.cuda._parse_visible_devices() == [0]
+
+
+def test_the_drawing_of_nvidia_smi_contains_no_measured_number():
+    lines = (TUTORIALS / "90_nvidia_smi.txt").read_text().splitlines()
+    assert lines[0].startswith("A drawing, not a recorded output.")
+    numbers = [number for line in lines for number in re.findall("[0-9]+", line)]
+    assert numbers == ["0", "4"] * 2  # the GPUs in both tables
+    text = "\n".join(lines)
+    for field in ("CUDA Version", "GPU ", "Bus-Id", "Memory-Usage", "GPU-Util", "Processes"):
+        assert field in text and f"**{field.strip()}**" in TEXT
+
+
+def test_torch_documents_utilization_and_memory_as_the_page_explains_them():
+    utilization = " ".join((torch.cuda.utilization.__doc__ or "").split())
+    assert "percent of time over the past sample period during which one or more" in utilization
+    assert "kernels was executing on the GPU as given by `nvidia-smi`" in utilization
+    assert "between 1 second and 1/6 second" in utilization
+    allocated = " ".join((torch.cuda.memory_allocated.__doc__ or "").split())
+    assert "occupied by tensors" in allocated
+    assert "less than the amount shown in `nvidia-smi` since some unused memory" in allocated
+    assert "held by the caching allocator and some context" in allocated
+    assert "managed by the caching allocator" in (torch.cuda.memory_reserved.__doc__ or "")
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is None or GPUS > 0, reason="the page is about torch with CUDA, but no GPU"
+)
+def test_without_a_gpu_set_device_raises_the_recorded_errors(start):
+    [(command, recorded)] = transcript("set_device").items()
+    result = start(command.split())
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == recorded
+    assert "Found no NVIDIA driver" in recorded
+
+
+def test_collectives_of_objects_need_set_device_with_nccl():
+    documented = " ".join((dist.all_gather_object.__doc__ or "").split())
+    assert "the device used is given by ``torch.cuda.current_device()``" in documented
+    assert "so that each rank has an individual GPU, via ``torch.cuda.set_device()``" in documented
+
+
+@pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page is about 1.15.0")
+def test_accelerate_calls_set_device():
+    assert "device_module.set_device(self.device)" in inspect.getsource(PartialState.set_device)
+    assert "self.set_device()" in inspect.getsource(PartialState.__init__)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.15"), reason="the page is about 2.15")
+def test_torch_can_warn_of_a_context_that_was_created_before_set_device():
+    documented = " ".join((torch.cuda._primary_context_devices.__doc__ or "").split())
+    assert "a pinned-memory (``pin_memory=True``) allocation" in documented
+    assert "(hundreds of MB) on the shared device 0" in documented
+    assert '"TORCH_CUDA_CHECK_STRAY_CONTEXT"' in inspect.getsource(torch.cuda)
+    assert "_check_stray_context(device)" in inspect.getsource(torch.cuda.set_device)
+
+
+SET_DEVICE = """import torch
+old = torch.zeros(1, device="cuda")
+torch.cuda.set_device(1)
+print(old.device, torch.zeros(1, device="cuda").device)
+with torch.cuda.device(0):
+    print(torch.zeros(1, device="cuda").device)
+print(torch.cuda.current_device(), torch.cuda.device_count())"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_set_device_changes_new_tensors_but_moves_and_hides_nothing(start):
+    result = start(["python", "-c", SET_DEVICE], **VISIBLE_GPUS)
+    assert result.stdout.split() == ["cuda:0", "cuda:1", "cuda:0", "1", str(GPUS)], result.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+@pytest.mark.skipif(not torch.__version__.startswith("2.15"), reason="the page is about 2.15")
+@pytest.mark.parametrize(
+    "earlier", ["torch.zeros(1, device='cuda')", "torch.zeros(1).pin_memory()"]
+)
+def test_set_device_reports_the_context_that_an_earlier_line_created(start, earlier):
+    program = f"import torch; {earlier}; torch.cuda.set_device(1)"
+    check_context = {"TORCH_CUDA_CHECK_STRAY_CONTEXT": "warn"}
+    result = start(["python", "-c", program], **VISIBLE_GPUS, **check_context)
+    assert result.returncode == 0, result.stderr
+    assert "found an existing CUDA primary context on device(s) [0]" in result.stderr
+
+
+MEMORY = """import torch
+tensor = torch.zeros(2**26, device="cuda")
+del tensor
+free, total = torch.cuda.mem_get_info()
+print(torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), total - free)
+torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved())"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+def test_a_deleted_tensor_stays_reserved_and_the_context_takes_more(start):
+    result = start(["python", "-c", MEMORY], **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    allocated, reserved, used, released = map(int, result.stdout.split())
+    assert allocated == 0 < 4 * 2**26 <= reserved < used
+    assert released == 0
