@@ -1,0 +1,251 @@
+"""Page 92: old idioms, the lines that replace them, and how to get numbers out of a model."""
+
+import warnings
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+from tests.pages.pages import TUTORIALS, load_module, table_rows, transcript
+
+PAGE = "92_old_idioms.md"
+META = torch.device("meta")
+OLD_LOOP = TUTORIALS / "92_old_loop.py"
+KEPT = TUTORIALS / "92_kept_losses.py"
+LOOPS = ("training", "evaluation")
+
+
+class Pair(nn.Module):
+    """A model that takes a dict and returns a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, batch):
+        features = self.layer(batch["image"])
+        return features.sum(dim=1), features
+
+
+def rows_of_idioms() -> list[list[str]]:
+    """Return the rows [old line, result, line to write instead, result] of the first two tables."""
+    return [row for row in table_rows(PAGE, cells=4) if row[0] not in LOOPS]
+
+
+def changed(path, folder, *changes):
+    """Return the program at `path` as a module, after some replacements in its text."""
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "changed.py").write_text(text)
+    return load_module(folder / "changed.py")
+
+
+def losses_before(error, module) -> int:
+    """Train with the old loop, which must fail with `error`. Return how many steps succeeded."""
+    with warnings.catch_warnings(), pytest.raises(error) as raised:
+        warnings.filterwarnings("ignore", "non-inplace resize is deprecated")
+        module.train()
+    [frame] = [entry.frame for entry in raised.traceback if entry.name == "train"]
+    return len(frame.f_locals["losses"])
+
+
+def test_the_old_loop_fails_in_the_first_step_and_then_in_the_last(tmp_path):
+    no_cuda = [("    cnn.cuda()\n", ""), (".cuda()", "")]
+    first = changed(OLD_LOOP, tmp_path, *no_cuda)
+    assert OLD_LOOP.read_text().count(".cuda()") == 3
+    assert losses_before(IndexError, first) == 0
+    fixed = [*no_cuda, ("loss.data[0]", "loss.item()")]
+    assert losses_before(RuntimeError, changed(OLD_LOOP, tmp_path, *fixed)) == 187
+    fixed += [(".resize(BATCH_SIZE)", ""), ("BATCH_SIZE = 64", "BATCH_SIZE = 7000")]
+    assert len(changed(OLD_LOOP, tmp_path, *fixed).train()) == 2
+
+
+def test_the_table_shows_what_each_old_line_does():
+    old = {line.strip("`"): result for line, result, *_ in rows_of_idioms()}
+    assert old["images.to(device)"] == "`images.device` is cpu"
+    assert old["y.data.zero_()"] == "`gradient_of(y)` is tensor([0., 0.])"
+    assert old["images = Variable(images)"] == "`type(images).__name__` is Tensor"
+    assert old["n = sum(pred == labels)"] == "`n / len(labels)` is tensor(0.5000)"
+    for line, message in {
+        "labels = inputs['label']": "NameError: name 'inputs' is not defined",
+        "labels = on_gpu.type(torch.LongTensor)": "Cannot copy out of meta tensor; no data!",
+        "labels = labels.resize(BATCH_SIZE)": "; warning: non-inplace resize is deprecated",
+        "output = data_parallel(net, images, [0, 1])": "device type could not be determined",
+        "value = loss.data[0]": "IndexError: invalid index of a 0-dim tensor",
+        "values = on_gpu.numpy()": "can't convert meta device type tensor to numpy",
+        "values = output.numpy()": "Can't call numpy() on Tensor that requires grad",
+        "values = bf16.numpy()": "TypeError: Got unsupported ScalarType BFloat16",
+        "curve = np.array([loss] * 9)": "Can't call numpy() on Tensor that requires grad",
+    }.items():
+        assert old[line].endswith(message)
+    assert len(old) == 16
+
+
+def test_only_the_replacement_of_data_raises_an_error():
+    rows = rows_of_idioms()
+    errors = [new for *_, new, result in rows if "Error" in result or "warning" in result]
+    assert errors == ["`y.detach().zero_()`"]
+
+
+def test_without_a_gpu_cuda_raises_one_of_the_errors_on_the_page(start):
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    [recorded] = transcript("no_gpu").values()
+    assert recorded.strip() in text
+    result = start(["python", "tutorials/92_old_idioms.py", "--cuda"])
+    assert result.returncode == 0
+    assert ": " in result.stdout and result.stdout.strip() in text
+
+
+def test_a_cpu_layer_and_a_tensor_elsewhere_cannot_be_combined():
+    images = torch.ones(2, 3)
+    images.to(META)
+    with pytest.raises(RuntimeError):
+        nn.Linear(3, 2).to(META)(images)
+    assert images.to("cpu") is images
+
+
+def test_a_prepared_loader_moves_nested_dicts_lists_and_tuples():
+    sample = {"image": torch.ones(2), "more": {"label": 3, "name": "shirt"}}
+    sample |= {"list": [torch.ones(1)], "tuple": (1, 2.0)}
+    loader = prepare_data_loader(DataLoader([sample] * 4, 2), device=META, put_on_device=True)
+    batches = list(loader)
+    assert len(batches) == 2
+    for batch in batches:
+        tensors = [batch["image"], batch["more"]["label"], *batch["list"], *batch["tuple"]]
+        assert [tensor.device for tensor in tensors] == [META] * 5
+        assert batch["more"]["name"] == ["shirt"] * 2
+
+
+def outputs_of_wrappers() -> list:
+    """Return what DDP's and Accelerate's wrappers return for a dict, and a mean over the ranks."""
+    accelerator, batch = Accelerator(cpu=True), {"image": torch.ones(4, 3)}
+    results = []
+    for model in (DistributedDataParallel(Pair()), accelerator.prepare(Pair())):
+        outputs = model(batch)
+        results.append((type(model).__name__, type(outputs), [output.shape for output in outputs]))
+    losses = torch.arange(3.0) + accelerator.process_index
+    return [*results, accelerator.reduce(losses, "mean").tolist(), accelerator.num_processes]
+
+
+def test_wrapped_models_return_tuples_and_reduce_averages_each_step(together):
+    wrapped = ("DistributedDataParallel", tuple, [(4,), (4, 2)])
+    for results in together(outputs_of_wrappers, 2):
+        assert results == [wrapped, wrapped, [0.5, 1.5, 2.5], 2]
+
+
+def test_a_prepared_model_returns_float32_under_bf16_and_plain_autocast_does_not():
+    batch = {"image": torch.ones(4, 3)}
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare(Pair())
+    assert [output.dtype for output in model(batch)] == [torch.float32] * 2
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Pair()(batch)[1].dtype == torch.bfloat16
+
+
+def test_item_and_tolist_need_neither_detach_nor_float():
+    values = torch.tensor([1.5, 2.5], dtype=torch.bfloat16, requires_grad=True)
+    assert (values[0].item(), values.tolist()) == (1.5, [1.5, 2.5])
+
+
+def test_volatile_only_prints_a_warning():
+    with pytest.warns(UserWarning, match="volatile was removed and now has no effect"):
+        torch.autograd.Variable(torch.ones(2), volatile=True)
+
+
+def test_weights_can_be_changed_in_place_without_data():
+    weight = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        weight.mul_(3)
+    assert weight.tolist() == [3, 3] and weight.requires_grad
+
+
+def test_longtensor_names_a_type_on_the_cpu():
+    assert torch.LongTensor(2).device == torch.device("cpu")
+    assert torch.empty(2, device=META).long().device == META
+
+
+class Operations(TorchDispatchMode):
+    """Record the names of the operations that run inside the context."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_pythons_sum_runs_an_operation_for_each_element():
+    is_right = torch.tensor([True, False] * 32)
+    with Operations() as one_by_one:
+        by_python = sum(is_right)
+    with Operations() as at_once:
+        by_torch = is_right.sum()
+    assert by_python.equal(by_torch) and by_torch.item() == 32
+    assert one_by_one.names.count("add") == 64
+    assert at_once.names == ["sum"]
+
+
+def test_labels_with_a_second_dimension_give_one_number_for_each_prediction():
+    pred, labels = torch.randint(10, (64,)), torch.randint(10, (64, 1))
+    assert (pred == labels).shape == (64, 64)
+    accuracy = sum(pred == labels) / len(labels)
+    assert accuracy.tolist() == [(labels == one).sum().item() / 64 for one in pred]
+
+
+def left_by_each_way(program) -> dict[str, list[tuple[int, int]]]:
+    """Map each loop to the (graph nodes, saved bytes) that each way to keep losses leaves."""
+    return {
+        loop: [
+            program.left_after_an_epoch(keep, loop == "training") for keep in program.WAYS.values()
+        ]
+        for loop in LOOPS
+    }
+
+
+def test_only_losses_with_a_graph_keep_nodes_and_saved_tensors():
+    left = left_by_each_way(load_module(KEPT))
+    rows = [row for row in table_rows(PAGE, cells=4) if row[0] in LOOPS]
+    shown = [(int(nodes), int(size.replace(",", ""))) for *_, nodes, size in rows]
+    assert shown == [*left["training"], *left["evaluation"]]
+    images = 100 * 64 * 784 * 4  # bytes of the input images of all steps
+    assert left["training"] == [(700, 0), (800, 0), (0, 0), (0, 0)]
+    assert left["evaluation"][2:] == [(0, 0)] * 2
+    for nodes, size in left["evaluation"][:2]:
+        assert nodes >= 700 and images < size and round(size / 1e6) == 24
+
+
+def test_without_gradients_an_evaluation_loop_leaves_nothing(tmp_path):
+    new = "with torch.set_grad_enabled(trains), saved_tensors_hooks("
+    left = left_by_each_way(changed(KEPT, tmp_path, ("with saved_tensors_hooks(", new)))
+    assert left["training"] == [(700, 0), (800, 0), (0, 0), (0, 0)]
+    assert left["evaluation"] == [(0, 0)] * 4
+
+
+def test_matplotlib_cannot_plot_a_tensor_that_requires_grad():
+    loss = torch.ones(3, requires_grad=True)
+    axes = plt.figure().subplots()
+    with pytest.raises(RuntimeError, match="Can't call numpy\\(\\) on Tensor that requires grad"):
+        axes.plot(loss)
+    with pytest.raises(RuntimeError, match="Can't call numpy\\(\\) on Tensor that requires grad"):
+        axes.plot([loss[0], loss[1]])
+    axes.plot(loss.detach())
+    plt.close("all")
+
+
+def test_two_processes_draw_one_curve_of_half_as_many_steps(start, tmp_path):
+    config = "accelerate_configs/cpu_two_processes.yaml"
+    command = ["accelerate", "launch", "--config_file", config, "tutorials/92_loss_curve.py"]
+    result = start([*command, "--plot", tmp_path / "loss.svg"])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "Connected processes: 2, steps: 94"
+    assert result.stdout.count("Loss: ") == 1
+    assert "training loss" in (tmp_path / "loss.svg").read_text()
