@@ -12,7 +12,7 @@ from accel_demo.anatomy.devices import cuda_order, draw_map, visible_devices
 from accel_demo.errors import Parser, one_line_errors
 from accel_demo.show import check_outputs
 
-PREFIXES = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95".split()
+PREFIXES = "1a2b 1a9f 27c4 9d08 c46e 58b1 6c3d 7e95".split()
 GPUS = [f"GPU-{prefix}-c3d2-4f60-a1b9-5e7d80924c11" for prefix in PREFIXES]
 EXAMPLES = {
     None: "if the variable is not set, every GPU is visible",
@@ -23,15 +23,16 @@ EXAMPLES = {
     "0,-1,4": "there is no GPU -1, so -1 hides everything after it",
     "-1": "-1 at the start hides every GPU",
     "0,4,0": "if an id occurs twice, no GPU is visible",
-    "GPU-4f6e,GPU-3": "a UUID is a valid id, and may be shortened",
-    "GPU-4f6e,GPU-1a": "two UUIDs start with GPU-1a, so GPU-1a matches no GPU",
-    "4,GPU-3": "the first id is a number, so a UUID matches no GPU",
-    "MIG-9d6c2e": "a MIG id names a part of a GPU, and is kept unchanged",
+    "GPU-c46e,GPU-9": "a UUID is a valid id, and may be shortened",
+    "GPU-c46e,GPU-1a": "two UUIDs start with GPU-1a, so GPU-1a matches no GPU",
+    "4,GPU-9": "the first id is a number, so a UUID matches no GPU",
 }
 DRAWN = ["0,4", "0,9,4"]
 
 
 def main(plot: Path | None) -> None:
+    starts = ["UUID starts with", *(uuid[:8] for uuid in GPUS)]
+    print(show.table(["GPU", *(str(number) for number in range(len(GPUS)))], [starts]) + "\n")
     rows = []
     for value, reason in EXAMPLES.items():
         devices = visible_devices(value, GPUS)

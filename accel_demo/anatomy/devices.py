@@ -25,7 +25,6 @@ print(psutil.Process().memory_full_info().uss)"""  # uss: memory not shared with
 
 # In the picture a GPU is 1 unit wide, and an id is 2 units wide, to leave room for its text.
 INCHES = 0.75  # per unit
-UNITS_PER_LETTER = 0.12  # width of a digit, the widest character of an id, at 10 pt
 
 
 def visible_devices(visible: str | None, physical: int | Sequence[str]) -> dict[str, int | str]:
@@ -229,11 +228,11 @@ def check_drawable(value: str) -> None:
 
 def draw_map(values: list[str], physical: int, file: Path) -> None:
     """For each value, draw the machine's GPUs, the ids as written, and PyTorch's devices."""
-    left = min(-2.7, *(0.1 - UNITS_PER_LETTER * len(f"= {value}") for value in values))
+    left = -1.9
     right = max(physical - 0.4, 1.5, *(2 * len(_ids(value)) - 0.1 for value in values))
-    figure = show.new_figure(INCHES * (right - left), 2.5 * len(values))
+    figure = show.new_figure(INCHES * (right - left), 2.7 * len(values))
     for row, value in enumerate(values, start=1):
-        axes = figure.add_subplot(len(values), 1, row, xlim=(left, right), ylim=(-0.45, 2.45))
+        axes = figure.add_subplot(len(values), 1, row, xlim=(left, right), ylim=(-0.45, 2.95))
         _draw_one_map(axes, left, value, physical)
     show.save(figure, file)
 
@@ -244,8 +243,8 @@ def _draw_one_map(axes, left: float, value: str, physical: int) -> None:
     places = {gpu: place for place, gpu in enumerate(devices.values())}
     axes.axis("off")
     shown = value if written else "(empty)"
-    levels = ["PyTorch's devices", f"CUDA_VISIBLE_DEVICES\n= {shown}", "the machine's GPUs"]
-    for y, level in enumerate(levels):
+    axes.text(left, 2.8, f"CUDA_VISIBLE_DEVICES={shown}", va="center", fontsize=10, weight="bold")
+    for y, level in enumerate(["PyTorch", "variable", "machine"]):
         axes.text(left, y, level, va="center", fontsize=10)
 
     def box(x: int, y: int, text: str, colour: str) -> None:
@@ -262,8 +261,10 @@ def _draw_one_map(axes, left: float, value: str, physical: int) -> None:
             box(x, 0, f"cuda:{place}", colour)
         else:
             colour = red if place == len(devices) else grey
-            reason = f"no GPU for {gpu_id}" if place == len(devices) else "so this is hidden"
-            axes.text(x, 0.5, reason, ha="center", color=colour, fontsize=10)
+            reason = f"no GPU {gpu_id}" if place == len(devices) else "hidden"
+            axes.text(x, 0.55, reason, ha="center", color=colour, fontsize=10)
+            for gpu in visible_devices(gpu_id, physical).values():  # if it were the only id
+                axes.plot([gpu, gpu, x, x], [2, 1.8, 1.2, 1], ":", color=colour, zorder=0)
         box(x, 1, gpu_id, colour)
     if not written:
         axes.text(0, 0, "none visible", va="center", color=red, fontsize=10)

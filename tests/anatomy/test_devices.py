@@ -370,7 +370,7 @@ def test_the_map_of_devices_is_printed_and_drawn(tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed]
     assert cells == [["0,4", "2", "cuda:0: 0, cuda:1: 4"], ["3,9", "1", "cuda:0: 3"]]
-    assert "no GPU for 9" in drawn.read_text()
+    assert "no GPU 9" in drawn.read_text()
 
 
 def test_an_empty_value_is_drawn_as_none_visible(tmp_path):
@@ -378,7 +378,7 @@ def test_an_empty_value_is_drawn_as_none_visible(tmp_path):
         drawn = tmp_path / "map.svg"
         devices.main(["--visible", value, "--plot", str(drawn)])
         assert "<!-- none visible -->" in drawn.read_text()
-        assert "no GPU for" not in drawn.read_text()
+        assert "no GPU " not in drawn.read_text()
 
 
 @pytest.mark.parametrize(
@@ -407,10 +407,10 @@ def test_texts_and_lines_in_the_map_do_not_overlap(values, physical, monkeypatch
             assert place.x0 >= 0 and place.x1 <= figures[0].bbox.x1, text
         for first, second in itertools.combinations(places, 2):
             assert not places[first].overlaps(places[second]), (first, second)
-        for line in axes.lines:  # each connects a GPU, an id and a device
+        for line in axes.lines:  # each connects a GPU, an id and, unless dotted, a device
             path = line.get_path().transformed(line.get_transform())
             crossed = [text for text in places if path.intersects_bbox(places[text], filled=False)]
-            assert len(crossed) == 3, crossed
+            assert len(crossed) == (2 if line.get_linestyle() == ":" else 3), crossed
 
 
 def test_enqueued_calls_can_be_timed_only_on_a_gpu():

@@ -83,11 +83,11 @@ def test_a_space_after_a_number_is_harmless_but_a_space_after_a_uuid_hides_the_g
     assert (
         visible_devices("0,4 ", gpus) == visible_devices("0,4", gpus) == {"cuda:0": 0, "cuda:1": 4}
     )
-    assert visible_devices("GPU-4f6e", gpus) == {"cuda:0": 4}
-    assert visible_devices("GPU-4f6e ", gpus) == {}
+    assert visible_devices("GPU-c46e", gpus) == {"cuda:0": 4}
+    assert visible_devices("GPU-c46e ", gpus) == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,4 ")
     assert torch.cuda._parse_visible_devices() == [0, 4]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4f6e ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c46e ")
     ids = [str(gpu_id) for gpu_id in torch.cuda._parse_visible_devices()]
     assert torch.cuda._transform_uuid_to_ordinals(ids, gpus) == []
 

@@ -44,7 +44,7 @@ RULES = [
     ),
 ]
 SEED, RANDOM_VALUES = 90, 600
-RIGHT = f"the results for {len(RULES)} rules and {RANDOM_VALUES} random values agree with CUDA"
+RIGHT = f"the results for {len(RULES)} rules and {RANDOM_VALUES} random values are correct"
 
 
 def observe(answer: Path) -> None:
@@ -57,7 +57,7 @@ def not_allowed(*_, **__):
 
 
 def compare(function: Callable) -> None:
-    """Raise `Wrong` if a result of the answer's function differs from CUDA's."""
+    """Raise `Wrong` if a result of the answer's function differs from `visible_devices`."""
     cases = [(rule, read, value, UUIDS) for rule, read, values in RULES for value in values]
     cases.append((*RULES[1][:2], "", UUIDS[:1]))  # every UUID starts with ""
     for rule, read, value, uuids in cases + random_cases(random.Random(SEED)):
