@@ -16,7 +16,7 @@ from accel_demo.data import packaged_set
 from accel_demo.processes.connect import use_cpu
 
 BATCH_SIZE = 64
-SMOOTH = 10  # steps to average over
+SMOOTH = 11  # steps to average over: each step, five before it and five after it
 
 
 class DictSet(Dataset):
@@ -64,26 +64,26 @@ def main(plot):
     accelerator = Accelerator(cpu=use_cpu())
     losses = train(accelerator)
     curve = accelerator.reduce(losses, "mean").cpu()  # the mean over the processes, step by step
-    accelerator.print(f"Connected processes: {accelerator.num_processes}, steps: {len(curve)}")
     first, last = curve[:SMOOTH].mean().item(), curve[-SMOOTH:].mean().item()
-    accelerator.print(f"Loss: {first:.1f} at the start, {last:.1f} at the end")
+    head = ["connected processes", "steps", "loss at the start", "loss at the end"]
+    row = [accelerator.num_processes, len(curve), round(first, 1), round(last, 1)]
+    accelerator.print(show.table(head, [row]))
     if plot and accelerator.is_main_process:
         draw(curve, plot)
     accelerator.end_training()
 
 
 def draw(curve: torch.Tensor, path) -> None:
-    """Draw the loss of each step, and the mean of the last `SMOOTH` losses."""
-    figure = show.new_figure(5.2, 3)
-    axes = figure.subplots()
-    axes.plot(range(1, len(curve) + 1), curve.numpy(), color="#bbbbbb", label="each step")
+    """Draw the loss of each step, and the mean of the `SMOOTH` losses around it."""
+    axes = (figure := show.new_figure(5.2, 3)).subplots()
+    steps = range(1, len(curve) + 1)
+    axes.plot(steps, curve.numpy(), color="#888888", linewidth=1, label="each step")
     smooth = curve.unfold(0, SMOOTH, 1).mean(dim=1)
+    half = SMOOTH // 2
     axes.plot(
-        range(SMOOTH, len(curve) + 1),
-        smooth.numpy(),
-        color=show.COLOURS[0],
-        label=f"mean of the last {SMOOTH}",
+        steps[half:-half], smooth.numpy(), color=show.COLOURS[0], label=f"mean of {SMOOTH} steps"
     )
+    axes.set_xticks([1, *range(50, len(curve) - 10, 50), len(curve)])
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.set_ylim(bottom=0)
