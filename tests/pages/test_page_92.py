@@ -1,12 +1,11 @@
 """Page 92: old idioms, the lines that replace them, and how to get numbers out of a model."""
 
-import warnings
-
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.data_loader import prepare_data_loader
+from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,9 +15,16 @@ from tests.pages.pages import TUTORIALS, load_module, table_rows, transcript
 
 PAGE = "92_old_idioms.md"
 META = torch.device("meta")
-OLD_LOOP = TUTORIALS / "92_old_loop.py"
 KEPT = TUTORIALS / "92_kept_losses.py"
 LOOPS = ("training", "evaluation")
+
+
+@pytest.fixture(autouse=True)
+def new_accelerate_state():
+    """Let each test choose the precision: Accelerate keeps the first choice of a process."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 class Pair(nn.Module):
@@ -34,8 +40,8 @@ class Pair(nn.Module):
 
 
 def rows_of_idioms() -> list[list[str]]:
-    """Return the rows [old line, result, line to write instead, result] of the first two tables."""
-    return [row for row in table_rows(PAGE, cells=4) if row[0] not in LOOPS]
+    """Return the rows [old line, new line, result of the old, result of the new] of the tables."""
+    return [row for row in table_rows(PAGE, cells=4) if row[0].startswith("`")]
 
 
 def changed(path, folder, *changes):
@@ -48,35 +54,27 @@ def changed(path, folder, *changes):
     return load_module(folder / "changed.py")
 
 
-def losses_before(error, module) -> int:
-    """Train with the old loop, which must fail with `error`. Return how many steps succeeded."""
-    with warnings.catch_warnings(), pytest.raises(error) as raised:
-        warnings.filterwarnings("ignore", "non-inplace resize is deprecated")
-        module.train()
-    [frame] = [entry.frame for entry in raised.traceback if entry.name == "train"]
-    return len(frame.f_locals["losses"])
+def test_the_old_loop_fails_in_the_first_step_and_then_in_the_last(capsys):
+    load_module(TUTORIALS / "92_old_loop_today.py").main()
+    first, last, fixed = capsys.readouterr().out.split("\n\n")
+    assert first.startswith("Without .cuda(): step 1 fails\n  losses.append(loss.data[0])\n")
+    assert last.splitlines()[:2] == [
+        "loss.data[0] replaced by loss.item(): step 188 fails",
+        "  label = label.resize(BATCH_SIZE)",
+    ]
+    assert "RuntimeError: requested resize to 64" in last
+    assert fixed == ".resize(BATCH_SIZE) deleted: 188 steps, no error\n"
 
 
-def test_the_old_loop_fails_in_the_first_step_and_then_in_the_last(tmp_path):
-    no_cuda = [("    cnn.cuda()\n", ""), (".cuda()", "")]
-    first = changed(OLD_LOOP, tmp_path, *no_cuda)
-    assert OLD_LOOP.read_text().count(".cuda()") == 3
-    assert losses_before(IndexError, first) == 0
-    fixed = [*no_cuda, ("loss.data[0]", "loss.item()")]
-    assert losses_before(RuntimeError, changed(OLD_LOOP, tmp_path, *fixed)) == 187
-    fixed += [(".resize(BATCH_SIZE)", ""), ("BATCH_SIZE = 64", "BATCH_SIZE = 7000")]
-    assert len(changed(OLD_LOOP, tmp_path, *fixed).train()) == 2
-
-
-def test_the_table_shows_what_each_old_line_does():
-    old = {line.strip("`"): result for line, result, *_ in rows_of_idioms()}
+def test_the_tables_show_what_each_old_line_does():
+    old = {line.strip("`"): result for line, _, result, _ in rows_of_idioms()}
     assert old["images.to(device)"] == "`images.device` is cpu"
-    assert old["y.data.zero_()"] == "`gradient_of(y)` is tensor([0., 0.])"
     assert old["images = Variable(images)"] == "`type(images).__name__` is Tensor"
+    assert old["x = Variable(images, requires_grad=True)"] == "`x.requires_grad` is True"
+    assert old["h = Variable(output)"] == "`h.requires_grad` is False"
     assert old["n = sum(pred == labels)"] == "`n / len(labels)` is tensor(0.5000)"
     for line, message in {
         "labels = inputs['label']": "NameError: name 'inputs' is not defined",
-        "labels = on_gpu.type(torch.LongTensor)": "Cannot copy out of meta tensor; no data!",
         "labels = labels.resize(BATCH_SIZE)": "; warning: non-inplace resize is deprecated",
         "output = data_parallel(net, images, [0, 1])": "device type could not be determined",
         "value = loss.data[0]": "IndexError: invalid index of a 0-dim tensor",
@@ -86,13 +84,24 @@ def test_the_table_shows_what_each_old_line_does():
         "curve = np.array([loss] * 9)": "Can't call numpy() on Tensor that requires grad",
     }.items():
         assert old[line].endswith(message)
-    assert len(old) == 16
+    assert len(old) == 17
 
 
-def test_only_the_replacement_of_data_raises_an_error():
-    rows = rows_of_idioms()
-    errors = [new for *_, new, result in rows if "Error" in result or "warning" in result]
-    assert errors == ["`y.detach().zero_()`"]
+def test_the_lines_to_write_raise_no_error():
+    old_and_new = [(old, new, *results) for old, new, *results in rows_of_idioms()]
+    assert not [row for row in old_and_new if "Error" in row[3] or "warning" in row[3]]
+    copies = [row[:2] for row in old_and_new if "copies to the CPU" in "".join(row)]
+    assert copies == [
+        ("`labels = on_gpu.type(torch.LongTensor)`", "`labels = on_gpu.long()`"),
+        ("`values = on_gpu.numpy()`", "`values = on_gpu.cpu().numpy()`"),
+    ]
+    for copy in (lambda tensor: tensor.type(torch.LongTensor), torch.Tensor.cpu):
+        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
+            copy(torch.empty(2, device=META))
+
+
+def test_meta_does_not_raise_all_errors_of_a_gpu():
+    assert nn.Conv2d(1, 8, 5).to(META)(torch.rand(4, 1, 28, 28)).shape == (4, 8, 24, 24)
 
 
 def test_without_a_gpu_cuda_raises_one_of_the_errors_on_the_page(start):
@@ -107,9 +116,33 @@ def test_without_a_gpu_cuda_raises_one_of_the_errors_on_the_page(start):
 def test_a_cpu_layer_and_a_tensor_elsewhere_cannot_be_combined():
     images = torch.ones(2, 3)
     images.to(META)
+    assert images.device == torch.device("cpu")
     with pytest.raises(RuntimeError):
         nn.Linear(3, 2).to(META)(images)
-    assert images.to("cpu") is images
+
+
+def test_to_changes_a_module_in_place_and_keeps_its_parameters():
+    net = nn.Linear(3, 2)
+    before = [id(parameter) for parameter in net.parameters()]
+    net.to(torch.float64)
+    assert net.weight.dtype == torch.float64
+    assert [id(parameter) for parameter in net.parameters()] == before
+
+
+def test_an_optimizer_may_be_created_before_prepare():
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    assert not optimizer.state
+    net, optimizer = Accelerator(cpu=True).prepare(net, optimizer)
+    [group] = optimizer.param_groups
+    assert [id(one) for one in group["params"]] == [id(one) for one in net.parameters()]
+
+
+def test_a_prepared_loader_copies_without_waiting_only_if_configured():
+    for options, non_blocking in (({}, False), ({"non_blocking": True}, True)):
+        config = DataLoaderConfiguration(**options)
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        assert accelerator.prepare(DataLoader([1, 2]))._non_blocking is non_blocking
 
 
 def test_a_prepared_loader_moves_nested_dicts_lists_and_tuples():
@@ -159,11 +192,39 @@ def test_volatile_only_prints_a_warning():
         torch.autograd.Variable(torch.ones(2), volatile=True)
 
 
-def test_weights_can_be_changed_in_place_without_data():
+def test_variable_with_requires_grad_cannot_be_deleted_without_a_replacement():
+    torch.autograd.Variable(torch.ones(2), requires_grad=True).exp().sum().backward()
+    torch.ones(2).requires_grad_().exp().sum().backward()
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+        torch.ones(2).exp().sum().backward()
+
+
+def test_variable_of_a_result_stops_gradients_as_detach_does():
+    x = torch.ones(2, requires_grad=True)
+    for cut in (torch.autograd.Variable, torch.Tensor.detach):
+        y = x.exp()
+        (gradient,) = torch.autograd.grad((y + cut(y)).sum(), x)
+        assert gradient.equal(y.detach())
+
+
+def test_data_changes_a_gradient_detach_raises_and_numpy_shares_memory(capsys):
+    load_module(TUTORIALS / "92_shared_memory.py").main()
+    data, detach, numpy = capsys.readouterr().out.splitlines()
+    assert data == "After y.data.zero_(), the gradient is [0.0, 0.0]"
+    assert detach.endswith("has been modified by an inplace operation")
+    assert numpy == "After optimizer.step(), saved is [0.5] and copied is [1.0]"
+
+
+def test_force_detaches_and_copies_but_does_not_convert_bf16():
     weight = torch.ones(2, requires_grad=True)
+    values = weight.numpy(force=True)
     with torch.no_grad():
         weight.mul_(3)
-    assert weight.tolist() == [3, 3] and weight.requires_grad
+    assert values.tolist() == [3, 3] and weight.requires_grad
+    with pytest.raises(NotImplementedError):  # the copy that .cpu() makes too
+        torch.empty(2, device=META).numpy(force=True)
+    with pytest.raises(TypeError, match="Got unsupported ScalarType BFloat16"):
+        torch.ones(2, dtype=torch.bfloat16).numpy(force=True)
 
 
 def test_longtensor_names_a_type_on_the_cpu():
@@ -217,10 +278,20 @@ def test_only_losses_with_a_graph_keep_nodes_and_saved_tensors():
     shown = [(int(nodes), int(size.replace(",", ""))) for *_, nodes, size in rows]
     assert shown == [*left["training"], *left["evaluation"]]
     images = 100 * 64 * 784 * 4  # bytes of the input images of all steps
+    assert round(images / 1e6) == 20
     assert left["training"] == [(700, 0), (800, 0), (0, 0), (0, 0)]
     assert left["evaluation"][2:] == [(0, 0)] * 2
     for nodes, size in left["evaluation"][:2]:
         assert nodes >= 700 and images < size and round(size / 1e6) == 24
+
+
+def test_seven_nodes_belong_to_two_linear_layers_relu_and_the_loss():
+    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    labels = torch.tensor([1, 2])
+    loss = nn.functional.cross_entropy(model(torch.rand(2, 784)), labels)
+    names = sorted(node.name() for node in load_module(KEPT).nodes_of([loss]))
+    layers = ["AddmmBackward0", "TBackward0"] * 2
+    assert names == sorted([*layers, "ReluBackward0", "LogSoftmaxBackward0", "NllLossBackward0"])
 
 
 def test_without_gradients_an_evaluation_loop_leaves_nothing(tmp_path):
@@ -246,6 +317,7 @@ def test_two_processes_draw_one_curve_of_half_as_many_steps(start, tmp_path):
     command = ["accelerate", "launch", "--config_file", config, "tutorials/92_loss_curve.py"]
     result = start([*command, "--plot", tmp_path / "loss.svg"])
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0] == "Connected processes: 2, steps: 94"
-    assert result.stdout.count("Loss: ") == 1
+    rows = [line for line in result.stdout.splitlines() if line.startswith("|")]
+    assert len(rows) == 3  # a heading, a rule, and one row although two processes ran
+    assert [cell.strip() for cell in rows[2].split("|")[1:3]] == ["2", "94"]
     assert "training loss" in (tmp_path / "loss.svg").read_text()
