@@ -27,7 +27,12 @@ OLD_LAUNCHER = "python -m torch.distributed.launch --nproc_per_node=2 91_old.py"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2 91_old.py"
 SMALLER = {"resnet101": "resnet18", "range(10)": "range(1)"}
 # Appended to the script: each process adds a 1, so the sum is the number of connected processes.
-COUNT = 'total = torch.ones(1)\ndist.all_reduce(total)\nprint(f"connected: {total.item():.0f}")\n'
+COUNT = """
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"connected: {total.item():.0f}")
+dist.destroy_process_group()
+"""
 
 
 @dataclass(frozen=True)
