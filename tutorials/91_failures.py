@@ -11,7 +11,6 @@ import re
 import runpy
 import tempfile
 import textwrap
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,38 +126,49 @@ def what_happened(start: Start, script: str) -> list[str]:
         folder = Path(name)
         runpy.run_path(str(REPOSITORY / "tutorials/91_small_mnist.py"))["write"](folder / "data")
         (folder / "91_old.py").write_text(script + COUNT)
-        ended = run_to_end(start.command, cwd=folder)
+        # With these variables, the launcher writes what each process prints to separate files.
+        ended = run_to_end(start.command, cwd=folder, PET_REDIRECTS="3", PET_LOG_DIR="logs")
         if ended.returncode is None:
             raise RuntimeError(f"{start.title}: the time limit is over\n{ended.stderr}")
+        stdout, stderr = ([file.read_text() for file in logs(folder, n)] for n in ("out", "err"))
         if ended.returncode != 0:
-            return failure(ended.stderr, script, start.hides_message)
-        lines = Counter(re.sub(r"loss \d.*", "loss …", line) for line in ended.stdout.splitlines())
-        if lines.pop("connected: 2", 0) != 2:
-            raise RuntimeError(f"{start.title}: two processes must be connected\n{ended.stdout}")
-        happened = [f"printed by {count} of 2 processes: {line}" for line, count in lines.items()]
+            return warnings(ended.stderr) + failure(stderr, script, start.hides_message)
+        if [text.splitlines()[-1:] for text in stdout] != [["connected: 2"]] * 2:
+            raise RuntimeError(f"{start.title}: two processes must be connected\n{stdout}")
+        happened = [
+            f"rank {rank} printed: {re.sub(r'loss .*', 'loss …', line)}"
+            for rank, text in enumerate(stdout)
+            for line in text.splitlines()[:-1]
+        ]
         for expression in start.afterwards:
             happened += [f">>> {expression}", *evaluated(expression, folder / "my_net.pth")]
         return happened
 
 
-def failure(stderr: str, script: str, hides_message: bool) -> list[str]:
-    """Return the warning, the failing line of the script, and the error message, if there are any.
+def logs(folder: Path, kind: str) -> list[Path]:
+    """Return the files with what the processes printed, by rank. `kind` is "out" or "err"."""
+    return sorted(folder.glob(f"logs/*/attempt_0/*/std{kind}.log"))
 
-    The launcher stops the other process when one has failed, so either of them, or both, may have
-    printed the error. It is shown once, without the number of the process.
+
+def warnings(stderr: str) -> list[str]:
+    """Return the beginning of the launcher's warning, if there is one."""
+    return [" ".join(text.split()) for text in re.findall(r"FutureWarning: .*\n.*", stderr)]
+
+
+def failure(stderr: list[str], script: str, hides_message: bool) -> list[str]:
+    """Return the failing line of the script and the error message, from all processes.
+
+    The launcher stops the other process when one has failed, so one of them or both have printed
+    the error. It is returned once, without the number of the process.
     """
-    stderr = re.sub(r"^\[rank\d\]: ", "", stderr, flags=re.MULTILINE)
-    stderr = re.sub(r"(local-rank=|device_ids \[)\d", r"\1…", stderr)
-    warning = re.search(r"FutureWarning: .*\n.*", stderr)
-    numbers = set(re.findall(r'91_old.py", line (\d+), in <module>', stderr))
-    messages = set(re.findall(r"^(?:\w+Error: .+|91_old.py: error: .+)", stderr, re.MULTILINE))
+    text = re.sub(r"^\[rank\d\]: ", "", "\n".join(stderr), flags=re.MULTILINE)
+    text = re.sub(r"(local-rank=|device_ids \[)\d", r"\1…", text)
+    numbers = set(re.findall(r'91_old.py", line (\d+), in <module>', text))
+    messages = set(re.findall(r"^(?:\w+Error: .+|91_old.py: error: .+)", text, re.MULTILINE))
     if len(numbers) > 1 or len(messages) != 1:
-        raise RuntimeError(f"expected one error, got {messages} in lines {numbers}\n{stderr}")
-    return [
-        *([" ".join(warning[0].split())] if warning else []),
-        *(f"stopped at: {script.splitlines()[int(number) - 1]}" for number in numbers),
-        *([] if hides_message else messages),
-    ]
+        raise RuntimeError(f"expected one error, got {messages} in lines {numbers}\n{text}")
+    stopped = [f"stopped at: {script.splitlines()[int(number) - 1]}" for number in numbers]
+    return stopped + ([] if hides_message else list(messages))
 
 
 def evaluated(expression: str, file: Path) -> list[str]:

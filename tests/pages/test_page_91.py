@@ -115,7 +115,7 @@ def test_the_page_shows_how_each_start_ended():
         'stopped at: dist.init_process_group("nccl", init_method="env://")',
         "stopped at: torch.cuda.set_device(local_rank)",
         f"ValueError: {gpu_only}",
-        "printed by 2 of 2 processes: epoch 0, step 0: loss …",
+        "rank 1 printed: epoch 0, step 0: loss …",
         "ValueError: Default process group has not been initialized",
         'Unexpected key(s) in state_dict: "module.conv1.weight"',
         "<All keys matched successfully>",
@@ -129,7 +129,12 @@ def test_the_page_shows_how_each_start_ended():
     assert shown[0][0].startswith(
         "FutureWarning: The module torch.distributed.launch is deprecated"
     )
-    assert shown[5][0] == "printed by 1 of 2 processes: epoch 0, step 0: loss …"
+    assert [len([line for line in lines if " printed: " in line]) for lines in shown[4:8]] == [
+        2,
+        1,
+        1,
+        1,
+    ]
     assert shown[5][2].startswith("UnpicklingError: Weights only load failed.")
 
 
@@ -160,10 +165,9 @@ def test_every_process_prints_unless_the_script_reads_local_rank(
     script = edited_script(number) + program("failures").COUNT
     result = launch(start, tmp_path, script)
     assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines.count("connected: 2") == 2
-    losses = [line for line in lines if line.startswith("epoch 0, step 0: loss ")]
-    assert len(losses) == processes_that_print == len(lines) - 2
+    assert result.stdout.count("connected: 2") == 2
+    losses = re.findall(r"epoch 0, step 0: loss \d+\.\d{4}", result.stdout)
+    assert len(losses) == processes_that_print
 
 
 @pytest.mark.parametrize(
