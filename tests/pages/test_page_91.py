@@ -1,0 +1,395 @@
+"""Page 91: how an old DDP script fails today, its silent mistakes, and two ports of it."""
+
+import json
+import mmap
+import re
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._utils import _get_device_index
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.nn.parallel import DistributedDataParallel
+from torchvision import models
+
+from accel_demo.config import CommandLine
+from accel_demo.data import STATISTICS
+from accel_demo.errors import UserError
+from tests.pages.pages import TUTORIALS, load_module, rows_below, table_rows
+
+PAGE = TUTORIALS / "91_then_and_now.md"
+TEXT = " ".join(PAGE.read_text().split())
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", 2]
+OLD_LAUNCHER = ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2"]
+cites_lines_of_torch = pytest.mark.skipif(
+    not version("torch").startswith("2.15.0"), reason="the page cites lines of torch 2.15.0"
+)
+
+# Run a program, and then write what this process knows to a file in `folder`. Rank 0 downloads
+# slowly, and each process that looks for the data records whether rank 0 had finished by then.
+RECORD = """
+import json, os, runpy, sys, time
+from pathlib import Path
+import torch, torchvision
+import torch.distributed as dist
+
+folder, program = Path(sys.argv.pop(1)), sys.argv[1]
+sys.argv.pop(0)
+record = {"downloaded first": []}
+destroy = dist.destroy_process_group
+
+def download(self):
+    record["downloaded first"].append((folder / "downloaded").exists())
+    time.sleep(0.5)
+    (folder / "downloaded").touch()
+
+def destroy_recorded(*arguments):
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, dist.get_rank())
+    record.update(rank=dist.get_rank(), ranks=ranks)
+    destroy(*arguments)
+
+torchvision.datasets.MNIST.download = download
+dist.destroy_process_group = destroy_recorded
+values = runpy.run_path(program, run_name="__main__")
+assert not dist.is_initialized()
+record["losses"] = values["loss"].item(), values["mean_loss"].item()
+rank = record["rank"]
+(folder / f"{rank}.json").write_text(json.dumps(record))
+torch.save(values["net"].module.state_dict(), folder / f"{rank}.pth")
+"""
+
+
+@cache
+def program(name: str):
+    return load_module(TUTORIALS / f"91_{name}.py")
+
+
+def edited_script(number: int) -> str:
+    """Return the script as it is in this start of the page's first output."""
+    failures = program("failures")
+    script = failures.edited((TUTORIALS / "91_old.py").read_text(), failures.SMALLER)
+    for start in failures.REPAIRS[:number]:
+        script = failures.edited(script, start.edits)
+    return script
+
+
+def launch(start, folder: Path, script: str, launcher: list = TORCHRUN, arguments=()):
+    program("small_mnist").write(folder / "data")
+    (folder / "91_old.py").write_text(script)
+    return start([*launcher, "91_old.py", *arguments], cwd=folder)
+
+
+def contains(library: Path, text: str) -> bool:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        return content.find(text.encode()) >= 0
+
+
+def resnet18() -> nn.Module:
+    net = models.resnet18(num_classes=10)
+    net.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    return net
+
+
+def outcomes() -> list[list[str]]:
+    """Return what happened at each start, from the page's first output."""
+    [block] = re.findall(
+        r"^```text\n\$ python tutorials/91_failures.py\n(.*?)^```",
+        PAGE.read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    starts = re.split(r"^\d+\. .*\n", block, flags=re.MULTILINE)[1:]
+    joined = [re.sub(r"\n     (?=\S)", " ", text) for text in starts]
+    return [[line[5:] for line in text.splitlines() if line.startswith("   > ")] for text in joined]
+
+
+def test_the_page_shows_how_each_start_ended():
+    gpu_only = "DistributedDataParallel device_ids and output_device arguments only work with"
+    expected = [
+        "91_old.py: error: unrecognized arguments: --local-rank=…",
+        'stopped at: dist.init_process_group("nccl", init_method="env://")',
+        "stopped at: torch.cuda.set_device(local_rank)",
+        f"ValueError: {gpu_only}",
+        "rank 1 printed: epoch 0, step 0: loss …",
+        "ValueError: Default process group has not been initialized",
+        'Unexpected key(s) in state_dict: "module.conv1.weight"',
+        "<All keys matched successfully>",
+        "ValueError: sampler option is mutually exclusive with shuffle",
+        f"ValueError: {gpu_only}",
+    ]
+    shown = outcomes()
+    assert len(shown) == len(expected)
+    for lines, last in zip(shown, expected, strict=True):
+        assert lines[-1].startswith(last)
+    assert shown[0][0].startswith(
+        "FutureWarning: The module torch.distributed.launch is deprecated"
+    )
+    assert [len([line for line in lines if " printed: " in line]) for lines in shown[4:8]] == [
+        2,
+        1,
+        1,
+        1,
+    ]
+    assert shown[5][2].startswith("UnpicklingError: Weights only load failed.")
+
+
+@pytest.mark.slow
+def test_the_script_stops_where_the_page_says_until_it_is_repaired(start):
+    result = start(["python", "tutorials/91_failures.py"], timeout=240)
+    assert result.returncode == 0, result.stderr
+    [block] = re.findall(
+        r"^```text\n\$ python tutorials/91_failures.py\n(.*?)^```",
+        PAGE.read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert result.stdout.strip() == block.strip()
+
+
+@pytest.mark.slow
+def test_a_start_with_one_process_is_not_taken_for_two():
+    failures = program("failures")
+    start = failures.Start("one process", {}, failures.TORCHRUN.replace("node 2", "node 1"))
+    with pytest.raises(RuntimeError, match="one process: two processes must be connected"):
+        failures.what_happened(start, edited_script(8))
+
+
+@pytest.mark.parametrize(("number", "processes_that_print"), [(5, 2), (6, 1)])
+def test_every_process_prints_unless_the_script_reads_local_rank(
+    start, tmp_path, number, processes_that_print
+):
+    script = edited_script(number) + program("failures").COUNT
+    result = launch(start, tmp_path, script)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("connected: 2") == 2
+    losses = re.findall(r"epoch 0, step 0: loss \d+\.\d{4}", result.stdout)
+    assert len(losses) == processes_that_print
+
+
+@pytest.mark.parametrize(
+    ("launcher", "renamed", "arguments", "local_ranks"),
+    [
+        (TORCHRUN, False, [], [0, 0]),
+        (TORCHRUN, False, ["--local_rank", "1"], [1, 1]),
+        (OLD_LAUNCHER, True, [], [0, 1]),
+        (TORCHRUN, True, [], [0, 0]),
+    ],
+)
+def test_the_local_rank_comes_from_the_argument(
+    start, tmp_path, launcher, renamed, arguments, local_ranks
+):
+    first_lines = (TUTORIALS / "91_old.py").read_text().partition("dist.init")[0]
+    if renamed:
+        first_lines = first_lines.replace('"--local_rank"', '"--local-rank"')
+    beliefs = program("local_rank")
+    script = beliefs.IMPORTS + first_lines + beliefs.REPORT
+    result = launch(start, tmp_path, script, launcher, arguments)
+    assert result.returncode == 0, result.stderr
+    reports = [json.loads(line) for line in sorted(result.stdout.splitlines())]
+    assert [report["LOCAL_RANK"] for report in reports] == ["0", "1"]
+    assert [report["local_rank"] for report in reports] == local_ranks
+    assert [report["device"] for report in reports] == [f"cuda:{rank}" for rank in local_ranks]
+
+
+@pytest.mark.parametrize("name", ["ddp", "accelerate"])
+def test_a_port_connects_its_processes_averages_the_loss_and_saves_plain_weights(
+    start, tmp_path, name
+):
+    program("small_mnist").write(tmp_path)
+    text = (TUTORIALS / f"91_{name}.py").read_text()
+    (tmp_path / "port.py").write_text(program("failures").edited(text, {"resnet101": "resnet18"}))
+    (tmp_path / "record.py").write_text(RECORD)
+    flags = ["--folder", tmp_path, "--epochs", "2"]
+    result = start([*TORCHRUN, tmp_path / "record.py", tmp_path, tmp_path / "port.py", *flags])
+    assert result.returncode == 0, result.stderr
+    records = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [record["ranks"] for record in records] == [[0, 1], [0, 1]]
+    assert records[0]["downloaded first"] == [False]
+    assert records[1]["downloaded first"] == ([] if name == "ddp" else [True])
+    (own_0, mean_0), (own_1, mean_1) = (record["losses"] for record in records)
+    assert own_0 != own_1 and mean_0 == mean_1 == pytest.approx((own_0 + own_1) / 2)
+    printed = re.findall(r"^epoch (\d), step 0: loss (\d+\.\d{4})$", result.stdout, re.MULTILINE)
+    assert [epoch for epoch, _ in printed] == ["0", "1"]
+    assert len(result.stdout.splitlines()) == 2
+    assert printed[1][1] == f"{mean_0:.4f}"
+
+    ranks = [torch.load(tmp_path / f"{rank}.pth") for rank in range(2)]
+    weights = [key for key, _ in resnet18().named_parameters()]
+    assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in weights)
+    assert not torch.equal(ranks[0]["bn1.running_mean"], ranks[1]["bn1.running_mean"])
+    saved = torch.load(tmp_path / "my_net.pth")
+    resnet18().load_state_dict(saved)
+    assert all(torch.equal(saved[key], ranks[0][key]) for key in saved)
+    assert any(not torch.equal(saved[key], resnet18().state_dict()[key]) for key in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "accelerate"])
+def test_a_port_trains_a_resnet101_in_one_process_and_in_two(start, tmp_path, name):
+    program("small_mnist").write(tmp_path)
+    for processes in (1, 2):
+        launcher = ["torchrun", "--standalone", "--nproc-per-node", processes]
+        flags = ["--folder", tmp_path, "--epochs", "1"]
+        result = start([*launcher, f"tutorials/91_{name}.py", *flags], timeout=200)
+        assert result.returncode == 0, result.stderr
+        assert len(result.stdout.splitlines()) == 1
+        net = models.resnet101(num_classes=10)
+        net.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+        net.load_state_dict(torch.load(tmp_path / "my_net.pth"))
+        (tmp_path / "my_net.pth").unlink()
+
+
+def test_the_ports_are_short():
+    rows = [row for row in table_rows(PAGE.name, cells=6) if row[0].startswith("`91")]
+    assert [row[:2] for row in rows] == [
+        ["`91_old.py`", "`91_ddp.py`"],
+        ["`91_ddp.py`", "`91_accelerate.py`"],
+        ["`91_old.py`", "`91_accelerate.py`"],
+    ]
+    for _, _, *numbers in rows:
+        before, removed, added, after = map(int, numbers)
+        assert before - removed + added == after <= 50
+
+
+def test_normalize_with_05_and_1_only_shifts_the_pixels():
+    rows = {row[0].strip("`"): list(map(float, row[1:])) for row in rows_below(PAGE, "after")}
+    plain, shifted = rows["ToTensor()"], rows["Normalize((0.5,), (1.0,))"]
+    assert shifted[:2] == [-0.5, 0.5]
+    assert shifted[2] == pytest.approx(plain[2] - 0.5) and shifted[3] == plain[3] != 1
+    assert rows["Normalize((0.5,), (0.5,))"][:2] == [-1, 1]
+    assert rows["Normalize((0.286,), (0.353,))"][2:] == [0, 1]
+    _, mean, std = STATISTICS["mnist"]
+    assert f"`Normalize(({mean[0]},), ({std[0]},))`" in TEXT
+
+
+def test_the_second_step_starts_with_the_running_mean_of_rank_0(start):
+    result = start(["python", "tutorials/91_silent.py"])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() in PAGE.read_text()
+    rows = [line.split("|")[1:4] for line in result.stdout.splitlines() if "step" in line]
+    values = {name.strip(): (float(first), float(second)) for name, first, second in rows}
+    before, after, second = (values[name] for name in values if name.startswith("running mean"))
+    assert before == (0, 0)
+    assert after[0] != after[1]
+    assert second == (after[0], after[0])
+
+
+def wrap_and_catch() -> str:
+    """Wrap a network on the CPU with a group that, like one of NCCL, has no backend for it."""
+    group = dist.new_group(backend="cuda:gloo")
+    with pytest.raises(RuntimeError) as error:
+        DistributedDataParallel(nn.Linear(2, 2), process_group=group)
+    return str(error.value)
+
+
+def test_wrapping_a_network_on_the_cpu_fails_without_a_backend_for_the_cpu(together):
+    message = "No backend type associated with device type cpu"
+    assert together(wrap_and_catch, 2) == [message, message]
+    assert f"`{message}`" in TEXT
+
+
+@pytest.mark.parametrize("device", ["cuda:1", 1, torch.device("cuda", 1)])
+def test_output_device_is_a_device_and_a_list_is_read_as_none(device):
+    assert _get_device_index(device, True) == 1
+    assert _get_device_index([device], True) == _get_device_index(None, True)
+
+
+def test_the_prefix_of_old_files_can_be_removed():
+    state_dict = {f"module.{key}": value for key, value in resnet18().state_dict().items()}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        resnet18().load_state_dict(state_dict)
+    consume_prefix_in_state_dict_if_present(state_dict, "module.")
+    resnet18().load_state_dict(state_dict)
+
+
+def test_conv1_is_the_only_layer_that_reads_the_image_and_28_pixels_become_7():
+    net = models.resnet101(num_classes=10)
+    inputs = [layer.in_channels for layer in net.modules() if isinstance(layer, nn.Conv2d)]
+    assert inputs[0] == 3 and 3 not in inputs[1:]
+    net.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    pooled = net.maxpool(net.bn1(net.conv1(torch.zeros(2, 1, 28, 28))))
+    assert pooled.shape[2:] == (7, 7)
+    assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_the_repository_has_the_options_of_the_old_script():
+    flags = "--model resnet101 --dataset mnist --batch-size 256 --optimizer adam"
+    flags += " --learning-rate 1e-3 --schedule constant --label-smoothing 0 --clip-norm inf"
+    config, _ = CommandLine("").read([*flags.split(), "--print-every", "10"])
+    assert (config.epochs, config.weight_decay) == (10, 0)  # defaults
+    assert (config.augment, config.dropout, config.accumulate) == (False, 0, 1)
+    assert "--schedule constant --label-smoothing 0 --clip-norm inf" in TEXT
+    with pytest.raises(UserError, match="there is no --local-rank. Start this with"):
+        CommandLine("").read(["--local-rank=0"])
+
+
+@cites_lines_of_torch
+def test_the_page_cites_the_right_lines():
+    def line(module: str, number: int) -> str:
+        return Path(find_spec(module).origin).read_text().splitlines()[number - 1]
+
+    c10d = "torch.distributed.distributed_c10d"
+    assert "nccl2 requires at least one CUDA device" in line(c10d, 833)
+    assert "device_index = get_node_local_rank() % device_count" in line(c10d, 836)
+    assert "Distributed package doesn't have NCCL built in" in line(c10d, 856)
+    launcher = " ".join(line("torch.distributed.launch", number) for number in range(104, 109))
+    assert "versionchanged:: 2.0.0" in launcher and "the dashed ``--local-rank``" in launcher
+    assert line("torch._utils", 879).startswith("def _get_device_index(")
+    assert "self.output_device is None else self.output_device" in line(
+        "torch.nn.parallel.distributed", 1490
+    )
+    for text in ("lines 833 and 856", "line 836", "lines 104 to 108", "line 879", "line 1490"):
+        assert text in TEXT
+
+
+@cites_lines_of_torch
+def test_ddp_uses_output_device_only_for_its_log():
+    text = Path(find_spec("torch.nn.parallel.distributed").origin).read_text()
+    uses = [line.strip() for line in text.splitlines() if "self.output_device" in line]
+    assert uses == [
+        "self.output_device = None",
+        "self.output_device = _get_device_index(output_device, True)",
+        "-1 if self.output_device is None else self.output_device,",
+    ]
+
+
+@pytest.mark.skipif(
+    not version("torchvision").startswith("0.29.2"), reason="the page cites lines of 0.29.2"
+)
+def test_torchvision_checks_for_the_files_and_then_writes_them():
+    lines = Path(find_spec("torchvision.datasets.mnist").origin).read_text().splitlines()
+    assert lines[176].strip() == "if self._check_exists():"
+    assert "download_and_extract_archive(" in lines[187]
+    assert "lines 177 to 188 in 0.29.2" in TEXT
+
+
+@cites_lines_of_torch
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch has no CUDA library")
+def test_the_messages_about_gpus_are_in_the_libraries():
+    libraries = Path(torch.__file__).parent / "lib"
+    nccl = Path(next(iter(find_spec("nvidia.nccl").submodule_search_locations)), "lib/libnccl.so.2")
+    leak = "destroy_process_group() was not called before program exit, which can leak resources"
+    messages = {
+        libraries / "libtorch_cuda.so": ["ProcessGroupNCCL is bound to device ", leak],
+        libraries / "libc10_cuda.so": [
+            "Found no NVIDIA driver on your system",
+            "No CUDA GPUs are available",
+        ],
+        nccl: ["Multiple Ranks are using the same GPU/Partition"],
+    }
+    for library, texts in messages.items():
+        for text in texts:
+            assert contains(library, text), text
+            assert text.strip() in TEXT
+    for name in ("libtorch_python.so", "libtorch_cpu.so"):  # the second one contains gloo
+        assert not contains(libraries / name, leak)
+
+
+def test_a_wrong_number_of_arguments_is_an_error_in_one_line(start):
+    result = start(["python", "tutorials/91_small_mnist.py"])
+    message = "error: pass one folder, for example runs/small-mnist\n"
+    assert (result.returncode, result.stderr) == (2, message)
