@@ -1,35 +1,35 @@
 """Exercise 91: port an old DDP script.
 
-The script below is in the style of 2019 to 2022. It doesn't run any more, and it has mistakes that
-nobody noticed when it did. Port it to raw DDP or to Accelerate, whichever you prefer. `N` is 1 or
-2, and the GPUs are hidden, so your script has to run on CPUs too:
+The script below is in the style of 2019 to 2022. It no longer runs, and it has mistakes that nobody
+noticed when it did. Port it to plain DDP or to Accelerate, whichever you prefer. The check hides
+all GPUs and starts your script with this command, where `N` is 1 or 2:
 
     torchrun --standalone --nproc-per-node N tutorials/exercises/91_port.py --folder F --epochs E
 
 `F` is an existing folder that all processes share. Graded:
 
-1. Training. The processes train one network together. Keep the network and its initial weights, the
-   optimizer and its settings, and the batch size, which is per process. Epochs are counted from 0,
-   and epoch `e` reads the training images in the order that `DistributedSampler(train_set, seed=0)`
-   has after `set_epoch(e)`. (Accelerate has the same order with `shuffle=True` in the loader and
+1. Training. All processes train one network together. Keep the network and its initial weights, the
+   optimizer and its settings, and the batch size, which is per process. Epochs are counted from 0.
+   In epoch `e`, the training images have the order of `DistributedSampler(train_set, seed=0)` after
+   `set_epoch(e)`. (Accelerate uses the same order if the loader has `shuffle=True` and you pass
    `DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)`.)
-2. Evaluation. After each epoch, the main process alone prints one line like the one below. It
+2. Evaluation. After each epoch, the main process alone prints a line like the one below, which
    counts each of the 501 test images once. Other lines may be printed too.
 
        epoch 2: 407 of 501 test images correct
 
-3. Checkpoints. After each epoch, before its line is printed, a checkpoint is saved in `F`. The
-   format is up to you. If all processes are killed after a line and started again with the same
+3. Checkpoints. After each epoch, before its line is printed, save a checkpoint in `F`, in any
+   format. If all processes are killed when the line appears and started again with the same
    command, training continues with the next epoch and ends with the same weights as without a kill.
-   (The check never kills a save. Page 35 shows how to survive that.)
+   (Page 35 shows how to survive a kill during a save, which isn't graded here.)
 4. Result. At the end, `F/model.pth` contains the `state_dict` of the network itself, with keys such
-   as `fc1.weight`, and `torch.load(..., weights_only=True)` loads it.
-5. Files. No file is written by more than one process. (All processes may call Accelerate's
-   `save_state`, because each one writes different files.)
-6. Size. At most 100 lines differ from the old script. Removed and added lines are counted, except
-   for imports, docstrings, comments, blank lines and changes in indentation.
+   as `fc1.weight`, and `torch.load(..., weights_only=True)` can load it.
+5. Files. No two processes write the same file. (Accelerate's `save_state` is allowed: each process
+   calls it, and each writes different files.)
+6. Size. At most 100 lines differ from the old script, counting removed and added lines. Imports,
+   docstrings, comments, blank lines and indentation don't count.
 
-Weights may differ from the expected ones by up to 1e-4. The old script stays in
+The weights may differ from the expected ones by up to 1e-4. A copy of the old script is in
 graders/old_script_91.py, so you can look at your changes with `diff`.
 
 accel-demo check 91

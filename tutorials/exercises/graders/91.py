@@ -55,25 +55,23 @@ def judge_all(answer: Path) -> str:
     with tempfile.TemporaryDirectory() as parent, ThreadPoolExecutor(2) as pool:
         full, killed, single = (Path(parent, name) for name in ("full", "killed", "single"))
         # Two launches at a time: there may be only two cores.
-        starts = [
-            pool.submit(launch, answer, full, 2),
-            pool.submit(launch, answer, killed, 2, True),
-        ]
+        without_kill = pool.submit(launch, answer, full, 2)
+        until_kill = pool.submit(launch, answer, killed, 2, is_killed=True)
         reference(2)  # while the launches import torch
         with place("on two processes"):
-            judge(full, starts[0].result())
-        with place(f"on two processes, killed after epoch {KILL_AFTER}"):
-            starts[1].result()
-        starts = [pool.submit(launch, answer, killed, 2), pool.submit(launch, answer, single, 1)]
+            judge(full, without_kill.result())
+            until_kill.result()
+        after_kill = pool.submit(launch, answer, killed, 2)
+        alone = pool.submit(launch, answer, single, 1)
         with place(f"on two processes, killed after epoch {KILL_AFTER} and started again"):
-            judge(killed, starts[0].result(), first_epoch=KILL_AFTER + 1)
+            judge(killed, after_kill.result(), first_epoch=KILL_AFTER + 1)
         with place("on one process"):
-            judge(single, starts[1].result())
+            judge(single, alone.result())
     changes = changed_lines(OLD_SCRIPT.read_text(), answer.read_text())
     if changes > MOST_CHANGES:
         raise Wrong(
-            f"it works, but {changes} lines differ from the old script (added and removed lines "
-            f"together), and at most {MOST_CHANGES} may: keep what need not change"
+            f"it works, but {changes} lines differ from the old script (removed and added lines "
+            f"together), and at most {MOST_CHANGES} may: leave the other lines as they were"
         )
     return (
         "the weights equal the reference's, on one process, on two, and after a kill. The port "
@@ -99,6 +97,8 @@ def launch(answer: Path, folder: Path, processes: int, is_killed: bool = False) 
     if is_killed and any(record.is_killed for record in records.values()):
         return []
     check_end(outcome, records, processes)
+    if is_killed:
+        raise Wrong(f"it prints the line of epoch {KILL_AFTER} in some runs, but not in all")
     return [records[f"{processes}-{rank}"] for rank in range(processes)]
 
 
@@ -116,10 +116,9 @@ def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> N
             "a message of the wrong size. Does only one process make a call that all must make?",
             CONNECT,
         )
-    files = [set(record.files) for record in records.values()]
     for name, record in records.items():
-        if record.error.startswith("FileNotFoundError") and set.intersection(*files):
-            raise Wrong(*written_twice(files))
+        if record.error.startswith("FileNotFoundError"):  # another rank may have renamed the file
+            check_files(list(records.values()))
         if record.error:
             same = len([one for one in records.values() if one.error == record.error]) == processes
             who = "it" if same else f"rank {name[-1]}"
@@ -138,10 +137,11 @@ def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> N
         raise Wrong("a process ended early, without an error, as after os._exit or a crash")
 
 
-def written_twice(files: list[set[str]]) -> tuple[str, str]:
-    """Return a description of a file that all processes have written, and the heading to read."""
-    name = min(set.intersection(*files))
-    return f"every process writes {name}: only the main process should", SAVE
+def check_files(records: list[Record]) -> None:
+    """Raise `Wrong` if two processes have written the same file."""
+    names = set.intersection(*(set(record.files) for record in records))
+    if len(records) > 1 and names:
+        raise Wrong(f"every process writes {min(names)}: only the main process should", SAVE)
 
 
 def patience() -> float:
@@ -164,9 +164,7 @@ def judge(folder: Path, records: list[Record], first_epoch: int = 0) -> None:
                 f"give {least}. Does each test image count once?",
                 METRIC,
             )
-    files = [set(record.files) for record in records]
-    if size > 1 and set.intersection(*files):
-        raise Wrong(*written_twice(files))
+    check_files(records)
 
 
 def judge_lines(records: list[Record], first_epoch: int) -> None:
@@ -187,8 +185,8 @@ def judge_lines(records: list[Record], first_epoch: int) -> None:
         )
     if epochs != list(range(first_epoch, EPOCHS)):
         raise Wrong(
-            f"it prints lines for the epochs {', '.join(map(str, epochs))}, instead of "
-            f"{', '.join(map(str, range(first_epoch, EPOCHS)))}",
+            f"the printed lines are for epochs {', '.join(map(str, epochs))}, but should be for "
+            f"epochs {', '.join(map(str, range(first_epoch, EPOCHS)))}",
             RESUME if first_epoch else "",
         )
     for _, _, total in lines:

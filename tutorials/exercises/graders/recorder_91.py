@@ -37,7 +37,6 @@ class Record:
     error: str = ""
     is_at: int = 0
     is_stuck: bool = False
-    has_ended: bool = False
     is_killed: bool = False
     lines: list[tuple[int, ...]] = field(default_factory=list)  # (epoch, correct, total) printed
     files: list[str] = field(default_factory=list)  # written, relative to the folder
@@ -54,71 +53,97 @@ def run(
     """Run the script, and write this rank's record to the folder `reports`. Does not return.
 
     If `kill_after` is not negative, all ranks are killed with SIGKILL when the line of that epoch
-    is printed. After `patience` seconds, the script is stopped. If a rank fails or is stuck, every
-    other rank also writes its record, because it may contain the cause.
+    is printed. After `patience` seconds, the script is stopped.
     """
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    record, last_words = Record(), [""]
-
-    def report() -> None:
-        grading.write_report(reports, f"{size}-{rank}", asdict(record))
-
-    def on_line(line: str) -> None:
-        if match := LINE.fullmatch(line.strip()):
-            record.lines.append(tuple(map(int, match.groups())))
-            if record.lines[-1][0] == kill_after:
-                record.is_killed = True
-                report()
-                kill_all(reports, size, rank)
-
-    def on_error_line(line: str) -> None:
-        last_words[0] = line.strip() or last_words[0]
-
-    def watch() -> None:
-        failed = reports / "failed"
-        wait_for(lambda: record.error or record.has_ended or failed.exists(), patience)
-        if record.error or record.has_ended:
-            return
-        is_first = not failed.exists()
-        failed.touch()
-        frame = sys._current_frames()[threading.main_thread().ident or 0]
-        lines = [line for frame, line in traceback.walk_stack(frame) if is_in(frame, answer)]
-        record.is_at = lines[0] if lines else 0
-        record.is_stuck = is_first
-        report()
-        if is_first:
-            wait_for_all()
-            os._exit(1)
-
-    def wait_for_all() -> None:
-        wait_for(lambda: len(list(reports.glob("*.json"))) == size, GRACE)
-
-    (reports / f"{rank}.pid").write_text(f"{os.getpid()}\n")
-    record_files(folder, record.files)
-    finish = record_training(record)
+    rank = Rank(answer, reports, kill_after)
+    (reports / f"{rank.rank}.pid").write_text(f"{os.getpid()}\n")
+    record_files(folder, rank.record.files)
+    record_weights = record_training(rank.record)
     sys.argv = [str(answer), "--folder", str(folder), "--epochs", str(epochs)]
     sys.path[0] = str(answer.parent)
-    output, errors = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = Watched(output, on_line), Watched(errors, on_error_line)  # pyright: ignore
-    threading.Thread(target=watch, daemon=True).start()
+    output, errors = Watched(sys.stdout, rank.on_line), Watched(sys.stderr, rank.on_error_line)
+    sys.stdout, sys.stderr = output, errors  # pyright: ignore (they behave like text streams)
+    threading.Thread(target=rank.watch, args=[patience], daemon=True).start()
     try:
         runpy.run_path(str(answer), run_name="__main__")
-    except BaseException as error:
-        if not isinstance(error, SystemExit) or error.code:
-            record.error = described(error, answer, last_words[0])
-    if not record.error:
+        error = None
+    except BaseException as raised:
+        error = None if isinstance(raised, SystemExit) and not raised.code else raised
+    if error:
+        rank.fail(error)
+    else:
         for thread in threading.enumerate():  # such as one that is still saving
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-        finish()
-        record.has_ended = True
-    report()
-    if record.error:
-        (reports / "failed").touch()
-        wait_for_all()
-    for stream in (output, errors):
-        stream.flush()
-    os._exit(1 if record.error else 0)  # Python's own exit may wait for the other ranks
+        record_weights()
+        rank.report()
+    output.flush()
+    errors.flush()
+    os._exit(1 if error else 0)  # Python's own exit may wait for the other ranks
+
+
+class Rank:
+    """This rank. If it fails or is stuck, the other ranks report, too: one may show the cause."""
+
+    def __init__(self, answer: Path, reports: Path, kill_after: int):
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.answer, self.reports, self.kill_after = answer, reports, kill_after
+        self.failed = reports / "failed"  # exists as soon as a rank has failed or is stuck
+        self.record, self.last_words = Record(), ""
+        self.lock, self.is_reported = threading.Lock(), False
+
+    def report(self) -> None:
+        """Write the record, the first time this is called."""
+        with self.lock:
+            if not self.is_reported:
+                grading.write_report(self.reports, f"{self.size}-{self.rank}", asdict(self.record))
+            self.is_reported = True
+
+    def on_line(self, line: str) -> None:
+        if match := LINE.fullmatch(line.strip()):
+            self.record.lines.append(tuple(map(int, match.groups())))
+            if self.record.lines[-1][0] == self.kill_after:
+                self.record.is_killed = True
+                self.report()
+                self.kill_all()
+
+    def on_error_line(self, line: str) -> None:
+        self.last_words = line.strip() or self.last_words
+
+    def watch(self, patience: float) -> None:
+        """Report where the script is when the time is up or another rank has failed."""
+        wait_for(lambda: self.is_reported or self.failed.exists(), patience)
+        if self.failed.exists():
+            wait_for(lambda: self.is_reported, GRACE / 3)  # this rank may fail as well
+        if self.is_reported:
+            return
+        self.record.is_stuck = not self.failed.exists()
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        frames = traceback.walk_stack(frame)
+        self.record.is_at = next((line for one, line in frames if is_in(one, self.answer)), 0)
+        self.report()
+        if self.record.is_stuck:
+            self.end_all()
+            os._exit(1)
+
+    def fail(self, error: BaseException) -> None:
+        self.record.error = described(error, self.answer, self.last_words)
+        self.report()
+        self.end_all()
+
+    def end_all(self) -> None:
+        """Wait until all ranks have reported. torchrun kills them when this one exits."""
+        self.failed.touch()
+        wait_for(lambda: len(list(self.reports.glob("*.json"))) == self.size, GRACE)
+
+    def kill_all(self) -> None:
+        """Kill all ranks with SIGKILL, this one last. torchrun then ends by itself."""
+        for other in range(self.size):
+            file = self.reports / f"{other}.pid"
+            if other != self.rank:
+                wait_for(lambda file=file: file.exists() and file.read_text().endswith("\n"), GRACE)
+                os.kill(int(file.read_text()), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def described(error: BaseException, answer: Path, last_words: str) -> str:
@@ -137,16 +162,6 @@ def described(error: BaseException, answer: Path, last_words: str) -> str:
 
 def is_in(frame, answer: Path) -> bool:
     return frame.f_code.co_filename == str(answer)
-
-
-def kill_all(reports: Path, size: int, rank: int) -> None:
-    """Kill all ranks with SIGKILL, this one last. torchrun then ends by itself."""
-    for other in range(size):
-        file = reports / f"{other}.pid"
-        if other != rank:
-            wait_for(lambda file=file: file.exists() and file.read_text().endswith("\n"), GRACE)
-            os.kill(int(file.read_text()), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_for(condition, seconds: float) -> None:

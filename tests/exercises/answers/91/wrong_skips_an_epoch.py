@@ -1,4 +1,4 @@
-# wrong: it prints lines for the epochs 3, instead of 2, 3
+# wrong: the printed lines are for epochs 3, but should be for epochs 2, 3
 import argparse
 import os
 
