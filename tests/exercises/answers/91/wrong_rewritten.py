@@ -27,7 +27,7 @@ class Network(nn.Module):
 
 
 def evaluate(model, loader, device):
-    """Return the hits predictions and the inputs of this rank and of all ranks together."""
+    """Return the correct predictions and the images of this rank and of all ranks together."""
     model.eval()
     totals = torch.zeros(2, dtype=torch.int64, device=device)
     with torch.no_grad():
