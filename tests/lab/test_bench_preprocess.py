@@ -27,7 +27,7 @@ def test_every_case_is_measured_and_both_ranks_have_the_slowest_times(together):
 
 
 @pytest.mark.parametrize(
-    ("method", "calls"), [(ONE, [("MainThread", 4)]), (DP, [("replica 0", 2), ("replica 1", 2)])]
+    ("method", "calls"), [(ONE, [("MainThread", 16)]), (DP, [("replica 0", 8), ("replica 1", 8)])]
 )
 def test_each_thread_preprocesses_as_many_images_as_it_gets(method, calls, monkeypatch):
     made = []

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy import dp_and_ddp
-from tests.pages.pages import TUTORIALS, load_module, rows_below
+from tests.pages.pages import TUTORIALS, load_module, rows_below, transcript
 
 PAGE = TUTORIALS / "25_dp_or_ddp.md"
 TEXT = " ".join(PAGE.read_text().split())
@@ -170,3 +170,22 @@ def test_the_first_plan_has_the_gradient_of_the_whole_batch():
     for x, y in zip(inputs.split(plan.batch_size), labels.split(plan.batch_size), strict=True):
         (nn.functional.mse_loss(network(x), y) / plan.micro_batches).backward()
     torch.testing.assert_close(network.weight.grad, expected)
+
+
+def test_the_transcript_has_the_recorded_command():
+    records = load_module(TUTORIALS / "40_record.py").RECORDS
+    recorded = transcript("dp_or_ddp")
+    assert list(recorded) == records["dp_or_ddp"]
+    assert all(f"$ {command}\n" in PAGE.read_text() for command in recorded)
+
+
+def test_in_the_transcript_python_code_is_faster_only_in_processes():
+    ((_, output),) = transcript("dp_or_ddp").items()
+    title = "Forward pass of small_cnn after preprocessing in Python"
+    table = output[output.index(f"{title}, ") :].partition("|\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:]] for line in table.splitlines()[4:]]
+    ratios = {row[0]: float(row[3]) for row in rows}
+    assert list(ratios) == ["one process", "DataParallel, 2 threads", "DDP, 2 processes"]
+    assert ratios["DataParallel, 2 threads"] < 1.2 and ratios["DDP, 2 processes"] > 1.4
+    low = re.search(rf"^{title}: .* interval ([\d.]+) – ", output, re.MULTILINE)
+    assert float(low[1]) > 1
