@@ -1,7 +1,8 @@
-"""Record the measured outputs and pictures of pages 20, 40 and 41 again.
+"""Record the measured outputs and pictures of pages 20, 25, 40 and 41 again.
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
-python tutorials/40_record.py scaling      # or alpha_beta (page 20), timeline (40), slower (41)
+python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline (40),
+                                           # slower (41)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 """
 
@@ -15,6 +16,7 @@ from accel_demo.processes.launch import REPOSITORY, run_to_end
 TIME_LIMIT = 1800  # seconds per command
 RECORDS = {
     "alpha_beta": ["python -m accel_demo.anatomy.alpha_beta --plot tutorials/20_alpha_beta.svg"],
+    "dp_or_ddp": ["accel-demo bench dataparallel --preprocess"],
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
         "accel-demo timeline --bucket-mb 0.5,2,8,25,100",

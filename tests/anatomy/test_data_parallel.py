@@ -242,6 +242,14 @@ def test_only_replica_0_shares_memory_with_the_module():
         assert torch.equal(getattr(second, name), tensor)
 
 
+def test_replicas_keep_the_memory_format_of_the_module():
+    """`view_as` would change the strides of a channels-last weight with one channel."""
+    net = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+    assert net.weight.stride() != net.weight.view_as(net.weight).stride()
+    for replica in replicate(net, [CPU] * 3):
+        assert vars(replica)["weight"].stride() == net.weight.stride()
+
+
 def test_only_the_samples_of_replica_0_update_batch_norm_statistics():
     torch.manual_seed(0)
     inputs = torch.randn(9, 3) + torch.arange(9).unsqueeze(1)

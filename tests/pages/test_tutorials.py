@@ -30,6 +30,12 @@ LIES = [
         "classifier |            2 |       2 |",
         "classifier |            1 |       1 |",
     ),
+    ("25_dp_or_ddp.md", "36 of 36 byte counts", "35 of 36 byte counts"),
+    (
+        "25_dp_or_ddp.md",
+        "|         2 |                64 |             2 |          256 |      0 |",
+        "|         2 |                64 |             4 |          256 |      0 |",
+    ),
     ("20_collectives.md", "100 200 300 | 3 30 300", "100 200 300 | 3 30 301"),
     ("21_ring.md", "     8 | 1.75 × S", "     8 | 2.75 × S"),
     ("21_ring.md", "wire.exchange(chunks[out], right", "wire.exchange(chunks[into], right"),

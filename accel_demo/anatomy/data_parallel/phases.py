@@ -71,7 +71,9 @@ def replicate(
     replicas = []
     for replica, device in enumerate(devices):
         copies = {
-            id(tensor): tensor.to(device, copy=True) if replica > 0 else tensor.view_as(tensor)
+            # `[...]` returns an alias with the same strides. `view_as` can change the strides of a
+            # channels-last weight with one channel, which makes the network slower.
+            id(tensor): tensor.to(device, copy=True) if replica > 0 else tensor[...]
             for tensor in (*module.parameters(), *module.buffers())  # yields a shared tensor once
         }
         note(record, "replicate", replica, device, list(copies.values()), replica > 0)

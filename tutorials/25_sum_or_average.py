@@ -1,6 +1,6 @@
 """Compare the sum of the replicas' gradients with their average, for two kinds of loss.
 
-python tutorials/24_sum_or_average.py
+python tutorials/25_sum_or_average.py
 """
 
 import torch

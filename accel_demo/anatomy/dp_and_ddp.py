@@ -1,0 +1,359 @@
+"""Compare DataParallel with DDP: processes, threads, bytes received and bytes held by each device.
+
+python -m accel_demo.anatomy.dp_and_ddp
+python -m accel_demo.anatomy.dp_and_ddp --processes 4 --model tiny_cnn --plot bytes.svg
+
+Both train the same network with AdamW and the same global batch, on N devices. DataParallel is our
+own (data_parallel/phases.py), which also runs on a CPU, and its batch starts on device 0. DDP is
+PyTorch's, but averages its gradients in our ring (ring.py), which logs every message. The program
+counts bytes in the third training step, because DDP creates its final buckets in the second.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy import memory, traffic
+from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.anatomy.data_parallel.scatter_gather import Event
+from accel_demo.anatomy.ddp.flight_recorder import recorded
+from accel_demo.anatomy.flags import command_line, read
+from accel_demo.anatomy.gil import has_gil
+from accel_demo.anatomy.ring import all_reduce_chunked_ring
+from accel_demo.anatomy.wire import Wire
+from accel_demo.config import MODELS
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.models import CLASSES
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.group import run_in_group
+from accel_demo.show import COLOURS, new_figure, save, table
+
+DP, DDP = "DataParallel", "DDP"
+CONSTRUCTOR, FORWARD, BACKWARD, STEP = TIMES = (
+    "constructor",
+    "forward",
+    "backward",
+    "optimizer.step()",
+)
+STEPS = 3  # the last step is counted
+FORMULAS = {  # the keys of `DeviceCounts.received` and `memory.KINDS`: (DataParallel, DDP)
+    CONSTRUCTOR: ("0", "rank 0: 8·(N−1), others: P + B + M"),
+    FORWARD: ("device 0: Y·(N−1)/N, others: P + B + X/N", "rank 0: 0, others: B"),
+    BACKWARD: ("device 0: P·(N−1), others: 0", "2·P·(N−1)/N"),
+    STEP: ("0", "0"),
+    "parameters": ("P", "P"),
+    "gradients": ("P", "P"),
+    "optimizer state": ("device 0: 2·P, others: 0", "2·P"),
+    "buckets": ("0", "P"),
+    "gathered": ("device 0: Y, others: 0", "0"),
+}
+
+
+@dataclass
+class DeviceCounts:
+    """Counts of one device in a training step.
+
+    `received` maps each of `TIMES` to the bytes that arrived from other devices.
+    """
+
+    process: int  # ID of the process that ran the forward pass
+    thread: str  # name of the thread that ran it
+    images: int
+    received: dict[str, int]
+    held: memory.DeviceMemory
+    buckets: list[int]  # gradient elements in each of DDP's buckets
+
+
+@dataclass
+class Sizes:
+    """Sizes in bytes that the formulas depend on."""
+
+    parameters: int  # P in the formulas
+    buffers: int  # B
+    inputs: int  # X: the images of the global batch
+    outputs: int  # Y: the logits of the global batch
+    metadata: int  # M: what DDP sends to check that all ranks have the same parameters
+
+
+class ForwardLog:
+    """A log of the process, the thread and the number of images in each call of a network."""
+
+    def __init__(self, network: nn.Module):
+        self.calls: list[tuple[int, str, int]] = []
+        network.register_forward_pre_hook(self._note)  # replicas of the network have the hook too
+
+    def _note(self, network: nn.Module, arguments: tuple) -> None:
+        thread = threading.current_thread().name.replace("MainThread", "main")
+        self.calls.append((os.getpid(), thread, len(arguments[0])))
+
+
+def count_all(device: torch.device, model: str) -> dict[str, list[DeviceCounts]]:
+    """Count for each device of DataParallel and each rank of DDP. Every rank must call this."""
+    by_device = []
+    if dist.get_rank() == 0:
+        devices = memory.devices_of_a_process(device, dist.get_world_size())
+        by_device = count_data_parallel(devices, model)
+    dist.barrier()
+    return {DP: gather_objects(by_device)[0], DDP: gather_objects(count_ddp(device, model))}
+
+
+def count_data_parallel(devices: list[torch.device], model: str) -> list[DeviceCounts]:
+    """Train with DataParallel in this process, and return the counts of each device."""
+    network, record = memory.make_network(model, devices[0]), []
+    log, optimizer = ForwardLog(network), memory.OPTIMIZERS["adamw"](network.parameters())
+    images, labels = memory.batch(devices[0])
+    wrapped = DataParallel(network, devices, record)
+    events = {CONSTRUCTOR: record.copy()}
+    for _ in range(STEPS):
+        record.clear()
+        log.calls.clear()
+        output = wrapped(images)
+        events[FORWARD] = record.copy()
+        F.cross_entropy(output, labels).backward()
+        events[BACKWARD] = record[len(events[FORWARD]) :]
+        before = len(record)
+        optimizer.step()
+        optimizer.zero_grad()
+        events[STEP] = record[before:]
+    held = memory.data_parallel(devices, model, memory.OPTIMIZERS["adamw"])
+    calls = sorted(log.calls, key=lambda call: int(call[1].removeprefix("replica ")))
+    return [
+        DeviceCounts(*call, {time: received_by(index, events[time]) for time in TIMES}, bytes_, [])
+        for index, (call, bytes_) in enumerate(zip(calls, held, strict=True))
+    ]
+
+
+def received_by(index: int, events: list[Event]) -> int:
+    """Return the bytes that device `index` receives.
+
+    Inputs, weights and buffers travel from device 0 to the others. Outputs and gradients travel
+    from the others to device 0.
+    """
+    if index == 0:
+        return sum(event.size for event in events if event.phase in ("gather", "backward"))
+    own = [event for event in events if event.replica == index]
+    return sum(event.size for event in own if event.phase in ("scatter", "replicate"))
+
+
+def count_ddp(device: torch.device, model: str) -> DeviceCounts:
+    """Train with DDP, and return the counts of this rank. Every rank must call this."""
+    network, wire, buckets = memory.make_network(model, device), Wire(), []
+    log, optimizer = ForwardLog(network), memory.OPTIMIZERS["adamw"](network.parameters())
+    images, labels = (tensor.chunk(wire.world_size)[wire.rank] for tensor in memory.batch(device))
+    received: dict[str, int] = {}
+    with count_collectives(received, CONSTRUCTOR):
+        wrapped = DistributedDataParallel(network)
+
+    def average_in_ring(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets.append(bucket.buffer().numel())
+        all_reduce_chunked_ring(bucket.buffer(), wire, mean=True)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    wrapped.register_comm_hook(None, average_in_ring)
+    for _ in range(STEPS):
+        for log_of_a_step in (wire.sent, log.calls, buckets):
+            log_of_a_step.clear()
+        with count_collectives(received, FORWARD):
+            output = wrapped(images)
+        F.cross_entropy(output, labels).backward()
+        with count_collectives(received, STEP):
+            optimizer.step()
+        optimizer.zero_grad()
+    _, received[BACKWARD] = traffic.bytes_sent_and_received(wire.messages(), wire.rank)
+    (call,) = log.calls
+    (held,) = memory.ddp([device], model, memory.OPTIMIZERS["adamw"])
+    return DeviceCounts(*call, received, held, buckets)
+
+
+@contextmanager
+def count_collectives(received: dict[str, int], time: str) -> Iterator[None]:
+    """Set `received[time]` to the bytes that this rank receives in the block's collectives."""
+    with recorded() as collectives:
+        yield
+    received[time] = 0
+    for collective in collectives:
+        if collective.name == "broadcast":  # DDP always broadcasts from rank 0
+            received[time] += collective.size if dist.get_rank() > 0 else 0
+        elif collective.name == "all_gather":
+            received[time] += (dist.get_world_size() - 1) * collective.size
+        else:
+            raise RuntimeError(f"unexpected collective during {time}: {collective.name}")
+
+
+def sizes_of(model: str) -> Sizes:
+    network = memory.make_network(model, torch.device("cpu"))
+    images, _ = memory.batch(torch.device("cpu"))
+    dimensions = sum(parameter.dim() for parameter in network.parameters())
+    return Sizes(
+        parameters=sum(parameter.nbytes for parameter in network.parameters()),
+        buffers=sum(buffer.nbytes for buffer in network.buffers()),
+        inputs=images.nbytes,
+        outputs=len(images) * CLASSES * 4,  # float32
+        # One int64 from each rank, then the shape and the strides of each parameter from rank 0.
+        # Source: verify_params_across_processes in torch/csrc/distributed/c10d/reducer.cpp
+        metadata=8 * (dist.get_world_size() - 1) + 16 * dimensions,
+    )
+
+
+def expected_counts(
+    method: str, index: int, devices: int, sizes: Sizes, buckets: Sequence[int]
+) -> dict[str, int]:
+    """Return the bytes that the formulas predict for one device, with the keys of `FORMULAS`."""
+    is_first, others, weights = index == 0, devices - 1, sizes.parameters
+    values = {"parameters": weights, "gradients": weights, STEP: 0}
+    if method == DP:
+        to_each = weights + sizes.buffers + sizes.inputs // devices
+        return values | {
+            CONSTRUCTOR: 0,
+            FORWARD: sizes.outputs * others // devices if is_first else to_each,
+            BACKWARD: weights * others if is_first else 0,
+            "optimizer state": 2 * weights if is_first else 0,
+            "buckets": 0,
+            "gathered": sizes.outputs if is_first else 0,
+        }
+    chunks = [traffic.chunk_sizes(length, 4, devices) for length in buckets]  # float32
+    return values | {
+        CONSTRUCTOR: 8 * others if is_first else weights + sizes.buffers + sizes.metadata,
+        FORWARD: 0 if is_first else sizes.buffers,
+        # If N does not divide the length of a bucket, some ranks receive one element more.
+        BACKWARD: sum(traffic.chunked_ring_bytes(index, of_bucket)[1] for of_bucket in chunks),
+        "optimizer state": 2 * weights,
+        "buckets": weights,
+        "gathered": 0,
+    }
+
+
+def main() -> None:
+    parser = command_line(__doc__, processes=2)
+    parser.add_argument("--model", choices=MODELS, default="small_cnn", help="default: small_cnn")
+    options = read(parser)
+    if memory.GLOBAL_BATCH % options.processes:
+        batch, processes = memory.GLOBAL_BATCH, options.processes
+        raise UserError(f"--processes must divide the batch of {batch}, got {processes}")
+    run_in_group(show, options.processes, options)
+
+
+def show(device: torch.device, options) -> None:
+    counts, sizes = count_all(device, options.model), sizes_of(options.model)
+    (views,) = memory.ddp([device], options.model, memory.OPTIMIZERS["adamw"], views=True)
+    views_by_rank = gather_objects(views.total)
+    if dist.get_rank() > 0:
+        return
+    batch, devices = memory.GLOBAL_BATCH, len(counts[DDP])
+    print(f"{options.model} with AdamW, {batch} images per step, N = {devices}:\n")
+    print(count_table(counts, sizes))
+    print(
+        f"\nBytes: P = {sizes.parameters} (parameters), B = {sizes.buffers} (buffers), "
+        f"X = {sizes.inputs} (images),\nY = {sizes.outputs} (outputs), M = {sizes.metadata} "
+        "(metadata that DDP compares)."
+    )
+    equal = [actual == expected for _, actual, expected in byte_counts(counts, sizes)]
+    print(f"{sum(equal)} of {len(equal)} byte counts equal their formulas.\n")
+    totals = {method: [device.held.total for device in counts[method]] for method in counts}
+    totals["DDP with gradient_as_bucket_view=True"] = views_by_rank
+    rows = [
+        [name, max(of_device), sum(of_device), f"{sum(of_device) / sum(totals[DP]):.2f}"]
+        for name, of_device in totals.items()
+    ]
+    head = ["bytes held", "fullest device", "all devices", f"all, relative to {DP}"]
+    print(table(head, rows))
+    if options.plot:
+        draw(counts, sizes, options.plot)
+
+
+def count_table(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> str:
+    """Return a table with a column for each device and the formulas of each row of bytes."""
+    devices = [(method, device) for method in counts for device in counts[method]]
+    processes = list(dict.fromkeys(device.process for _, device in devices))
+    workers = {(method, device.process, device.thread) for method, device in devices}
+
+    def sharing_a_gil(method: str, device: DeviceCounts) -> int | str:
+        if not has_gil():
+            return "no GIL"
+        return sum((name, process) == (method, device.process) for name, process, _ in workers)
+
+    rows: list[list] = [
+        ["process", *(processes.index(device.process) + 1 for _, device in devices), "", ""],
+        ["thread of the forward pass", *(device.thread for _, device in devices), "", ""],
+        ["threads that share its GIL", *(sharing_a_gil(*pair) for pair in devices), "", ""],
+        ["images in the forward pass", *(device.images for _, device in devices), "", ""],
+    ]
+    for name, formulas in FORMULAS.items():
+        cells = [cell for row, cell, _ in byte_counts(counts, sizes) if row == name]
+        rows.append([f"{'received in' if name in TIMES else 'held:'} {name}", *cells, *formulas])
+    totals = [device.held.total for _, device in devices]
+    rows.append(["held: all kinds", *totals, "", ""])
+    head = [f"{DP}, device {index}" for index in range(len(counts[DP]))]
+    head += [f"{DDP}, rank {index}" for index in range(len(counts[DDP]))]
+    return table(["", *head, f"formula for {DP}", f"formula for {DDP}"], rows)
+
+
+def byte_counts(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> list[tuple[str, int, int]]:
+    """Return (key of `FORMULAS`, counted bytes, bytes by the formula) for every device."""
+    triples = []
+    for method, devices in counts.items():
+        for index, device in enumerate(devices):
+            expected = expected_counts(method, index, len(devices), sizes, device.buckets)
+            actual = device.received | device.held.by_kind
+            triples += [(name, actual[name], expected[name]) for name in FORMULAS]
+    return triples
+
+
+def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> None:
+    """Draw the bytes that each device holds and receives, in multiples of all parameters."""
+    held, received = {}, {}
+    for method, devices in counts.items():
+        held[method] = [device.held.by_kind for device in devices]
+        received[method] = [
+            {f"in {time}": device.received[time] for time in (FORWARD, BACKWARD)}
+            for device in devices
+        ]
+    figure = new_figure(max(6.2, 1.9 * len(counts[DDP])), 7)
+    upper, lower = figure.subplots(2, 1)
+    _draw_bars(upper, "held in a step", held, sizes.parameters, COLOURS)
+    _draw_bars(lower, "received in a step", received, sizes.parameters, COLOURS[5:3:-1])
+    save(figure, path)
+
+
+def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colours: list[str]) -> None:
+    """Draw a stacked bar for each device. `parts` maps a method to {part: bytes} of each device."""
+    places, labels, place = [], [], 0.0
+    highest = max(sum(sizes.values()) for devices in parts.values() for sizes in devices) / unit
+    for method, devices in parts.items():
+        start = place
+        for index, sizes in enumerate(devices):
+            low = 0.0
+            for (part, size), colour in zip(sizes.items(), colours, strict=False):
+                label = part if place == 0 else None
+                axes.bar(place, size / unit, 0.8, low, color=colour, edgecolor="white", label=label)
+                low += size / unit
+            axes.text(place, low + 0.02 * highest, f"{low:.2f}", ha="center", fontsize=11)
+            places.append(place)
+            labels.append(f"{'device' if method == DP else 'rank'} {index}")
+            place += 1
+        middle, below = ((start + place - 1) / 2, -0.13), axes.get_xaxis_transform()
+        axes.text(*middle, method, transform=below, ha="center", va="top", fontsize=12)
+        place += 0.5
+    axes.set_xticks(places, labels, fontsize=10)
+    axes.set_ylim(0, 1.12 * highest)
+    axes.set_title(f"Bytes {what}", fontsize=12)
+    axes.set_ylabel("times the bytes of\nall parameters", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
+    axes.legend(frameon=False, fontsize=10, ncols=3, **below)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

@@ -1,0 +1,160 @@
+"""Time DataParallel and DDP with and without Python code in the forward pass.
+
+This is the part of `accel-demo bench dataparallel` behind its flag --preprocess.
+"""
+
+import os
+import random
+import statistics
+import time
+from typing import NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from accel_demo.anatomy import gil
+from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.config import TrainConfig
+from accel_demo.errors import UserError
+from accel_demo.lab.measurements import Report, Table, interval_text, median_interval
+from accel_demo.models import CLASSES, make_model
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.group import results_by_rank
+from accel_demo.workarounds import keep_freed_memory
+
+PROCESSES = 2
+STEPS = 2  # per measurement
+COPIES = 4  # random images that are preprocessed for each image
+ONE, DP, DDP = "one process", "DataParallel, 2 threads", "DDP, 2 processes"
+MODELS = ("{model}", "{model} after preprocessing in Python")
+
+
+class Case(NamedTuple):
+    """One way to train. All cases use the same global batch."""
+
+    method: str  # ONE, DP or DDP
+    has_python: bool  # whether the forward pass preprocesses its images in Python
+
+
+class Seconds(NamedTuple):
+    """Mean times of one measurement."""
+
+    forward: float
+    step: float  # forward, loss, backward and optimizer step
+
+
+class Preprocessed(nn.Module):
+    """A network whose forward pass takes most of its time in pure Python."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        gil.preprocess(COPIES * len(images))  # flips and shifts random images, for their time only
+        return self.network(images)
+
+
+class Training:
+    """A network with its optimizer and its part of a batch, all on one device or on two GPUs."""
+
+    def __init__(self, case: Case, model: str, batch: int, device: torch.device):
+        torch.manual_seed(0)
+        network = make_model(TrainConfig(model=model)).to(device)
+        network = Preprocessed(network) if case.has_python else network
+        self.images = torch.randn(batch, 1, 28, 28, device=device)
+        self.labels = torch.arange(batch, device=device) % CLASSES
+        self.wrapped, self.device = network, device
+        if case.method == DP and device.type == "cuda":
+            self.wrapped = nn.DataParallel(network, list(range(PROCESSES)))
+        elif case.method == DP:
+            self.wrapped = DataParallel(network, PROCESSES)
+        elif case.method == DDP:
+            self.wrapped = DistributedDataParallel(network)
+            self.images, self.labels = (
+                tensor.chunk(PROCESSES)[dist.get_rank()] for tensor in (self.images, self.labels)
+            )
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def run(self, steps: int) -> Seconds:
+        forward, started_at = 0.0, self.now()
+        for _ in range(steps):
+            before = self.now()
+            outputs = self.wrapped(self.images)
+            forward += self.now() - before
+            F.cross_entropy(outputs, self.labels).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return Seconds(forward / steps, (self.now() - started_at) / steps)
+
+    def now(self) -> float:
+        """Return the time, after the GPUs in use have finished their work."""
+        if self.device.type == "cuda":
+            for index in range(PROCESSES if isinstance(self.wrapped, nn.DataParallel) else 0):
+                torch.cuda.synchronize(index)
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def measure(model: str, batch: int, repeats: int) -> Report:
+    """Measure every case `repeats` times, in a different order in each repeat."""
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    if threads != "1":  # each thread of DataParallel would use this many
+        raise UserError(f"--preprocess needs OMP_NUM_THREADS=1, got {threads}")
+    (seconds, device), *_ = results_by_rank(measure_on_rank, PROCESSES, model, batch, repeats)
+    tables, findings = [], []
+    for has_python, name in enumerate(MODELS):
+        for index, part in enumerate(("Forward pass", "Whole step")):
+            rates = {
+                method: [batch / measured[index] for measured in seconds[method, bool(has_python)]]
+                for method in (ONE, DP, DDP)
+            }
+            title = f"{part} of {name.format(model=model)}, {batch} images per step"
+            tables.append(Table(title, "images/s", rates, ONE, digits=0))
+            ratios = [ddp / dp for ddp, dp in zip(rates[DDP], rates[DP], strict=True)]
+            times, interval = statistics.median(ratios), interval_text(median_interval(ratios))
+            findings.append(
+                f"{title.partition(',')[0]}: DDP is {times:.2f} times as fast as DataParallel "
+                f"(90 % interval {interval})."
+            )
+    used = "nn.DataParallel on two GPUs" if device == "cuda" else "our DataParallel on the CPU"
+    findings.append(f"DataParallel is {used}; torch uses one CPU thread per thread and process.")
+    return Report(tables, findings, {"processes": PROCESSES, "device": device})
+
+
+def measure_on_rank(
+    device: torch.device, model: str, batch: int, repeats: int
+) -> tuple[dict[Case, list[Seconds]], str]:
+    """Measure on this rank. The times of DDP are those of the slowest rank.
+
+    Only rank 0 measures the methods with one process, and the other ranks wait. They wait in gloo,
+    because waiting in NCCL would keep their GPUs busy.
+    """
+    keep_freed_memory()  # as the train files do
+    quiet = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+    cases = [Case(method, has_python) for method in (ONE, DP, DDP) for has_python in (False, True)]
+    trainings = {
+        case: Training(case, model, batch, device)
+        for case in cases
+        if case.method == DDP or dist.get_rank() == 0
+    }
+    seconds: dict[Case, list[Seconds]] = {case: [] for case in cases}
+    rounds = range(repeats + 1)  # the first one is warm-up
+    for repeat in tqdm(rounds, desc="preprocess", unit="repeat", disable=dist.get_rank() > 0):
+        for case in random.Random(repeat).sample(cases, len(cases)):
+            dist.barrier(quiet)
+            if case in trainings:
+                seconds[case].append(trainings[case].run(STEPS))
+            dist.barrier(quiet)
+    for case in cases:
+        by_rank = [of_rank for of_rank in gather_objects(seconds[case]) if of_rank]
+        repetitions = list(zip(*by_rank, strict=True))[1:]  # the first one is warm-up
+        seconds[case] = [
+            Seconds(max(rank.forward for rank in ranks), max(rank.step for rank in ranks))
+            for ranks in repetitions
+        ]
+    return seconds, device.type

@@ -1,0 +1,176 @@
+"""DataParallel and DDP: bytes received and held, processes and threads, and the same weights."""
+
+import copy
+import os
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy import dp_and_ddp, memory
+from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.anatomy.ddp.flight_recorder import recorded
+from accel_demo.config import TrainConfig
+from accel_demo.models import make_model
+from tests.anatomy.test_anatomy import overlapping
+from tests.conftest import GPUS, VISIBLE_GPUS
+
+COMMAND = ["python", "-m", "accel_demo.anatomy.dp_and_ddp"]
+
+
+def count(device, model):
+    return dp_and_ddp.count_all(device, model), os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("processes", "model"),
+    [
+        (2, "small_cnn"),
+        pytest.param(3, "tiny_cnn", marks=pytest.mark.slow),
+        pytest.param(4, "small_cnn", marks=pytest.mark.slow),
+        pytest.param(2, "vgg11", marks=pytest.mark.slow),  # several buckets
+    ],
+)
+def test_each_device_receives_and_holds_the_expected_bytes(processes, model, together):
+    """The expected numbers are computed here a second time, without the program's formulas."""
+    results = together(count, processes, model=model)
+    pids = [pid for _, pid in results]
+    assert len(set(pids)) == processes
+    network = make_model(TrainConfig(model=model))
+    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    images = 4 * 28 * 28 * memory.GLOBAL_BATCH // processes
+    outputs = 4 * 10 * memory.GLOBAL_BATCH // processes
+    for counts, _ in results:
+        first, *others = counts["DataParallel"]
+        assert len(others) == processes - 1 == len(counts["DDP"]) - 1
+        assert list(first.received.values()) == [
+            0,
+            outputs * len(others),
+            weights * len(others),
+            0,
+        ]
+        for device in others:
+            assert list(device.received.values()) == [0, weights + buffers + images, 0, 0]
+        for index, device in enumerate(counts["DataParallel"]):
+            assert (device.process, device.thread) == (pids[0], f"replica {index}")
+        for rank, device in enumerate(counts["DDP"]):
+            assert (device.process, device.thread) == (pids[rank], "main")
+            constructor, forward, backward, step = (
+                device.received[time] for time in dp_and_ddp.TIMES
+            )
+            assert (forward, step) == (buffers if rank > 0 else 0, 0)
+            assert 0 <= constructor - (weights + buffers if rank > 0 else 0) < 2000
+            exact = 2 * weights * (processes - 1) / processes
+            assert abs(backward - exact) <= 8 * len(device.buckets)
+            assert 4 * sum(device.buckets) == weights
+        both = [device for devices in counts.values() for device in devices]
+        assert {device.images for device in both} == {memory.GLOBAL_BATCH // processes}
+        states = [device.held.by_kind["optimizer state"] for device in both]
+        assert states == [2 * weights, *[0] * len(others), *[2 * weights] * processes]
+        assert {device.held.by_kind["parameters"] for device in both} == {weights}
+
+
+def plain_ddp(device):
+    """Return the collectives of a step of DDP without a hook, as (name, bytes)."""
+    wrapped = DistributedDataParallel(memory.make_network("small_cnn", device))
+    images, labels = (tensor.chunk(2)[dist.get_rank()] for tensor in memory.batch(device))
+    for _ in range(3):
+        with recorded() as forward:
+            outputs = wrapped(images)
+        with recorded() as backward:
+            F.cross_entropy(outputs, labels).backward()
+    return [[(call.name, call.size) for call in calls] for calls in (forward, backward)]
+
+
+def test_ddp_without_our_ring_all_reduces_the_gradients_once_and_sends_no_weights(together):
+    network = make_model(TrainConfig(model="small_cnn"))
+    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    for forward, backward in together(plain_ddp, 2):
+        assert {name for name, _ in forward} == {"broadcast"}
+        assert sum(size for _, size in forward) == buffers
+        assert backward == [("all_reduce", weights)]
+
+
+def trained_in_both_ways(device):
+    """Train two copies of a network for three steps, and return the weights of both."""
+    torch.manual_seed(0)
+    network = memory.make_network("small_cnn", device)
+    images, labels = memory.batch(device)
+    weights = []
+    for method in ("DataParallel", "DDP"):
+        module, x, y = copy.deepcopy(network), images, labels
+        wrapped = DataParallel(module, 2)
+        if method == "DDP":
+            wrapped = DistributedDataParallel(module)
+            x, y = images.chunk(2)[dist.get_rank()], labels.chunk(2)[dist.get_rank()]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            F.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append([parameter.detach() for parameter in module.parameters()])
+    return [parameter.detach() for parameter in network.parameters()], *weights
+
+
+def test_data_parallel_and_ddp_train_the_same_weights(together):
+    for before, with_dp, with_ddp in together(trained_in_both_ways, 2):
+        changes = [(a - b).abs().max().item() for a, b in zip(before, with_ddp, strict=True)]
+        assert max(changes) > 1e-2
+        for a, b in zip(with_dp, with_ddp, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def test_a_count_that_differs_from_its_formula_is_reported():
+    """The program counts the pairs that are equal, so a wrong count must not be equal."""
+    held = memory.DeviceMemory(dict.fromkeys(memory.KINDS, 0), 0)
+    received = dict.fromkeys(dp_and_ddp.TIMES, 0)
+    device = dp_and_ddp.DeviceCounts(1, "main", 24, received, held, [25])
+    sizes = dp_and_ddp.Sizes(parameters=100, buffers=0, inputs=8, outputs=4, metadata=0)
+    triples = dp_and_ddp.byte_counts({"DDP": [device, device]}, sizes)
+    unequal = {name for name, actual, expected in triples if actual != expected}
+    kinds = {"parameters", "gradients", "optimizer state", "buckets"}
+    assert unequal == {"constructor", "backward"} | kinds
+
+
+def test_the_program_prints_and_draws(start, tmp_path):
+    picture = tmp_path / "bytes.svg"
+    shown = start([*COMMAND, "--model", "tiny_cnn", "--plot", picture])
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("2 connected processes")
+    assert "\n36 of 36 byte counts equal their formulas.\n" in shown.stdout
+    [threads] = re.findall(r"^\| threads that share its GIL +\|(.*)$", shown.stdout, re.MULTILINE)
+    assert [cell.strip() for cell in threads.split("|")[:4]] == ["2", "2", "1", "1"]
+    words = picture.read_text()
+    assert all(f"<!-- {kind} -->" in words for kind in (*memory.KINDS, "in forward", "rank 1"))
+
+
+@pytest.mark.parametrize(("flag", "wrong"), [("--model", "alexnet"), ("--processes", "5")])
+def test_a_wrong_option_prints_one_line_before_a_process_starts(start, flag, wrong):
+    refused = start([*COMMAND, flag, wrong])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 1
+    assert flag in refused.stderr and wrong in refused.stderr
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_no_texts_overlap_in_the_picture(devices, monkeypatch):
+    figures, sizes = [], dp_and_ddp.Sizes(4, 0, 0, 0, 0)
+    monkeypatch.setattr(dp_and_ddp, "save", lambda figure, path: figures.append(figure))
+    held = memory.DeviceMemory(dict.fromkeys(memory.KINDS, 4), 0)
+    received = dict.fromkeys(dp_and_ddp.TIMES, 4)
+    device = dp_and_ddp.DeviceCounts(1, "main", 24, received, held, [1])
+    dp_and_ddp.draw({"DataParallel": [device] * devices, "DDP": [device] * devices}, sizes, "")
+    assert overlapping(figures[0]) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
+def test_the_counts_are_the_same_on_two_gpus(start):
+    on_cpu, on_gpus = start(COMMAND), start(COMMAND, **VISIBLE_GPUS)
+    assert (on_gpus.returncode, on_gpus.stderr) == (0, "")
+    assert on_gpus.stdout.replace("cuda (nccl)", "cpu (gloo)") == on_cpu.stdout

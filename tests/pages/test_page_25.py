@@ -1,0 +1,201 @@
+"""Page 25: the numbers that compare DataParallel with DDP, and the program that plans a run."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_demo.anatomy import dp_and_ddp
+from tests.pages.pages import TUTORIALS, load_module, rows_below, transcript
+
+PAGE = TUTORIALS / "25_dp_or_ddp.md"
+TEXT = " ".join(PAGE.read_text().split())
+DECIDE = load_module(TUTORIALS / "25_decide.py")
+
+
+def counts() -> dict[str, list[str]]:
+    """Map the name of each row of the counted table to the cells of the four devices."""
+    text = PAGE.read_text()
+    table = text[text.index("| process  ") :].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+    return {name: cells[:4] for name, *cells in rows}
+
+
+def numbers(row: str) -> list[int]:
+    return [int(cell) for cell in counts()[row]]
+
+
+def quoted(number: int) -> bool:
+    return f"{number:,}" in TEXT
+
+
+def test_the_page_counts_one_process_with_two_threads_and_two_processes():
+    assert counts()["process"] == ["1", "1", "1", "2"]
+    assert counts()["thread of the forward pass"] == ["replica 0", "replica 1", "main", "main"]
+    assert counts()["threads that share its GIL"] == ["2", "2", "1", "1"]
+    assert len(set(counts()["images in the forward pass"])) == 1
+    assert "2 connected processes on cpu (gloo)" in TEXT
+
+
+def test_every_counted_number_of_bytes_equals_its_formula():
+    assert f"{4 * len(dp_and_ddp.FORMULAS)} of 36 byte counts equal their formulas." in TEXT
+
+
+def test_the_text_quotes_the_bytes_that_are_held():
+    dp, replica, rank, other = numbers("held: all kinds")
+    assert rank == other and replica < dp < rank <= 1.25 * dp
+    assert numbers("held: optimizer state")[1] == 0
+    assert len(set(numbers("held: parameters"))) == 1
+    assert quoted(dp) and quoted(rank) and f"{100 * (rank / dp - 1):.0f}% more" in TEXT
+    rows = rows_below(PAGE, "bytes held")
+    assert [row[0] for row in rows][:2] == ["DataParallel", "DDP"]
+    (_, views, _, views_ratio), (_, _, _, ratio) = rows[2], rows[1]
+    assert int(views) < dp and quoted(int(views))
+    assert f"{ratio} times as much, or {views_ratio} times with this option" in TEXT
+
+
+def test_the_text_quotes_the_bytes_that_are_received():
+    constructor, forward, backward, step = (
+        numbers(f"received in {time}") for time in dp_and_ddp.TIMES
+    )
+    weights = numbers("held: parameters")[0]
+    assert backward == [weights, 0, weights, weights] and step == [0] * 4
+    assert constructor[:2] == [0, 0] and constructor[3] > weights > forward[3] > 0
+    assert forward[1] > weights and forward[2] == 0
+    assert all(map(quoted, (constructor[3], forward[1], forward[3], weights)))
+    buffers = int(re.search(r"B = (\d+) \(buffers\)", TEXT)[1])
+    assert f"plus {constructor[3] - weights - buffers} bytes for a check" in TEXT
+
+
+def test_summed_and_averaged_gradients_agree_only_if_the_loss_is_a_mean():
+    mean, total = rows_below(PAGE, "the loss is")
+    assert mean[1:] == ["1.00 times", "1.00 times"] and total[1:] == ["1.00 times", "0.25 times"]
+
+
+def test_wrapping_without_a_process_group_raises_the_error_on_the_page():
+    with pytest.raises(ValueError, match="process group") as raised:
+        DistributedDataParallel(nn.Linear(2, 2))
+    assert f"`ValueError: {raised.value}`" in TEXT
+
+
+def plans(*arguments):
+    return DECIDE.plans(*arguments)
+
+
+GRID = [
+    (batch, fits, gpus) for batch in range(1, 41) for fits in range(1, 14) for gpus in range(1, 7)
+]
+
+
+@pytest.mark.parametrize("gpus", range(1, 7))
+def test_no_plan_is_closer_to_the_global_batch_or_needs_fewer_micro_batches(gpus):
+    """Compare with all plans that fit and have at most twice the necessary micro-batches."""
+    for batch, fits, _ in (case for case in GRID if case[2] == gpus):
+        for plan in plans(batch, fits, gpus):
+            assert 1 <= plan.batch_size <= fits
+            most = 2 * -(-batch // (plan.processes * fits))
+            possible = [
+                (abs(plan.processes * size * micro_batches - batch), micro_batches)
+                for size in range(1, fits + 1)
+                for micro_batches in range(1, most + 1)
+            ]
+            assert (abs(plan.global_batch - batch), plan.micro_batches) == min(possible)
+
+
+@pytest.mark.parametrize(("batch", "fits", "gpus"), [(256, 64, 2), (256, 60, 4), (1000, 7, 3)])
+def test_there_is_one_plan_for_one_gpu_and_one_for_all(batch, fits, gpus):
+    alone, together = plans(batch, fits, gpus)
+    assert (alone.processes, together.processes) == (1, gpus)
+    assert together.micro_batches < alone.micro_batches
+    assert alone.method == "accumulation (page 23)" and together.method.startswith("DDP")
+
+
+def test_a_batch_that_fits_needs_nothing_and_nothing_fits_into_no_memory():
+    (plan,) = plans(64, 64, 1)
+    assert (plan.batch_size, plan.micro_batches) == (64, 1) and plan.method.startswith("nothing")
+    assert plans(64, 0, 8) == []
+    assert [plan.processes for plan in plans(3, 64, 8)] == [1, 3]  # no process without a sample
+    assert [plan.processes for plan in plans(1, 1, 8)] == [1]
+
+
+def test_no_advice_is_to_use_data_parallel():
+    advice = {plan.method for case in GRID for plan in plans(*case)} | {DECIDE.TOO_LARGE}
+    assert len(advice) == 5
+    assert not any("DataParallel" in text for text in advice)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--global-batch 0 --fits 1", "--global-batch must be at least 1, got 0"),
+        ("--global-batch 8 --fits -1", "--fits must be at least 0, got -1"),
+        ("--global-batch 8 --fits 1 --gpus 0", "--gpus must be at least 1, got 0"),
+        ("--global-batch 8", "the following arguments are required: --fits"),
+        ("--global-batch 8.5 --fits 1", "argument --global-batch: invalid int value: '8.5'"),
+    ],
+)
+def test_wrong_numbers_are_refused_in_one_line(start, options, said):
+    result = start(["python", "tutorials/25_decide.py", *options.split()])
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "ending"),
+    [
+        ("100 64 3", "33 |             1 |           99 |     -1 |"),
+        ("100 64 2", "50 |             1 |          100 |      0 |"),
+        ("3 64 8", "A batch this small leaves 5 GPUs without a sample."),
+        ("256 0 2", "over several GPUs (page 42)"),
+    ],
+)
+def test_the_program_prints_the_plans(start, options, ending):
+    batch, fits, gpus = options.split()
+    flags = ["--global-batch", batch, "--fits", fits, "--gpus", gpus]
+    result = start(["python", "tutorials/25_decide.py", *flags])
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.rstrip().endswith(ending)
+
+
+def test_the_first_plan_has_the_gradient_of_the_whole_batch():
+    """Accumulate as planned, with the mean of each micro-batch divided by their number."""
+    (plan,) = plans(24, 10, 1)
+    assert (plan.global_batch, plan.micro_batches) == (24, 3)
+    torch.manual_seed(0)
+    network, inputs, labels = nn.Linear(6, 3), torch.randn(24, 6), torch.randn(24, 3)
+    nn.functional.mse_loss(network(inputs), labels).backward()
+    expected = network.weight.grad.clone()
+    network.zero_grad()
+    for x, y in zip(inputs.split(plan.batch_size), labels.split(plan.batch_size), strict=True):
+        (nn.functional.mse_loss(network(x), y) / plan.micro_batches).backward()
+    torch.testing.assert_close(network.weight.grad, expected)
+
+
+def test_the_transcript_has_the_recorded_command():
+    records = load_module(TUTORIALS / "40_record.py").RECORDS
+    recorded = transcript("dp_or_ddp")
+    assert list(recorded) == records["dp_or_ddp"]
+    assert all(f"$ {command}\n" in PAGE.read_text() for command in recorded)
+
+
+def test_in_the_transcript_threads_speed_up_torch_and_processes_also_speed_up_python():
+    ((_, output),) = transcript("dp_or_ddp").items()
+    in_torch, in_python = (
+        {row[0]: row for row in recorded_rows(output, f"Forward pass of small_cnn{work}, ")}
+        for work in ("", " after preprocessing in Python")
+    )
+    threads, processes = "DataParallel, 2 threads", "DDP, 2 processes"
+    assert float(in_torch[threads][3]) > 1
+    assert float(in_python[threads][4].partition(" – ")[2]) < 1.2
+    assert float(in_python[processes][3]) > 1.2
+    for part in ("Forward pass", "Whole step"):
+        title = f"{part} of small_cnn after preprocessing in Python"
+        low = re.search(rf"^{title}: .* interval ([\d.]+) – ", output, re.MULTILINE)
+        assert float(low[1]) > 1
+
+
+def recorded_rows(output: str, title: str) -> list[list[str]]:
+    """Return the rows of the table with this title, without headings."""
+    table = output[output.index(title) :].split("\n\n")[1]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
