@@ -28,7 +28,7 @@ from accel_demo.processes.launch import REPOSITORY
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
 # Numbers of the slowest pages. To shorten the whole run, these pages start first.
-SLOWEST = ("10", "11", "34", "23", "24", "33", "31", "30")
+SLOWEST = ("91", "10", "11", "34", "23", "24", "33", "31", "30")
 CHANGED = 5  # exit code of `cog --check` if the page would change
 
 
