@@ -21,7 +21,8 @@ all GPUs and starts your script with this command, where `N` is 1 or 2:
 3. Checkpoints. After each epoch, before its line is printed, save a checkpoint in `F`, in any
    format. If all processes are killed when the line appears and started again with the same
    command, training continues with the next epoch and ends with the same weights as without a kill.
-   (Page 35 shows how to survive a kill during a save, which isn't graded here.)
+   To try it, press Ctrl-C when a line appears. (Page 35 shows how to survive a kill during a save,
+   which isn't graded here.)
 4. Result. At the end, `F/model.pth` contains the `state_dict` of the network itself, with keys such
    as `fc1.weight`, and `torch.load(..., weights_only=True)` can load it.
 5. Files. No two processes write the same file. (Accelerate's `save_state` is allowed: each process
@@ -30,7 +31,8 @@ all GPUs and starts your script with this command, where `N` is 1 or 2:
    docstrings, comments, blank lines and indentation don't count.
 
 The weights may differ from the expected ones by up to 1e-4. A copy of the old script is in
-graders/old_script_91.py, so you can look at your changes with `diff`.
+graders/old_script_91.py, so you can look at your changes with `diff`, which counts more lines than
+the check: also those of imports and of this docstring.
 
 accel-demo check 91
 """

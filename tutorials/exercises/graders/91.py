@@ -71,8 +71,8 @@ def judge_all(answer: Path) -> str:
             f"together), and at most {MOST_CHANGES} may: leave the other lines as they were"
         )
     return (
-        "the weights equal the reference's, on one process, on two, and after a kill. The port "
-        f"changes {changes} lines of the old script (at most {MOST_CHANGES})"
+        "the weights, the test results and the files are as expected, on one process, on two, and "
+        f"after a kill. The port changes {changes} lines of the old script (at most {MOST_CHANGES})"
     )
 
 
