@@ -11,8 +11,9 @@ all GPUs and starts your script with this command, where `N` is 1 or 2:
 1. Training. All processes train one network together. Keep the network and its initial weights, the
    optimizer and its settings, and the batch size, which is per process. Epochs are counted from 0.
    In epoch `e`, the training images have the order of `DistributedSampler(train_set, seed=0)` after
-   `set_epoch(e)`. (Accelerate uses the same order if the loader has `shuffle=True` and you pass
-   `DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)`.)
+   `set_epoch(e)`. (Accelerate uses the same order if the loader has `shuffle=True`, you pass
+   `DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)` and you call the prepared
+   loader's `set_epoch(e)`.)
 2. Evaluation. After each epoch, the main process alone prints a line like the one below, which
    counts each of the 501 test images once. Other lines may be printed too.
 
