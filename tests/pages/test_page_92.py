@@ -68,14 +68,17 @@ def test_the_old_loop_fails_in_the_first_step_and_then_in_the_last(capsys):
 
 def test_the_tables_show_what_each_old_line_does():
     old = {line.strip("`"): result for line, _, result, _ in rows_of_idioms()}
+    assert old["net.cuda()"] == old["images = images.cuda()"] == "not run: needs a GPU"
     assert old["images.to(device)"] == "`images.device` is cpu"
     assert old["images = Variable(images)"] == "`type(images).__name__` is Tensor"
-    assert old["x = Variable(images, requires_grad=True)"] == "`x.requires_grad` is True"
+    assert old["x = Variable(images, requires_grad=True)"].endswith(" is (True, False)")
     assert old["h = Variable(output)"] == "`h.requires_grad` is False"
+    assert old["values = output.data"] == "`values.requires_grad` is False"
     assert old["n = sum(pred == labels)"] == "`n / len(labels)` is tensor(0.5000)"
     for line, message in {
         "labels = inputs['label']": "NameError: name 'inputs' is not defined",
-        "labels = labels.resize(BATCH_SIZE)": "; warning: non-inplace resize is deprecated",
+        "labels = on_gpu.type(torch.LongTensor)": "Cannot copy out of meta tensor; no data!",
+        "labels = labels.resize(BATCH_SIZE)": "but the given tensor has a size of 4",
         "output = data_parallel(net, images, [0, 1])": "device type could not be determined",
         "value = loss.data[0]": "IndexError: invalid index of a 0-dim tensor",
         "values = on_gpu.numpy()": "can't convert meta device type tensor to numpy",
@@ -84,20 +87,26 @@ def test_the_tables_show_what_each_old_line_does():
         "curve = np.array([loss] * 9)": "Can't call numpy() on Tensor that requires grad",
     }.items():
         assert old[line].endswith(message)
-    assert len(old) == 17
+    assert len(old) == 20
 
 
-def test_the_lines_to_write_raise_no_error():
-    old_and_new = [(old, new, *results) for old, new, *results in rows_of_idioms()]
-    assert not [row for row in old_and_new if "Error" in row[3] or "warning" in row[3]]
-    copies = [row[:2] for row in old_and_new if "copies to the CPU" in "".join(row)]
-    assert copies == [
-        ("`labels = on_gpu.type(torch.LongTensor)`", "`labels = on_gpu.long()`"),
-        ("`values = on_gpu.numpy()`", "`values = on_gpu.cpu().numpy()`"),
+def test_the_lines_to_write_raise_no_error_except_for_the_missing_data_of_meta():
+    new_lines = {new.strip("`"): result for _, new, _, result in rows_of_idioms()}
+    no_data = "NotImplementedError: Cannot copy out of meta tensor; no data!"
+    assert new_lines.pop("values = on_gpu.cpu().numpy()") == no_data
+    assert not [result for result in new_lines.values() if "Error" in result]
+
+
+def test_six_new_lines_have_the_result_of_the_old_line():
+    same = [old.strip("`") for old, *_, result in rows_of_idioms() if result == "the same"]
+    assert same == [
+        "images = Variable(images)",
+        "x = Variable(images, requires_grad=True)",
+        "values = output.data",
+        "net.bias.data.zero_()",
+        "pred = torch.max(output, 1)[1]",
+        "n = sum(pred == labels)",
     ]
-    for copy in (lambda tensor: tensor.type(torch.LongTensor), torch.Tensor.cpu):
-        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
-            copy(torch.empty(2, device=META))
 
 
 def test_meta_does_not_raise_all_errors_of_a_gpu():
@@ -157,6 +166,18 @@ def test_a_prepared_loader_moves_nested_dicts_lists_and_tuples():
         assert batch["more"]["name"] == ["shirt"] * 2
 
 
+def samples_read() -> tuple[int, int, int]:
+    """Return this process's number of batches and of samples, and the size of its last batch."""
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    sizes = [len(batch) for batch in accelerator.prepare(DataLoader(range(12_000), 64))]
+    return len(sizes), sum(sizes), sizes[-1]
+
+
+def test_in_two_processes_the_last_step_reads_32_samples_again(together):
+    assert together(samples_read, 2) == [(94, 6_016, 64)] * 2  # 12,032 samples of 12,000
+
+
 def outputs_of_wrappers() -> list:
     """Return what DDP's and Accelerate's wrappers return for a dict, and a mean over the ranks."""
     accelerator, batch = Accelerator(cpu=True), {"image": torch.ones(4, 3)}
@@ -199,12 +220,36 @@ def test_variable_with_requires_grad_cannot_be_deleted_without_a_replacement():
         torch.ones(2).exp().sum().backward()
 
 
-def test_variable_of_a_result_stops_gradients_as_detach_does():
-    x = torch.ones(2, requires_grad=True)
-    for cut in (torch.autograd.Variable, torch.Tensor.detach):
-        y = x.exp()
-        (gradient,) = torch.autograd.grad((y + cut(y)).sum(), x)
-        assert gradient.equal(y.detach())
+def test_variable_and_detach_make_a_new_leaf_whose_gradient_does_not_accumulate():
+    def gradients_of(new_leaf) -> list[float]:
+        images, gradients = torch.zeros(2), []
+        for _ in range(3):
+            x = new_leaf(images)
+            assert x.is_leaf and x.data_ptr() == images.data_ptr()
+            x.exp().sum().backward()
+            gradients.append(x.grad[0].item())
+        return gradients
+
+    assert gradients_of(lambda t: torch.autograd.Variable(t, requires_grad=True)) == [1, 1, 1]
+    assert gradients_of(lambda t: t.detach().requires_grad_()) == [1, 1, 1]
+    assert gradients_of(lambda t: t.requires_grad_()) == [1, 2, 3]
+
+
+def test_variable_of_a_result_cuts_the_graph_as_detach_does():
+    for cut in (torch.autograd.Variable, torch.Tensor.detach, lambda output: output):
+        net, head = nn.Linear(3, 2), nn.Linear(2, 1)
+        head(cut(net(torch.ones(4, 3)))).sum().backward()
+        assert head.weight.grad is not None
+        assert (net.weight.grad is None) == (cut in (torch.autograd.Variable, torch.Tensor.detach))
+
+
+def test_resize_warns_and_reshape_works_for_any_length_and_keeps_one_dimension():
+    for count in (64, 32):
+        labels = torch.arange(count)
+        assert labels.reshape(-1, 1).reshape(-1).equal(labels)
+        assert labels.reshape(-1).shape == labels.shape
+    with pytest.warns(UserWarning, match="non-inplace resize is deprecated"):
+        assert torch.zeros(64, 1).resize(64).shape == (64,)
 
 
 def test_data_changes_a_gradient_detach_raises_and_numpy_shares_memory(capsys):
@@ -299,6 +344,29 @@ def test_without_gradients_an_evaluation_loop_leaves_nothing(tmp_path):
     left = left_by_each_way(changed(KEPT, tmp_path, ("with saved_tensors_hooks(", new)))
     assert left["training"] == [(700, 0), (800, 0), (0, 0), (0, 0)]
     assert left["evaluation"] == [(0, 0)] * 4
+
+
+def test_a_kept_loss_takes_a_few_kilobytes_although_backward_has_run(start):
+    program = """
+import os, torch
+from torch import nn
+
+def memory():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+model, kept = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), []
+for step in range(2500):
+    if step == 500:  # the first steps also allocate what all steps share
+        before = memory()
+    loss = nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1]))
+    loss.backward()
+    model.zero_grad()
+    kept.append(loss)
+print((memory() - before) / 2000)
+"""
+    result = start(["python", "-c", program])
+    assert result.returncode == 0, result.stderr
+    assert 2_000 < float(result.stdout) < 12_000
 
 
 def test_matplotlib_cannot_plot_a_tensor_that_requires_grad():
