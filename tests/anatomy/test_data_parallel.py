@@ -549,7 +549,7 @@ def test_data_parallel_and_ddp_have_equal_gradients_for_a_mean_loss_but_not_for_
 def test_the_step_table_is_printed_and_drawn(start, tmp_path):
     result = start([*PROGRAM, "--replicas", 3, "--plot", tmp_path / "step.svg"])
     assert (result.returncode, result.stderr) == (0, "")
-    assert "| `parallel_apply` | 3 threads | 4×3 " in result.stdout
+    assert "| `parallel_apply`      | 3 threads | 4×3 " in result.stdout
     words = {"replica 2", "parallel_apply", "4×6 → 4×3", "all: 10×3", "3 threads, nothing moves"}
     assert words <= words_of(tmp_path / "step.svg")
 
