@@ -1,5 +1,7 @@
 """Page 24: the phases of DataParallel, and the exercise on scatter and gather."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -59,6 +61,14 @@ def test_every_forward_copies_the_module_and_other_code_runs_in_the_main_thread(
     ]
     page = (TUTORIALS / "24_data_parallel.md").read_text()
     assert "\nReplications in 2 steps: 2\n" in page and "\ndevice_ids on a CPU: []\n" in page
+
+
+def test_data_parallel_replicates_in_forward_on_the_line_that_the_page_names():
+    lines = inspect.getsource(inspect.getmodule(nn.DataParallel)).splitlines()
+    (line,) = [n for n, text in enumerate(lines, 1) if "= self.replicate(" in text]
+    page = (TUTORIALS / "24_data_parallel.md").read_text()
+    assert "`torch/nn/parallel/data_parallel.py`, line 195 in torch 2.15" in page
+    assert line == 195 or not torch.__version__.startswith("2.15.")
 
 
 @pytest.mark.gpu
