@@ -232,7 +232,7 @@ def sizes_of(model: str) -> Sizes:
 def expected_counts(method: str, index: int, devices: int, sizes: Sizes) -> dict[str, float]:
     """Return the bytes that the formulas predict for one device, with the keys of `FORMULAS`."""
     is_first, others, weights = index == 0, devices - 1, sizes.parameters
-    values = {"parameters": weights, "gradients": weights, STEP: 0}
+    values: dict[str, float] = {"parameters": weights, "gradients": weights, STEP: 0}
     if method == DP:
         to_each = weights + sizes.buffers + sizes.inputs // devices
         return values | {

@@ -70,8 +70,8 @@ def show_step(replicas: int, batch_size: int):
         cells = [shapes_in_words(phase, events, replica) for replica in range(used)]
         rows.append([name, thread, *cells, sum(event.size for event in events)])
     print(show.table(["phase", "thread", *columns, "bytes moved"], rows))
-    print("\nBytes that the device of each replica holds in the course of the step, not all of them at")
-    print("the same time (without activations):\n")
+    print("\nBytes that the device of each replica holds in the course of the step (without")
+    print("activations). Not all of them exist at the same time:\n")
     rows = [[name, *sizes] for name, sizes in device_bytes.items()]
     rows.append(["together", *map(sum, zip(*device_bytes.values(), strict=True))])
     print(show.table(["", *columns], rows))
