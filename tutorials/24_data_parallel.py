@@ -41,8 +41,8 @@ def main() -> None:
     torch.manual_seed(0)
     net, record, rows = Net(), [], []
     inputs, labels = torch.randn(12, 6), torch.randn(12, 3)
-    on_cpu = nn.DataParallel(net, device_ids=[0, 7], output_device=["anything"])
-    print(f"{on_cpu}\ndevice_ids: {on_cpu.device_ids}\n")
+    on_cpu = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
+    print(f"device_ids on a CPU: {on_cpu.device_ids}\n")
     replicated = DataParallel(net, REPLICAS, record)
     for name, wrapped in (("`nn.DataParallel`", on_cpu), ("our `DataParallel`", replicated)):
         CALLS.clear()

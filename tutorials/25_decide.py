@@ -32,13 +32,14 @@ class Plan:
     def method(self) -> str:
         accumulation = "accumulation (page 23)" if self.micro_batches > 1 else ""
         ddp = "DDP" if self.processes > 1 else ""
-        return " and ".join(filter(None, (ddp, accumulation))) or "nothing new: it fits"
+        return " and ".join(filter(None, (ddp, accumulation))) or "plain training"
 
 
 def plans(global_batch: int, fits: int, gpus: int) -> list[Plan]:
     """Return a plan for one GPU and, if `gpus` is above 1, a faster plan for several GPUs.
 
     `fits` is the largest batch that fits in the memory of one GPU. If it is 0, there is no plan.
+    DDP needs memory for its buckets, so `fits` should be measured with DDP.
     Raises `UserError` if a number is too small.
     """
     smallest = (("--global-batch", global_batch, 1), ("--fits", fits, 0), ("--gpus", gpus, 1))

@@ -20,13 +20,13 @@ def main() -> None:
     for reduction in ("mean", "sum"):
         expected = gradient(net, inputs, labels, reduction)
         summed = gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
-        # Like the ranks of DDP, compute a separate loss and gradient for each part of the batch.
+        # Imitate the ranks of DDP: compute a separate loss and gradient for each part of the batch.
         parts = zip(inputs.chunk(REPLICAS), labels.chunk(REPLICAS), strict=True)
         averaged = torch.stack([gradient(net, *part, reduction) for part in parts]).mean(dim=0)
-        ratios = [f"{result.norm() / expected.norm():.2f} times" for result in (summed, averaged)]
+        ratios = [f"{ratio(result, expected):.2f} times" for result in (summed, averaged)]
         rows.append([f"the {reduction} over the samples", *ratios])
-    print("Norm of the gradient, relative to the gradient of the whole batch on one device:\n")
-    print(table(["the loss is", "summed, as DataParallel does", "averaged, as DDP does"], rows))
+    print("Each element of the gradient, relative to the gradient of the whole batch:\n")
+    print(table(["the loss is", "summed, like DataParallel", "averaged, like DDP"], rows))
 
 
 def gradient(net, inputs, labels, reduction: str) -> torch.Tensor:
@@ -34,6 +34,13 @@ def gradient(net, inputs, labels, reduction: str) -> torch.Tensor:
     net.zero_grad()
     mse_loss(net(inputs), labels, reduction=reduction).backward()
     return next(net.parameters()).grad.clone()
+
+
+def ratio(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the ratio of two gradients. Raises an error if it differs between elements."""
+    times = (result.sum() / expected.sum()).item()
+    torch.testing.assert_close(result, times * expected)
+    return times
 
 
 if __name__ == "__main__":

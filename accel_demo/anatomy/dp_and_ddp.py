@@ -6,12 +6,14 @@ python -m accel_demo.anatomy.dp_and_ddp --processes 4 --model tiny_cnn --plot by
 Both train the same network with AdamW and the same global batch, on N devices. DataParallel is our
 own (data_parallel/phases.py), which also runs on a CPU, and its batch starts on device 0. DDP is
 PyTorch's, but averages its gradients in our ring (ring.py), which logs every message. The program
-counts bytes in the third training step, because DDP creates its final buckets in the second.
+counts the bytes received in the third training step, because DDP creates its final buckets in the
+second. The bytes held come from another, equal training without the ring (memory.py).
 """
 
+import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy import memory, traffic
 from accel_demo.anatomy.data_parallel.phases import DataParallel
-from accel_demo.anatomy.data_parallel.scatter_gather import Event
+from accel_demo.anatomy.data_parallel.scatter_gather import (
+    GATHER_BACKWARD,
+    REPLICATE_BACKWARD,
+    Event,
+)
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.gil import has_gil
@@ -48,7 +54,7 @@ STEPS = 3  # the last step is counted
 FORMULAS = {  # the keys of `DeviceCounts.received` and `memory.KINDS`: (DataParallel, DDP)
     CONSTRUCTOR: ("0", "rank 0: 8·(N−1), others: P + B + M"),
     FORWARD: ("device 0: Y·(N−1)/N, others: P + B + X/N", "rank 0: 0, others: B"),
-    BACKWARD: ("device 0: P·(N−1), others: 0", "2·P·(N−1)/N"),
+    BACKWARD: ("device 0: P·(N−1), others: Y/N", "2·P·(N−1)/N"),
     STEP: ("0", "0"),
     "parameters": ("P", "P"),
     "gradients": ("P", "P"),
@@ -74,6 +80,22 @@ class DeviceCounts:
 
 
 @dataclass
+class ByteCount:
+    """A counted number of bytes, and the number that the formula predicts."""
+
+    name: str  # one of the keys of `FORMULAS`
+    actual: int
+    expected: float
+    # The ring sends whole elements. If N does not divide the length of a bucket, a rank receives up
+    # to two elements more or less per bucket than the formula predicts.
+    tolerance: int = 0
+
+    @property
+    def difference(self) -> float:
+        return abs(self.actual - self.expected)
+
+
+@dataclass
 class Sizes:
     """Sizes in bytes that the formulas depend on."""
 
@@ -81,7 +103,7 @@ class Sizes:
     buffers: int  # B
     inputs: int  # X: the images of the global batch
     outputs: int  # Y: the logits of the global batch
-    metadata: int  # M: what DDP sends to check that all ranks have the same parameters
+    metadata: int  # M: what DDP sends to check that all parameters have the same shapes
 
 
 class ForwardLog:
@@ -135,13 +157,14 @@ def count_data_parallel(devices: list[torch.device], model: str) -> list[DeviceC
 def received_by(index: int, events: list[Event]) -> int:
     """Return the bytes that device `index` receives.
 
-    Inputs, weights and buffers travel from device 0 to the others. Outputs and gradients travel
-    from the others to device 0.
+    Inputs, weights, buffers and the gradients of the outputs travel from device 0 to the others.
+    Outputs and the gradients of the weights travel from the others to device 0.
     """
     if index == 0:
-        return sum(event.size for event in events if event.phase in ("gather", "backward"))
+        return sum(event.size for event in events if event.phase in ("gather", REPLICATE_BACKWARD))
+    to_others = ("scatter", "replicate", GATHER_BACKWARD)
     own = [event for event in events if event.replica == index]
-    return sum(event.size for event in own if event.phase in ("scatter", "replicate"))
+    return sum(event.size for event in own if event.phase in to_others)
 
 
 def count_ddp(device: torch.device, model: str) -> DeviceCounts:
@@ -206,28 +229,24 @@ def sizes_of(model: str) -> Sizes:
     )
 
 
-def expected_counts(
-    method: str, index: int, devices: int, sizes: Sizes, buckets: Sequence[int]
-) -> dict[str, int]:
+def expected_counts(method: str, index: int, devices: int, sizes: Sizes) -> dict[str, float]:
     """Return the bytes that the formulas predict for one device, with the keys of `FORMULAS`."""
     is_first, others, weights = index == 0, devices - 1, sizes.parameters
-    values = {"parameters": weights, "gradients": weights, STEP: 0}
+    values: dict[str, float] = {"parameters": weights, "gradients": weights, STEP: 0}
     if method == DP:
         to_each = weights + sizes.buffers + sizes.inputs // devices
         return values | {
             CONSTRUCTOR: 0,
             FORWARD: sizes.outputs * others // devices if is_first else to_each,
-            BACKWARD: weights * others if is_first else 0,
+            BACKWARD: weights * others if is_first else sizes.outputs // devices,
             "optimizer state": 2 * weights if is_first else 0,
             "buckets": 0,
             "gathered": sizes.outputs if is_first else 0,
         }
-    chunks = [traffic.chunk_sizes(length, 4, devices) for length in buckets]  # float32
     return values | {
         CONSTRUCTOR: 8 * others if is_first else weights + sizes.buffers + sizes.metadata,
         FORWARD: 0 if is_first else sizes.buffers,
-        # If N does not divide the length of a bucket, some ranks receive one element more.
-        BACKWARD: sum(traffic.chunked_ring_bytes(index, of_bucket)[1] for of_bucket in chunks),
+        BACKWARD: 2 * weights * others / devices,
         "optimizer state": 2 * weights,
         "buckets": weights,
         "gathered": 0,
@@ -252,14 +271,15 @@ def show(device: torch.device, options) -> None:
         return
     batch, devices = memory.GLOBAL_BATCH, len(counts[DDP])
     print(f"{options.model} with AdamW, {batch} images per step, N = {devices}:\n")
-    print(count_table(counts, sizes))
+    print(worker_table(counts))
+    print(f"\n{count_table(counts, sizes)}\n")
+    print(table(["bytes", *(f"formula for {method}" for method in counts)], formula_rows()))
     print(
         f"\nBytes: P = {sizes.parameters} (parameters), B = {sizes.buffers} (buffers), "
         f"X = {sizes.inputs} (images),\nY = {sizes.outputs} (outputs), M = {sizes.metadata} "
-        "(metadata that DDP compares)."
+        "(DDP's check of the parameters' shapes)."
     )
-    equal = [actual == expected for _, actual, expected in byte_counts(counts, sizes)]
-    print(f"{sum(equal)} of {len(equal)} byte counts equal their formulas.\n")
+    print(f"{comparison(byte_counts(counts, sizes))}\n")
     totals = {method: [device.held.total for device in counts[method]] for method in counts}
     totals["DDP with gradient_as_bucket_view=True"] = views_by_rank
     rows = [
@@ -272,8 +292,8 @@ def show(device: torch.device, options) -> None:
         draw(counts, sizes, options.plot)
 
 
-def count_table(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> str:
-    """Return a table with a column for each device and the formulas of each row of bytes."""
+def worker_table(counts: dict[str, list[DeviceCounts]]) -> str:
+    """Return a table that shows which process and which thread runs the forward pass."""
     devices = [(method, device) for method in counts for device in counts[method]]
     processes = list(dict.fromkeys(device.process for _, device in devices))
     workers = {(method, device.process, device.thread) for method, device in devices}
@@ -283,31 +303,68 @@ def count_table(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> str:
             return "no GIL"
         return sum((name, process) == (method, device.process) for name, process, _ in workers)
 
-    rows: list[list] = [
-        ["process", *(processes.index(device.process) + 1 for _, device in devices), "", ""],
-        ["thread of the forward pass", *(device.thread for _, device in devices), "", ""],
-        ["threads that share its GIL", *(sharing_a_gil(*pair) for pair in devices), "", ""],
-        ["images in the forward pass", *(device.images for _, device in devices), "", ""],
+    rows = [
+        ["process", *(processes.index(device.process) + 1 for _, device in devices)],
+        ["thread", *(device.thread for _, device in devices)],
+        ["threads with this GIL", *(sharing_a_gil(*pair) for pair in devices)],
+        ["images", *(device.images for _, device in devices)],
     ]
-    for name, formulas in FORMULAS.items():
-        cells = [cell for row, cell, _ in byte_counts(counts, sizes) if row == name]
-        rows.append([f"{'received in' if name in TIMES else 'held:'} {name}", *cells, *formulas])
-    totals = [device.held.total for _, device in devices]
-    rows.append(["held: all kinds", *totals, "", ""])
-    head = [f"{DP}, device {index}" for index in range(len(counts[DP]))]
-    head += [f"{DDP}, rank {index}" for index in range(len(counts[DDP]))]
-    return table(["", *head, f"formula for {DP}", f"formula for {DDP}"], rows)
+    return table(["forward pass", *columns_of(counts)], rows)
 
 
-def byte_counts(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> list[tuple[str, int, int]]:
-    """Return (key of `FORMULAS`, counted bytes, bytes by the formula) for every device."""
-    triples = []
+def count_table(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> str:
+    """Return a table of bytes with a column for each device."""
+    triples = byte_counts(counts, sizes)
+    rows = [
+        [row_name(name), *(count.actual for count in triples if count.name == name)]
+        for name in FORMULAS
+    ]
+    devices = [device for method in counts for device in counts[method]]
+    rows.append(["held: all kinds", *(device.held.total for device in devices)])
+    return table(["bytes", *columns_of(counts)], rows)
+
+
+def formula_rows() -> list[list[str]]:
+    return [[row_name(name), *formulas] for name, formulas in FORMULAS.items()]
+
+
+def row_name(name: str) -> str:
+    return f"{'received in' if name in TIMES else 'held:'} {name}"
+
+
+def columns_of(counts: dict[str, list[DeviceCounts]]) -> list[str]:
+    names = [f"{DP}, device {index}" for index in range(len(counts[DP]))]
+    return names + [f"{DDP}, rank {index}" for index in range(len(counts[DDP]))]
+
+
+def byte_counts(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> list[ByteCount]:
+    """Return all counted numbers of bytes of every device."""
+    found = []
     for method, devices in counts.items():
         for index, device in enumerate(devices):
-            expected = expected_counts(method, index, len(devices), sizes, device.buckets)
+            expected = expected_counts(method, index, len(devices), sizes)
             actual = device.received | device.held.by_kind
-            triples += [(name, actual[name], expected[name]) for name in FORMULAS]
-    return triples
+            for name in FORMULAS:
+                tolerance = 8 * len(device.buckets) if name == BACKWARD else 0  # float32
+                found.append(ByteCount(name, actual[name], expected[name], tolerance))
+    return found
+
+
+def comparison(found: list[ByteCount]) -> str:
+    """Return a sentence on how many counts equal their formulas.
+
+    Raises `RuntimeError` if a count differs by more than its tolerance.
+    """
+    wrong = [count for count in found if count.difference > count.tolerance]
+    if wrong:
+        raise RuntimeError(f"counts that differ from their formulas: {wrong}")
+    equal = sum(count.difference == 0 for count in found)
+    text = f"{equal} of {len(found)} byte counts equal their formulas."
+    if equal < len(found):
+        most = math.ceil(max(count.difference for count in found))
+        text += f"\nThe others differ by at most {most} bytes, "
+        text += "because the ring divides buckets into whole elements."
+    return text
 
 
 def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> None:
@@ -319,10 +376,10 @@ def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> Non
             {f"in {time}": device.received[time] for time in (FORWARD, BACKWARD)}
             for device in devices
         ]
-    figure = new_figure(max(6.2, 1.9 * len(counts[DDP])), 7)
+    figure = new_figure(max(5.6, 1.9 * len(counts[DDP])), 7)
     upper, lower = figure.subplots(2, 1)
     _draw_bars(upper, "held in a step", held, sizes.parameters, COLOURS)
-    _draw_bars(lower, "received in a step", received, sizes.parameters, COLOURS[5:3:-1])
+    _draw_bars(lower, "received in a step", received, sizes.parameters, COLOURS[5:])
     save(figure, path)
 
 
@@ -330,12 +387,20 @@ def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colours: list
     """Draw a stacked bar for each device. `parts` maps a method to {part: bytes} of each device."""
     places, labels, place = [], [], 0.0
     highest = max(sum(sizes.values()) for devices in parts.values() for sizes in devices) / unit
+    visible = {
+        part
+        for devices in parts.values()
+        for sizes in devices
+        for part, size in sizes.items()
+        if size / unit > 0.01 * highest
+    }
     for method, devices in parts.items():
         start = place
         for index, sizes in enumerate(devices):
             low = 0.0
             for (part, size), colour in zip(sizes.items(), colours, strict=False):
-                label = part if place == 0 else None
+                # A part that is too small to see would only confuse in the legend.
+                label = part if place == 0 and part in visible else None
                 axes.bar(place, size / unit, 0.8, low, color=colour, edgecolor="white", label=label)
                 low += size / unit
             axes.text(place, low + 0.02 * highest, f"{low:.2f}", ha="center", fontsize=11)

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.data_parallel.phases import DataParallel
+from accel_demo.anatomy.data_parallel.scatter_gather import REPLICATE_BACKWARD
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError, one_line_errors
@@ -103,12 +104,12 @@ def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[D
     output = train(wrapped, optimizer, images, labels, before_step=record.clear)
     memories = [device_memory(network, optimizer, gathered=bytes_of([output]))]
     for replica in range(1, len(devices)):
-        moved = dict.fromkeys(("replicate", "backward"), 0)
+        moved = dict.fromkeys(("replicate", REPLICATE_BACKWARD), 0)
         for event in record:
             if event.replica == replica and event.phase in moved:
                 moved[event.phase] += event.size
         parameters = moved["replicate"] - bytes_of(network.buffers())  # buffers are omitted
-        sizes = [parameters, moved["backward"], 0, 0, 0]
+        sizes = [parameters, moved[REPLICATE_BACKWARD], 0, 0, 0]
         memories.append(DeviceMemory(dict(zip(KINDS, sizes, strict=True)), stays=0))
     if devices[0].type == "cuda":  # measure the peak of PyTorch's own DataParallel
         _start_peaks(devices)

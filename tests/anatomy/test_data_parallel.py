@@ -128,7 +128,42 @@ def test_gradients_are_summed_into_the_original_and_backward_goes_through_every_
     torch.testing.assert_close(net.weight.grad, 5 + torch.stack(shares).sum(dim=0))
     assert all(share.abs().max() > 0 for share in shares)
     assert sorted({event.replica for event in record}) == [0, 1, 2, 3]
-    assert {event.phase for event in record} == {"backward"} and len(record) == 2 * 4
+    phases = [event.phase for event in record]  # one gradient of outputs and two of parameters
+    assert phases.count("backward of gather") == 4
+    assert phases.count("backward of replicate") == 2 * 4 and len(phases) == 3 * 4
+
+
+def test_backward_sends_the_gradients_of_the_outputs_out_and_those_of_the_weights_back():
+    net, record = nn.Linear(4, 3), []
+    outputs = data_parallel(net, torch.randn(10, 4), 4, record=record)
+    record.clear()
+    outputs.sum().backward()
+    sizes = {"backward of gather": [0] * 4, "backward of replicate": [0] * 4}
+    for event in record:
+        sizes[event.phase][event.replica] += event.size
+    assert sizes == {
+        "backward of gather": [0, 36, 36, 12],  # 3, 3 and 1 samples with 3 outputs
+        "backward of replicate": [0, 60, 60, 60],
+    }
+
+
+class Listing(nn.Module):
+    """A module whose forward changes a list and an unregistered tensor in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.calls = [], torch.zeros(1)
+
+    def forward(self, inputs):
+        self.sizes.append(len(inputs))
+        self.calls += 1
+        return inputs
+
+
+def test_replicas_share_lists_and_unregistered_tensors_with_the_model():
+    module = Listing()
+    data_parallel(module, torch.ones(10, 2), 4)
+    assert sorted(module.sizes) == [1, 3, 3, 3] and module.calls == 4
 
 
 def test_every_phase_records_its_shapes_threads_devices_and_bytes():
@@ -514,8 +549,8 @@ def test_data_parallel_and_ddp_have_equal_gradients_for_a_mean_loss_but_not_for_
 def test_the_step_table_is_printed_and_drawn(start, tmp_path):
     result = start([*PROGRAM, "--replicas", 3, "--plot", tmp_path / "step.svg"])
     assert (result.returncode, result.stderr) == (0, "")
-    assert "| `parallel_apply` | 3 threads | 4×3 " in result.stdout
-    words = {"replica 2", "parallel_apply", "4×6 → 4×3", "2×3 of the output", "3 threads"}
+    assert "| `parallel_apply`      | 3 threads | 4×3 " in result.stdout
+    words = {"replica 2", "parallel_apply", "4×6 → 4×3", "all: 10×3", "3 threads, nothing moves"}
     assert words <= words_of(tmp_path / "step.svg")
 
 
@@ -525,7 +560,7 @@ def test_the_step_table_is_printed_and_drawn(start, tmp_path):
         (
             "bias",
             "|        8 | 4, 4, 4, 4, 4, 4, 4, 2 | below 1e-6       | 0.0",
-            {"in a chunk of 4", "in one of 2", "right: 1/30", "inside, weighted mean"},
+            {"in a part of 4", "in a part of 2", "right: 1/30", "inside, weighted mean"},
         ),
         (
             "parts",

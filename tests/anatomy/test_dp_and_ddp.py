@@ -54,7 +54,9 @@ def test_each_device_receives_and_holds_the_expected_bytes(processes, model, tog
             0,
         ]
         for device in others:
-            assert list(device.received.values()) == [0, weights + buffers + images, 0, 0]
+            # In backward, each replica receives the gradients of its outputs.
+            to_each = [0, weights + buffers + images, outputs, 0]
+            assert list(device.received.values()) == to_each
         for index, device in enumerate(counts["DataParallel"]):
             assert (device.process, device.thread) == (pids[0], f"replica {index}")
         for rank, device in enumerate(counts["DDP"]):
@@ -125,16 +127,28 @@ def test_data_parallel_and_ddp_train_the_same_weights(together):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
-def test_a_count_that_differs_from_its_formula_is_reported():
-    """The program counts the pairs that are equal, so a wrong count must not be equal."""
+def test_a_count_that_differs_from_its_formula_is_an_error():
     held = memory.DeviceMemory(dict.fromkeys(memory.KINDS, 0), 0)
     received = dict.fromkeys(dp_and_ddp.TIMES, 0)
     device = dp_and_ddp.DeviceCounts(1, "main", 24, received, held, [25])
     sizes = dp_and_ddp.Sizes(parameters=100, buffers=0, inputs=8, outputs=4, metadata=0)
-    triples = dp_and_ddp.byte_counts({"DDP": [device, device]}, sizes)
-    unequal = {name for name, actual, expected in triples if actual != expected}
+    found = dp_and_ddp.byte_counts({"DDP": [device, device]}, sizes)
+    unequal = {count.name for count in found if count.difference}
     kinds = {"parameters", "gradients", "optimizer state", "buckets"}
     assert unequal == {"constructor", "backward"} | kinds
+    with pytest.raises(RuntimeError, match="name='backward', actual=0, expected=100"):
+        dp_and_ddp.comparison(found)
+
+
+def test_only_a_rounded_bucket_may_differ_from_its_formula():
+    exact, rounded = (dp_and_ddp.ByteCount("backward", n, 100, tolerance=8) for n in (100, 104))
+    assert dp_and_ddp.comparison([exact]) == "1 of 1 byte counts equal their formulas."
+    assert "1 of 2 byte" in (text := dp_and_ddp.comparison([exact, rounded]))
+    assert "The others differ by at most 4 bytes" in text
+    for name, actual in (("backward", 109), ("forward", 101)):
+        wrong = dp_and_ddp.ByteCount(name, actual, 100, tolerance=8 if name == "backward" else 0)
+        with pytest.raises(RuntimeError, match=f"name='{name}'"):
+            dp_and_ddp.comparison([exact, wrong])
 
 
 def test_the_program_prints_and_draws(start, tmp_path):
@@ -143,10 +157,12 @@ def test_the_program_prints_and_draws(start, tmp_path):
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith("2 connected processes")
     assert "\n36 of 36 byte counts equal their formulas.\n" in shown.stdout
-    [threads] = re.findall(r"^\| threads that share its GIL +\|(.*)$", shown.stdout, re.MULTILINE)
+    [threads] = re.findall(r"^\| threads with this GIL +\|(.*)$", shown.stdout, re.MULTILINE)
     assert [cell.strip() for cell in threads.split("|")[:4]] == ["2", "2", "1", "1"]
     words = picture.read_text()
-    assert all(f"<!-- {kind} -->" in words for kind in (*memory.KINDS, "in forward", "rank 1"))
+    labels = {*memory.KINDS, "in forward", "rank 1"} - {"gathered"}  # too small to see
+    assert all(f"<!-- {label} -->" in words for label in labels)
+    assert "<!-- gathered -->" not in words
 
 
 @pytest.mark.parametrize(("flag", "wrong"), [("--model", "alexnet"), ("--processes", "5")])

@@ -1,5 +1,7 @@
 """Page 24: the phases of DataParallel, and the exercise on scatter and gather."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -28,12 +30,15 @@ def tables():
 
 def test_the_page_shows_uneven_chunks_four_threads_and_the_bytes_of_each_phase():
     phases = {row[0]: row[1:] for row in tables()["phase"][1:]}
-    assert list(phases) == ["`scatter`", "`replicate`", "`parallel_apply`", "`gather`", "backward"]
+    forward = ["`scatter`", "`replicate`", "`parallel_apply`", "`gather`"]
+    assert list(phases) == [*forward, "backward of gather", "backward of replicate"]
     assert phases["`scatter`"][1:5] == ["3×6", "3×6", "3×6", "1×6"]
     assert phases["`gather`"][1:5] == ["3×3", "3×3", "3×3", "1×3"]
     assert phases["`parallel_apply`"][0] == "4 threads" and phases["`parallel_apply`"][-1] == "0"
     parameters = 4 * (6 * 5 + 5 + 5 * 3 + 3)  # bytes
-    assert phases["`replicate`"][-1] == phases["backward"][-1] == str(3 * parameters)
+    back = phases["backward of replicate"]
+    assert phases["`replicate`"][-1] == back[-1] == str(3 * parameters)
+    assert phases["backward of gather"][1:] == phases["`gather`"][1:]
 
 
 def test_the_device_of_replica_0_uses_the_most_memory():
@@ -55,7 +60,15 @@ def test_every_forward_copies_the_module_and_other_code_runs_in_the_main_thread(
         ["`kernel_distance`", "2", "main", "1"],
     ]
     page = (TUTORIALS / "24_data_parallel.md").read_text()
-    assert "\nReplications in 2 steps: 2\n" in page and "\ndevice_ids: []\n" in page
+    assert "\nReplications in 2 steps: 2\n" in page and "\ndevice_ids on a CPU: []\n" in page
+
+
+def test_data_parallel_replicates_in_forward_on_the_line_that_the_page_names():
+    lines = inspect.getsource(inspect.getmodule(nn.DataParallel)).splitlines()
+    (line,) = [n for n, text in enumerate(lines, 1) if "= self.replicate(" in text]
+    page = (TUTORIALS / "24_data_parallel.md").read_text()
+    assert "`torch/nn/parallel/data_parallel.py`, line 195 in torch 2.15" in page
+    assert line == 195 or not torch.__version__.startswith("2.15.")
 
 
 @pytest.mark.gpu

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from accel_demo.anatomy.data_parallel.scatter_gather import (
+    REPLICATE_BACKWARD,
     Record,
     gather,
     note,
+    note_gradients,
     scatter,
     tensors_in,
 )
@@ -77,10 +79,7 @@ def replicate(
             for tensor in (*module.parameters(), *module.buffers())  # yields a shared tensor once
         }
         note(record, "replicate", replica, device, list(copies.values()), replica > 0)
-        for tensor in copies.values():
-            if record is not None and tensor.requires_grad:
-                options = {"has_moved": replica > 0}
-                tensor.register_hook(partial(note, record, "backward", replica, device, **options))
+        note_gradients(record, REPLICATE_BACKWARD, replica, copies.values(), replica > 0)
         replicas.append(_with_tensors(module, copies))
     return replicas
 

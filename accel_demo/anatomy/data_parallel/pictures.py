@@ -3,20 +3,25 @@
 import math
 
 from accel_demo import show
-from accel_demo.anatomy.data_parallel.scatter_gather import Event
+from accel_demo.anatomy.data_parallel.scatter_gather import (
+    GATHER_BACKWARD,
+    PHASES,
+    REPLICATE_BACKWARD,
+    Event,
+)
 from accel_demo.wording import counted
 
 BLUE, ORANGE, GREEN, _, _, SKY = show.COLOURS[:6]
-GREY = "#777777"
-BOX_HEIGHT = 0.52
-PHASES = ("scatter", "replicate", "parallel_apply", "gather", "backward")
+GREY = "#555555"
+BOX_HEIGHT = 0.34
 
 
 def draw_step(record: list[Event], replicas: int):
     """Draw a column for each replica and a row for each phase. Arrows show where data moves."""
-    figure = show.new_figure(2 + 1.75 * max(replicas, 3), 5.6)
+    columns = max(replicas, 3)
+    figure = show.new_figure(0.4 + 1.45 * columns, 7.7)
     axes = figure.subplots()
-    axes.set(xlim=(-1.45, max(replicas, 3) - 0.5), ylim=(5.0, -0.65))
+    axes.set(xlim=(-0.55, columns - 0.45), ylim=(5.85, -1.0))
     axes.axis("off")
 
     def events_of(phase: str, replica: int) -> list[Event]:
@@ -28,82 +33,81 @@ def draw_step(record: list[Event], replicas: int):
     for row, phase in enumerate(PHASES):
         events = [event for event in record if event.phase == phase]
         threads, size = {event.thread for event in events}, sum(event.size for event in events)
-        in_threads = f"{len(threads)} threads" if len(threads) > 1 else f"thread {threads.pop()}"
-        axes.text(-1.4, row, phase, va="bottom", weight="bold", fontsize=10)
-        axes.text(-1.4, row + 0.05, in_threads, va="top", fontsize=9, color=GREY)
+        where = f"{len(threads)} threads" if len(threads) > 1 else f"thread {threads.pop()}"
         moved = f"{size} bytes" if size else "nothing moves"
-        axes.text(-1.4, row + 0.25, moved, va="top", fontsize=9, color=GREY)
+        above = row - 0.42
+        axes.text(-0.47, above, phase, weight="bold", fontsize=12)
+        axes.text(columns - 0.53, above, f"{where}, {moved}", ha="right", fontsize=12, color=GREY)
+    whole = sum(events_of("gather", replica)[0].shapes[0][0] for replica in range(replicas))
     for replica in range(replicas):
-        axes.text(replica, -0.5, f"replica {replica}", ha="center", weight="bold", fontsize=10)
-        part, tensors = shape("scatter", replica), len(events_of("replicate", replica)[0].shapes)
-        gradients = f"{len(events_of('backward', replica))} gradients"
-        call = f"{part} → {shape('parallel_apply', replica)}\nthread “replica {replica}”"
+        axes.text(replica, -0.75, f"replica {replica}", ha="center", weight="bold", fontsize=12)
+        outputs = shape("gather", replica)
         if replica == 0:
-            module, outputs = "the module", "all outputs,\nthen the loss"
-            gradients += ", and\nthe sum of all"
-        else:
-            module, outputs = "a copy", f"{shape('gather', replica)} of the output"
-            gradients += "\nof its copy"
-        _box(axes, replica, 0, f"{part}\nof the batch", SKY)
-        _box(axes, replica, 1, f"{module}\n{tensors} tensors", SKY)
+            outputs = f"all: {whole}×{outputs.partition('×')[2]}"
+        gradients = f"{len(events_of(REPLICATE_BACKWARD, replica))} gradients"
+        _box(axes, replica, 0, shape("scatter", replica), SKY)
+        _box(axes, replica, 1, "a copy" if replica else "the module", SKY)
+        call = f"{shape('scatter', replica)} → {shape('parallel_apply', replica)}"
         _box(axes, replica, 2, call, ORANGE)
         _box(axes, replica, 3, outputs, SKY)
-        _box(axes, replica, 4, gradients, GREEN)
-    for row, leaves_replica_0 in ((0, True), (1, True), (3, False), (4, False)):
+        _box(axes, replica, 4, shape(GATHER_BACKWARD, replica), GREEN)
+        _box(axes, replica, 5, gradients if replica else "their sum", GREEN)
+    for row, leaves_replica_0 in ((0, True), (1, True), (3, False), (4, True), (5, False)):
         _arrows(axes, row, replicas, leaves_replica_0)
-    text = "The optimizer updates only replica 0. The next forward copies the module again."
-    axes.text(-1.4, 4.85, text, fontsize=10)
+    text = "The optimizer updates only replica 0.\nThe next forward copies the module again."
+    axes.text(-0.47, 5.78, text, fontsize=12)
     return figure
 
 
 def _box(axes, column: int, row: int, text: str, colour: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    corner = (column - 0.42, row - BOX_HEIGHT / 2)
+    corner = (column - 0.46, row - BOX_HEIGHT / 2)
     style = "round,pad=0,rounding_size=0.08"
     options = {"boxstyle": style, "facecolor": colour, "alpha": 0.35, "edgecolor": "none"}
-    axes.add_patch(FancyBboxPatch(corner, 0.84, BOX_HEIGHT, **options))
-    axes.text(column, row, text, ha="center", va="center", fontsize=9)
+    axes.add_patch(FancyBboxPatch(corner, 0.92, BOX_HEIGHT, **options))
+    axes.text(column, row, text, ha="center", va="center", fontsize=12)
 
 
 def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
     """Draw arrows between replica 0 and every other replica, above a row of boxes."""
-    top, line = row - BOX_HEIGHT / 2, row - BOX_HEIGHT / 2 - 0.14
+    top, line = row - BOX_HEIGHT / 2, row - BOX_HEIGHT / 2 - 0.16
     if replicas == 1:
         return
-    axes.plot([0, replicas - 1], [line, line], color=GREY, linewidth=1.2)
+    axes.plot([0, replicas - 1], [line, line], color=GREY, linewidth=1.4)
     for column in range(replicas):
-        axes.plot([column, column], [line, top], color=GREY, linewidth=1.2)
+        axes.plot([column, column], [line, top], color=GREY, linewidth=1.4)
         if (column > 0) == leaves_replica_0:
-            arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.2}
-            axes.annotate("", (column, top + 0.02), (column, line), arrowprops=arrow)
+            arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.4}
+            axes.annotate("", (column, top + 0.03), (column, line), arrowprops=arrow)
 
 
 def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[float]]):
-    """Draw the weight of each sample in a plain mean of the chunk means, and the gradient errors.
+    """Draw the weight of each sample in a plain mean of the parts' means, and the gradient errors.
 
-    `sizes` are the chunk sizes. For each way to compute the loss, `errors` lists the errors of the
-    gradient with 1, 2, … replicas.
+    `sizes` are the numbers of samples in each part. For each way to compute the loss, `errors`
+    lists the errors of the gradient with 1, 2, … replicas.
     """
-    figure = show.new_figure(6.2, 7.6)
+    figure = show.new_figure(6.2, 7)
     upper, lower = figure.subplots(2, 1)
-    styles = {sizes[-1]: (ORANGE, f"in one of {sizes[-1]}")}
-    styles[sizes[0]] = (BLUE, f"in a chunk of {sizes[0]}")
+    styles = {size: (ORANGE, f"in a part of {size}") for size in sizes}
+    styles[sizes[0]] = (BLUE, f"in a part of {sizes[0]}")
     start = 0
-    for chunk, size in enumerate(sizes):
+    for part, size in enumerate(sizes):
         colour, label = styles[size]
-        samples, shade = range(start, start + size), 0.95 if chunk % 2 else 0.65
-        name = label if chunk == sizes.index(size) else None
-        upper.bar(samples, weights[start : start + size], color=colour, alpha=shade, label=name)
+        name = label if part == sizes.index(size) else None
+        samples = range(start, start + size)
+        upper.bar(samples, weights[start : start + size], color=colour, label=name)
         start += size
     upper.axhline(1 / len(weights), color="black", linestyle="--", label=f"right: 1/{len(weights)}")
-    upper.set(
-        xlabel="sample", ylabel="its weight in a plain mean of means", ylim=(0, 1.55 * max(weights))
-    )
+    # The legend fits above the low bars on the left, if there are any.
+    room = 1.1 if max(weights) > 1.5 * weights[0] else 1.55
+    upper.set(xlabel="sample", ylabel="its weight in a plain\nmean of means")
+    upper.set_ylim(0, room * max(weights))
     most_replicas = len(next(iter(errors.values())))
     used = f", {len(sizes)} used" if len(sizes) < most_replicas else ""
     upper.set_title(f"{len(weights)} samples over {counted(most_replicas, 'replica')}{used}")
-    upper.legend(loc="upper left", frameon=False)
+    upper.legend(loc="upper left", frameon=False, fontsize=11)
     replicas = range(1, most_replicas + 1)
     marks = zip(errors.items(), ("s", "o", "x"), (GREEN, ORANGE, BLUE), strict=True)
     for (name, values), mark, colour in marks:
@@ -117,12 +121,13 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
             text, above = f"{value:.3f}", (0, 7)
             lower.annotate(text, (place, value), above, textcoords="offset points", **options)
     lower.axhline(1e-6, color="black", linestyle="--", linewidth=1)
-    lower.set(yscale="log", ylim=(3e-10, 1e7), xlabel="replicas", xticks=list(replicas))
-    lower.set_yticks([1e-9, 1e-6, 1e-3], ["exact", "rounding: 1e-6", "1e-3"])
+    lower.set(yscale="log", ylim=(3e-10, 1e2), xlabel="replicas", xticks=list(replicas))
+    lower.set_yticks([1e-9, 1e-6, 1e-3], ["1e-9 or less", "rounding: 1e-6", "1e-3"])
     lower.minorticks_off()
-    lower.set_ylabel("largest error (logarithmic)")
+    lower.set_ylabel("largest error")
     lower.set_title(f"gradient of {len(weights)} samples")
-    lower.legend(loc="upper left", frameon=False, title="where the loss is", ncols=1, fontsize=9)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.18), "ncols": 3, "fontsize": 9.5}
+    lower.legend(frameon=False, title="loss computed", columnspacing=1, handletextpad=0.3, **below)
     return figure
 
 

@@ -2,12 +2,18 @@
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+
+# In backward, an event is noted for each gradient: first for those of the replicas' outputs, which
+# leave replica 0, then for those of their parameters, which go back to replica 0.
+FORWARD_PHASES = ("scatter", "replicate", "parallel_apply", "gather")
+GATHER_BACKWARD, REPLICATE_BACKWARD = "backward of gather", "backward of replicate"
+PHASES = (*FORWARD_PHASES, GATHER_BACKWARD, REPLICATE_BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Event:
     number of bytes that would move if each replica had a separate device.
     """
 
-    phase: str  # scatter, replicate, parallel_apply, gather, or backward (one event per gradient)
+    phase: str  # one of `PHASES`
     replica: int
     device: torch.device
     thread: str
@@ -68,6 +74,7 @@ def gather(outputs: Sequence, device: torch.device, record: Record = None) -> An
     for replica, output in enumerate(outputs):
         has_moved = replica > 0 or any(tensor.device != device for tensor in tensors_in(output))
         note(record, "gather", replica, device, output, has_moved)
+        note_gradients(record, GATHER_BACKWARD, replica, tensors_in(output), has_moved)
 
     def join(*tensors: torch.Tensor) -> torch.Tensor:
         rows = [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
@@ -148,3 +155,13 @@ def note(record: Record, phase: str, replica: int, device, structure, has_moved:
     thread = threading.current_thread()
     name = "main" if thread is threading.main_thread() else thread.name
     record.append(Event(phase, replica, device, name, shapes, size))
+
+
+def note_gradients(
+    record: Record, phase: str, replica: int, tensors: Iterable[torch.Tensor], has_moved: bool
+) -> None:
+    """Add an event for the gradient of each tensor when backward computes it."""
+    for tensor in tensors:
+        if record is not None and tensor.requires_grad:
+            options = {"has_moved": has_moved}
+            tensor.register_hook(partial(note, record, phase, replica, tensor.device, **options))

@@ -15,7 +15,14 @@ from torch import nn
 from accel_demo import show
 from accel_demo.anatomy.data_parallel import pictures
 from accel_demo.anatomy.data_parallel.phases import data_parallel
-from accel_demo.anatomy.data_parallel.scatter_gather import Event, chunk_sizes, mean_over_samples
+from accel_demo.anatomy.data_parallel.scatter_gather import (
+    FORWARD_PHASES,
+    PHASES,
+    REPLICATE_BACKWARD,
+    Event,
+    chunk_sizes,
+    mean_over_samples,
+)
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
@@ -50,20 +57,21 @@ def main(description: str | None) -> None:
 
 
 def show_step(replicas: int, batch_size: int):
-    """Print what each replica does in one step, and what its device stores afterwards."""
+    """Print what each replica does in one step, and what its device stores meanwhile."""
     record, device_bytes = train_step(replicas, batch_size)
     used = 1 + max(event.replica for event in record)
     columns = [f"replica {replica}" for replica in range(used)]
     rows = []
-    for phase in pictures.PHASES:
+    for phase in PHASES:
         events = [event for event in record if event.phase == phase]
         threads = sorted({event.thread for event in events})
-        name = f"`{phase}`" if phase != "backward" else phase
+        name = f"`{phase}`" if phase in FORWARD_PHASES else phase
         thread = threads[0] if len(threads) == 1 else f"{len(threads)} threads"
         cells = [shapes_in_words(phase, events, replica) for replica in range(used)]
         rows.append([name, thread, *cells, sum(event.size for event in events)])
     print(show.table(["phase", "thread", *columns, "bytes moved"], rows))
-    print("\nWhat the device of each replica then holds, in bytes (without activations):\n")
+    print("\nBytes that the device of each replica holds in the course of the step (without")
+    print("activations). Not all of them exist at the same time:\n")
     rows = [[name, *sizes] for name, sizes in device_bytes.items()]
     rows.append(["together", *map(sum, zip(*device_bytes.values(), strict=True))])
     print(show.table(["", *columns], rows))
@@ -73,8 +81,8 @@ def show_step(replicas: int, batch_size: int):
 def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
     """Train for one step with Adam. The loss is computed after the gather.
 
-    Returns the events and, for each kind of tensor, how many bytes each replica's device stores
-    after the step.
+    Returns the events and, for each kind of tensor, how many bytes each replica's device stores.
+    Some of these tensors do not exist at the same time.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -104,7 +112,7 @@ def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, l
         "the module, or its copy": on_each("replicate"),
         "its output": on_each("parallel_apply"),
         "all outputs, gathered": on_the_first(outputs),
-        "gradients of the copy": [0, *on_each("backward")[1:]],
+        "gradients of the replica": on_each(REPLICATE_BACKWARD),
         "their sum, in `.grad`": on_the_first(*(parameter.grad for parameter in net.parameters())),
         "Adam's two averages": on_the_first(*averages),
     }
@@ -115,7 +123,7 @@ def shapes_in_words(phase: str, events: list[Event], replica: int) -> str:
     shapes = [shape for event in events if event.replica == replica for shape in event.shapes]
     if phase == "replicate":
         return f"{len(shapes)} tensors{', shared' if replica == 0 else ''}"
-    if phase == "backward":
+    if phase == REPLICATE_BACKWARD:
         return f"{len(shapes)} gradients"
     return ", ".join("×".join(map(str, shape)) for shape in shapes)
 

@@ -2,16 +2,16 @@
 
 accel-demo bench dataparallel
 accel-demo bench dataparallel --quick --model tiny_cnn
-accel-demo bench dataparallel --preprocess
+accel-demo bench dataparallel --forward
 
 Plain PyTorch, nn.DataParallel and raw DDP train the same model with the same global batch size.
 Their runs alternate. nn.DataParallel uses one process with one thread per GPU; with fewer than two
 GPUs, it only calls the module that it wraps. Raw DDP uses two processes. Each trains on half of
 the batch, on its own GPU or with half of the CPU threads.
 
---preprocess does not use the train files. It also measures the forward pass alone, with and without
-preprocessing in Python. Without GPUs, our own DataParallel replaces nn.DataParallel, because it
-runs two replicas in two threads even on a CPU.
+--forward does not use the train files. It measures the forward pass alone, with and without Python
+code in it. Without GPUs, our own DataParallel replaces nn.DataParallel, because it runs two
+replicas in two threads even on a CPU.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab.bench import preprocess
+from accel_demo.lab.bench import forward
 from accel_demo.lab.machine import usable_cores
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
@@ -36,16 +36,16 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per optimizer step over all devices (default: 256)"
     parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)
-    help = "compare forward passes with and without preprocessing in Python"
-    parser.add_argument("--preprocess", action="store_true", help=help)
+    help = "compare forward passes with and without Python code in them"
+    parser.add_argument("--forward", action="store_true", help=help)
 
 
 def measure(options: Namespace) -> Report:
     batch = options.global_batch
     if batch < 2 or batch % 2:
         raise UserError(f"--global-batch must be a positive even number, got {batch}")
-    if options.preprocess:
-        return preprocess.measure(options.model, batch, options.repeats)
+    if options.forward:
+        return forward.measure(options.model, batch, options.repeats)
     choices = {"model": options.model, "dataset": "synthetic", "max_steps": STEPS}
     choices |= {"train_samples": STEPS * batch, "test_samples": 64}
     batch_sizes = {PLAIN: batch, DATA_PARALLEL: batch, DDP: batch // 2}

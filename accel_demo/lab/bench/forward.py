@@ -1,6 +1,8 @@
-"""Time DataParallel and DDP with and without Python code in the forward pass.
+"""Time the forward pass of DataParallel and DDP, with and without Python code in it.
 
-This is the part of `accel-demo bench dataparallel` behind its flag --preprocess.
+This is the part of `accel-demo bench dataparallel` behind its flag --forward. It leaves out the
+backward pass, because autograd runs it in a single thread on a CPU, whatever DataParallel does. The
+Python code stands for a slow `forward` and has no other purpose.
 """
 
 import os
@@ -28,26 +30,19 @@ from accel_demo.workarounds import keep_freed_memory
 
 PROCESSES = 2
 STEPS = 2  # per measurement
-COPIES = 4  # random images that are preprocessed for each image
-ONE, DP, DDP = "one process", "DataParallel, 2 threads", "DDP, 2 processes"
-MODELS = ("{model}", "{model} after preprocessing in Python")
+COPIES = 4  # random images that are computed in Python for each image
+ONE, DP, DDP = "one process, 1 thread", "DataParallel, 2 threads", "DDP, 2 processes"
+MODELS = ("{model}", "{model} with Python code in it")
 
 
 class Case(NamedTuple):
     """One way to train. All cases use the same global batch."""
 
     method: str  # ONE, DP or DDP
-    has_python: bool  # whether the forward pass preprocesses its images in Python
+    has_python: bool  # whether the forward pass also runs code in pure Python
 
 
-class Seconds(NamedTuple):
-    """Mean times of one measurement."""
-
-    forward: float
-    step: float  # forward, loss, backward and optimizer step
-
-
-class Preprocessed(nn.Module):
+class WithPython(nn.Module):
     """A network whose forward pass takes most of its time in pure Python."""
 
     def __init__(self, network: nn.Module):
@@ -55,7 +50,7 @@ class Preprocessed(nn.Module):
         self.network = network
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        gil.preprocess(COPIES * len(images))  # flips and shifts random images, for their time only
+        gil.preprocess(COPIES * len(images))  # the result is not used: only its time matters
         return self.network(images)
 
 
@@ -65,7 +60,7 @@ class Training:
     def __init__(self, case: Case, model: str, batch: int, device: torch.device):
         torch.manual_seed(0)
         network = make_model(TrainConfig(model=model)).to(device)
-        network = Preprocessed(network) if case.has_python else network
+        network = WithPython(network) if case.has_python else network
         self.images = torch.randn(batch, 1, 28, 28, device=device)
         self.labels = torch.arange(batch, device=device) % CLASSES
         self.wrapped, self.device = network, device
@@ -80,16 +75,17 @@ class Training:
             )
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
-    def run(self, steps: int) -> Seconds:
-        forward, started_at = 0.0, self.now()
+    def run(self, steps: int) -> float:
+        """Train for some steps, and return the mean seconds of their forward passes."""
+        forward = 0.0
         for _ in range(steps):
-            before = self.now()
+            started_at = self.now()
             outputs = self.wrapped(self.images)
-            forward += self.now() - before
+            forward += self.now() - started_at
             F.cross_entropy(outputs, self.labels).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return Seconds(forward / steps, (self.now() - started_at) / steps)
+        return forward / steps
 
     def now(self) -> float:
         """Return the time, after the GPUs in use have finished their work."""
@@ -104,32 +100,31 @@ def measure(model: str, batch: int, repeats: int) -> Report:
     """Measure every case `repeats` times, in a different order in each repeat."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads != "1":  # each thread of DataParallel would use this many
-        raise UserError(f"--preprocess needs OMP_NUM_THREADS=1, got {threads}")
+        raise UserError(f"--forward needs OMP_NUM_THREADS=1, got {threads}")
     (seconds, device), *_ = results_by_rank(measure_on_rank, PROCESSES, model, batch, repeats)
     tables, findings = [], []
     for has_python, name in enumerate(MODELS):
-        for index, part in enumerate(("Forward pass", "Whole step")):
-            rates = {
-                method: [batch / measured[index] for measured in seconds[method, bool(has_python)]]
-                for method in (ONE, DP, DDP)
-            }
-            title = f"{part} of {name.format(model=model)}, {batch} images per step"
-            tables.append(Table(title, "images/s", rates, ONE, digits=0))
-            ratios = [ddp / dp for ddp, dp in zip(rates[DDP], rates[DP], strict=True)]
-            times, interval = statistics.median(ratios), interval_text(median_interval(ratios))
-            findings.append(
-                f"{title.partition(',')[0]}: DDP is {times:.2f} times as fast as DataParallel "
-                f"(90 % interval {interval})."
-            )
+        rates = {
+            method: [batch / measured for measured in seconds[method, bool(has_python)]]
+            for method in (ONE, DP, DDP)
+        }
+        title = f"Forward pass of {name.format(model=model)}, {batch} images per step"
+        tables.append(Table(title, "images/s", rates, ONE, digits=0))
+        ratios = [ddp / dp for ddp, dp in zip(rates[DDP], rates[DP], strict=True)]
+        times, interval = statistics.median(ratios), interval_text(median_interval(ratios))
+        findings.append(
+            f"{title.partition(',')[0]}: DDP is {times:.2f} times as fast as DataParallel "
+            f"(90 % interval {interval})."
+        )
     used = "nn.DataParallel on two GPUs" if device == "cuda" else "our DataParallel on the CPU"
-    findings.append(f"DataParallel is {used}; torch uses one CPU thread per thread and process.")
+    findings.append(f"Measured with {used}. Each thread and each process uses one CPU core.")
     return Report(tables, findings, {"processes": PROCESSES, "device": device})
 
 
 def measure_on_rank(
     device: torch.device, model: str, batch: int, repeats: int
-) -> tuple[dict[Case, list[Seconds]], str]:
-    """Measure on this rank. The times of DDP are those of the slowest rank.
+) -> tuple[dict[Case, list[float]], str]:
+    """Return the seconds of a forward pass. The times of DDP are those of the slowest rank.
 
     Only rank 0 measures the methods with one process, and the other ranks wait. They wait in gloo,
     because waiting in NCCL would keep their GPUs busy.
@@ -142,9 +137,9 @@ def measure_on_rank(
         for case in cases
         if case.method == DDP or dist.get_rank() == 0
     }
-    seconds: dict[Case, list[Seconds]] = {case: [] for case in cases}
+    seconds: dict[Case, list[float]] = {case: [] for case in cases}
     rounds = range(repeats + 1)  # the first one is warm-up
-    for repeat in tqdm(rounds, desc="preprocess", unit="repeat", disable=dist.get_rank() > 0):
+    for repeat in tqdm(rounds, desc="forward", unit="repeat", disable=dist.get_rank() > 0):
         for case in random.Random(repeat).sample(cases, len(cases)):
             dist.barrier(quiet)
             if case in trainings:
@@ -153,8 +148,5 @@ def measure_on_rank(
     for case in cases:
         by_rank = [of_rank for of_rank in gather_objects(seconds[case]) if of_rank]
         repetitions = list(zip(*by_rank, strict=True))[1:]  # the first one is warm-up
-        seconds[case] = [
-            Seconds(max(rank.forward for rank in ranks), max(rank.step for rank in ranks))
-            for ranks in repetitions
-        ]
+        seconds[case] = [max(ranks) for ranks in repetitions]
     return seconds, device.type

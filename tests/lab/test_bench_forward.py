@@ -1,4 +1,4 @@
-"""`accel-demo bench dataparallel --preprocess`: what it measures, and on which ranks."""
+"""`accel-demo bench dataparallel --forward`: what it measures, and on which ranks."""
 
 import json
 import threading
@@ -8,12 +8,12 @@ import torch
 
 from accel_demo.anatomy import gil
 from accel_demo.errors import one_line_errors
-from accel_demo.lab.bench import command, preprocess
-from accel_demo.lab.bench.preprocess import DP, ONE, Case, Training
+from accel_demo.lab.bench import command, forward
+from accel_demo.lab.bench.forward import DP, ONE, Case, Training
 
 
 def measured(device, repeats):
-    return preprocess.measure_on_rank(device, "tiny_cnn", 4, repeats)
+    return forward.measure_on_rank(device, "tiny_cnn", 4, repeats)
 
 
 def test_every_case_is_measured_and_both_ranks_have_the_slowest_times(together):
@@ -23,13 +23,13 @@ def test_every_case_is_measured_and_both_ranks_have_the_slowest_times(together):
     assert device == "cpu" and len(seconds) == 6
     for case, measurements in seconds.items():
         assert len(measurements) == 2, case
-        assert all(0 < forward < step for forward, step in measurements), case
+        assert min(measurements) > 0, case
 
 
 @pytest.mark.parametrize(
     ("method", "calls"), [(ONE, [("MainThread", 16)]), (DP, [("replica 0", 8), ("replica 1", 8)])]
 )
-def test_each_thread_preprocesses_as_many_images_as_it_gets(method, calls, monkeypatch):
+def test_each_thread_runs_the_python_code_for_as_many_images_as_it_gets(method, calls, monkeypatch):
     made = []
     monkeypatch.setattr(
         gil, "preprocess", lambda number: made.append((threading.current_thread().name, number))
@@ -44,19 +44,19 @@ def test_each_thread_preprocesses_as_many_images_as_it_gets(method, calls, monke
 def test_more_than_one_thread_per_worker_is_refused_in_one_line(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with pytest.raises(SystemExit) as stopped, one_line_errors():
-        command.main(["dataparallel", "--preprocess"])
+        command.main(["dataparallel", "--forward"])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "error: --preprocess needs OMP_NUM_THREADS=1, got 2\n"
+    assert capsys.readouterr().err == "error: --forward needs OMP_NUM_THREADS=1, got 2\n"
 
 
 @pytest.mark.slow
-def test_the_benchmark_prints_and_saves_four_tables(start, tmp_path):
+def test_the_benchmark_prints_and_saves_two_tables(start, tmp_path):
     report = tmp_path / "report.json"
-    words = ["accel-demo", "bench", "dataparallel", "--preprocess", "--quick"]
+    words = ["accel-demo", "bench", "dataparallel", "--forward", "--quick"]
     result = start([*words, "--model", "tiny_cnn", "--json", report])
     assert result.returncode == 0, result.stderr
     saved = json.loads(report.read_text())
     assert saved["facts"] == {"processes": 2, "device": "cpu"}
-    assert len(saved["tables"]) == 4
+    assert len(saved["tables"]) == 2
     assert all(f"{table['title']} (" in result.stdout for table in saved["tables"])
-    assert result.stdout.count("DDP is ") == 4
+    assert result.stdout.count("DDP is ") == 2
