@@ -280,6 +280,8 @@ def test_the_second_step_starts_with_the_running_mean_of_rank_0(start):
 def wrap_and_catch() -> str:
     """Wrap a network on the CPU with a group that, like one of NCCL, has no backend for it."""
     group = dist.new_group(backend="cuda:gloo")
+    with pytest.raises(ValueError, match="device_ids and output_device arguments only work with"):
+        DistributedDataParallel(nn.Linear(2, 2), device_ids=[0], process_group=group)
     with pytest.raises(RuntimeError) as error:
         DistributedDataParallel(nn.Linear(2, 2), process_group=group)
     return str(error.value)
@@ -346,6 +348,15 @@ def test_the_repository_has_the_options_of_the_old_script():
     assert "--schedule constant --label-smoothing 0 --clip-norm inf" in TEXT
     with pytest.raises(UserError, match="there is no --local-rank. Start this with"):
         CommandLine("").read(["--local-rank=0"])
+
+
+def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)\n")
+    result = start(["python", script])
+    assert result.returncode != 0
+    assert "RuntimeError" in result.stderr and "freeze_support()" in result.stderr
+    assert "a `RuntimeError` that mentions `freeze_support()`" in TEXT
 
 
 @cites_lines_of_torch
