@@ -37,7 +37,8 @@ for epoch in range(options.epochs):
         optimizer.step()
         if step % 10 == 0:
             mean_loss = accelerator.reduce(loss.detach(), "mean")
-            accelerator.print(f"epoch {epoch}, step {step}: loss {mean_loss:.4f}")
+            if accelerator.is_main_process:
+                print(f"epoch {epoch}, step {step}: loss {mean_loss:.4f}")
 
 state_dict = accelerator.get_state_dict(net)
 if accelerator.is_main_process:

@@ -84,10 +84,6 @@ REPAIRS = [  # each start keeps the edits of those above it
 ]
 MISTAKES = [  # each start has all the edits above and its own
     Start("Mistake: a sampler and shuffle", {"=sampler)": "=sampler, shuffle=True)"}),
-    Start(
-        "Mistake: wrap the network before it is on its GPU",
-        {"net = net.to(device)\n": "", "Parallel(net)": "Parallel(net, device_ids=[local_rank])"},
-    ),
 ]
 
 
@@ -103,9 +99,10 @@ def main() -> None:
         for number, (start, result) in enumerate(zip(starts, results, strict=True), start=1):
             before, after = (script.splitlines() for script in scripts[number - 1])
             print(f"{number}. {start.title}")
-            for line in difflib.ndiff(before, after):
-                if line[0] in "-+":
-                    print(f"   {line}")
+            changes = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
+            for line in changes:
+                if line[0] in "-+":  # not a line number
+                    print(f"   {line[0]} {line[1:]}")
             print(f"   $ {start.command}")
             for line in result:
                 print(textwrap.fill(line, 97, initial_indent="   > ", subsequent_indent="     "))

@@ -19,7 +19,7 @@ IMPORTS = "import json\nimport os\n"
 REPORT = """
 report = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK")}
 report |= {"local_rank": local_rank, "device": str(torch.device("cuda", local_rank))}
-print(json.dumps({**report, "prints and saves": local_rank == 0}) + "\\n", end="")
+print(json.dumps({**report, "would print and save": local_rank == 0}) + "\\n", end="")
 """
 RED, GREEN, GRAY = "#b3261e", "#1b5e20", "#555555"
 
@@ -55,15 +55,16 @@ def draw(panels: dict[str, list[dict]], path: Path) -> None:
     for axes, (title, both) in zip(figure.subplots(len(panels), 1), panels.items(), strict=True):
         devices = [process["device"] for process in both]
         color = GREEN if len(set(devices)) == 2 else RED
-        axes.set(xlim=(0, 10), ylim=(-0.1, 7.1))
+        axes.set(xlim=(0, 10), ylim=(-0.9, 7.1))
         axes.axis("off")
         axes.set_title(f"The script reads {title}", color=color, weight="bold", fontsize=11)
         for index, process in enumerate(both):
             left, middle = 5 * index, 5 * index + 2.35
             variables = ", ".join(f"{name}={process[name]}" for name in ("RANK", "LOCAL_RANK"))
             box(axes, left, 5.6, 1.4, f"torchrun sets\n{variables}", "#e3edf9")
-            does = "prints and saves" if process["prints and saves"] else "neither prints nor saves"
-            text = f"local_rank = {process['local_rank']}\nchooses {process['device']}\n{does}"
+            does = "print and save" if process["would print and save"] else "not print or save"
+            text = f"local_rank = {process['local_rank']}\nchooses {process['device']}"
+            text += f"\nwould {does}"
             box(axes, left, 2.6, 2.2, text, "#f4f4f4", color)
             box(axes, left, 0, 1, f"GPU cuda:{index}", "white", GRAY, f"cuda:{index}" in devices)
             arrow(axes, (middle, 5.6), (middle, 4.8), GRAY)
@@ -72,12 +73,12 @@ def draw(panels: dict[str, list[dict]], path: Path) -> None:
     show.save(figure, path)
 
 
-def box(axes, x, y, height, text, fill, edge=GRAY, is_used=True) -> None:
+def box(axes, x, y, height, text, fill, edge=GRAY, is_chosen=True) -> None:
     from matplotlib.patches import Rectangle
 
-    style = {"facecolor": fill, "edgecolor": edge, "linestyle": "-" if is_used else "--"}
+    style = {"facecolor": fill, "edgecolor": edge, "linestyle": "-" if is_chosen else "--"}
     axes.add_patch(Rectangle((x + 0.05, y), 4.6, height, linewidth=1.4, **style))
-    text = text if is_used else f"{text}, not used"
+    text = text if is_chosen else f"{text}, not chosen"
     axes.text(x + 2.35, y + height / 2, text, fontsize=10, ha="center", va="center")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import pickle
 import re
 from functools import cache
 from importlib.metadata import version
@@ -120,7 +121,6 @@ def test_the_page_shows_how_each_start_ended():
         'Unexpected key(s) in state_dict: "module.conv1.weight"',
         "<All keys matched successfully>",
         "ValueError: sampler option is mutually exclusive with shuffle",
-        f"ValueError: {gpu_only}",
     ]
     shown = outcomes()
     assert len(shown) == len(expected)
@@ -260,7 +260,6 @@ def test_normalize_with_05_and_1_only_shifts_the_pixels():
     plain, shifted = rows["ToTensor()"], rows["Normalize((0.5,), (1.0,))"]
     assert shifted[:2] == [-0.5, 0.5]
     assert shifted[2] == pytest.approx(plain[2] - 0.5) and shifted[3] == plain[3] != 1
-    assert rows["Normalize((0.5,), (0.5,))"][:2] == [-1, 1]
     assert rows["Normalize((0.286,), (0.353,))"][2:] == [0, 1]
     _, mean, std = STATISTICS["mnist"]
     assert f"`Normalize(({mean[0]},), ({std[0]},))`" in TEXT
@@ -281,6 +280,8 @@ def test_the_second_step_starts_with_the_running_mean_of_rank_0(start):
 def wrap_and_catch() -> str:
     """Wrap a network on the CPU with a group that, like one of NCCL, has no backend for it."""
     group = dist.new_group(backend="cuda:gloo")
+    with pytest.raises(ValueError, match="device_ids and output_device arguments only work with"):
+        DistributedDataParallel(nn.Linear(2, 2), device_ids=[0], process_group=group)
     with pytest.raises(RuntimeError) as error:
         DistributedDataParallel(nn.Linear(2, 2), process_group=group)
     return str(error.value)
@@ -293,26 +294,48 @@ def test_wrapping_a_network_on_the_cpu_fails_without_a_backend_for_the_cpu(toget
 
 
 @pytest.mark.parametrize("device", ["cuda:1", 1, torch.device("cuda", 1)])
-def test_output_device_is_a_device_and_a_list_is_read_as_none(device):
+def test_output_device_is_one_device_and_a_list_becomes_the_current_device(monkeypatch, device):
+    monkeypatch.setattr("torch._utils._get_current_device_index", lambda: 0)
     assert _get_device_index(device, True) == 1
-    assert _get_device_index([device], True) == _get_device_index(None, True)
+    assert _get_device_index([device], True) == 0
+
+
+def test_set_device_fails_without_cuda_as_the_page_says(monkeypatch):
+    monkeypatch.delattr(torch._C, "_cuda_setDevice", raising=False)
+    message = "module 'torch._C' has no attribute '_cuda_setDevice'"
+    with pytest.raises(AttributeError, match=re.escape(message)):
+        torch.cuda.set_device(0)
+    assert f"`{message}`" in TEXT
+
+
+def weights_of_a_saved_wrapper(path: str) -> dict[str, torch.Tensor]:
+    net = DistributedDataParallel(nn.Linear(2, 2))
+    torch.save(net, path)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(path)
+    loaded = torch.load(path, map_location="cpu", weights_only=False).module.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in net.module.state_dict().items())
+    return loaded
+
+
+def test_one_connected_process_can_read_the_weights_from_a_saved_wrapper(together, tmp_path):
+    [loaded] = together(weights_of_a_saved_wrapper, 1, path=str(tmp_path / "my_net.pth"))
+    nn.Linear(2, 2).load_state_dict(loaded)
 
 
 def test_the_prefix_of_old_files_can_be_removed():
     state_dict = {f"module.{key}": value for key, value in resnet18().state_dict().items()}
     with pytest.raises(RuntimeError, match="Missing key"):
         resnet18().load_state_dict(state_dict)
-    consume_prefix_in_state_dict_if_present(state_dict, "module.")
+    assert consume_prefix_in_state_dict_if_present(state_dict, "module.") is None
     resnet18().load_state_dict(state_dict)
 
 
-def test_conv1_is_the_only_layer_that_reads_the_image_and_28_pixels_become_7():
+def test_conv1_is_the_only_layer_that_reads_the_image():
     net = models.resnet101(num_classes=10)
     inputs = [layer.in_channels for layer in net.modules() if isinstance(layer, nn.Conv2d)]
     assert inputs[0] == 3 and 3 not in inputs[1:]
     net.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
-    pooled = net.maxpool(net.bn1(net.conv1(torch.zeros(2, 1, 28, 28))))
-    assert pooled.shape[2:] == (7, 7)
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
@@ -327,6 +350,15 @@ def test_the_repository_has_the_options_of_the_old_script():
         CommandLine("").read(["--local-rank=0"])
 
 
+def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)\n")
+    result = start(["python", script])
+    assert result.returncode != 0
+    assert "RuntimeError" in result.stderr and "freeze_support()" in result.stderr
+    assert "a `RuntimeError` that mentions `freeze_support()`" in TEXT
+
+
 @cites_lines_of_torch
 def test_the_page_cites_the_right_lines():
     def line(module: str, number: int) -> str:
@@ -336,13 +368,14 @@ def test_the_page_cites_the_right_lines():
     assert "nccl2 requires at least one CUDA device" in line(c10d, 833)
     assert "device_index = get_node_local_rank() % device_count" in line(c10d, 836)
     assert "Distributed package doesn't have NCCL built in" in line(c10d, 856)
+    assert "_create_nccl2_process_group" in line(c10d, 965)  # what "nccl" means
     launcher = " ".join(line("torch.distributed.launch", number) for number in range(104, 109))
     assert "versionchanged:: 2.0.0" in launcher and "the dashed ``--local-rank``" in launcher
     assert line("torch._utils", 879).startswith("def _get_device_index(")
     assert "self.output_device is None else self.output_device" in line(
         "torch.nn.parallel.distributed", 1490
     )
-    for text in ("lines 833 and 856", "line 836", "lines 104 to 108", "line 879", "line 1490"):
+    for text in ("line 833", "line 836", "lines 104 to 108", "line 879", "line 1490"):
         assert text in TEXT
 
 
@@ -372,7 +405,7 @@ def test_torchvision_checks_for_the_files_and_then_writes_them():
 def test_the_messages_about_gpus_are_in_the_libraries():
     libraries = Path(torch.__file__).parent / "lib"
     nccl = Path(next(iter(find_spec("nvidia.nccl").submodule_search_locations)), "lib/libnccl.so.2")
-    leak = "destroy_process_group() was not called before program exit, which can leak resources"
+    leak = "was not finalized before destruction"
     messages = {
         libraries / "libtorch_cuda.so": ["ProcessGroupNCCL is bound to device ", leak],
         libraries / "libc10_cuda.so": [
