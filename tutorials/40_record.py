@@ -16,7 +16,7 @@ from accel_demo.processes.launch import REPOSITORY, run_to_end
 TIME_LIMIT = 1800  # seconds per command
 RECORDS = {
     "alpha_beta": ["python -m accel_demo.anatomy.alpha_beta --plot tutorials/20_alpha_beta.svg"],
-    "dp_or_ddp": ["accel-demo bench dataparallel --forward"],
+    "dp_or_ddp": ["accel-demo bench dataparallel --forward --repeats 25"],
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
         "accel-demo timeline --bucket-mb 0.5,2,8,25,100",
