@@ -7,7 +7,7 @@ Both train the same network with AdamW and the same global batch, on N devices. 
 own (data_parallel/phases.py), which also runs on a CPU, and its batch starts on device 0. DDP is
 PyTorch's, but averages its gradients in our ring (ring.py), which logs every message. The program
 counts the bytes received in the third training step, because DDP creates its final buckets in the
-second. The bytes held come from another, equal training without the ring (memory.py).
+second. The bytes held after backward come from another training without the ring (memory.py).
 """
 
 import math
@@ -33,7 +33,6 @@ from accel_demo.anatomy.data_parallel.scatter_gather import (
 )
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.anatomy.flags import command_line, read
-from accel_demo.anatomy.gil import has_gil
 from accel_demo.anatomy.ring import all_reduce_chunked_ring
 from accel_demo.anatomy.wire import Wire
 from accel_demo.config import MODELS
@@ -56,8 +55,8 @@ FORMULAS = {  # the keys of `DeviceCounts.received` and `memory.KINDS`: (DataPar
     FORWARD: ("device 0: Y·(N−1)/N, others: P + B + X/N", "rank 0: 0, others: B"),
     BACKWARD: ("device 0: P·(N−1), others: Y/N", "2·P·(N−1)/N"),
     STEP: ("0", "0"),
-    "parameters": ("P", "P"),
-    "gradients": ("P", "P"),
+    "parameters": ("device 0: P, others: 0", "P"),
+    "gradients": ("device 0: P, others: 0", "P"),
     "optimizer state": ("device 0: 2·P, others: 0", "2·P"),
     "buckets": ("0", "P"),
     "gathered": ("device 0: Y, others: 0", "0"),
@@ -147,6 +146,8 @@ def count_data_parallel(devices: list[torch.device], model: str) -> list[DeviceC
         optimizer.zero_grad()
         events[STEP] = record[before:]
     held = memory.data_parallel(devices, model, memory.OPTIMIZERS["adamw"])
+    # After backward, the replicas and their gradients are gone, except for device 0's own tensors.
+    held[1:] = [memory.DeviceMemory(dict.fromkeys(memory.KINDS, 0), stays=0)] * (len(devices) - 1)
     calls = sorted(log.calls, key=lambda call: int(call[1].removeprefix("replica ")))
     return [
         DeviceCounts(*call, {time: received_by(index, events[time]) for time in TIMES}, bytes_, [])
@@ -234,12 +235,15 @@ def expected_counts(method: str, index: int, devices: int, sizes: Sizes) -> dict
     is_first, others, weights = index == 0, devices - 1, sizes.parameters
     values: dict[str, float] = {"parameters": weights, "gradients": weights, STEP: 0}
     if method == DP:
+        of_first = weights if is_first else 0
         to_each = weights + sizes.buffers + sizes.inputs // devices
         return values | {
             CONSTRUCTOR: 0,
+            "parameters": of_first,
+            "gradients": of_first,
             FORWARD: sizes.outputs * others // devices if is_first else to_each,
             BACKWARD: weights * others if is_first else sizes.outputs // devices,
-            "optimizer state": 2 * weights if is_first else 0,
+            "optimizer state": 2 * of_first,
             "buckets": 0,
             "gathered": sizes.outputs if is_first else 0,
         }
@@ -286,7 +290,7 @@ def show(device: torch.device, options) -> None:
         [name, max(of_device), sum(of_device), f"{sum(of_device) / sum(totals[DP]):.2f}"]
         for name, of_device in totals.items()
     ]
-    head = ["bytes held", "fullest device", "all devices", f"all, relative to {DP}"]
+    head = ["bytes held after backward", "fullest device", "all devices", f"all, relative to {DP}"]
     print(table(head, rows))
     if options.plot:
         draw(counts, sizes, options.plot)
@@ -298,15 +302,14 @@ def worker_table(counts: dict[str, list[DeviceCounts]]) -> str:
     processes = list(dict.fromkeys(device.process for _, device in devices))
     workers = {(method, device.process, device.thread) for method, device in devices}
 
-    def sharing_a_gil(method: str, device: DeviceCounts) -> int | str:
-        if not has_gil():
-            return "no GIL"
+    def threads_beside(method: str, device: DeviceCounts) -> int:
+        """Return how many threads of the device's process ran the forward pass."""
         return sum((name, process) == (method, device.process) for name, process, _ in workers)
 
     rows = [
         ["process", *(processes.index(device.process) + 1 for _, device in devices)],
         ["thread", *(device.thread for _, device in devices)],
-        ["threads with this GIL", *(sharing_a_gil(*pair) for pair in devices)],
+        ["threads running forward", *(threads_beside(*pair) for pair in devices)],
         ["images", *(device.images for _, device in devices)],
     ]
     return table(["forward pass", *columns_of(counts)], rows)
@@ -378,7 +381,7 @@ def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> Non
         ]
     figure = new_figure(max(5.6, 1.9 * len(counts[DDP])), 7)
     upper, lower = figure.subplots(2, 1)
-    _draw_bars(upper, "held in a step", held, sizes.parameters, COLOURS)
+    _draw_bars(upper, "held after backward", held, sizes.parameters, COLOURS)
     _draw_bars(lower, "received in a step", received, sizes.parameters, COLOURS[5:])
     save(figure, path)
 
@@ -403,7 +406,8 @@ def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colours: list
                 label = part if place == 0 and part in visible else None
                 axes.bar(place, size / unit, 0.8, low, color=colour, edgecolor="white", label=label)
                 low += size / unit
-            axes.text(place, low + 0.02 * highest, f"{low:.2f}", ha="center", fontsize=11)
+            total = f"{low:.2f}" if low else "0 (its copy\nis freed)"
+            axes.text(place, low + 0.02 * highest, total, ha="center", fontsize=11)
             places.append(place)
             labels.append(f"{'device' if method == DP else 'rank'} {index}")
             place += 1
@@ -416,7 +420,7 @@ def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colours: list
     axes.set_ylabel("times the bytes of\nall parameters", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
-    axes.legend(frameon=False, fontsize=10, ncols=3, **below)
+    axes.legend(frameon=False, fontsize=10, ncols=4, columnspacing=1.2, **below)
 
 
 if __name__ == "__main__":

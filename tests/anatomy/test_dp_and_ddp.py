@@ -1,8 +1,10 @@
 """DataParallel and DDP: bytes received and held, processes and threads, and the same weights."""
 
 import copy
+import gc
 import os
 import re
+import weakref
 
 import pytest
 import torch
@@ -73,7 +75,32 @@ def test_each_device_receives_and_holds_the_expected_bytes(processes, model, tog
         assert {device.images for device in both} == {memory.GLOBAL_BATCH // processes}
         states = [device.held.by_kind["optimizer state"] for device in both]
         assert states == [2 * weights, *[0] * len(others), *[2 * weights] * processes]
-        assert {device.held.by_kind["parameters"] for device in both} == {weights}
+        held = [device.held.by_kind["parameters"] for device in both]
+        assert held == [weights, *[0] * len(others), *[weights] * processes]
+
+
+def test_after_backward_nothing_of_the_replicas_is_left():
+    """This is why the program counts 0 bytes for the other devices of DataParallel."""
+    device, alive = torch.device("cpu"), []
+    network = memory.make_network("small_cnn", device)
+    own = {parameter.data_ptr() for parameter in network.parameters()}
+
+    def note(replica: torch.nn.Module, arguments: tuple) -> None:
+        tensors = [one for module in replica.modules() for one in vars(module).values()]
+        tensors += [one for module in replica.modules() for one in module._parameters.values()]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in own:
+                alive.append(weakref.ref(tensor))
+
+    network.register_forward_pre_hook(note)
+    images, labels = memory.batch(device)
+    output = DataParallel(network, 2)(images)
+    assert len(alive) >= len(list(network.parameters()))
+    assert any(reference() is not None for reference in alive)
+    F.cross_entropy(output, labels).backward()
+    del output
+    gc.collect()
+    assert all(reference() is None for reference in alive)
 
 
 def plain_ddp(device):
@@ -157,7 +184,7 @@ def test_the_program_prints_and_draws(start, tmp_path):
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith("2 connected processes")
     assert "\n36 of 36 byte counts equal their formulas.\n" in shown.stdout
-    [threads] = re.findall(r"^\| threads with this GIL +\|(.*)$", shown.stdout, re.MULTILINE)
+    [threads] = re.findall(r"^\| threads running forward +\|(.*)$", shown.stdout, re.MULTILINE)
     assert [cell.strip() for cell in threads.split("|")[:4]] == ["2", "2", "1", "1"]
     words = picture.read_text()
     labels = {*memory.KINDS, "in forward", "rank 1"} - {"gathered"}  # too small to see
