@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel_demo.anatomy.data_parallel.phases import data_parallel
 from tests.conftest import GPUS, VISIBLE_GPUS
 from tests.pages.pages import TUTORIALS, load_grader, mistake_in
 
@@ -188,3 +189,18 @@ def test_a_wrapped_model_has_other_attributes_and_keys_as_the_page_quotes(wrappe
         if "layer.weight" in quoted and not quoted.startswith("Missing"):
             assert (f"`{quoted}`" in text) == is_quoted
     assert 'Missing key(s) in state_dict: "layer.weight"' in str(loading.value)
+
+
+def test_backward_of_the_losses_of_all_replicas_raises_the_error_on_the_page():
+    page = " ".join((TUTORIALS / "24_data_parallel.md").read_text().split())
+    message = "grad can be implicitly created only for scalar outputs"
+    assert f"`RuntimeError: {message}`" in page
+
+    class LossInside(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs).square().mean()
+
+    losses = data_parallel(LossInside(3, 2), torch.ones(4, 3), 2)
+    assert losses.shape == (2,)
+    with pytest.raises(RuntimeError, match=message):
+        losses.backward()
