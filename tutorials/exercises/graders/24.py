@@ -11,7 +11,7 @@ from accel_demo.lab.grading import Wrong, described, grade, import_answer
 
 SEED, TOLERANCE = 24, 1e-6
 RIGHT = "the gradients equal those of the whole batch, for 1 to 8 replicas and all batches"
-GRADIENTS = "Why a sum and an average are both correct"  # headings of the page
+GRADIENTS = "What happens in one forward and backward"  # headings of the page
 SCALARS = "Why a mean of means can be wrong"  # section on outputs that are scalars
 
 
