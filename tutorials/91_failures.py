@@ -3,7 +3,8 @@
 python tutorials/91_failures.py
 
 Each start launches two processes on the CPU, in a temporary folder with 40 images. To be quick, the
-script trains a ResNet-18 instead of a ResNet-101, and for one epoch only. The rest is 91_old.py.
+script trains a ResNet-18 instead of a ResNet-101, and for one epoch only. Lines added at its end
+count the connected processes and disconnect them. The rest is 91_old.py.
 """
 
 import difflib

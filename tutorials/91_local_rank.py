@@ -66,7 +66,8 @@ def draw(panels: dict[str, list[dict]], path: Path) -> None:
             text = f"local_rank = {process['local_rank']}\nchooses {process['device']}"
             text += f"\nwould {does}"
             box(axes, left, 2.6, 2.2, text, "#f4f4f4", color)
-            box(axes, left, 0, 1, f"GPU cuda:{index}", "white", GRAY, f"cuda:{index}" in devices)
+            gpu = f"cuda:{index}"
+            box(axes, left, -0.4, 1.4, f"GPU {gpu}", "white", GRAY, gpu in devices)
             arrow(axes, (middle, 5.6), (middle, 4.8), GRAY)
             target = 5 * int(process["device"].removeprefix("cuda:")) + 2.35
             arrow(axes, (middle, 2.6), (target + (0.5 if target < left else 0), 1), color)
@@ -78,7 +79,7 @@ def box(axes, x, y, height, text, fill, edge=GRAY, is_chosen=True) -> None:
 
     style = {"facecolor": fill, "edgecolor": edge, "linestyle": "-" if is_chosen else "--"}
     axes.add_patch(Rectangle((x + 0.05, y), 4.6, height, linewidth=1.4, **style))
-    text = text if is_chosen else f"{text}, not chosen"
+    text = text if is_chosen else f"{text},\nnot chosen by the script"
     axes.text(x + 2.35, y + height / 2, text, fontsize=10, ha="center", va="center")
 
 

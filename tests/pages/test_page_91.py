@@ -159,15 +159,17 @@ def test_a_start_with_one_process_is_not_taken_for_two():
 
 
 @pytest.mark.parametrize(("number", "processes_that_print"), [(5, 2), (6, 1)])
-def test_every_process_prints_unless_the_script_reads_local_rank(
+def test_every_process_prints_and_saves_unless_the_script_reads_local_rank(
     start, tmp_path, number, processes_that_print
 ):
     script = edited_script(number) + program("failures").COUNT
+    script = program("failures").edited(script, {"torch.save(net, ": 'print("saves", '})
     result = launch(start, tmp_path, script)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("connected: 2") == 2
     losses = re.findall(r"epoch 0, step 0: loss \d+\.\d{4}", result.stdout)
     assert len(losses) == processes_that_print
+    assert result.stdout.count("saves my_net.pth") == processes_that_print
 
 
 @pytest.mark.parametrize(
@@ -315,10 +317,16 @@ def weights_of_a_saved_wrapper(path: str) -> dict[str, torch.Tensor]:
         torch.load(path)
     loaded = torch.load(path, map_location="cpu", weights_only=False).module.state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in net.module.state_dict().items())
+    del net._bucket_config  # which older versions of the class don't have
+    torch.save(net, path)
+    with pytest.raises(AttributeError, match="_bucket_config"):
+        torch.load(path, weights_only=False)
     return loaded
 
 
-def test_one_connected_process_can_read_the_weights_from_a_saved_wrapper(together, tmp_path):
+def test_a_saved_wrapper_loads_in_a_connected_process_if_the_class_has_not_changed(
+    together, tmp_path
+):
     [loaded] = together(weights_of_a_saved_wrapper, 1, path=str(tmp_path / "my_net.pth"))
     nn.Linear(2, 2).load_state_dict(loaded)
 
@@ -340,12 +348,14 @@ def test_conv1_is_the_only_layer_that_reads_the_image():
 
 
 def test_the_repository_has_the_options_of_the_old_script():
-    flags = "--model resnet101 --dataset mnist --batch-size 256 --optimizer adam"
-    flags += " --learning-rate 1e-3 --schedule constant --label-smoothing 0 --clip-norm inf"
-    config, _ = CommandLine("").read([*flags.split(), "--print-every", "10"])
+    [flags] = re.findall(r"accel_demo/train_ddp.py (.*?) ```", TEXT)
+    config, _ = CommandLine("").read(flags.replace("\\", "").split())
+    assert (config.model, config.dataset, config.optimizer) == ("resnet101", "mnist", "adam")
+    assert (config.batch_size, config.learning_rate, config.print_every) == (256, 1e-3, 10)
+    assert (config.schedule, config.label_smoothing) == ("constant", 0)
+    assert config.clip_norm == float("inf")
     assert (config.epochs, config.weight_decay) == (10, 0)  # defaults
     assert (config.augment, config.dropout, config.accumulate) == (False, 0, 1)
-    assert "--schedule constant --label-smoothing 0 --clip-norm inf" in TEXT
     with pytest.raises(UserError, match="there is no --local-rank. Start this with"):
         CommandLine("").read(["--local-rank=0"])
 
@@ -357,6 +367,35 @@ def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_pat
     assert result.returncode != 0
     assert "RuntimeError" in result.stderr and "freeze_support()" in result.stderr
     assert "a `RuntimeError` that mentions `freeze_support()`" in TEXT
+
+
+SPAWN_FOR_TWO_MACHINES = """
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def main(local_rank, machine, folder):
+    rank = machine * 1 + local_rank
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"machine {machine}: {total.item():.0f}\\n", end="")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    contexts = [mp.spawn(main, (machine, os.getcwd()), 1, join=False) for machine in range(2)]
+    for context in contexts:
+        while not context.join():
+            pass
+"""
+
+
+def test_processes_that_two_calls_of_spawn_start_can_connect(start, tmp_path):
+    (tmp_path / "script.py").write_text(SPAWN_FOR_TWO_MACHINES)
+    result = start(["python", "script.py"], cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["machine 0: 2", "machine 1: 2"]
 
 
 @cites_lines_of_torch
