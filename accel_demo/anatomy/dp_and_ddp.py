@@ -13,6 +13,7 @@ second. The bytes held after backward come from another training without the rin
 import math
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,15 +107,29 @@ class Sizes:
 
 
 class ForwardLog:
-    """A log of the process, the thread and the number of images in each call of a network."""
+    """A log of the process, the thread and the number of images in each call of a network.
+
+    `tensors` maps each thread to weak references to all tensors of the network that it called.
+    """
 
     def __init__(self, network: nn.Module):
         self.calls: list[tuple[int, str, int]] = []
+        self.tensors: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         network.register_forward_pre_hook(self._note)  # replicas of the network have the hook too
 
     def _note(self, network: nn.Module, arguments: tuple) -> None:
         thread = threading.current_thread().name.replace("MainThread", "main")
         self.calls.append((os.getpid(), thread, len(arguments[0])))
+        self.tensors[thread] = [weakref.ref(tensor) for tensor in tensors_of(network)]
+
+
+def tensors_of(network: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a network, or their copies in a replica."""
+    found = []
+    for module in network.modules():
+        places = (vars(module), module._parameters, module._buffers)
+        found += [value for place in places for value in place.values()]
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def count_all(device: torch.device, model: str) -> dict[str, list[DeviceCounts]]:
@@ -140,19 +155,38 @@ def count_data_parallel(devices: list[torch.device], model: str) -> list[DeviceC
         output = wrapped(images)
         events[FORWARD] = record.copy()
         F.cross_entropy(output, labels).backward()
+        others = [held_by(log.tensors[f"replica {i}"], optimizer) for i in range(1, len(devices))]
         events[BACKWARD] = record[len(events[FORWARD]) :]
         before = len(record)
         optimizer.step()
         optimizer.zero_grad()
         events[STEP] = record[before:]
     held = memory.data_parallel(devices, model, memory.OPTIMIZERS["adamw"])
-    # After backward, the replicas and their gradients are gone, except for device 0's own tensors.
-    held[1:] = [memory.DeviceMemory(dict.fromkeys(memory.KINDS, 0), stays=0)] * (len(devices) - 1)
+    held[1:] = others  # what `memory` counts for them is temporary, and gone after backward
     calls = sorted(log.calls, key=lambda call: int(call[1].removeprefix("replica ")))
     return [
         DeviceCounts(*call, {time: received_by(index, events[time]) for time in TIMES}, bytes_, [])
         for index, (call, bytes_) in enumerate(zip(calls, held, strict=True))
     ]
+
+
+def held_by(
+    references: list[weakref.ref[torch.Tensor]], optimizer: torch.optim.Optimizer
+) -> memory.DeviceMemory:
+    """Return the bytes of a replica's tensors that still exist, of their gradients and moments."""
+    tensors = [tensor for reference in references if (tensor := reference()) is not None]
+    gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    moments = [
+        value
+        for tensor in tensors
+        for value in optimizer.state.get(tensor, {}).values()
+        if isinstance(value, torch.Tensor)
+    ]
+    sizes = dict.fromkeys(memory.KINDS, 0)
+    sizes["parameters"] = memory.bytes_of(tensors)
+    sizes["gradients"] = memory.bytes_of(gradients)
+    sizes["optimizer state"] = memory.bytes_of(moments)
+    return memory.DeviceMemory(sizes, stays=0)
 
 
 def received_by(index: int, events: list[Event]) -> int:
