@@ -10,9 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy import dp_and_ddp, memory
+from accel_demo.anatomy import memory
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.anatomy.ddp.flight_recorder import recorded
+from accel_demo.anatomy.dp_and_ddp import counting, formulas, picture
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
 from tests.anatomy.test_anatomy import overlapping
@@ -22,7 +23,7 @@ COMMAND = ["python", "-m", "accel_demo.anatomy.dp_and_ddp"]
 
 
 def count(device, model):
-    return dp_and_ddp.count_all(device, model), os.getpid()
+    return counting.count_all(device, model), os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_each_device_receives_and_holds_the_expected_bytes(processes, model, tog
         for rank, device in enumerate(counts["DDP"]):
             assert (device.process, device.thread) == (pids[rank], "main")
             constructor, forward, backward, step = (
-                device.received[time] for time in dp_and_ddp.TIMES
+                device.received[time] for time in counting.TIMES
             )
             assert (forward, step) == (buffers if rank > 0 else 0, 0)
             assert 0 <= constructor - (weights + buffers if rank > 0 else 0) < 2000
@@ -79,18 +80,18 @@ def test_each_device_receives_and_holds_the_expected_bytes(processes, model, tog
 
 def test_after_backward_nothing_of_a_replica_is_left():
     network = memory.make_network("small_cnn", torch.device("cpu"))
-    log, optimizer = dp_and_ddp.ForwardLog(network), torch.optim.AdamW(network.parameters())
+    log, optimizer = counting.ForwardLog(network), torch.optim.AdamW(network.parameters())
     images, labels = memory.batch(torch.device("cpu"))
 
     def held(replica: int) -> int:
-        return dp_and_ddp.held_by(log.tensors[f"replica {replica}"], optimizer).total
+        return counting.held_by(log.tensors[f"replica {replica}"], optimizer).total
 
     output = DataParallel(network, 2)(images)
     assert held(1) > 0  # autograd still needs the weights
     F.cross_entropy(output, labels).backward()
     assert held(1) == 0
     log._note(network, (images,))
-    weights = dp_and_ddp.held_by(log.tensors["main"], optimizer).by_kind
+    weights = counting.held_by(log.tensors["main"], optimizer).by_kind
     size = sum(parameter.nbytes for parameter in network.parameters())
     buffers = sum(buffer.nbytes for buffer in network.buffers())
     assert (weights["parameters"], weights["gradients"]) == (size + buffers, size)
@@ -149,37 +150,37 @@ def test_data_parallel_and_ddp_train_the_same_weights(together):
 
 def test_a_count_that_differs_from_its_formula_is_an_error():
     held = memory.DeviceMemory(dict.fromkeys(memory.KINDS, 0), 0)
-    received = dict.fromkeys(dp_and_ddp.TIMES, 0)
-    device = dp_and_ddp.DeviceCounts(1, "main", 24, received, held, [25])
-    sizes = dp_and_ddp.Sizes(parameters=100, buffers=0, inputs=8, outputs=4, metadata=0)
-    found = dp_and_ddp.byte_counts({"DDP": [device, device]}, sizes)
+    received = dict.fromkeys(counting.TIMES, 0)
+    device = counting.DeviceCounts(1, "main", 24, received, held, [25])
+    sizes = formulas.Sizes(parameters=100, buffers=0, inputs=8, outputs=4, metadata=0)
+    found = formulas.byte_counts({"DDP": [device, device]}, sizes)
     unequal = {count.name for count in found if count.difference}
     kinds = {"parameters", "gradients", "optimizer state", "buckets"}
     assert unequal == {"constructor", "backward"} | kinds
     with pytest.raises(RuntimeError, match="name='backward', actual=0, expected=100"):
-        dp_and_ddp.comparison(found)
+        formulas.comparison(found)
 
 
 def test_only_a_rounded_bucket_may_differ_from_its_formula():
-    exact, rounded = (dp_and_ddp.ByteCount("backward", n, 100, tolerance=8) for n in (100, 104))
-    assert dp_and_ddp.comparison([exact]) == "1 of 1 byte counts equal their formulas."
-    assert "1 of 2 byte" in (text := dp_and_ddp.comparison([exact, rounded]))
+    exact, rounded = (formulas.ByteCount("backward", n, 100, tolerance=8) for n in (100, 104))
+    assert formulas.comparison([exact]) == "1 of 1 byte counts equal their formulas."
+    assert "1 of 2 byte" in (text := formulas.comparison([exact, rounded]))
     assert "The others differ by at most 4 bytes" in text
     for name, actual in (("backward", 109), ("forward", 101)):
-        wrong = dp_and_ddp.ByteCount(name, actual, 100, tolerance=8 if name == "backward" else 0)
+        wrong = formulas.ByteCount(name, actual, 100, tolerance=8 if name == "backward" else 0)
         with pytest.raises(RuntimeError, match=f"name='{name}'"):
-            dp_and_ddp.comparison([exact, wrong])
+            formulas.comparison([exact, wrong])
 
 
 def test_the_program_prints_and_draws(start, tmp_path):
-    picture = tmp_path / "bytes.svg"
-    shown = start([*COMMAND, "--model", "tiny_cnn", "--plot", picture])
+    drawn = tmp_path / "bytes.svg"
+    shown = start([*COMMAND, "--model", "tiny_cnn", "--plot", drawn])
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith("2 connected processes")
     assert "\n36 of 36 byte counts equal their formulas.\n" in shown.stdout
     [threads] = re.findall(r"^\| threads running forward +\|(.*)$", shown.stdout, re.MULTILINE)
     assert [cell.strip() for cell in threads.split("|")[:4]] == ["2", "2", "1", "1"]
-    words = picture.read_text()
+    words = drawn.read_text()
     labels = {*memory.KINDS, "in forward", "rank 1"} - {"gathered"}  # too small to see
     assert all(f"<!-- {label} -->" in words for label in labels)
     assert "<!-- gathered -->" not in words
@@ -195,12 +196,12 @@ def test_a_wrong_option_prints_one_line_before_a_process_starts(start, flag, wro
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_no_texts_overlap_in_the_picture(devices, monkeypatch):
-    figures, sizes = [], dp_and_ddp.Sizes(4, 0, 0, 0, 0)
-    monkeypatch.setattr(dp_and_ddp, "save", lambda figure, path: figures.append(figure))
+    figures, sizes = [], formulas.Sizes(4, 0, 0, 0, 0)
+    monkeypatch.setattr(picture, "save", lambda figure, path: figures.append(figure))
     held = memory.DeviceMemory(dict.fromkeys(memory.KINDS, 4), 0)
-    received = dict.fromkeys(dp_and_ddp.TIMES, 4)
-    device = dp_and_ddp.DeviceCounts(1, "main", 24, received, held, [1])
-    dp_and_ddp.draw({"DataParallel": [device] * devices, "DDP": [device] * devices}, sizes, "")
+    received = dict.fromkeys(counting.TIMES, 4)
+    device = counting.DeviceCounts(1, "main", 24, received, held, [1])
+    picture.draw({"DataParallel": [device] * devices, "DDP": [device] * devices}, sizes, "")
     assert overlapping(figures[0]) == []
 
 

@@ -1,0 +1,1 @@
+"""DataParallel beside DDP: the bytes that each device receives and holds."""

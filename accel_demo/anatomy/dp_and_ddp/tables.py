@@ -1,0 +1,104 @@
+"""Print the counts and the formulas as tables."""
+
+import torch
+import torch.distributed as dist
+
+from accel_demo.anatomy import memory
+from accel_demo.anatomy.dp_and_ddp.counting import DDP, DP, TIMES, DeviceCounts, count_all
+from accel_demo.anatomy.dp_and_ddp.formulas import (
+    FORMULAS,
+    Sizes,
+    byte_counts,
+    comparison,
+    sizes_of,
+)
+from accel_demo.anatomy.dp_and_ddp.picture import draw
+from accel_demo.anatomy.flags import command_line, read
+from accel_demo.config import MODELS
+from accel_demo.errors import UserError
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.group import run_in_group
+from accel_demo.show import table
+
+
+def main(description: str | None) -> None:
+    parser = command_line(description, processes=2)
+    parser.add_argument("--model", choices=MODELS, default="small_cnn", help="default: small_cnn")
+    options = read(parser)
+    if memory.GLOBAL_BATCH % options.processes:
+        batch, processes = memory.GLOBAL_BATCH, options.processes
+        raise UserError(f"--processes must divide the batch of {batch}, got {processes}")
+    run_in_group(show, options.processes, options)
+
+
+def show(device: torch.device, options) -> None:
+    counts, sizes = count_all(device, options.model), sizes_of(options.model)
+    (views,) = memory.ddp([device], options.model, memory.OPTIMIZERS["adamw"], views=True)
+    views_by_rank = gather_objects(views.total)
+    if dist.get_rank() > 0:
+        return
+    batch, devices = memory.GLOBAL_BATCH, len(counts[DDP])
+    print(f"{options.model} with AdamW, {batch} images per step, N = {devices}:\n")
+    print(worker_table(counts))
+    print(f"\n{count_table(counts, sizes)}\n")
+    print(table(["bytes", *(f"formula for {method}" for method in counts)], formula_rows()))
+    print(
+        f"\nBytes: P = {sizes.parameters} (parameters), B = {sizes.buffers} (buffers), "
+        f"X = {sizes.inputs} (images),\nY = {sizes.outputs} (outputs), M = {sizes.metadata} "
+        "(DDP's check of the parameters' shapes)."
+    )
+    print(f"{comparison(byte_counts(counts, sizes))}\n")
+    totals = {method: [device.held.total for device in counts[method]] for method in counts}
+    totals["DDP with gradient_as_bucket_view=True"] = views_by_rank
+    rows = [
+        [name, max(of_device), sum(of_device), f"{sum(of_device) / sum(totals[DP]):.2f}"]
+        for name, of_device in totals.items()
+    ]
+    head = ["bytes held after backward", "fullest device", "all devices", f"all, relative to {DP}"]
+    print(table(head, rows))
+    if options.plot:
+        draw(counts, sizes, options.plot)
+
+
+def worker_table(counts: dict[str, list[DeviceCounts]]) -> str:
+    """Return a table that shows which process and which thread runs the forward pass."""
+    devices = [(method, device) for method in counts for device in counts[method]]
+    processes = list(dict.fromkeys(device.process for _, device in devices))
+    workers = {(method, device.process, device.thread) for method, device in devices}
+
+    def threads_beside(method: str, device: DeviceCounts) -> int:
+        """Return how many threads of the device's process ran the forward pass."""
+        return sum((name, process) == (method, device.process) for name, process, _ in workers)
+
+    rows = [
+        ["process", *(processes.index(device.process) + 1 for _, device in devices)],
+        ["thread", *(device.thread for _, device in devices)],
+        ["threads running forward", *(threads_beside(*pair) for pair in devices)],
+        ["images", *(device.images for _, device in devices)],
+    ]
+    return table(["forward pass", *columns_of(counts)], rows)
+
+
+def count_table(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> str:
+    """Return a table of bytes with a column for each device."""
+    triples = byte_counts(counts, sizes)
+    rows = [
+        [row_name(name), *(count.actual for count in triples if count.name == name)]
+        for name in FORMULAS
+    ]
+    devices = [device for method in counts for device in counts[method]]
+    rows.append(["held: all kinds", *(device.held.total for device in devices)])
+    return table(["bytes", *columns_of(counts)], rows)
+
+
+def formula_rows() -> list[list[str]]:
+    return [[row_name(name), *formulas] for name, formulas in FORMULAS.items()]
+
+
+def row_name(name: str) -> str:
+    return f"{'received in' if name in TIMES else 'held:'} {name}"
+
+
+def columns_of(counts: dict[str, list[DeviceCounts]]) -> list[str]:
+    names = [f"{DP}, device {index}" for index in range(len(counts[DP]))]
+    return names + [f"{DDP}, rank {index}" for index in range(len(counts[DDP]))]
