@@ -1,4 +1,4 @@
-"""Report a user's mistake in one line, from only one process, and exit with code 2."""
+"""Report a user's mistake in one line per machine, and exit with code 2."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-PATIENCE = 20  # seconds that the other ranks wait for rank 0 to report the error
+PATIENCE = 20  # seconds that the other ranks wait for local rank 0 to report the error
 
 
 class UserError(Exception):
@@ -37,9 +37,10 @@ class Parser(argparse.ArgumentParser):
 def one_line_errors() -> Iterator[None]:
     """Print a `UserError` as one line on stderr, and exit with code 2. Other errors pass through.
 
-    Usually every process raises the same error, and only rank 0 prints it. The other ranks wait
-    until rank 0 exits and the launcher stops them. If a rank is still running after `PATIENCE`
-    seconds, only this rank had the error (for example, its disk is full), so it prints the error.
+    Usually every process raises the same error, and only the first process on each machine (local
+    rank 0) prints it. The others wait until this process exits and the launcher stops them. If a
+    rank is still running after `PATIENCE` seconds, only this rank had the error (for example, its
+    disk is full), so it prints the error.
     """
     try:
         yield
@@ -52,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
 
 def _give_up(message: str) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exit on SIGTERM: there is no step to finish
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) != "0":
         time.sleep(PATIENCE)
     say(f"error: {message}")
     distributed = sys.modules.get("torch.distributed")

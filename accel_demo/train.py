@@ -4,8 +4,9 @@ python accel_demo/train.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_demo/train.py
 
 `accelerator.prepare` moves the model and each batch to the device of this process. If there are
-several processes, it also wraps the model in DistributedDataParallel (DDP). The launcher, not
-`config`, sets the precision. With fp16, Accelerate scales the loss.
+several processes, it also wraps the model in DistributedDataParallel (DDP), or shards it with FSDP2
+if the launch config says so. The launcher, not `config`, sets the precision. With fp16, Accelerate
+scales the loss.
 """
 
 import torch
@@ -22,6 +23,7 @@ from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.connect import check_processes, connect, use_cpu
+from accel_demo.processes.fsdp import prepare_for_fsdp
 from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.processes.signals import StopSignals
 from accel_demo.results import save_results
@@ -55,6 +57,7 @@ def main(config: TrainConfig) -> None:
 
     # Model: all processes start with the weights of rank 0, and average their gradients
     model = make_model(config)
+    prepare_for_fsdp(model, device)  # does nothing unless the launch config selects FSDP
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)

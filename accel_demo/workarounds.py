@@ -7,6 +7,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import psutil
 import torch.distributed as dist
 
 # Import torch.distributed.nn.functional before a process group exists. Otherwise DDP imports it
@@ -102,13 +104,15 @@ def fresh_rendezvous(timeout: float) -> dict:
     the addresses of the dead processes, and a new process that reads such an address fails with
     "connectFullMesh … Connection refused". Therefore each start adds a new prefix to the keys.
 
-    This function also makes Python collect garbage at exit: see `_end_group_threads_at_exit`.
+    This function also limits how long the process waits for a store that it can no longer reach,
+    and makes Python collect garbage at exit: see `_end_group_threads_at_exit`.
 
     Raises `UserError` if some processes are still missing after `timeout` seconds.
     """
     patience = timedelta(seconds=timeout)
     try:
         store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+        _limit_wait_for_store(timeout)
         prefix = _prefix_of_this_start(store, rank, world_size, time.monotonic() + timeout)
     except dist.DistError as error:
         raise UserError(
@@ -118,6 +122,34 @@ def fresh_rendezvous(timeout: float) -> dict:
     store = dist.PrefixStore(prefix, store)
     _end_group_threads_at_exit()
     return {"store": store, "rank": rank, "world_size": world_size, "timeout": patience}
+
+
+def _limit_wait_for_store(seconds: float) -> None:
+    """Make requests to the store fail if its machine cannot be reached for `seconds`.
+
+    Without this, a request over a dead link waits until the kernel gives up, which takes about 15
+    minutes. A working link is not limited: the kernel of the store's machine confirms every request
+    at once, even if the store itself answers later. This has an effect only on Linux.
+    Source: https://man7.org/linux/man-pages/man7/tcp.7.html
+    """
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    pause = max(1, int(seconds / 3))
+    options = {
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): max(1, int(seconds * 1000)),
+        # Send probes while the process waits for an answer, because then no data is on its way.
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): min(pause, 32767),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): min(pause, 32767),
+    }
+    port, connections = int(os.environ["MASTER_PORT"]), []
+    with suppress(psutil.Error):
+        connections = psutil.Process().net_connections("tcp")
+    for connection in connections:
+        if connection.raddr and connection.raddr.port == port:
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as to_store:
+                for (level, option), value in options.items():
+                    to_store.setsockopt(level, option, value)
 
 
 def _end_group_threads_at_exit() -> None:

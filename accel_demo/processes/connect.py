@@ -10,9 +10,15 @@ import torch.distributed as dist
 
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import number_in
+from accel_demo.processes.fsdp import uses_fsdp
 from accel_demo.workarounds import fresh_rendezvous
 
 T = TypeVar("T")
+KIND_VARIABLES = {  # `accelerate launch` sets one of them to "true"
+    "FSDP": "ACCELERATE_USE_FSDP",
+    "DeepSpeed": "ACCELERATE_USE_DEEPSPEED",
+    "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM",
+}
 # The variables in which torchrun, Open MPI, MPICH and MVAPICH store the number of processes.
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -47,6 +53,7 @@ def connect(timeout: float) -> torch.device:
     `report_lost_processes` turns into a `UserError`.
     """
     device = own_device()
+    check_kind(device)
     if dist.is_initialized() or "RANK" not in os.environ:
         return device
     if device.type != "cpu":
@@ -76,11 +83,49 @@ def autocast_for(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=precision != "no")
 
 
-def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
-    """Raise `UserError` if some started processes are not connected, or if fp16 is set on a CPU.
+def kind_of_launch() -> str:
+    """Return the kind of distribution that `accelerate launch` was told to use, such as "FSDP2".
 
-    `world_size` is the number of connected processes. `mixed_precision` is "no", "bf16" or "fp16".
+    Return "" if it is DDP or none, or if there is no launcher: then no variable is set.
     """
+    for name, variable in KIND_VARIABLES.items():
+        if os.environ.get(variable, "false").lower() == "true":
+            return f"FSDP{os.environ.get('FSDP_VERSION', '1')}" if name == "FSDP" else name
+    return ""
+
+
+def check_kind(device: torch.device) -> None:
+    """Raise `UserError` if the launch asks for a kind of distribution that we cannot provide.
+
+    On a CPU, Accelerate silently replaces each of them with DDP, so that every process would hold
+    the whole model.
+    """
+    kind = kind_of_launch()
+    if kind and device.type == "cpu":
+        raise UserError(
+            f"{kind} needs a GPU for each process: without them, Accelerate would silently train "
+            "with DDP. Use accelerate_configs/cpu_two_processes.yaml."
+        )
+    if kind not in ("", "FSDP2"):
+        raise UserError(
+            f"{kind} does not work with this project, which uses DDP and FSDP2. Use "
+            "accelerate_configs/multi_gpu.yaml or fsdp2.yaml."
+        )
+
+
+def check_processes(world_size: int, device: torch.device, mixed_precision: str) -> None:
+    """Raise `UserError` if the processes do not train as the launcher promises.
+
+    Either some processes are not connected, the model is not distributed as the launch config says,
+    or fp16 is set on a CPU. `world_size` is the number of connected processes. `mixed_precision` is
+    "no", "bf16" or "fp16".
+    """
+    check_kind(device)
+    if kind_of_launch() and not uses_fsdp():
+        raise UserError(
+            f"only train.py supports {kind_of_launch()}. Launch it instead, or use "
+            "accelerate_configs/multi_gpu.yaml."
+        )
     promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
     if world_size != promised:
         raise UserError(

@@ -1,8 +1,12 @@
 """Environment variables that a launcher sets for its processes."""
 
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from accel_demo.errors import UserError
 
@@ -41,6 +45,16 @@ def is_launched() -> bool:
     if missing:
         raise UserError(f"RANK is set, but not {', '.join(missing)}. Unset RANK, or use torchrun.")
     return True
+
+
+def nodes_may_change() -> bool:
+    """Return True if torchrun may change the number of nodes, as with `--nnodes 1:2`."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    words = [os.environ.get("PET_NNODES", "")]  # torchrun reads this if there is no --nnodes
+    with suppress(psutil.Error):
+        words = [*words, *psutil.Process(os.getppid()).cmdline()]
+    return any(re.fullmatch(r"(--nnodes=)?\d+:\d+", word) for word in words)
 
 
 def number_in(variable: str, default: int) -> int:

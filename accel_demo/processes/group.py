@@ -38,16 +38,19 @@ def results_by_rank(
     processes: int,
     *arguments,
     threads: int = 1,
+    prepare: Callable[[], None] | None = None,
     preloaded: tuple[str, ...] = PRELOADED,
 ) -> list[Any]:
     """Call `function(device, *arguments)` as `run_in_group` does, and return the results by rank.
 
     Even under a launcher, this function starts new processes. Each of them uses `threads` CPU
-    threads, and rank 0 prints nothing. If this process receives a stop signal such as Ctrl-C, it
-    kills the new processes.
+    threads, and calls `prepare` before it connects. Rank 0 prints nothing. If this process receives
+    a stop signal such as Ctrl-C, it kills the new processes.
     """
     options = {"preloaded": preloaded, "stop_at_once": True}
-    return launch.spawn(_call_with_threads, processes, threads, function, *arguments, **options)
+    return launch.spawn(
+        _prepare_and_call, processes, threads, prepare, function, *arguments, **options
+    )
 
 
 def check_connection(device: torch.device) -> None:
@@ -76,7 +79,11 @@ def _announce_and_call(function: Callable, *arguments) -> None:
         function(device, *arguments)
 
 
-def _call_with_threads(threads: int, function: Callable, *arguments) -> Any:
+def _prepare_and_call(
+    threads: int, prepare: Callable[[], None] | None, function: Callable, *arguments
+) -> Any:
     torch.set_num_threads(threads)
+    if prepare:
+        prepare()
     with _connected() as device:
         return function(device, *arguments)

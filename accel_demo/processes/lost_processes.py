@@ -1,7 +1,7 @@
 """Report in one line which process of a training run has died or hangs."""
 
 import os
-import platform
+import signal
 import socket
 import sys
 import time
@@ -14,6 +14,14 @@ import psutil
 import torch.distributed as dist
 
 from accel_demo.errors import UserError, say
+from accel_demo.processes import signals
+from accel_demo.processes.peers import (
+    are_on_several_hosts,
+    name_of,
+    own_host,
+    peer_of,
+    store_host,
+)
 
 # Words in the RuntimeError that a gloo or NCCL collective raises if a process has died or is late.
 SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
@@ -57,8 +65,7 @@ def lost_processes(error: RuntimeError) -> str | None:
         store.check([f"left/{rank}"])
         store.set(f"noticed/{rank}", "")  # from now on, the process that hosts the store may exit
     except dist.DistError:
-        keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
-        return f"{keeper} has died; rank {rank} noticed this {where}. Continue with --resume auto."
+        return _report_lost_store(rank, where)
     try:
         missing = _missing(store, ranks, timed_out)
     except dist.DistError:  # the process that hosts the store has printed the line and exited
@@ -69,10 +76,36 @@ def lost_processes(error: RuntimeError) -> str | None:
         return f"all processes are running, but training failed {where}: {said.splitlines()[0]}"
     if rank == 0 and not _launcher_keeps_the_store():
         _keep_the_store_until(store, [other for other in ranks if other not in missing])
-    names = ", ".join(str(number) for number in missing)
-    names = f"rank {names} has" if len(missing) == 1 else f"ranks {names} have"
-    what = "not answered within --collective-timeout, and may hang" if timed_out else "died"
-    return f"{names} {what}; rank {rank} noticed this {where}. Continue with --resume auto."
+    what = "has" if len(missing) == 1 else "have"
+    what += " not answered within --collective-timeout, and may hang" if timed_out else " died"
+    if timed_out and are_on_several_hosts():
+        what += " or have lost their network"
+    return (
+        f"{name_of(missing)} {what}; {name_of([rank])} noticed this {where}. "
+        "Continue with --resume auto."
+    )
+
+
+def _report_lost_store(rank: int, where: str) -> str:
+    """Return one line about the process that hosts the store, because it has died or is cut off.
+
+    The remaining processes can no longer coordinate. The one with the lowest rank on its machine
+    returns the line at once. The others wait, because their launcher usually stops them now. If the
+    store is on another machine, and the launcher on this one has already told this process to stop,
+    another process on this machine has returned the line.
+    """
+    if are_on_several_hosts() and signals.was_asked:
+        return ""
+    keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
+    first = 0 if _launcher_keeps_the_store() else 1
+    here = [other for other in range(first, dist.get_world_size()) if _is_here(other)]
+    if here and rank != here[0]:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is no step to finish
+        time.sleep(PATIENCE)
+    what = f"{keeper} has died"
+    if are_on_several_hosts():
+        what = f"{keeper} on {store_host()} has died, or cannot be reached"
+    return f"{what}; {name_of([rank])} noticed this {where}. Continue with --resume auto."
 
 
 def _launcher_keeps_the_store() -> bool:
@@ -128,31 +161,40 @@ def leave(line: str) -> None:
 
 
 def _missing(store, ranks: range, may_hang: bool) -> list[int]:
-    """Return the ranks that have died on this machine or, if there are none, all silent ranks.
+    """Return the ranks that have died on this machine or, if there are none, on other machines.
 
     A silent rank has not recorded the loss, but may be alive: while it waits for a second rank, it
-    does not notice that a third rank has died until the second rank exits. If `may_hang` is true,
-    all silent ranks are returned.
+    does not notice that a third rank has died until the second rank exits. Of the silent ranks on
+    other machines, we do not know which are alive, so all of them are returned. If `may_hang` is
+    true, all silent ranks are returned.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
         silent = [rank for rank in ranks if not store.check([f"left/{rank}"])]
-        dead = [rank for rank in silent if _has_died(store, rank)]
+        dead = [rank for rank in silent if _has_died(rank)]
         # Check again: a rank may have recorded the loss and exited in the meantime.
         dead = [rank for rank in dead if not store.check([f"left/{rank}"])]
         if dead and not may_hang:
             return dead
         if not silent or time.monotonic() > deadline:
-            return silent
+            elsewhere = [rank for rank in silent if not _is_here(rank)]
+            return silent if may_hang else elsewhere or silent
         time.sleep(0.1)
 
 
-def _has_died(store, rank: int) -> bool:
-    if not store.check([f"process/{rank}"]):
+def _is_here(rank: int) -> bool:
+    """Return True if the process with this rank is on this machine."""
+    peer = peer_of(rank)
+    return peer is not None and peer.host == own_host()
+
+
+def _has_died(rank: int) -> bool:
+    """Return True if the process is known to have died. Only this machine's processes are known."""
+    peer = peer_of(rank)
+    if peer is None or not _is_here(rank):
         return False
-    host, pid = store.get(f"process/{rank}").decode().split()
     try:
-        return host == platform.node() and psutil.Process(int(pid)).status() == "zombie"
+        return psutil.Process(peer.pid).status() == "zombie"
     except psutil.NoSuchProcess:
         return True
 

@@ -1,7 +1,6 @@
 """Stop a run after a complete step when a signal arrives, and build the command to resume it."""
 
 import os
-import platform
 import shlex
 import signal
 import sys
@@ -13,12 +12,15 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
+from accel_demo.processes.peers import introduce
+
 SIGNALS = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm's warning
     if hasattr(signal, name)  # Windows has no SIGUSR1
 ]
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
+was_asked = False  # whether this process has received a stop signal since `StopSignals()`
 PATIENCE = 5  # a launcher may forward the same signal again for this many seconds
 
 
@@ -34,6 +36,8 @@ class StopSignals:
     """
 
     def __init__(self, log_every: int):
+        global was_asked
+        was_asked = False
         self.asked_at, self.log_every = None, log_every
         myself = weakref.ref(self)  # the signal handler outlives the run
 
@@ -45,8 +49,7 @@ class StopSignals:
 
         earlier = {number: signal.signal(number, ask) for number in SIGNALS}
         if dist.is_initialized():  # so that `lost_processes` can check if this process is alive
-            store = dist.distributed_c10d._get_default_store()
-            store.set(f"process/{dist.get_rank()}", f"{platform.node() or '-'} {os.getpid()}")
+            introduce()
 
     def after(self, step: int) -> bool:
         """Return True if the run stops after this step. Every process calls this in every step."""
@@ -63,6 +66,8 @@ class StopSignals:
 
     def is_asked_again(self) -> bool:
         """Record a stop signal. Return True if the first one came over `PATIENCE` seconds ago."""
+        global was_asked
+        was_asked = True
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         return time.monotonic() - self.asked_at > PATIENCE

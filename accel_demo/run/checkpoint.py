@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ from accel_demo.data import ImageSet
 from accel_demo.errors import UserError
 from accel_demo.optimizer import set_schedule
 from accel_demo.processes.connect import gather_objects, is_main_process
-from accel_demo.run.folder import claim_folder, start_run
+from accel_demo.processes.fsdp import is_sharded
+from accel_demo.run.folder import check_folder, make_folder, start_run
 from accel_demo.run.log import TrainLog
 from accel_demo.run.manifest import (
     UNREADABLE,
@@ -36,6 +38,7 @@ from accel_demo.run.manifest import (
 )
 from accel_demo.run.progress import Progress
 from accel_demo.run.resume import find_start
+from accel_demo.run.shared_folder import raised_everywhere, shared_folder
 
 try:
     import fcntl
@@ -44,6 +47,7 @@ except ImportError:  # Windows
 
 READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 READ_ERRORS += (EOFError, pickle.UnpicklingError)
+SHARDS = "pytorch_model_fsdp_0"  # folder with the weights in a checkpoint of FSDP
 UNFINISHED = ".unfinished"  # name of a checkpoint's folder while it is being written
 
 
@@ -53,15 +57,16 @@ class Checkpoints:
     def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
         """Find the position that `--resume` selects, and delete all later results.
 
-        If the folder or the checkpoint cannot be used, every process raises `UserError` before
-        anything is written: see `claim_folder` and `find_start`.
+        If a process cannot use the folder or the checkpoint, or does not see the folder, every
+        process raises `UserError` before training results are written or deleted: see
+        `shared_folder`, `check_folder` and `find_start`.
         """
         self.config, self.environment = config, environment
         self.is_main_process = is_main_process()
-        self.folder = claim_folder(config, environment)
-        self.start = find_start(self.folder, config, environment, batches_per_epoch)
-        if dist.is_initialized():
-            dist.barrier()  # so that no process writes while another is still reading
+        self.folder = shared_folder(lambda: make_folder(config, environment))
+        with raised_everywhere():  # no process writes before all others have read
+            check_folder(self.folder, config, environment)
+            self.start = find_start(self.folder, config, environment, batches_per_epoch)
         with _agreement(self.folder / "checkpoints" / UNFINISHED):
             if self.is_main_process:
                 self._lock()
@@ -87,10 +92,15 @@ class Checkpoints:
         folder = self.start.folder
         if folder is None:
             return
+        if is_sharded(model) != (folder / SHARDS).exists():
+            state = "with" if (folder / SHARDS).exists() else "without"
+            raise UserError(
+                f"{folder} was saved {state} FSDP. Resume it with the launch config that saved it."
+            )
         _settle_buckets(model, train_set, self.config.batch_size, device)
         try:
             load_state(folder)
-        except (*READ_ERRORS, SafetensorError) as error:
+        except (*READ_ERRORS, SafetensorError, *_errors_of_fsdp()) as error:
             raise UserError(
                 f"{folder} cannot be loaded ({_first_line(error)}). Resume from another checkpoint."
             ) from None
@@ -139,11 +149,12 @@ class Checkpoints:
 
     def _publish(self, unfinished: Path, name: str) -> None:
         """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints."""
-        folder = unfinished.with_name(name)
+        folder, place = unfinished.with_name(name), position(unfinished)
+        if folder.exists() and position(folder) < place:  # saved with fewer processes
+            folder = folder.with_name(f"{name}-{self.environment['processes']}-processes")
         if folder.exists():
             discard(folder)
         rename(unfinished, folder)
-        place = position(folder)
         others = [path for path in checkpoints_of(self.folder) if path != folder]
         older = [path for path in others if position(path) < place]
         for path in older[self.config.keep_last - 1 :]:
@@ -220,7 +231,7 @@ def _agreement(folder: Path) -> Iterator[None]:
         yield
     except UserError as error:
         problem = str(error)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError, *_errors_of_fsdp()) as error:
         problem = (
             f"cannot write to {folder.parent} ({_why(error, folder)}). Fix this, then continue "
             "with --resume auto."
@@ -230,7 +241,7 @@ def _agreement(folder: Path) -> Iterator[None]:
         raise UserError(sentence)
 
 
-def _why(error: Exception, folder: Path) -> str:
+def _why(error: BaseException, folder: Path) -> str:
     """Return why a write failed. torch and safetensors hide the reason, so we try another write."""
     if not isinstance(error, OSError):
         try:
@@ -241,5 +252,13 @@ def _why(error: Exception, folder: Path) -> str:
     return strerror or _first_line(error) or type(error).__name__
 
 
-def _first_line(error: Exception) -> str:
+def _errors_of_fsdp() -> tuple[type[BaseException], ...]:
+    """Return what saving and loading shards may raise. Only FSDP imports this slow module."""
+    module = sys.modules.get("torch.distributed.checkpoint.api")
+    return (module.CheckpointException,) if module else ()
+
+
+def _first_line(error: BaseException) -> str:
+    for cause, _ in getattr(error, "failures", {}).values():  # of a `CheckpointException`, by rank
+        error = cause
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -13,26 +13,29 @@ import torch
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.processes.environment import nodes_may_change
 from accel_demo.run.manifest import MANIFEST, checkpoints_of, flush
 from accel_demo.wording import counted
 
 
-def claim_folder(config: TrainConfig, environment: dict) -> Path:
-    """Return the folder of this run: `config.run_dir`, or a folder in runs/ named after the config.
+def make_folder(config: TrainConfig, environment: dict) -> Path:
+    """Create the folder of this run, if necessary, and return it.
 
-    Every process calls this before anything is written, and obtains the same folder. A folder
-    contains one run: one config in one environment (see `describe_run`). A run can be resumed in
-    its folder, even with a different number of processes. A finished run can be started again.
-
-    Raises `UserError` if the folder is not writable, if it contains a different run, or if it
-    contains an unfinished run and `--resume` is not given.
+    The folder is `config.run_dir`, or a folder in runs/ named after the config. Raises `UserError`
+    if it is not writable, if `--resume` is not a checkpoint, or if an elastic launch has no
+    `--run-dir`.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
             f"{config.resume} is not a checkpoint. Choose a folder in a run's checkpoints/, or use "
             "the run's --run-dir with --resume auto."
         )
-    folder = _folder_of(config, environment)
+    if not config.run_dir and config.resume in ("", "auto") and nodes_may_change():
+        raise UserError(
+            "this launch can change its number of processes, which is part of the name of the "
+            "default run folder. Choose a folder with --run-dir."
+        )
+    folder = folder_of(config, environment)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -40,6 +43,16 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
         raise UserError(
             f"cannot write to {folder} ({error.strerror}). Choose a different --run-dir."
         ) from None
+    return folder
+
+
+def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
+    """Raise `UserError` if this run may not use the folder.
+
+    A folder contains one run: one config in one environment (see `describe_run`). A run can be
+    resumed in its folder, even with a different number of processes. A finished run can be started
+    again. An unfinished run can only be resumed.
+    """
     if (folder / "config.json").exists():
         wanted = config.fixed_choices() | _launch(environment)
         held = load_config(folder).fixed_choices() | read_json(folder / "environment.json")
@@ -59,7 +72,6 @@ def claim_folder(config: TrainConfig, environment: dict) -> Path:
                 f"{folder} contains an unfinished run. Continue it with --resume auto, or delete "
                 "the folder to start again."
             )
-    return folder
 
 
 def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
@@ -141,7 +153,7 @@ def _unusable(path: Path) -> UserError:
     )
 
 
-def _folder_of(config: TrainConfig, environment: dict) -> Path:
+def folder_of(config: TrainConfig, environment: dict) -> Path:
     """Return the folder that `--run-dir` or `--resume` selects, or else a folder in runs/.
 
     A folder in runs/ is named after the launch. If any fixed option is not the default, a digest

@@ -25,9 +25,11 @@ class Damaged(Exception):
 def seal(folder: Path, facts: dict) -> None:
     """Flush all files in `folder` to disk, then write the manifest: `facts` and the checksums."""
     files = {}
-    for path in sorted(folder.iterdir()):
-        files[path.name] = _size_and_sum(path)
-        flush(path)
+    for name in sorted(_files_in(folder)):
+        files[name] = _size_and_sum(folder / name)
+        flush(folder / name)
+    for inner in sorted({(folder / name).parent for name in files} - {folder}):
+        flush(inner)
     content = (json.dumps({**facts, "files": files}, indent=2) + "\n").encode()
     for name, text in ((MANIFEST, content), (SEAL, _seal_of(content))):
         (folder / name).write_bytes(text)
@@ -47,7 +49,7 @@ def verify(folder: Path) -> dict:
         manifest = json.loads(content)
         if manifest.keys() != KEYS or "script" not in manifest["environment"]:
             raise ValueError("different keys")
-        names = {path.name for path in folder.iterdir()} - {MANIFEST, SEAL}
+        names = _files_in(folder) - {MANIFEST, SEAL}
         for name in sorted(names ^ manifest["files"].keys()):
             raise Damaged(f"{name} is {'not in the manifest' if name in names else 'missing'}")
         for name, expected in manifest["files"].items():
@@ -102,7 +104,7 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def position(folder: Path) -> tuple[float, float]:
-    """Return (epoch, batches) from the manifest of a checkpoint.
+    """Return (epoch, batches on all processes together) from the manifest of a checkpoint.
 
     If the manifest cannot be read, return `UNREADABLE`, which sorts as the newest position, so that
     `newest_complete` reports the checkpoint.
@@ -112,7 +114,8 @@ def position(folder: Path) -> tuple[float, float]:
         if (folder / SEAL).read_bytes() != _seal_of(content):
             raise ValueError("the checksum differs")
         manifest = json.loads(content)
-        return float(manifest["epoch"]), float(manifest["batches"])
+        batches = manifest["batches"] * manifest["environment"]["processes"]
+        return float(manifest["epoch"]), float(batches)
     except (OSError, ValueError, KeyError, TypeError):
         return UNREADABLE
 
@@ -140,6 +143,20 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _files_in(folder: Path) -> set[str]:
+    """Return the paths of all files below `folder`, relative to it: FSDP saves folders of files.
+
+    An empty folder and a link to a folder count as files, so that they are noticed.
+    """
+    names: set[str] = set()
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink() and (inner := _files_in(path)):
+            names |= {f"{path.name}/{name}" for name in inner}
+        else:
+            names.add(path.name)
+    return names
 
 
 def _size_and_sum(path: Path) -> dict:

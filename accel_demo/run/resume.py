@@ -1,5 +1,6 @@
 """Find the checkpoint from which `--resume` continues, and check that it belongs to this run."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,8 @@ class Start:
 
     `folder` is the checkpoint, or None for a new run. `epoch` and `step` count the finished epochs
     and optimizer steps. `batches` counts the micro-batches that each process has finished in the
-    current epoch.
+    current epoch. If a different number of processes saved the checkpoint, `batches` and `step` are
+    converted: see `next_step_after`.
     """
 
     folder: Path | None = None
@@ -35,8 +37,7 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     the run starts from the beginning.
 
     Raises `UserError` if `--resume` is not a complete checkpoint of this run, if
-    continuing would overwrite newer checkpoints or mix two runs, or if a different number of
-    processes saved the checkpoint in the middle of an epoch.
+    continuing would overwrite newer checkpoints or mix two runs.
     """
     if not config.resume:
         return Start()
@@ -61,24 +62,28 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         ) from None
     saved, processes = manifest["environment"], environment["processes"]
     _check_same_run(folder, manifest["config"] | saved, config, environment)
-    epoch, step = manifest["epoch"], manifest["step"]
+    epoch, batches, step = manifest["epoch"], manifest["batches"], manifest["step"]
     other_world = saved["processes"] != processes
     remarks.append(f"resumed from {folder}, after step {step}")
-    if other_world and manifest["batches"]:
-        raise UserError(
-            f"{folder} was saved inside an epoch with {counted(saved['processes'], 'process')}. "
-            f"Resume with the same number, or from a checkpoint at the end of an epoch."
-        )
     if other_world:
-        # Count the steps that this number of processes would have taken in the finished epochs.
-        step = epoch * config.steps_per_epoch(batches_per_epoch)
+        used = batches * saved["processes"]  # batches of this epoch, on all processes together
+        batches = next_step_after(used, processes, config.accumulate, batches_per_epoch)
+        # Count the steps that this number of processes would have taken up to this position.
+        step = epoch * config.steps_per_epoch(batches_per_epoch) + config.steps_per_epoch(batches)
         remarks.append(
             f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "
             "image is used at most once per epoch, but results are no longer bitwise identical"
         )
+        if left_out := max(0, batches * processes - used) * config.batch_size:
+            step_size = processes * config.batch_size * config.accumulate
+            remarks.append(
+                f"this leaves out {counted(left_out, 'image')} of epoch {epoch + 1}, because "
+                f"a step now uses {counted(step_size, 'image')}"
+            )
     total_steps = config.total_steps(batches_per_epoch)
-    if step >= total_steps:
-        epoch, step = config.epochs, total_steps  # the run is already complete
+    if step >= total_steps:  # the run is complete, except for an evaluation inside an epoch
+        step = total_steps
+        epoch, batches = (epoch, batches_per_epoch) if batches else (config.epochs, 0)
     for name in ("torch", "accelerate", "threads_per_process"):
         if saved[name] != environment[name]:
             remarks.append(
@@ -88,13 +93,26 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     return Start(
         folder,
         epoch,
-        manifest["batches"],
+        batches,
         step,
         manifest["log"],
         tuple(manifest["random_states"]),
         other_world,
         tuple(remarks),
     )
+
+
+def next_step_after(used: int, processes: int, accumulate: int, batches_per_epoch: int) -> int:
+    """Return the first position at which a step of `processes` processes uses only new batches.
+
+    The order of the batches in an epoch does not depend on the number of processes, and batch k is
+    used by process `k % processes`. If the first `used` batches of the epoch have been used, the
+    next step starts at the first multiple of `processes * accumulate` batches that is not below
+    `used`. The batches in between are left out. The result counts batches per process, and is
+    `batches_per_epoch` if no whole step is left.
+    """
+    steps = math.ceil(used / (processes * accumulate))
+    return min(steps * accumulate, batches_per_epoch)
 
 
 def _check_nothing_is_lost(folder: Path, run: Path) -> None:

@@ -39,7 +39,7 @@ class Run:
 
         `version` is the name of the train file, without ".py". `batches_per_epoch` is the number of
         micro-batches per epoch on this process. If the folder named by `--run-dir` or `--resume`
-        cannot be used, every process raises `UserError` before anything is written.
+        cannot be used by all processes, each raises `UserError` before anything is written.
         """
         keep_freed_memory()
         self.config, self.device, self.stop_signals = config, device, stop_signals
@@ -69,8 +69,12 @@ class Run:
         self.checkpoints.load(load_state, model, scheduler, train_set, self.device)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each remaining epoch. `end_epoch` advances to the next epoch."""
-        while not self.progress.is_complete:
+        """Yield the index of each remaining epoch. `end_epoch` advances to the next epoch.
+
+        After a resume with a different number of processes, an epoch may have no batches left. It
+        still needs its evaluation.
+        """
+        while not self.progress.is_complete or self.progress.ends_epoch:
             yield self.progress.epoch
 
     @property

@@ -12,6 +12,7 @@ from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 FOLDER = REPOSITORY / "accelerate_configs"
 FILES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
 TINY = "--max-steps 4 --train-samples 512 --test-samples 200".split()
+SEVERAL_MACHINES = ("multi_node.yaml", "multi_node_cpu.yaml")  # tested in test_doctor_machines.py
 EXPECTED = {  # (GPUs that the test needs, device, processes, mixed_precision)
     "cpu.yaml": (1, "cpu", 1, "no"),
     "cpu_two_processes.yaml": (2, "cpu", 2, "no"),
@@ -19,6 +20,9 @@ EXPECTED = {  # (GPUs that the test needs, device, processes, mixed_precision)
     "single_gpu_bf16.yaml": (1, "cuda", 1, "bf16"),
     "multi_gpu.yaml": (2, "cuda", 2, "no"),
     "multi_gpu_bf16.yaml": (2, "cuda", 2, "bf16"),
+    "fsdp2.yaml": (2, "cuda", 2, "no"),
+    "multi_node.yaml": (2, "cuda", 4, "no"),
+    "multi_node_cpu.yaml": (2, "cpu", 4, "no"),
 }
 CPU_PROCESSES = {"cpu.yaml": 1, "cpu_two_processes.yaml": 2}
 
@@ -48,8 +52,9 @@ def test_no_key_repeats_a_default(name):
 def test_the_second_comment_is_the_command_that_uses_the_config(name):
     first, second, *_ = FILES[name].read_text().splitlines()
     assert first.startswith("# ")
-    command = f"accelerate launch --config_file accelerate_configs/{name} accel_demo/train.py"
-    assert second == f"# {command}"
+    flags = f"--config_file accelerate_configs/{name}"
+    flags += " --machine_rank 0" if name in SEVERAL_MACHINES else ""
+    assert second == f"# accelerate launch {flags} accel_demo/train.py"
 
 
 def test_the_table_in_the_readme_has_a_row_for_each_config():
@@ -66,6 +71,7 @@ def test_the_table_in_the_readme_has_a_row_for_each_config():
             marks=pytest.mark.skipif(GPUS < gpus, reason=f"needs {gpus} GPU(s)"),
         )
         for name, (gpus, *_) in EXPECTED.items()
+        if name not in SEVERAL_MACHINES
     ],
 )
 def test_on_a_machine_with_gpus_each_config_trains_on_the_expected_device(start, tmp_path, name):

@@ -2,10 +2,14 @@
 
 import json
 import os
+import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from accel_demo.run.manifest import checkpoints_of
+from accel_demo.run.resume import next_step_after
 from accel_demo.wording import counted
 from tests.conftest import run_training
 
@@ -76,41 +80,104 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished_runs(recorded):
-    return {processes: recorded(processes, "--keep-last", 9)[0] for processes in (1, 2)}
+    """Return the folder of a finished run with `processes` processes. Each is trained once."""
+    return cache(lambda processes: recorded(processes, "--keep-last", 99, *EVERY_5)[0])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+EVERY_5 = ("--checkpoint-every", 5)
+
+
+def samples_of(run: Path, epoch: int, processes: int) -> list[list[int]]:
+    """Return the indices of the images that each rank read in this epoch."""
+    paths = [run / f"samples-{rank}.json" for rank in range(processes)]
+    assert sorted(run.glob("samples-*.json")) == paths
+    return [json.loads(path.read_text())[str(epoch)] for path in paths]
+
+
+def learning_rates(run: Path) -> dict[int, float]:
+    return {line["step"]: line["learning_rate"] for line in train_lines(run)}
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "batches", "processes", "left_out"),
+    [
+        (1, 0, 2, 0),
+        (2, 0, 1, 0),
+        (1, 9, 2, 4),  # the next step of two processes starts with the eleventh batch
+        (2, 7, 1, 0),
+        (2, 2, 4, 0),
+        (2, 7, 4, 8),  # no whole step is left, but the epoch still needs its evaluation
+        (4, 1, 2, 0),
+    ],
+)
 def test_resuming_with_a_different_world_size_uses_each_image_once_per_epoch(
-    processes, recorded, finished_runs
+    saved_with, batches, processes, left_out, recorded, finished_runs
 ):
-    saved = checkpoint(finished_runs[3 - processes], "epoch-0001-batch-000000")
+    earlier = finished_runs(saved_with)
+    saved = checkpoint(earlier, f"epoch-0001-batch-{batches:06}")
     run, printed = recorded(processes, "--resume", saved)
-    assert f"saved with {counted(3 - processes, 'process')}, resuming with {processes}" in printed
+    assert f"saved with {counted(saved_with, 'process')}, resuming with {processes}" in printed
     assert "results are no longer bitwise identical" in printed
-    samples_by_rank = [json.loads(path.read_text()) for path in run.glob("samples-*.json")]
-    assert len(samples_by_rank) == processes
-    for epoch in ("1", "2"):
-        assert sorted(sum((samples[epoch] for samples in samples_by_rank), [])) == list(range(64))
-    expected = {
-        line["step"]: line["learning_rate"] for line in train_lines(finished_runs[processes])
-    }
-    rates = {line["step"]: line["learning_rate"] for line in train_lines(run)}
+    assert ("this leaves out" in printed) == (left_out > 0)
+    used = [samples[: 4 * batches] for samples in samples_of(earlier, 1, saved_with)]
+    if batches * saved_with + left_out // 4 < 16:
+        used += samples_of(run, 1, processes)
+    else:
+        assert f"this leaves out {left_out} images of epoch 2" in printed
+    images = sum(used, [])
+    assert len(set(images)) == len(images) == 64 - left_out and set(images) <= set(range(64))
+    assert sorted(sum(samples_of(run, 2, processes), [])) == list(range(64))
+    expected, rates = learning_rates(finished_runs(processes)), learning_rates(run)
     assert rates == {step: rate for step, rate in expected.items() if step in rates}
-    assert min(rates) == 1 + 16 // processes and max(rates) == 3 * 16 // processes
+    first = 16 // processes + (batches * saved_with + left_out // 4) // processes + 1
+    assert sorted(rates) == list(range(first, 3 * 16 // processes + 1))
+    tests = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in tests if "test_loss" in line] == [2, 3]
 
 
-def test_inside_an_epoch_a_different_world_size_is_refused_in_one_line(start, finished_runs):
-    run = finished_runs[2]
-    result = start(
-        ["python", "accel_demo/train_ddp.py", "--nproc", 2, *FLAGS, "--run-dir", run.parent / "ddp"]
-        + ["--checkpoint-every", 5, "--keep-last", 9]
-    )
-    assert result.returncode == 0, result.stderr
-    inside = checkpoint(run.parent / "ddp", "epoch-0000-batch-000005")
-    command = ["python", "accel_demo/train_ddp.py", "--nproc", 1, *FLAGS, "--resume", inside]
-    result = start([*command, "--run-dir", run.parent / "new"])
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ")
+def test_the_newest_checkpoint_is_used_whatever_the_number_of_processes(tmp_path):
+    """Two processes save after batch 5 in a folder that has one from batch 5 of one process."""
+    run = tmp_path / "run"
+    first = ["--checkpoint-every", 21, "--keep-last", 99]
+    second = ["--checkpoint-every", 13, "--keep-last", 99, "--resume", "auto"]
+    for processes, flags, newest in (
+        (1, first, "epoch-0001-batch-000005"),
+        (2, second, "epoch-0001-batch-000005-2-processes"),
+    ):
+        arguments = [*FLAGS, *flags, "--run-dir", run]
+        result = run_training("accel_demo/train_ddp.py", arguments, processes)
+        assert result.returncode == 0, result.stderr
+        assert f"{counted(processes, 'process')} on cpu" in result.stdout
+        kept = [path.name for path in checkpoints_of(run)]
+        for name in kept[: kept.index(newest)]:  # as if the run had been killed here
+            shutil.rmtree(checkpoint(run, name))
+        (run / "summary.json").unlink()
+    expected = (run / "model.safetensors").read_bytes()
+    assert "this leaves out 4 images of epoch 2, because a step now uses 8 images" in result.stdout
+    arguments = [*FLAGS, "--resume", "auto", "--run-dir", run]
+    result = run_training("accel_demo/train_ddp.py", arguments, 2)
+    assert f"resumed from {checkpoint(run, newest)}, after step 13" in result.stdout
+    assert result.returncode == 0 and "this leaves out" not in result.stdout
+    assert (run / "model.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("used", "processes", "accumulate", "expected"),
+    [
+        (0, 2, 1, 0),
+        (12, 4, 1, 3),
+        (13, 4, 1, 4),
+        (12, 1, 3, 12),
+        (12, 2, 3, 6),
+        (12, 4, 2, 4),
+        (20, 4, 2, 6),
+        (39, 4, 1, 10),
+        (33, 4, 4, 10),  # the last step of the epoch, with two micro-batches, has begun
+    ],
+)
+def test_another_number_of_processes_continues_with_its_next_whole_step(
+    used, processes, accumulate, expected
+):
     assert (
-        "was saved inside an epoch with 2 processes. Resume with the same number" in result.stderr
+        next_step_after(used, processes, accumulate, batches_per_epoch=40 // processes) == expected
     )

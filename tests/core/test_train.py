@@ -21,7 +21,7 @@ from accel_demo.models import make_model
 from accel_demo.processes.connect import replica_devices
 from accel_demo.processes.environment import rank_environment
 from accel_demo.processes.launch import free_port
-from accel_demo.run.folder import claim_folder, load_config, load_model
+from accel_demo.run.folder import folder_of, load_config, load_model, make_folder
 from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher
 
 VERSIONS = {
@@ -262,10 +262,10 @@ def test_different_runs_get_different_folders_in_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one_process = {"script": "train", "processes": 1, "mixed_precision": "no"}
     two_processes = one_process | {"processes": 2, "mixed_precision": "bf16"}
-    assert claim_folder(TrainConfig(), one_process) == Path("runs/train")
-    assert claim_folder(TrainConfig(), two_processes) == Path("runs/train-2-processes-bf16")
+    assert make_folder(TrainConfig(), one_process) == Path("runs/train")
+    assert make_folder(TrainConfig(), two_processes) == Path("runs/train-2-processes-bf16")
     folders = {
-        claim_folder(TrainConfig(seed=seed), launch)
+        make_folder(TrainConfig(seed=seed), launch)
         for seed in range(3)
         for launch in (one_process, two_processes)
     }
@@ -379,6 +379,14 @@ def test_the_network_of_the_article_trains_for_two_steps(start, tmp_path):
     result = start([*command, "accel_demo/train.py", *flags], timeout=230, OMP_NUM_THREADS="2")
     assert result.returncode == 0, result.stderr
     assert "resnet101 on fashion-mnist-small, 256 images per step" in result.stdout
+
+
+def test_the_readme_names_the_folder_of_its_second_run():
+    """The folder's name ends in a digest of all options, which changes when an option is added."""
+    config = TrainConfig(batch_size=64)
+    launch = {"script": "train", "processes": 2, "mixed_precision": "no"}
+    recorded = REPOSITORY / "tutorials" / "transcripts" / "two_processes.txt"
+    assert recorded.read_text().endswith(f"; saved in {folder_of(config, launch)}\n")
 
 
 @pytest.mark.slow

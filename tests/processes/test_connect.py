@@ -1,8 +1,10 @@
 """Test launches in which a process is missing, or dies while connecting."""
 
 import pytest
+import torch
 
-from accel_demo.errors import one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.connect import KIND_VARIABLES, check_kind, check_processes
 from accel_demo.processes.lost_processes import report_lost_processes
 
 
@@ -54,3 +56,40 @@ def test_a_bug_while_connecting_keeps_its_traceback(bug):
     with pytest.raises(type(bug), match=str(bug)):
         with one_line_errors(), report_lost_processes():
             init_process_group()
+
+
+def launched_as(kind: str) -> dict[str, str]:
+    """Return the variables that `accelerate launch` sets for two processes of this kind."""
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29618", "FSDP_VERSION": "2"}
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"} | {
+        **store,
+        KIND_VARIABLES[kind]: "true",
+    }
+
+
+@pytest.mark.parametrize("kind", KIND_VARIABLES)
+@pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
+def test_a_kind_that_would_silently_become_ddp_is_refused(start, tmp_path, kind, file):
+    flags = ["--collective-timeout", 10, "--run-dir", tmp_path / "run"]
+    result = start(["python", f"accel_demo/{file}", *flags], **launched_as(kind))
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    name = "FSDP2" if kind == "FSDP" else kind
+    assert line.startswith(f"error: {name} needs a GPU for each process: without them,")
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_enough_gpus_only_fsdp2_is_supported_and_only_by_train_py(monkeypatch):
+    gpu = torch.device("cuda")
+    for name, value in launched_as("DeepSpeed").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="DeepSpeed does not work with this project"):
+        check_kind(gpu)
+    monkeypatch.delenv(KIND_VARIABLES["DeepSpeed"])
+    monkeypatch.setenv(KIND_VARIABLES["FSDP"], "true")
+    check_kind(gpu)
+    with pytest.raises(UserError, match="only train.py supports FSDP2"):
+        check_processes(1, gpu, "no")
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    with pytest.raises(UserError, match="FSDP1 does not work with this project"):
+        check_kind(gpu)

@@ -1,0 +1,88 @@
+"""Check that all processes of a run see the same folder, even if they are on several machines.
+
+All processes of a run read and write its folder: each rank saves its random states, and each reads
+the checkpoint to resume from. On several machines, the folder must be on shared storage.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from accel_demo.errors import UserError
+from accel_demo.processes.connect import gather_objects, is_main_process
+from accel_demo.processes.peers import are_on_several_hosts, name_of, own_host
+
+PATIENCE = 2  # seconds that shared storage may need to show a new file on another machine
+
+
+def shared_folder(make_folder: Callable[[], Path]) -> Path:
+    """Return the folder that `make_folder` returns, after checking that all processes see it.
+
+    The main process writes a file with a random name, sends the name to the others, and deletes the
+    file afterwards. Every process must call this. If `make_folder` raises `UserError` in any
+    process, or if a process does not see the file, every process raises `UserError`.
+    """
+    mark = None
+    try:
+        with raised_everywhere() as sent:
+            folder = make_folder()
+            if is_main_process():
+                # A new name, because a machine may remember that an old name did not exist.
+                mark = folder / f".seen-by-all-{uuid.uuid4().hex}"
+                _touch(mark)
+                sent.append(mark.name)
+        sees_it = gather_objects(_appears(folder / sent[0]))
+    finally:
+        if mark:
+            mark.unlink(missing_ok=True)
+    if all(sees_it):
+        return folder
+    folders = gather_objects(str(folder.absolute()))
+    with suppress(OSError):  # the folder is not empty
+        folder.rmdir()
+    blind = [rank for rank, sees in enumerate(sees_it) if not sees]
+    raise UserError(
+        f"{name_of(blind)} {'does' if len(blind) == 1 else 'do'} not see the run folder "
+        f"{folders[0]} of {name_of([0])}. Choose a --run-dir on storage that all machines share."
+    )
+
+
+@contextmanager
+def raised_everywhere() -> Iterator[list[str]]:
+    """If the block raises `UserError` in any process, raise it in every process.
+
+    The block can append strings to the list. After the block, the list contains the strings of all
+    processes, in rank order.
+    """
+    problem, strings = "", []
+    try:
+        yield strings
+    except UserError as error:
+        problem = str(error)
+    gathered = gather_objects((problem, strings, own_host()))
+    strings[:] = [string for _, of_rank, _ in gathered for string in of_rank]
+    problems = [(problem, host) for problem, _, host in gathered if problem]
+    if problems:
+        problem, host = problems[0]
+        is_local = are_on_several_hosts() and len(problems) < len(gathered)
+        raise UserError(f"on {host}, {problem}" if is_local else problem)
+
+
+def _touch(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {path.parent} ({error.strerror}). Choose a different --run-dir."
+        ) from None
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,69 @@
+"""Run train.py slowly, and record which training images this process reads after each start.
+
+torchrun … tests/core/elastic_samples.py FLAGS…
+
+FLAGS must contain --augment, because this program identifies the training set by its augmentation.
+Each process writes a file to RUN/samples/. The first line describes the start: its number, the
+world size, the position, and the position of the checkpoint as `manifest.position` returns it. Each
+further line is [epoch, indices] of one micro-batch.
+"""
+
+import json
+import time
+import uuid
+from pathlib import Path
+
+from accel_demo import train
+from accel_demo.config import CommandLine
+from accel_demo.data import ImageSet
+from accel_demo.errors import one_line_errors
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.lost_processes import report_lost_processes
+from accel_demo.run.manifest import position
+from accel_demo.run.run import Run
+
+PAUSE = 0.08  # seconds per micro-batch, so that the test can interrupt the run
+make_run, get_items, set_epoch = Run.__init__, ImageSet.__getitems__, ImageSet.set_epoch
+records: list[Path] = []
+
+
+def record(line) -> None:
+    with open(records[0], "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def record_start(self, *arguments) -> None:
+    make_run(self, *arguments)
+    start = self.checkpoints.start
+    header = {
+        "start": gather_objects(time.time())[0],
+        "processes": len(gather_objects(0)),
+        "epoch": start.epoch,
+        "batches": start.batches,
+        "checkpoint": position(start.folder) if start.folder else (0, 0),
+    }
+    folder = Path(self.folder, "samples")
+    folder.mkdir(exist_ok=True)
+    records[:] = [folder / f"{uuid.uuid4().hex}.jsonl"]
+    record(header)
+
+
+def record_epoch(self, epoch: int) -> None:
+    # `Run.resume` reads a batch, too, but before the first epoch of a start.
+    self.recorded_epoch = epoch if records else None
+    set_epoch(self, epoch)
+
+
+def record_samples(self, indices):
+    if self.augment and self.recorded_epoch is not None:
+        record([self.recorded_epoch, indices])
+        time.sleep(PAUSE)
+    return get_items(self, indices)
+
+
+if __name__ == "__main__":
+    Run.__init__ = record_start  # pyright: ignore[reportAttributeAccessIssue]
+    ImageSet.__getitems__, ImageSet.set_epoch = record_samples, record_epoch
+    with one_line_errors(), report_lost_processes():
+        config, _ = CommandLine("").read()
+        train.main(config)

@@ -1,0 +1,88 @@
+"""Test that a run folder that only some of the processes see is refused before training."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_demo.errors import UserError
+from accel_demo.run.shared_folder import raised_everywhere, shared_folder
+from tests.conftest import REPOSITORY, rank_environments, start_process, text_of
+
+FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 1"
+
+
+def train_in(folders: list[Path], program: str, tmp_path: Path, *flags) -> tuple[list, list[str]]:
+    """Train in one process per folder, each with a different working directory.
+
+    The processes have the environment of two machines with one process each: both have local rank
+    0. Return their exit codes and what they have printed.
+    """
+    command = ["python", REPOSITORY / "accel_demo" / program, *FLAGS.split(), *flags]
+    processes, outputs = [], []
+    with rank_environments(len(folders)) as environments:
+        for folder, environment in zip(folders, environments, strict=True):
+            folder.mkdir(exist_ok=True)
+            outputs.append(open(tmp_path / f"output-{len(outputs)}.txt", "w+"))
+            variables: dict = {**environment, "LOCAL_RANK": "0"}
+            processes.append(
+                start_process(command, outputs[-1], outputs[-1], cwd=folder, **variables)
+            )
+        codes = [process.wait(60) for process in processes]
+    printed = [text_of(output) for output in outputs]
+    for output in outputs:
+        output.close()
+    return codes, printed
+
+
+@pytest.mark.parametrize("program", ["train.py", "train_ddp.py"])
+def test_a_run_folder_that_only_one_machine_sees_is_refused_before_training(program, tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    codes, printed = train_in(folders, program, tmp_path, "--run-dir", "run")
+    assert codes == [2, 2], printed
+    for text in printed:  # one line on each machine; rank 1 knows the folder of rank 0
+        (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+        assert f"error: rank 1 does not see the run folder {folders[0] / 'run'} of rank 0." in line
+        assert "Choose a --run-dir on storage that all machines share." in line
+        assert "Traceback" not in text and "images per step" not in text
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+def test_two_machines_that_share_the_run_folder_train(tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    run = tmp_path / "run"
+    codes, printed = train_in(folders, "train_ddp.py", tmp_path, "--run-dir", run)
+    assert codes == [0, 0], printed
+    assert "2 processes on cpu" in printed[0]
+    assert not [path for path in run.iterdir() if path.name.startswith(".seen")]
+
+
+def problem_of_one_rank(world_size: int) -> tuple[str, float]:
+    """Only the last rank fails. Return the error and how long it took to arrive."""
+    started = time.monotonic()
+    try:
+        with raised_everywhere():
+            if os.environ["RANK"] == str(world_size - 1):
+                raise UserError("the disk is full")
+    except UserError as error:
+        return str(error), time.monotonic() - started
+    return "", 0.0
+
+
+def test_an_error_of_one_process_is_raised_in_all(together):
+    for error, seconds in together(problem_of_one_rank, 3, world_size=3):
+        assert error == "the disk is full" and seconds < 10
+
+
+def seconds_of_check(folder: str) -> float:
+    """Return the time of a check of a folder that all processes see, without the first one."""
+    for _ in range(2):
+        started = time.monotonic()
+        shared_folder(lambda: Path(folder))
+    return time.monotonic() - started
+
+
+def test_the_check_takes_no_time_worth_mentioning(together, tmp_path):
+    assert max(together(seconds_of_check, 2, folder=str(tmp_path))) < 0.5
+    assert list(tmp_path.iterdir()) == []
