@@ -17,6 +17,7 @@ COMMANDS = {  # the question that each command answers
     "timeline": "Where does each process spend its time in a training step?",
     "scaling": "How much faster is training with more processes, and what limits the speed-up?",
     "memory": "What uses the memory during training?",
+    "nodes": "How does my launch behave on several machines? (simulated on this one)",
     "crash": "Does a training run that is killed repeatedly end with the same weights?",
     "report": "What are the results of my runs, and how do the runs differ?",
     "predict": "What does my trained model predict for some test images?",

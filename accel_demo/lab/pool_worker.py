@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
+from accel_demo.lab.hosts import own_network
 from accel_demo.lab.step_parts import timed_parts
 from accel_demo.lab.worker_pool import WorkerResult
 from accel_demo.processes.environment import rank_environment
@@ -51,6 +52,7 @@ def run(
     rank: int = 0,
     world_size: int = 1,
     port: int = 0,
+    address: str = "127.0.0.1",
     on_cpu: bool = False,
     warm_up: int = 1,
     watched: str = "",
@@ -61,7 +63,7 @@ def run(
     """
     forget_the_last_run()
     if world_size > 1 or version == "raw DDP":
-        os.environ.update(rank_environment(rank, world_size, port))
+        os.environ.update(rank_environment(rank, world_size, port) | {"MASTER_ADDR": address})
     elif on_cpu:
         os.environ["LOCAL_WORLD_SIZE"] = "1"  # as a launcher does, so that no run uses Apple's GPU
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
@@ -96,6 +98,7 @@ def run(
         "threads": environment["threads_per_process"],
         "stamps": stamps,
         "seconds_per_step": (stamps[-1] - stamps[0]) / (len(stamps) - 1),
+        "network": own_network(),
         "parts": parts,
         "inside": inside,
         "counts": counts,

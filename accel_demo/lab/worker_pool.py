@@ -12,6 +12,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any, TypedDict
 
+from accel_demo.lab.hosts import Hosts
 from accel_demo.processes.environment import LOOPBACK, environment_for
 from accel_demo.processes.launch import free_port, kill_tree, start
 
@@ -26,6 +27,7 @@ class WorkerResult(TypedDict):
     threads: int  # per process
     stamps: list[float]  # time.perf_counter() after each step, from step `warm_up` on
     seconds_per_step: float  # mean
+    network: str  # name of the worker's network namespace
     parts: list[dict[str, float]]  # from `timed_parts`, if `watched` is "parts"
     inside: dict[str, list]  # from `profile_of`, if `watched` is "profile"
     counts: dict[str, int]  # from `profile_of`, if `watched` is "profile"
@@ -35,24 +37,32 @@ class WorkerPool:
     """A pool of worker processes with `threads` threads each. Use it in a `with` statement.
 
     `gpus` is the value of CUDA_VISIBLE_DEVICES in the workers; `ON_CPU` hides all accelerators. By
-    default, the workers train on GPUs if there is one for each worker.
+    default, the workers train on GPUs if there is one for each worker. If `hosts` is given, each
+    worker runs on its own host, on the CPU.
     """
 
-    def __init__(self, processes: int, threads: int, gpus: str | None = None):
-        self.processes, self.threads, self.gpus = processes, threads, gpus
+    def __init__(
+        self, processes: int, threads: int, gpus: str | None = None, hosts: Hosts | None = None
+    ):
+        self.processes, self.threads, self.hosts = processes, threads, hosts
+        self.gpus = ON_CPU if hosts else gpus
         self.folder = tempfile.TemporaryDirectory()
         self.errors = [Path(self.folder.name, f"stderr-{rank}") for rank in range(processes)]
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": LOOPBACK}
-        if gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = gpus
+        if self.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus
         python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun does
+        if hosts:
+            variables |= hosts.variables()
+            python = sys.executable  # PYTHON_EXEC may fork from a server that is not on the host
         command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
-        for path in self.errors:
+        for rank, path in enumerate(self.errors):
             with path.open("w") as stderr:
                 options = {"stdin": PIPE, "cwd": Path.cwd()}
+                on_host = hosts.wrapped(rank, command) if hosts else command
                 environment = environment_for(variables)
-                self.workers.append(start(command, environment, PIPE, stderr, **options))
+                self.workers.append(start(on_host, environment, PIPE, stderr, **options))
 
     def run(
         self,
@@ -86,6 +96,7 @@ class WorkerPool:
                         "rank": rank,
                         "world_size": len(workers),
                         "port": port,
+                        "address": self.hosts.address if self.hosts else "127.0.0.1",
                         "on_cpu": self.gpus == ON_CPU,
                         "warm_up": warm_up,
                         "watched": watched,
@@ -93,7 +104,11 @@ class WorkerPool:
                     with suppress(BrokenPipeError):  # `_line_from` detects dead workers
                         worker.stdin.write(json.dumps(request) + "\n")
                         worker.stdin.flush()
-                lines = list(readers.map(self._line_from, workers))
+                try:
+                    lines = list(readers.map(self._line_from, workers))
+                except BaseException:
+                    self.stop()  # otherwise, leaving this block would wait for the training run
+                    raise
         finally:
             timer.cancel()
         if not all(lines):
@@ -108,6 +123,8 @@ class WorkerPool:
         actual = {name: result[name] for name in wanted}
         if actual != wanted:
             raise RuntimeError(f"{version}: requested {wanted}, but trained with {actual}")
+        if self.hosts:
+            self.hosts.check([json.loads(line)["network"] for line in lines])
         return result
 
     def stop(self) -> None:

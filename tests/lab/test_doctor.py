@@ -11,13 +11,22 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import command as doctor
-from accel_demo.lab.doctor.command import LaunchFailed, cause_in, launch_probe
-from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, promise_of, read_config
+from accel_demo.lab.doctor.comparison import ROWS, connection_of, fixes, obtained_cells
+from accel_demo.lab.doctor.launch_config import (
+    ProbeAnswer,
+    Promise,
+    ignored_keys,
+    promise_of,
+    read_config,
+)
+from accel_demo.lab.doctor.launches import LaunchFailed, cause_in, launch_probe
 from accel_demo.processes.launch import kill_tree
 
 CLI = ["accel-demo", "doctor"]
 NO = 'distributed_type: "NO"\n'
 TWO = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
+MACHINES = "num_machines: 2\nmain_process_ip: 127.0.0.1\n"
+FSDP2 = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
 
 
 @pytest.fixture
@@ -47,6 +56,7 @@ def test_one_cpu_process_starts_as_promised(start):
     assert row(result.stdout, "backend") == ["none", "none"]
     assert row(result.stdout, "device") == ["cpu", "cpu"]
     assert row(result.stdout, "dtype") == ["float32", "float32"]
+    assert row(result.stdout, "kind") == ["none", "none"]
 
 
 def test_two_cpu_processes_are_connected_as_promised(start):
@@ -56,6 +66,7 @@ def test_two_cpu_processes_are_connected_as_promised(start):
     assert row(result.stdout, "connected") == ["yes", "yes"]
     assert row(result.stdout, "backend") == ["gloo", "gloo"]
     assert row(result.stdout, "device") == ["cpu", "cpu"]
+    assert row(result.stdout, "kind") == ["DDP, whole model", "DDP, whole model"]
 
 
 def test_the_reported_dtype_is_the_one_a_layer_computes_in(start, config):
@@ -73,12 +84,24 @@ def test_without_two_gpus_a_multi_gpu_config_does_not_start_as_promised(start):
     assert "Fix: use accelerate_configs/cpu_two_processes.yaml" in result.stdout
 
 
+def test_without_gpus_fsdp_is_reported_as_ddp_with_the_whole_model_in_each_process(start, config):
+    path = config(FSDP2 + "main_process_port: 0\n")
+    result = start([*CLI, "--config", path])
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert row(result.stdout, "processes") == ["2", "2"]
+    assert row(result.stdout, "connected") == ["yes", "yes"]
+    assert row(result.stdout, "kind") == ["FSDP2, sharded model", "DDP, whole model"]
+    assert "Not as promised: kind, device, backend" in result.stdout
+    assert "Accelerate silently replaces FSDP2 with DDP." in result.stdout
+
+
 def test_multi_cpu_is_reported_as_one_process(start, config):
     path = config("distributed_type: MULTI_CPU\nnum_processes: 2\n")
     result = start([*CLI, "--config", path])
     assert result.returncode == 1, result.stdout + result.stderr
     assert row(result.stdout, "processes") == ["2", "1"]
     assert row(result.stdout, "connected") == ["yes", "alone"]
+    assert row(result.stdout, "kind") == ["DDP, whole model", "none"]
     assert 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1"' in result.stdout
 
 
@@ -137,7 +160,14 @@ BAD = {
     TWO + "gpu_ids: 0\n": 'gpu_ids must be in quotes. Write gpu_ids: "0"',
     TWO + 'gpu_ids: "0"\n': "MULTI_GPU needs at least two gpu_ids",
     NO + 'use_cpu: "no"\n': "use_cpu must be true or false",
-    TWO + "num_machines: 2\n": "num_machines must be 1 here",
+    TWO + "num_machines: 0\n": "num_machines must be an integer of at least 1, got 0",
+    TWO + "num_machines: 2\n": "main_process_ip is missing. Add the address of machine 0",
+    TWO + "num_machines: 3\nmain_process_ip: x\n": "on 3 machines, Accelerate would start only 0",
+    TWO + MACHINES + "main_process_port: 0\n": "main_process_port: 0 works only on one machine",
+    TWO + MACHINES + "machine_rank: one\n": "machine_rank must be an integer, got 'one'",
+    TWO + MACHINES + "rdzv_backend: c10d\n": "rdzv_backend: c10d has no effect in a file",
+    NO.replace("NO", "DEEPSPEED") + "num_processes: 2\n" + MACHINES: "Use MULTI_GPU or FSDP",
+    FSDP2 + "  version: 2\n  fsdp_versoin: 2\n": "fsdp_versoin in fsdp_config has no effect",
     TWO + "main_process_port: 70000\n": "main_process_port must be from 0",
     NO + "compute_environment: AMAZON_SAGEMAKER\n": "only compute_environment: LOCAL_MACHINE",
 }
@@ -148,6 +178,32 @@ def test_an_invalid_config_is_an_error_before_anything_starts(config, text):
     with pytest.raises(UserError, match=BAD[text]) as error:
         doctor.main(["--config", str(config(text))])
     assert "\n" not in str(error.value)
+
+
+def test_five_processes_on_two_machines_are_an_error(config):
+    """`accelerate launch` would start num_processes // num_machines = 2 on each."""
+    path = config(TWO.replace("2", "5") + MACHINES)
+    with pytest.raises(UserError, match="of 5 processes on 2 machines, .* would start only 4"):
+        doctor.main(["--config", str(path)])
+
+
+def test_a_key_that_accelerate_reads_without_a_flag_is_allowed(config):
+    path = config(FSDP2 + "  fsdp_ignored_modules: head\n  offload_params: false\n")
+    assert promise_of(read_config(path)).kind == "FSDP2"
+
+
+def test_an_ignored_key_that_does_no_harm_is_a_note(config):
+    launch = read_config(config(TWO + "same_network: true\nenable_cpu_affinity: true\n"))
+    assert ignored_keys(launch) == ["same_network", "enable_cpu_affinity"]
+    assert ignored_keys(read_config(config(TWO + "rdzv_backend: static\n"))) == []
+
+
+@pytest.mark.parametrize("flag", ["--machine-rank=0", "--main-process-ip=127.0.0.1"])
+def test_flags_for_several_machines_need_a_config_for_several_machines(config, flag):
+    with pytest.raises(UserError, match="launch.yaml is for one machine. Set num_machines"):
+        doctor.main(["--config", str(config(TWO)), flag])
+    with pytest.raises(UserError, match="the flags for several machines need --config FILE"):
+        doctor.main([flag])
 
 
 def test_a_missing_config_is_an_error(tmp_path):
@@ -172,11 +228,12 @@ def test_an_invalid_config_prints_one_line_and_exits_with_code_2(start, config):
 
 def test_old_keys_that_accelerate_still_accepts_are_allowed(config):
     path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
-    assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32")
+    assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32", "none")
 
 
 def answer(rank: int, world_size: int, total: float, pids: list[int]) -> ProbeAnswer:
-    return ProbeAnswer(rank, world_size, "none", "cpu", "float32", 100 + rank, pids, total)
+    pid = 100 + rank
+    return ProbeAnswer(rank, world_size, "none", "cpu", "float32", "none", False, pid, pids, total)
 
 
 def on_gpus() -> list[ProbeAnswer]:
@@ -185,28 +242,28 @@ def on_gpus() -> list[ProbeAnswer]:
 
 def test_clones_are_reported_as_unconnected():
     clones = [answer(0, 1, 1.0, [100]), replace(answer(0, 1, 1.0, [101]), pid=101)]
-    assert doctor.obtained_cells(clones)[doctor.ROWS.index("processes")] == "2"
-    assert doctor.connection_of(clones) == "no: 2 of 2 processes are clones that run alone"
+    assert obtained_cells(clones)[ROWS.index("processes")] == "2"
+    assert connection_of(clones) == "no: 2 of 2 processes are clones that run alone"
 
 
 def test_processes_are_connected_only_if_the_sum_of_ranks_and_all_process_ids_match():
     right = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
-    assert doctor.connection_of(right) == "yes"
-    assert doctor.connection_of([right[0], replace(right[1], sum_of_ranks=2.0)]) != "yes"
-    assert doctor.connection_of([right[0], replace(right[1], gathered_pids=[101, 101])]) != "yes"
+    assert connection_of(right) == "yes"
+    assert connection_of([right[0], replace(right[1], sum_of_ranks=2.0)]) != "yes"
+    assert connection_of([right[0], replace(right[1], gathered_pids=[101, 101])]) != "yes"
 
 
 def test_a_gpu_that_two_processes_share_is_reported_as_shared():
-    gpus, device = on_gpus(), doctor.ROWS.index("device")
-    assert doctor.obtained_cells(gpus)[device] == "cuda, one each"
-    assert doctor.obtained_cells([gpus[0], gpus[0]])[device] == "cuda, shared"
+    gpus, device = on_gpus(), ROWS.index("device")
+    assert obtained_cells(gpus)[device] == "cuda, one each"
+    assert obtained_cells([gpus[0], gpus[0]])[device] == "cuda, shared"
 
 
 def test_the_fix_for_a_cpu_config_that_uses_gpus_is_to_hide_the_gpus(config):
     launch = read_config(config(TWO + "use_cpu: true\n"))
     promise = promise_of(launch)
-    assert promise == Promise(2, "gloo", "cpu", "float32")
-    ((names, lines),) = doctor.fixes(launch, promise, on_gpus(), ["backend", "device"])
+    assert promise == Promise(2, "gloo", "cpu", "float32", "DDP")
+    ((names, lines),) = fixes(launch, promise, on_gpus(), ["backend", "device"])
     assert sorted(names) == ["backend", "device"]
     assert 'Fix: add gpu_ids: "-1,-1"' in "\n".join(lines)
 

@@ -175,9 +175,9 @@ def test_smaller_buckets_need_more_all_reduces(finished):
 def test_each_bucket_size_is_measured_in_shuffled_repetitions(tmp_path, monkeypatch):
     runs, results_by_rank = [], command.group.results_by_rank
 
-    def profile(function, processes, settings, folder):
+    def profile(function, processes, settings, folder, **options):
         runs.extend(settings)
-        return results_by_rank(function, processes, settings, folder)
+        return results_by_rank(function, processes, settings, folder, **options)
 
     monkeypatch.setattr(command.group, "results_by_rank", profile)
     flags = "--quick --model small_cnn --bucket-mb 25,0.05 --repeats 5 --output".split()

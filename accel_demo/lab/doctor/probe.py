@@ -10,11 +10,18 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import nn
 
 from accel_demo.lab.doctor.launch_config import ProbeAnswer
 from accel_demo.processes.connect import use_cpu
+
+KINDS = {
+    "DistributedDataParallel": "DDP",
+    "FSDPModule": "FSDP2",
+    "FullyShardedDataParallel": "FSDP1",
+    "DeepSpeedEngine": "DeepSpeed",
+}
 
 
 def main() -> None:
@@ -24,12 +31,23 @@ def main() -> None:
     total: Any = accelerator.reduce(torch.tensor(rank + 1.0, device=device), reduction="sum")
     pids: Any = accelerator.gather(torch.tensor([pid], device=device))
     connected = torch.distributed.is_initialized()
+    model = nn.Sequential(nn.Linear(8, 8))
+    parameters, dtypes = number_of_parameters(model), []
+    # Hook an inner layer, because Accelerate converts the model's output back to float32.
+    model[0].register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    if accelerator.distributed_type == DistributedType.FSDP:  # it also needs the optimizer
+        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    else:
+        model = accelerator.prepare(model)
+    model(torch.ones(4, 8, device=device))
     answer = ProbeAnswer(
         rank=rank,
         world_size=accelerator.num_processes,
         backend=torch.distributed.get_backend() if connected else "none",
         device=str(device),
-        dtype=layer_dtype(accelerator),
+        dtype=str(dtypes[0]).removeprefix("torch."),
+        kind=kind_of(model),
+        is_sharded=number_of_parameters(model) < parameters,
         pid=pid,
         gathered_pids=pids.tolist(),
         sum_of_ranks=total.item(),
@@ -41,14 +59,17 @@ def main() -> None:
     accelerator.end_training()
 
 
-def layer_dtype(accelerator: Accelerator) -> str:
-    """Return the dtype in which a layer of a prepared model computes, such as "bfloat16"."""
-    # Hook an inner layer, because Accelerate converts the model's output back to float32.
-    layer, dtypes = nn.Linear(8, 8), []
-    layer.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    model = accelerator.prepare(nn.Sequential(layer))
-    model(torch.ones(4, 8, device=accelerator.device))
-    return str(dtypes[0]).removeprefix("torch.")
+def number_of_parameters(model: nn.Module) -> int:
+    """Return the number of parameters that this process holds."""
+    parameters: list[Any] = list(model.parameters())  # with `to_local` if they are sharded
+    return sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters)
+
+
+def kind_of(model: nn.Module) -> str:
+    """Return how the prepared model is distributed: "DDP", "FSDP2", … or "none"."""
+    classes = [kind.__name__ for kind in type(model).__mro__]  # so that FSDP need not be imported
+    known = [KINDS[name] for name in classes if name in KINDS]
+    return known[0] if known else "none"
 
 
 if __name__ == "__main__":

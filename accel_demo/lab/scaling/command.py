@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices import usable_cores
-from accel_demo.config import MODELS
+from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import add_guess, comparison
-from accel_demo.lab import flags
+from accel_demo.lab import flags, hosts
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.result import (
     PARALLEL,
@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per step: per process for weak scaling, in total for strong (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
+    hosts.add_rate(parser)
     add_guess(parser, "speed-up of Accelerate on 2 processes with strong scaling")
     options = flags.read(parser, arguments)
     counts = sorted({1, *flags.process_counts(options.processes)})
@@ -91,6 +92,7 @@ def check(options, counts: list[int], steps: int) -> None:
     smallest = options.batch_size // counts[-1]
     if options.model.startswith("resnet") and smallest < 2:
         raise UserError(f"{options.model} needs batches of at least 2 images, got {smallest}")
+    hosts.check_rate(options.rate, counts[-1], config_of(options.model))
 
 
 def speedup_on_two(result: ScalingResult) -> float:
@@ -115,7 +117,10 @@ def measure(options, counts: list[int], steps: int) -> ScalingResult:
     cases = scaling_cases(counts, options.batch_size)
     gpus = first_gpus(counts[-1]) if torch.cuda.device_count() >= counts[-1] else ON_CPU
     rates: dict[ScalingCase, list[float]] = {case: [] for case in cases}  # images/s per repetition
-    with WorkerPool(counts[-1], options.threads, gpus) as pool:
+    with (
+        hosts.limited_hosts(counts[-1], options.rate) as own_hosts,
+        WorkerPool(counts[-1], options.threads, gpus, own_hosts) as pool,
+    ):
         # Workers import some modules in their first step, so let them train once before measuring.
         first_run = train(pool, cases[-1], options.model, steps=2)
         with tqdm(total=options.repeats * len(cases), desc="scaling", unit="run") as bar:
@@ -139,7 +144,13 @@ def measure(options, counts: list[int], steps: int) -> ScalingResult:
         fits=fits_of(rows),
         has_gil=gil.has_gil(),
         gil_rows=measure_gil(1 if options.quick else options.repeats),
+        rate=options.rate,
+        gradient_bytes=hosts.gradient_bytes(config_of(options.model)),
     )
+
+
+def config_of(model: str) -> TrainConfig:
+    return TrainConfig(model=model, dataset="synthetic")
 
 
 def first_gpus(count: int) -> str:

@@ -62,6 +62,8 @@ class ScalingResult:
     fits: list[SerialShareFit]
     has_gil: bool
     gil_rows: list[GilRow]
+    rate: str | None = None  # the most that each process can send, such as "100mbit"
+    gradient_bytes: int = 0
 
 
 def scaling_rows(

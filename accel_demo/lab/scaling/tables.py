@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 
 from accel_demo.anatomy.gil import PARTS
+from accel_demo.lab import hosts
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
@@ -23,13 +24,21 @@ def text(result: ScalingResult) -> str:
     threads = counted(result.threads, "thread")
     counts = ", ".join(map(str, result.processes))
     counts += " connected process" if counts == "1" else " connected processes"
+    rate = f", each sending at most {hosts.rate_text(result.rate)}" if result.rate else ""
     parts = [
         f"{result.model} on {result.device}, {'a GPU' if result.device == 'cuda' else threads} "
-        f"each; {counts}; medians of {counted(result.repeats, 'interleaved repeat')}"
+        f"each; {counts}{rate}; medians of {counted(result.repeats, 'interleaved repeat')}"
     ]
     for scaling, batch in BATCHES.items():
         parts.append(f"{scaling.capitalize()} scaling: the {batch} is {result.batch_size} images.")
         parts.append(scaling_table([row for row in result.rows if row.scaling == scaling]))
+    if result.rate:
+        times = [
+            hosts.sending_time(result.gradient_bytes, count, result.rate)
+            for count in result.processes
+            if count > 1
+        ]
+        parts.append("\n".join(times))
     if result.fits:
         parts += [fits_table(result.fits), explain_fits(result)]
     crowded = [count for count in result.processes if count * result.threads > result.cores]
@@ -104,6 +113,9 @@ def draw(result: ScalingResult, path: Path) -> None:
     has_intervals = all(row.interval for row in result.rows)
     bars = "90 % intervals of the medians" if has_intervals else "none, with fewer than 5 repeats"
     figure.supxlabel(f"error bars: {bars}", fontsize=9)
+    if result.rate:
+        rate = hosts.rate_text(result.rate)
+        figure.suptitle(f"each process sends at most {rate}", fontsize=10)
     for axis in panels.values():
         axis.spines[["top", "right"]].set_visible(False)
     # Strong and weak scaling share one legend. Legends are outside, so that they cover no point.

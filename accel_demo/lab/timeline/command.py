@@ -23,7 +23,7 @@ from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.guess import add_guess, comparison
-from accel_demo.lab import flags
+from accel_demo.lab import flags, hosts
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.page import write_timeline_page
@@ -69,6 +69,7 @@ def read(arguments: list[str]):
     add("--repeats", type=int, metavar="N", help=help)
     help = "delay a rank in each step (e.g. 1:20ms); not detected below 5 ms or 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
+    hosts.add_rate(parser)
     help = "folder for trace.json and timeline.html (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
     add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
@@ -89,6 +90,7 @@ def read(arguments: list[str]):
         model=model, batch_size=options.batch_size, accumulate=options.accumulate
     )
     check_images(options)
+    hosts.check_rate(options.rate, options.processes, options.config)
     options.files = files_to_write(options)
     return options
 
@@ -172,8 +174,19 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
     runs[-1] = replace(runs[-1], steps=max(options.steps, STEPS_NEEDED))
     by_size: dict[float, list[list[RankTimeline]]] = {size: [] for size in options.bucket_mb}
     buckets = {}
-    with tempfile.TemporaryDirectory() as folder:
-        by_rank = group.results_by_rank(recording.profile_runs, options.processes, runs, folder)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        hosts.limited_hosts(options.processes, options.rate) as own_hosts,
+    ):
+        by_rank = group.results_by_rank(
+            recording.profile_runs,
+            options.processes,
+            runs,
+            folder,
+            prepare=own_hosts.enter if own_hosts else None,
+        )
+        if own_hosts:
+            own_hosts.check([profiles[-1].network for profiles in by_rank])
         for number, run in enumerate(runs):
             profiles = [profiles_of_rank[number] for profiles_of_rank in by_rank]
             traces = merge.load(profiles)
@@ -195,6 +208,7 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
         sweep=[
             bucket_trial(size, buckets[size], by_size[size]) for size in options.bucket_mb if sizes
         ],
+        rate=options.rate,
     )
     return result, traces
 

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from accel_demo import train
 from accel_demo.config import TrainConfig
+from accel_demo.lab.hosts import own_network
 from accel_demo.lab.timeline import merge
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.processes.connect import own_device
@@ -199,4 +200,5 @@ class Recording:
             bucket_bytes=[int(size) for size in sizes],
             clock_ahead_ns=self.clock_ahead_ns,
             wall_ms=self.wall_ms,
+            network=own_network(),
         )

@@ -17,6 +17,7 @@ class RankProfile:
     bucket_bytes: list[int]
     clock_ahead_ns: int  # relative to rank 0's clock
     wall_ms: dict[int, float]  # keys: numbers of the profiled steps
+    network: str = ""  # name of its network namespace
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class TimelineResult:
     ranks: list[RankTimeline]
     straggler: int | None  # the slow rank, if any
     sweep: list[BucketTrial]  # empty if there is only one bucket size
+    rate: str | None = None  # the most that each process can send, such as "100mbit"
 
 
 def place_in_rows(bars: list[Bar]) -> list[Bar]:

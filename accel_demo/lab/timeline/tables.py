@@ -1,5 +1,6 @@
 """Describe a timeline in sentences and tables, for the terminal and the HTML page."""
 
+from accel_demo.lab import hosts
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.timeline.result import TimelineResult
 from accel_demo.show import table
@@ -25,6 +26,8 @@ def run_description(result: TimelineResult) -> str:
     text += f"({result.backend}): {result.model}, batches of {result.batch_size} images per process"
     if result.accumulate > 1:
         text += f", {result.accumulate} per step"
+    if result.rate:
+        text += f", each sending at most {hosts.rate_text(result.rate)}"
     if not result.bucket_bytes:
         return text
     buckets = counted(len(result.bucket_bytes), "bucket")
@@ -51,6 +54,9 @@ def all_reduce_sentences(result: TimelineResult) -> list[str]:
         f"{rank.hidden_share:.0%} of it hidden under backward"
         for rank in (result.ranks if result.bucket_bytes else [])
     ]
+    if result.rate:
+        gradients = sum(result.bucket_bytes)
+        sentences.append(hosts.sending_time(gradients, result.processes, result.rate))
     if any("broadcast" in bar.name for rank in result.ranks for bar in rank.lanes["communication"]):
         sentences.insert(0, "all-reduce includes the wait for the buffers of BatchNorm from rank 0")
     return sentences

@@ -1,0 +1,147 @@
+"""Compare what a launch config promises with what its processes report, and suggest fixes."""
+
+from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, starts_several
+from accel_demo.wording import counted
+
+ROWS = ["processes", "connected", "backend", "device", "dtype", "kind"]
+
+
+def promised_cells(promise: Promise, processes: int = 0) -> list[str]:
+    """Return the cells of the "promised" column, one for each of `ROWS`.
+
+    `processes` is their number on all machines, if there are several.
+    """
+    several = (processes or promise.processes) > 1
+    connected = f"all {processes}" if processes else "yes" if several else "alone"
+    device = device_words(promise.device, promise.processes, promise.processes)
+    kind = kind_words(promise.kind, several and promise.kind.startswith("FSDP"))
+    return [str(promise.processes), connected, promise.backend, device, promise.dtype, kind]
+
+
+def obtained_cells(
+    answers: list[ProbeAnswer], everyone: list[ProbeAnswer] | None = None
+) -> list[str]:
+    """Return the cells of the "obtained" column, one for each of `ROWS`.
+
+    `everyone` contains the answers from all machines, if there are several.
+    """
+    devices = {answer.device for answer in answers}
+    kinds = ", ".join(sorted({device.split(":")[0] for device in devices}))
+    backends = ", ".join(sorted({answer.backend for answer in answers}))
+    dtypes = ", ".join(sorted({answer.dtype for answer in answers}))
+    device = device_words(kinds, len(answers), len(devices))
+    distributions = {kind_words(answer.kind, answer.is_sharded) for answer in answers}
+    kind = " and ".join(sorted(distributions))
+    connected = connection_of(everyone or answers)
+    if everyone and connected == "yes":
+        connected = f"all {len(everyone)}"
+    return [str(len(answers)), connected, backends, device, dtypes, kind]
+
+
+def kind_words(kind: str, is_sharded: bool) -> str:
+    """Return the kind of distribution, and whether each process holds the whole model."""
+    if kind == "none":
+        return kind
+    return f"{kind}, {'sharded' if is_sharded else 'whole'} model"
+
+
+def connection_of(answers: list[ProbeAnswer]) -> str:
+    """Return "yes", "alone" for a single process, or "no: …" with the reason.
+
+    The processes are connected if an all-reduce and a gather included all of them.
+    """
+    count = len(answers)
+    alone = sum(answer.world_size == 1 for answer in answers)
+    if count == alone == 1:
+        return "alone"
+    pids = {answer.pid for answer in answers}
+    is_connected = all(
+        answer.world_size == count
+        and answer.sum_of_ranks == count * (count + 1) / 2
+        and set(answer.gathered_pids) == pids
+        for answer in answers
+    )
+    return "yes" if is_connected else f"no: {alone} of {count} processes are clones that run alone"
+
+
+def device_words(kind: str, processes: int, devices: int) -> str:
+    """Return the kind of device. For several processes on GPUs, add "one each" or "shared"."""
+    if processes == 1 or kind == "cpu":
+        return kind
+    return f"{kind}, one each" if devices == processes else f"{kind}, shared"
+
+
+def fixes(
+    config: dict, promise: Promise, answers: list[ProbeAnswer], different: list[str]
+) -> list[tuple[list[str], list[str]]]:
+    """Return (rows, lines) for each cause of the differences: which rows it explains, and a fix."""
+    connection = ("processes", "connected", "backend", "kind")
+    causes: list[tuple[tuple[str, ...], list[str]]] = []
+    if promise.processes > 1 and not starts_several(config):
+        causes.append((connection, processes_fix(config, promise)))
+    elif "kind" in different and promise.kind not in ("DDP", "none"):
+        causes.append((("kind", "device", "backend"), kind_fix(promise)))
+    if "device" in different:
+        kind = answers[0].device.split(":")[0]
+        causes.append((("device", "backend"), device_fix(promise, len(answers), kind)))
+    settings_fix = [
+        "The processes did not receive the launcher's settings.",
+        "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and in your script write",
+        "Accelerator(cpu=use_cpu()), as in accel_demo/train.py.",
+    ]
+    dtype_fix = [
+        "This device does not compute in the dtype that mixed_precision selects.",
+        'Fix: set mixed_precision to "no", or use another device.',
+    ]
+    causes += [(connection, settings_fix), (("dtype",), dtype_fix)]
+    unexplained, explanations = list(different), []
+    for names, lines in causes:
+        explained = [name for name in names if name in unexplained]
+        unexplained = [name for name in unexplained if name not in explained]
+        if explained:
+            explanations.append((explained, lines))
+    return explanations
+
+
+def processes_fix(config: dict, promise: Promise) -> list[str]:
+    """Explain why the launcher started only one process, and how to start several."""
+    import torch
+
+    reason = f"{config['distributed_type']} starts only one process and ignores num_processes."
+    if promise.device != "cpu" and torch.accelerator.device_count() >= promise.processes:
+        fix = "Fix: use distributed_type: MULTI_GPU, as in accelerate_configs/multi_gpu.yaml"
+        return [reason, fix]
+    fix = 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1",'
+    return [reason, fix, "as in accelerate_configs/cpu_two_processes.yaml"]
+
+
+def kind_fix(promise: Promise) -> list[str]:
+    """Explain why the model is not sharded, and suggest a fix."""
+    return [
+        f"Without a GPU for each process, Accelerate silently replaces {promise.kind} with DDP.",
+        "Then each process holds the whole model, and accel_demo/train.py refuses to start.",
+        f"Fix: use a machine with {count_of(promise.processes)}, or distributed_type: MULTI_GPU,",
+        "as in accelerate_configs/cpu_two_processes.yaml",
+    ]
+
+
+def device_fix(promise: Promise, processes: int, kind: str) -> list[str]:
+    """Explain why the processes run on `kind` and not on the promised device, and suggest a fix."""
+    import torch
+
+    if promise.device == "cpu":
+        return [
+            f"The processes run on {kind}, because MULTI_GPU does not pass use_cpu to them.",
+            'Fix: add gpu_ids: "-1,-1", as in accelerate_configs/cpu_two_processes.yaml',
+        ]
+    needed, here = count_of(promise.processes), count_of(torch.accelerator.device_count())
+    file = "cpu_two_processes.yaml" if promise.processes > 1 else "cpu.yaml"
+    return [
+        f"Each process needs its own GPU: {needed} in total, but this machine has {here}.",
+        f"So the launch started {counted(processes, f'{kind} process')}.",
+        f"Fix: use accelerate_configs/{file}, or a machine with {needed}.",
+    ]
+
+
+def count_of(gpus: int) -> str:
+    return counted(gpus, "GPU") if gpus else "no GPU"

@@ -1,0 +1,222 @@
+"""The networks that connect the nodes: this machine's loopback, or network namespaces.
+
+A network namespace has its own network interfaces, addresses and ports. Processes in two namespaces
+can only reach each other through a virtual cable, as if they ran on two machines. Each node has its
+own namespace, with an interface eth0 at one end of a cable. The other ends are plugged into a
+switch (a bridge, in a namespace of its own).
+
+Source: https://man7.org/linux/man-pages/man7/network_namespaces.7.html
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+
+from accel_demo.errors import UserError
+from accel_demo.processes.environment import LOOPBACK
+
+TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
+UNSHARE = [
+    "unshare",
+    "--net",
+    "--uts",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
+# How many bytes may pass at once, and how many may wait. Both are small compared with a gradient.
+BURST, QUEUE = "32kb", "400kb"
+
+
+class Unavailable(Exception):
+    """Network namespaces cannot be made here. The message says why."""
+
+
+class Loopback:
+    """All nodes use this machine's loopback interface, and have the same host name."""
+
+    name, interface = "loopback", LOOPBACK
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
+
+    def __enter__(self) -> "Loopback":
+        return self
+
+    def __exit__(self, *error) -> None:
+        pass
+
+    def address(self, node: int) -> str:
+        return "127.0.0.1"
+
+    def identity(self, node: int) -> dict[str, str]:
+        """Return the node's own `host_name` and `hosts_file`, if it has any."""
+        return {}
+
+    def wrapped(self, command: list[str]) -> list[str]:
+        """Return the command that starts `command` on a node."""
+        return command
+
+    def connect(self, node: int, pid: int) -> None:
+        """Connect a node to the others. `pid` is the process that `wrapped` has started."""
+
+
+class Namespaces:
+    """Each node has its own network namespace. Use it in a `with` statement.
+
+    When the `with` statement ends, or if this process dies, the kernel removes everything.
+    """
+
+    name, interface = "namespaces", "eth0"
+
+    def __init__(self, nodes: int, rate: str | None = None):
+        """`rate` limits what each node can send, such as "100mbit". None means no limit."""
+        self.nodes, self.rate = nodes, rate
+
+    def __enter__(self) -> "Namespaces":
+        """Start the switch. Raises `Unavailable` if this machine does not allow it."""
+        if reason := why_not():
+            raise Unavailable(reason)
+        # `cat` exits, and the kernel removes the namespace, when the pipe to its stdin is closed.
+        self.switch = subprocess.Popen(
+            [*UNSHARE, "cat"],  # the same namespaces as a node, to find out if they are allowed
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            wait_for_namespace(self.switch)
+            self.in_switch("ip", "link", "add", "bridge", "type", "bridge")
+            self.in_switch("ip", "link", "set", "bridge", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error) -> None:
+        assert self.switch.stdin and self.switch.stderr
+        self.switch.stdin.close()
+        self.switch.wait()
+        self.switch.stderr.close()
+
+    def address(self, node: int) -> str:
+        return f"10.77.0.{node + 1}"
+
+    def identity(self, node: int) -> dict[str, str]:
+        """Return the node's `host_name`, and the content of its /etc/hosts as `hosts_file`."""
+        lines = ["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost.ipv6"]
+        for other in range(self.nodes):
+            # PyTorch looks up the names of IPv6 addresses, too, and warns if there is none.
+            lines += [f"{self.address(other)} node-{other}"]
+            lines += [f"::ffff:{self.address(other)} node-{other}.ipv6"]
+        hosts_file = "\n".join([*lines, ""])
+        return {"host_name": f"node-{node}", "hosts_file": hosts_file}
+
+    def wrapped(self, command: list[str]) -> list[str]:
+        return [*UNSHARE, *command]
+
+    def connect(self, node: int, pid: int) -> None:
+        """Plug a cable into the node and the switch, and configure the node's end."""
+        port = f"port{node}"
+        self.in_switch(
+            *f"ip link add {port} type veth peer name {self.interface} netns {pid}".split()
+        )
+        self.in_switch("ip", "link", "set", port, "master", "bridge", "up")
+        for line in (
+            "ip link set lo up",
+            f"ip address add {self.address(node)}/24 dev {self.interface}",
+            f"ip link set {self.interface} up",
+        ):
+            run_in(pid, *line.split())
+        if self.rate:
+            shape = f"tc qdisc add dev {self.interface} root tbf rate {self.rate}"
+            run_in(pid, *f"{shape} burst {BURST} limit {QUEUE}".split())
+
+    def set_cable(self, node: int, is_plugged_in: bool) -> None:
+        """Pull the node's cable out of the switch, or plug it in again.
+
+        The node's own interface keeps its address, as on a real machine.
+        """
+        self.in_switch("ip", "link", "set", f"port{node}", "up" if is_plugged_in else "down")
+
+    def in_switch(self, *command: str) -> None:
+        run_in(self.switch.pid, *command)
+
+
+def why_not() -> str | None:
+    """Return why this machine cannot make network namespaces, or None if it seems able to."""
+    if sys.platform != "linux":
+        return "network namespaces exist only on Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root (sudo)"
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    if missing:
+        package = "iproute2" if missing[0] in ("ip", "tc") else "util-linux"
+        return f"the program {missing[0]} is missing (on Debian: apt-get install {package})"
+    return None
+
+
+def wait_for_namespace(process: subprocess.Popen, seconds: float = 10) -> None:
+    """Wait until `process` is in its own network namespace. Raises `Unavailable` if it fails."""
+    own, deadline = os.readlink("/proc/self/ns/net"), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            said = process.stderr.read().strip() if process.stderr else ""
+            raise Unavailable(f"this machine does not allow it ({said or 'unshare failed'})")
+        with suppress(OSError):
+            if os.readlink(f"/proc/{process.pid}/ns/net") != own:
+                return
+        time.sleep(0.01)
+    raise Unavailable(f"unshare did not make a network namespace within {seconds:g} s")
+
+
+def run_in(pid: int, *command: str) -> None:
+    """Run a command in the network namespace of the process `pid`.
+
+    Raises `UserError` if the kernel lacks what the command needs.
+    """
+    entered = ["nsenter", f"--net=/proc/{pid}/ns/net", *command]
+    ended = subprocess.run(entered, capture_output=True, text=True, timeout=30)
+    if ended.returncode == 0:
+        return
+    said = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
+    if "tbf" in command:
+        raise UserError(
+            f"--rate: this kernel cannot limit the rate, because `tc … tbf` failed ({said}). "
+            "Leave --rate out, or use a kernel with the module sch_tbf."
+        )
+    raise UserError(
+        f"`{' '.join(command)}` failed ({said}). This machine cannot connect network namespaces."
+    )
+
+
+def replace_hosts_file(content: str) -> None:
+    """Replace /etc/hosts for all processes in this mount namespace. Exit with code 1 if it fails.
+
+    PyTorch looks up the names of addresses, but a node cannot reach a name server.
+    """
+    with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps its content
+        file.write(content)
+        file.flush()
+        os.chmod(file.name, 0o644)
+        ended = subprocess.run(["mount", "--bind", file.name, "/etc/hosts"])
+    if ended.returncode != 0:
+        sys.exit(1)  # mount has printed the reason
+
+
+def check_rate(rate: str) -> None:
+    """Raise `UserError` unless `rate` is a number with a unit of `tc`, such as "100mbit"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if not match or not 100 <= float(match[1]) * RATE_UNITS[match[2]] <= 100_000_000:
+        raise UserError(f"--rate must be like 100mbit, from 100kbit to 100gbit, got {rate}")
+
+
+RATE_UNITS = {"kbit": 1, "mbit": 1000, "gbit": 1_000_000}  # in kbit/s

@@ -1,0 +1,1 @@
+"""`accel-demo nodes`: several machines on one desk."""

@@ -1,0 +1,280 @@
+"""Run a launch on several nodes, as if each were a machine of its own.
+
+accel-demo nodes --nodes 2 --processes-per-node 2
+accel-demo nodes --rate 100mbit -- torchrun accel_demo/train.py --collective-timeout 10
+
+COMMAND is what you would type on each machine: an `accelerate launch` or `torchrun` command, a
+Python script that connects its processes itself, or any other program. Launchers get the flags that
+differ between nodes, and `{node}` in COMMAND is replaced by the node's rank.
+
+As root on Linux, each node has its own network, host name and address. Otherwise, all nodes use
+this machine's loopback interface. When this command exits, even if it is killed, all processes and
+networks that it has started are removed.
+"""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from accel_demo.errors import Parser, UserError
+from accel_demo.lab import networks
+from accel_demo.lab.networks import Loopback, Namespaces, Unavailable
+from accel_demo.lab.nodes import launches
+from accel_demo.lab.nodes.node import Node, environment_for_nodes
+from accel_demo.processes.launch import free_port
+
+MOST_NODES = 8
+PATIENCE = 30  # seconds that the other nodes may go on after a node has failed
+STOPPING = 30  # seconds to save a checkpoint after Ctrl-C
+
+
+def main(arguments: list[str]) -> int:
+    options = read(arguments)
+    with ExitStack() as stack:
+        earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
+        stack.callback(signal.signal, signal.SIGTERM, earlier)
+        network = enter_network(options, stack)
+        plan = launches.Plan(
+            options.nodes,
+            options.processes_per_node,
+            network.address(0),
+            chosen_port(options.port, network),
+            options.elastic,
+            nodes_share_address=network.name == "loopback",
+        )
+        commands = [launches.commands_for(options.command, plan, n) for n in range(plan.nodes)]
+        exits: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        nodes = [stack.enter_context(Node(n, network, exits)) for n in range(plan.nodes)]
+        shared = environment_for_nodes(network)
+        for node, of_node in zip(nodes, commands, strict=True):
+            show(node, of_node)
+            node.start([(words, shared | own) for words, own in of_node])
+        supervisor = Supervisor(nodes, network, options.elastic)
+        try:
+            return supervisor.until_all_have_exited(exits, events_in(options))
+        except KeyboardInterrupt:
+            return supervisor.stop(exits)
+
+
+def read(arguments: list[str]):
+    """Parse and check the options. Raises `UserError` if an option is invalid."""
+    own, command = arguments, None
+    if "--" in arguments:
+        place = arguments.index("--")
+        own, command = arguments[:place], arguments[place + 1 :]
+    usage = "accel-demo nodes [OPTIONS] [-- COMMAND …]"
+    parser = Parser(__doc__, prog="accel-demo nodes", usage=usage)
+    add = parser.add_argument
+    add("--nodes", type=int, default=2, metavar="N", help="number of nodes (default: 2)")
+    help = "processes on each node (default: 2)"
+    add("--processes-per-node", type=int, default=2, metavar="N", help=help)
+    help = "namespaces (needs root and Linux) or loopback; auto uses namespaces if it can (default)"
+    add("--network", choices=("auto", "namespaces", "loopback"), default="auto", help=help)
+    help = "the most that each node can send, such as 100mbit (needs namespaces; a cable without "
+    help += "delay, because not every kernel can add one)"
+    add("--rate", metavar="RATE", help=help)
+    help = "pull the last node's cable S seconds after the start (needs namespaces)"
+    add("--cut-after", type=float, metavar="S", help=help)
+    help = "plug the cable in again after S seconds"
+    add("--cut-for", type=float, metavar="S", help=help)
+    help = "kill the last node's processes S seconds after the start"
+    add("--kill-after", type=float, metavar="S", help=help)
+    help = "start the killed node's command again S seconds after the kill"
+    add("--restart-after", type=float, metavar="S", help=help)
+    help = "go on with fewer nodes if one fails: torchrun --nnodes 1:N"
+    add("--elastic", action="store_true", help=help)
+    help = "port of node 0 on which the nodes meet (default: any free port)"
+    add("--port", type=int, default=0, metavar="PORT", help=help)
+    options = parser.parse_args(own)
+    check(options)
+    if command is not None and not command:
+        raise UserError("there is no command after --")
+    if command is None:
+        command = launches.default_command(options.elastic)
+        if not Path("accel_demo/train.py").exists():
+            raise UserError(
+                "accel_demo/train.py is not in this folder. Go to the repository, or add a command."
+            )
+    options.command = command
+    return options
+
+
+def check(options) -> None:
+    if not 0 <= options.port < 65536:
+        raise UserError(f"--port must be from 0 (any free port) to 65535, got {options.port}")
+    if not 1 <= options.nodes <= MOST_NODES:
+        raise UserError(f"--nodes must be from 1 to {MOST_NODES}, got {options.nodes}")
+    most = 8 * (os.cpu_count() or 1)
+    per_node = options.processes_per_node
+    if not 1 <= per_node <= most // options.nodes:
+        raise UserError(
+            f"--processes-per-node must be from 1 to {most // options.nodes}, got {per_node}"
+        )
+    if options.rate:
+        networks.check_rate(options.rate)
+    for first, second in (("cut_after", "cut_for"), ("kill_after", "restart_after")):
+        names = [f"--{name.replace('_', '-')}" for name in (first, second)]
+        values = [getattr(options, name) for name in (first, second)]
+        for name, value in zip(names, values, strict=True):
+            if value is not None and not 0 <= value <= 86_400:
+                raise UserError(f"{name} must be from 0 to 86400 seconds, got {value:g}")
+        if values[0] is None and values[1] is not None:
+            raise UserError(f"{names[1]} needs {names[0]}")
+        if values[0] is not None and options.nodes < 2:
+            raise UserError(f"{names[0]} needs at least two nodes")
+    needs = [name for name in ("rate", "cut_after") if getattr(options, name) is not None]
+    if needs and options.network == "loopback":
+        flag = needs[0].replace("_", "-")
+        raise UserError(f"--{flag} needs network namespaces. Leave --network loopback out.")
+
+
+def chosen_port(port: int, network: Loopback | Namespaces) -> int:
+    """Return a port on which the nodes can meet: `port`, or any free port if `port` is 0."""
+    if port and network.name == "namespaces":
+        return port  # nothing runs in the namespace of node 0 yet
+    try:
+        return free_port(port)
+    except UserError:
+        raise UserError(f"port {port} is in use. Choose another --port, or leave it out.") from None
+
+
+def enter_network(options, stack: ExitStack) -> Loopback | Namespaces:
+    """Return a network that works on this machine, and add it to `stack`.
+
+    Raises `UserError` if an option needs namespaces, but this machine does not allow them.
+    """
+    if options.network != "loopback":
+        try:
+            return stack.enter_context(Namespaces(options.nodes, options.rate))
+        except Unavailable as reason:
+            if flag := flag_that_needs_namespaces(options):
+                raise UserError(f"{flag} does not work here: {reason}") from None
+            print(f"using loopback: {reason}", file=sys.stderr)
+    return stack.enter_context(Loopback(options.nodes))
+
+
+def flag_that_needs_namespaces(options) -> str | None:
+    if options.rate:
+        return "--rate"
+    if options.cut_after is not None:
+        return "--cut-after"
+    return "--network namespaces" if options.network == "namespaces" else None
+
+
+def show(node: Node, commands: list[tuple[list[str], dict]]) -> None:
+    """Print the node's address, and what it starts."""
+    address = node.network.address(node.rank)
+    line = f"node {node.rank} ({address}): {shlex.join(commands[0][0])}"
+    if len(commands) > 1:
+        line += f"  # ranks {', '.join(variables['RANK'] for _, variables in commands)}"
+    print(line, flush=True)
+
+
+def events_in(options) -> list[tuple[float, str]]:
+    """Return (seconds after the start, event) for each event, in order."""
+    events = []
+    for first, second, start, end in (
+        (options.cut_after, options.cut_for, "cut", "plug in"),
+        (options.kill_after, options.restart_after, "kill", "start again"),
+    ):
+        if first is not None:
+            events.append((first, start))
+            if second is not None:
+                events.append((first + second, end))
+    return sorted(events)
+
+
+class Supervisor:
+    """Let events happen to the last node, and wait until all nodes have exited."""
+
+    def __init__(self, nodes: list[Node], network: Loopback | Namespaces, elastic: bool):
+        self.nodes, self.network, self.elastic = nodes, network, elastic
+        self.codes: dict[int, int | None] = {node.rank: None for node in nodes}  # None: it runs
+        self.cable_is_out = self.has_killed = False
+        self.deadline = float("inf")  # when the remaining nodes are killed
+
+    def until_all_have_exited(self, exits: SimpleQueue, events: list[tuple[float, str]]) -> int:
+        """Return 0 if every node has exited with code 0, and 1 otherwise.
+
+        If a node fails, the others are killed after `PATIENCE` seconds. So are nodes that cannot
+        reach a node that has exited: some launchers would wait for it for minutes. An elastic
+        launch goes on without a node, and its result is that of node 0.
+        """
+        started = time.monotonic()
+        while remaining := self.running():
+            if time.monotonic() > self.deadline:
+                names = " and ".join(f"node {node.rank}" for node in remaining)
+                complain(f"{names} killed after waiting for {PATIENCE} s")
+                return 1
+            while events and time.monotonic() - started >= events[0][0]:
+                event = events.pop(0)[1]
+                self.happen(event, will_restart=any(name == "start again" for _, name in events))
+            try:
+                rank, code = exits.get(timeout=0.05)
+            except Empty:
+                continue
+            self.codes[rank] = code
+            if code != 0:
+                complain(f"node {rank} has failed (exit code {code})")
+            if (code != 0 or self.cable_is_out) and not self.can_go_on_without(rank):
+                self.limit_the_wait()
+        return 1 if (self.codes[0] if self.elastic else any(self.codes.values())) else 0
+
+    def running(self) -> list[Node]:
+        return [node for node in self.nodes if self.codes[node.rank] is None]
+
+    def happen(self, event: str, will_restart: bool) -> None:
+        """Let an event happen to the last node. A node that has exited cannot be killed."""
+        node = self.nodes[-1]
+        if event in ("cut", "plug in"):
+            assert isinstance(self.network, Namespaces)
+            self.cable_is_out = event == "cut"
+            self.network.set_cable(node.rank, is_plugged_in=not self.cable_is_out)
+            done = "pulled out" if self.cable_is_out else "plugged in again"
+            text = f"the cable of node {node.rank} is {done}"
+        elif event == "kill":
+            self.has_killed = self.codes[node.rank] is None
+            if not self.has_killed:
+                return
+            node.order("kill")
+            text = f"node {node.rank} is killed"
+            if not will_restart:
+                self.codes[node.rank] = 0 if self.elastic else 1
+                if not self.elastic:
+                    self.limit_the_wait()
+        else:
+            if not self.has_killed:
+                return
+            node.order("start again")
+            text = f"node {node.rank} is started again"
+        print(f"--- {text}", flush=True)
+
+    def can_go_on_without(self, rank: int) -> bool:
+        return self.elastic and rank != 0  # node 0 hosts the rendezvous
+
+    def limit_the_wait(self) -> None:
+        self.deadline = min(self.deadline, time.monotonic() + PATIENCE)
+
+    def stop(self, exits: SimpleQueue) -> int:
+        """Ask all nodes to stop, as Ctrl-C does on a single machine. Return the exit code."""
+        complain(f"\nstopping all nodes (at most {STOPPING} s; press Ctrl-C again to kill them)")
+        for node in self.running():
+            node.order("stop")
+        deadline = time.monotonic() + STOPPING
+        try:
+            while self.running() and time.monotonic() < deadline:
+                with suppress(Empty):
+                    rank, code = exits.get(timeout=0.1)
+                    self.codes[rank] = code
+        except KeyboardInterrupt:
+            pass
+        return 130
+
+
+def complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,147 @@
+"""Start the commands of one node, and kill them as soon as `accel-demo nodes` exits.
+
+`accel-demo nodes` starts this program once per node. It reads orders from stdin, one JSON object
+per line. When stdin is closed, it kills everything that it has started. The operating system closes
+stdin even if `accel-demo nodes` is killed with SIGKILL, so nothing stays behind.
+
+In a namespace of its own, this program is process 1 of the node: when it exits, the kernel kills
+all other processes of the node, and removes the node's network.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+
+from accel_demo.lab.networks import replace_hosts_file
+
+PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+PAUSE = 0.05  # seconds between two looks at the processes
+NO_STDIN = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+
+
+class Keeper:
+    """The processes of one node. `reports` is a pipe to `accel-demo nodes`."""
+
+    def __init__(self, reports: int):
+        self.reports = reports
+        self.commands: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+        self.exit_codes: dict[int, int | None] = {}  # of each command's process; None: it runs
+
+    def obey(self, order: dict) -> None:
+        if order["do"] == "get ready":
+            if "host_name" in order:
+                socket.sethostname(order["host_name"])
+                replace_hosts_file(order["hosts_file"])
+            self.report(ready=True)
+        elif order["do"] == "start":
+            self.commands, self.environments = order["commands"], order["environments"]
+            self.start()
+        elif order["do"] == "start again":
+            self.start()
+        elif order["do"] == "stop":
+            self.send(signal.SIGTERM)
+        elif order["do"] == "kill":
+            self.exit_codes.clear()  # the node is dead, so it reports no exit code
+            kill_everything()
+
+    def start(self) -> None:
+        self.exit_codes.clear()
+        for command, environment in zip(self.commands, self.environments, strict=True):
+            program = shutil.which(command[0], path=environment.get("PATH")) or command[0]
+            try:
+                pid = os.posix_spawn(program, command, environment, file_actions=NO_STDIN)
+            except OSError as error:
+                print(f"error: cannot start {command[0]} ({error.strerror})", file=sys.stderr)
+                self.finish(127)
+                return
+            self.exit_codes[pid] = None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the commands, but not to the processes that they have started."""
+        for pid, code in self.exit_codes.items():
+            if code is None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def reap(self) -> None:
+        """Note which processes have exited. Some may not be ours, but of a command that died."""
+        with suppress(ChildProcessError):  # there are no processes
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid in self.exit_codes:
+                    self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
+        codes = [code for code in self.exit_codes.values() if code is not None]
+        failed = [code for code in codes if code != 0]
+        if failed or (codes and len(codes) == len(self.exit_codes)):
+            self.finish(failed[0] if failed else 0)
+
+    def finish(self, code: int) -> None:
+        """Kill what the commands have left behind, and report the exit code."""
+        self.exit_codes.clear()
+        kill_everything()
+        self.report(code=code)
+
+    def report(self, **content) -> None:
+        with suppress(BrokenPipeError):  # `accel-demo nodes` has died; stdin will tell
+            os.write(self.reports, (json.dumps(content) + "\n").encode())
+
+
+def kill_everything() -> None:
+    """Kill all descendants. Suspend them first, so that they cannot start new processes."""
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                act(process)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of the descendants whose parent dies, so that they can still be found."""
+    with suppress(AttributeError, OSError):  # only Linux has prctl
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def read_orders(orders: queue.SimpleQueue) -> None:
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    orders.put(None)  # stdin is closed
+
+
+def main() -> None:
+    reports = int(sys.argv[1])
+    os.set_inheritable(reports, False)
+    # Only orders stop this program. (The commands would inherit SIG_IGN, but not a handler.)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
+    adopt_orphans()
+    orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
+    threading.Thread(target=read_orders, args=[orders], daemon=True).start()
+    keeper = Keeper(reports)
+    while True:
+        with suppress(queue.Empty):
+            order = orders.get(timeout=PAUSE)
+            if order is None:
+                break
+            keeper.obey(order)
+        keeper.reap()
+    kill_everything()
+    deadline = time.monotonic() + 5
+    while psutil.Process().children() and time.monotonic() < deadline:
+        keeper.reap()
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What to type on each node: the reader's own launch, with the flags that differ between nodes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_demo.errors import UserError
+
+RUN_MODULES = {"torch.distributed.run": "torchrun", "accelerate.commands.launch": "accelerate"}
+LAUNCH = "accelerate launch --config_file accelerate_configs/multi_node_cpu.yaml"
+TRAIN = "accel_demo/train.py --resume auto --checkpoint-every 10 --collective-timeout 30 --run-dir"
+MEETING = 60  # seconds that a launcher waits for the other nodes' launchers
+# Wait 10 s for more nodes once there are enough, and consider a silent node dead after 3 × 2 s.
+ELASTIC_SETTINGS = "last_call_timeout=10,keep_alive_interval=2"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many processes to start, and where they meet."""
+
+    nodes: int
+    processes_per_node: int
+    address: str  # of node 0
+    port: int
+    elastic: bool = False
+    nodes_share_address: bool = False
+
+    @property
+    def processes(self) -> int:
+        return self.nodes * self.processes_per_node
+
+
+def default_command(elastic: bool) -> list[str]:
+    """Return our own launch, which continues a run that was interrupted, or starts a new one."""
+    number = 1
+    while Path(f"runs/nodes-{number}/summary.json").exists():  # that run is complete
+        number += 1
+    return f"{'torchrun' if elastic else LAUNCH} {TRAIN} runs/nodes-{number}".split()
+
+
+def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[str], dict]]:
+    """Return a (command, environment variables) pair for each process to start on a node.
+
+    `{node}` in the command is replaced by the node's rank. A launcher gets flags for its node, in
+    front of the reader's own flags, which take precedence. A Python script is started once per
+    process, with the variables that a launcher would set. Everything else is started once.
+    """
+    words = [word.replace("{node}", str(node)) for word in command]
+    shared = {
+        "NODE_RANK": str(node),
+        "NNODES": str(plan.nodes),
+        "NPROC_PER_NODE": str(plan.processes_per_node),
+        "MASTER_ADDR": plan.address,
+        "MASTER_PORT": str(plan.port),
+    }
+    kind, place = launcher_in(words)
+    if kind == "python":
+        check_not_elastic(plan, "python")
+        return [
+            (words, shared | rank_variables(plan, node, local))
+            for local in range(plan.processes_per_node)
+        ]
+    if kind == "torchrun":
+        if "--standalone" in words:
+            raise UserError("--standalone connects only the processes of one node. Leave it out.")
+        words[place:place] = torchrun_flags(plan, node)
+        if plan.elastic:
+            # After a restart, connect the workers through a new store.
+            shared["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    elif kind == "accelerate":
+        check_not_elastic(plan, "accelerate launch")
+        words[place:place] = accelerate_flags(words, plan, node)
+    else:
+        check_not_elastic(plan, Path(words[0]).name)
+    return [(words, shared)]
+
+
+def launcher_in(words: list[str]) -> tuple[str, int]:
+    """Return the kind of a command, and where to insert a launcher's flags.
+
+    The kind is "torchrun", "accelerate", "python" or "other".
+    """
+    program = Path(words[0]).name
+    if program == "torchrun":
+        return "torchrun", 1
+    if program == "accelerate" and words[1:2] == ["launch"]:
+        return "accelerate", 2
+    if program == "accelerate-launch":
+        return "accelerate", 1
+    if not program.startswith("python"):
+        return "other", 0
+    if "-m" in words:
+        place = words.index("-m") + 2
+        module = words[place - 1] if place <= len(words) else ""
+        if module in RUN_MODULES:
+            return RUN_MODULES[module], place
+    return "python", 0
+
+
+def torchrun_flags(plan: Plan, node: int) -> list[str]:
+    meeting = f"{plan.address}:{plan.port}"
+    if plan.elastic:
+        settings = ELASTIC_SETTINGS
+        if plan.nodes_share_address:
+            # torchrun compares addresses to find the host of the rendezvous. Here, all are alike.
+            settings += f",is_host={int(node == 0)}"
+        flags = f"--nnodes 1:{plan.nodes} --max-restarts 3 --rdzv-backend c10d --rdzv-id nodes "
+        flags += f"--rdzv-endpoint {meeting} --rdzv-conf {settings}"
+    else:
+        flags = f"--nnodes {plan.nodes} --node-rank {node} --master-addr {plan.address} "
+        flags += f"--master-port {plan.port} --rdzv-conf timeout={MEETING}"
+    return f"{flags} --nproc-per-node {plan.processes_per_node}".split()
+
+
+def accelerate_flags(words: list[str], plan: Plan, node: int) -> list[str]:
+    flags = f"--num_machines {plan.nodes} --machine_rank {node} --main_process_ip {plan.address} "
+    flags += f"--main_process_port {plan.port} --num_processes {plan.processes} "
+    flags += f"--rdzv_conf timeout={MEETING}"
+    # Without a config, the launcher would start one unconnected process on each node.
+    has_config = any(word.split("=")[0] == "--config_file" for word in words)
+    return [*([] if has_config else ["--multi_gpu"]), *flags.split()]
+
+
+def rank_variables(plan: Plan, node: int, local_rank: int) -> dict[str, str]:
+    """Return the variables for `init_process_group`, as torchrun sets them."""
+    return {
+        "RANK": str(node * plan.processes_per_node + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.processes),
+        "LOCAL_WORLD_SIZE": str(plan.processes_per_node),
+        "GROUP_RANK": str(node),
+    }
+
+
+def check_not_elastic(plan: Plan, launcher: str) -> None:
+    if plan.elastic:
+        raise UserError(
+            f"{launcher} cannot change the number of nodes. Use --elastic -- torchrun SCRIPT."
+        )

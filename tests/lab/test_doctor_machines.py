@@ -1,0 +1,308 @@
+"""Test `accel-demo doctor` on several machines: two doctors on loopback, or in network namespaces.
+
+Every doctor of a launch must print the same line, and exit with the same code.
+"""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from accel_demo.errors import UserError
+from accel_demo.lab import networks
+from accel_demo.lab.doctor import command
+from accel_demo.lab.doctor.launch_config import Promise
+from accel_demo.lab.doctor.machines import failures_in, problem_in, unreachable_name
+from accel_demo.lab.doctor.meeting import GREETING, MeetingPoint, exchange
+from accel_demo.processes.launch import free_port
+from tests.conftest import (
+    BIN,
+    REPOSITORY,
+    left_behind,
+    processes_below_this_one,
+    start_process,
+    text_of,
+    wait_for_all,
+)
+
+CONFIG = REPOSITORY / "accelerate_configs" / "multi_node_cpu.yaml"
+BEHIND = """
+import sys, time
+from accel_demo.errors import one_line_errors
+from accel_demo.lab.doctor import command
+with one_line_errors():
+    sys.exit(command.main(sys.argv[1:], clock=lambda: time.time() - 3600))
+"""
+
+
+def doctor(rank: int, port: int, *flags, config: Path = CONFIG, address="127.0.0.1") -> list:
+    """Return the arguments of `accel-demo doctor` on one machine."""
+    flags = ["--main-process-ip", address, "--main-process-port", port, *flags]
+    return ["doctor", "--config", config, "--machine-rank", rank, "--join-timeout", 20, *flags]
+
+
+def run_doctors(*commands: list, environments: dict[int, dict] | None = None, timeout=100):
+    """Run commands in parallel until all have exited. None may leave a process running."""
+    before = processes_below_this_one()
+    with ExitStack() as stack:
+        files = [
+            [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in "12"] for _ in commands
+        ]
+        processes = [
+            start_process(command, *own_files, **(environments or {}).get(number, {}))
+            for number, (command, own_files) in enumerate(zip(commands, files, strict=True))
+        ]
+        deadline = time.monotonic() + timeout
+        ended = [wait_for_all([process], deadline - time.monotonic()) for process in processes]
+        orphans = left_behind(before)
+        results = [
+            SimpleNamespace(
+                returncode=process.returncode, stdout=text_of(stdout), stderr=text_of(stderr)
+            )
+            for process, (stdout, stderr) in zip(processes, files, strict=True)
+        ]
+    assert all(ended), results
+    assert not orphans, results
+    return results
+
+
+def cli(*arguments) -> list:
+    return ["python", "-m", "accel_demo.cli", *arguments]
+
+
+def error_of(result) -> str:
+    """Return the only error line that a doctor has printed. It exits with code 2."""
+    assert result.returncode == 2, result
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("waiting for")]
+    (line,) = lines
+    assert line.startswith("error: ") and "Traceback" not in result.stderr, result
+    return line.removeprefix("error: ")
+
+
+def test_two_doctors_print_what_both_machines_obtained():
+    port = free_port()
+    results = run_doctors(cli(*doctor(0, port)), cli(*doctor(1, port)))
+    for result in results:
+        assert result.returncode == 0, result
+        cells = rows_of(result.stdout)
+        assert cells["connected"] == ["all 4", "all 4", "all 4"]
+        assert cells["processes"] == ["2", "2", "2"]
+        assert cells["kind"] == ["DDP, whole model"] * 3
+        assert cells["0"][0] == cells["1"][0] == socket.gethostname()
+        assert "Everything is as promised." in result.stdout
+    assert results[0].stdout == results[1].stdout
+
+
+def rows_of(stdout: str) -> dict[str, list[str]]:
+    lines = [line for line in stdout.splitlines() if line.startswith("|")]
+    return {
+        cells[0].strip(): [cell.strip() for cell in cells[1:-1]]
+        for _, *cells in (line.split("|") for line in lines)
+    }
+
+
+def edited(folder: Path, old: str, new: str) -> Path:
+    text = CONFIG.read_text()
+    assert old in text
+    (folder / "edited.yaml").write_text(text.replace(old, new))
+    return folder / "edited.yaml"
+
+
+MISTAKES = {
+    "the same rank": "2 machines have the rank 0 (HOST and HOST). Start each with its own",
+    "a rank out of range": "--machine-rank must be from 0 to 1, got 2 on HOST",
+    "other code": "accel_demo has different code on machine 1 (HOST) and machine 0 (HOST). Copy",
+    "other versions": "machine 1 (HOST) has accelerate 9.9, but machine 0 (HOST) has ",
+    "a clock an hour behind": "the clock of machine 1 (HOST) is 3,600 s behind that of machine 0",
+    "other processes": "num_processes is 6 on machine 1 (HOST), but 4 on machine 0 (HOST). Use",
+    "other machines": "num_machines is 4 on machine 1 (HOST), but 2 on machine 0 (HOST). Use the",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_both_doctors_print_the_same_line_about(mistake, tmp_path):
+    port, variables = free_port(), {}
+    second = cli(*doctor(1, port))
+    if mistake == "the same rank":
+        second = cli(*doctor(0, port))
+    elif mistake == "a rank out of range":
+        second = cli(*doctor(2, port))
+    elif mistake == "other code":
+        shutil.copytree(REPOSITORY / "accel_demo", tmp_path / "accel_demo")
+        with (tmp_path / "accel_demo" / "metrics.py").open("a") as file:
+            file.write("# changed\n")
+        variables = {"PYTHONPATH": str(tmp_path), "cwd": tmp_path, "real": True}
+    elif mistake == "other versions":
+        info = tmp_path / "accelerate-9.9.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 9.9\n")
+        variables = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "real": True}
+    elif mistake == "a clock an hour behind":
+        (tmp_path / "behind.py").write_text(BEHIND)
+        second = ["python", tmp_path / "behind.py", *doctor(1, port)[1:]]
+    elif mistake == "other processes":
+        config = edited(tmp_path, "num_processes: 4", "num_processes: 6")
+        second = cli(*doctor(1, port, config=config))
+    else:
+        config = edited(tmp_path, "num_machines: 2", "num_machines: 4")
+        second = cli(*doctor(1, port, config=config))
+    results = run_doctors(cli(*doctor(0, port)), second, environments={1: variables})
+    lines = [error_of(result) for result in results]
+    assert lines[0] == lines[1]
+    assert lines[0].startswith(MISTAKES[mistake].replace("HOST", socket.gethostname()))
+
+
+def test_a_machine_that_never_joins_is_an_error():
+    (result,) = run_doctors(cli(*doctor(0, free_port(), "--join-timeout", 1)))
+    assert error_of(result).startswith(
+        "machine 1 has not joined within 1 s. Type the same command there, with --machine-rank 1."
+    )
+
+
+def test_an_address_that_does_not_answer_is_an_error():
+    port = free_port()
+    (result,) = run_doctors(cli(*doctor(1, port, "--join-timeout", 1)))
+    assert error_of(result).startswith(
+        f"no doctor answers at 127.0.0.1:{port} within 1 s (connection refused). Start it on"
+    )
+
+
+@pytest.mark.parametrize("address", ["node-0.invalid", "a" * 70, "a b"])
+def test_an_unknown_address_is_an_error(address):
+    with pytest.raises(UserError, match=f"main_process_ip {address} is not a known address"):
+        exchange({"rank": 1}, 1, MeetingPoint(address, 29500, 2, patience=5))
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "1e9"])
+def test_an_impossible_join_timeout_is_an_error(timeout):
+    with pytest.raises(UserError, match="--join-timeout must be above 0 and at most 86400 s"):
+        command.main(["--config", str(CONFIG), "--join-timeout", timeout])
+
+
+def test_both_doctors_report_a_port_that_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        results = run_doctors(cli(*doctor(0, port)), cli(*doctor(1, port)))
+    lines = {error_of(result) for result in results}
+    assert lines == {
+        f"port {port} of 127.0.0.1 is used by a different program. Choose a main_process_port that "
+        "is free."
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("SSH-2.0-OpenSSH_9.2p1", "is used by a different program. Choose a main_process_port"),
+        (json.dumps(GREETING), "machine 0 has ended the meeting. Start doctor again."),
+    ],
+)
+def test_a_host_that_hangs_up_is_an_error(said, message):
+    def speak():
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(f"{said}\r\n".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=speak, daemon=True).start()
+        point = MeetingPoint("127.0.0.1", server.getsockname()[1], 2, patience=10)
+        with pytest.raises(UserError, match=message):
+            exchange({"rank": 1}, 1, point)
+
+
+def test_ctrl_c_ends_the_meeting_at_once():
+    command = [sys.executable, "-m", "accel_demo.cli", *map(str, doctor(0, free_port()))]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert process.stderr.readline().startswith("waiting for 2 machines")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (130, "stopped\n")
+
+
+def test_three_machines_exchange_their_facts_and_measure_their_clocks():
+    point = MeetingPoint("127.0.0.1", free_port(), 3, patience=20)
+    ahead = {0: 0.0, 1: 100.0, 2: -7.0}
+    with ThreadPoolExecutor(3) as pool:
+        meetings = [
+            pool.submit(exchange, {"rank": n}, n, point, lambda n=n: time.time() + ahead[n])
+            for n in (2, 0, 1)
+        ]
+    lists = [meeting.result() for meeting in meetings]
+    assert lists[0] == lists[1] == lists[2]
+    assert [one["rank"] for one in lists[0]] == [0, 1, 2]
+    assert [one["clock"] for one in lists[0]] == pytest.approx([0, 100, -7], abs=0.5)
+    free_port(point.port)  # raises an error if the port is still in use
+
+
+def test_a_name_that_other_machines_cannot_reach_is_an_error(monkeypatch):
+    promise = Promise(4, "gloo", "cpu", "float32", "DDP", 2)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")  # it stands for 127.0.0.1
+    assert unreachable_name(promise, "10.77.0.1") is None  # tests set GLOO_SOCKET_IFNAME
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert unreachable_name(promise, "127.0.0.1") is None
+    reason = unreachable_name(promise, "10.77.0.1")
+    assert reason and reason[:2] == ["localhost", "127.0.0.1"]
+    facts = {"machines": 2, "host": "x", "versions": {}, "code": "", "settings": {}, "clock": 0.0}
+    both = [{**facts, "rank": 0, "unreachable": None}, {**facts, "rank": 1, "unreachable": reason}]
+    point = MeetingPoint("10.77.0.1", 29500, 2, patience=1)
+    assert problem_in([both[0], both[0] | {"rank": 1}], point) is None
+    assert problem_in(both, point) == (
+        "the name localhost of machine 1 stands for 127.0.0.1, which others cannot reach. Set "
+        f"GLOO_SOCKET_IFNAME={reason[2]} there."
+    )
+
+
+def test_a_failed_launch_is_reported_with_its_machine():
+    hosts = {0: "machine 0 (a)", 1: "machine 1 (b)", 2: "machine 2 (c)"}
+    reports = [{"rank": 0, "failure": None}, {"rank": 1, "failure": "ValueError: x"}]
+    assert failures_in(reports, hosts) == [
+        "the launch failed on machine 1 (b): ValueError: x",
+        "the launch failed on machine 2 (c): its doctor has not reported back",
+    ]
+
+
+NODES = ["python", "-m", "accel_demo.cli", "nodes", "--network"]
+DOCTOR = [BIN / "accel-demo", "doctor", "--config", CONFIG]
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.skipif(networks.why_not() is not None, reason=f"{networks.why_not()}")
+def test_doctors_in_two_network_namespaces_meet(start):
+    result = start([*NODES, "namespaces", "--", *DOCTOR], timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for node in (0, 1):
+        own = [line for line in result.stdout.splitlines() if line.startswith(f"node {node} | |")]
+        cells = rows_of("\n".join(line.removeprefix(f"node {node} | ") for line in own))
+        assert cells["connected"] == ["all 4", "all 4", "all 4"]
+        assert cells["0"][:2] == ["node-0", "10.77.0.1"]
+        assert cells["1"][:2] == ["node-1", "10.77.0.2"]
+    assert result.stdout.count("Everything is as promised.") == 2
+
+
+@pytest.mark.system
+@pytest.mark.skipif(networks.why_not() is not None, reason=f"{networks.why_not()}")
+def test_debians_entry_for_the_host_name_is_noticed(start):
+    """Each node has an /etc/hosts of its own, so this changes nothing outside the nodes."""
+    spoil = "echo 127.0.1.1 $(hostname) > /etc/hosts; unset GLOO_SOCKET_IFNAME; exec "
+    command = spoil + " ".join(map(str, DOCTOR))
+    result = start([*NODES, "namespaces", "--", "sh", "-c", command], timeout=120)
+    assert result.returncode == 1
+    for node in (0, 1):
+        expected = (
+            f"node {node} | error: the name node-0 of machine 0 stands for 127.0.1.1, which others "
+            "cannot reach. Set GLOO_SOCKET_IFNAME=eth0 there."
+        )
+        assert result.stderr.splitlines().count(expected) == 1, result.stderr
