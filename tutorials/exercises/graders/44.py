@@ -1,0 +1,139 @@
+"""Grade exercise 44: run the answer on simulated nodes, and judge what the ranks do, in order.
+
+python tutorials/exercises/graders/44.py FILE
+
+nodes_44.py simulates the nodes and logs what happens. judge_44.py judges the log.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from judge_44 import MISTAKES, judge_end, judge_order, named, places, stuck
+from nodes_44 import ENDED, WAITING, Event, Layout, Log, be_rank, states
+
+from accel_demo.lab import grading
+from accel_demo.lab.grading import Wrong
+from accel_demo.processes.environment import QUIET, RANK_VARIABLES
+from accel_demo.processes.launch import free_port, start_method
+from accel_demo.wording import counted
+
+PATIENCE = 15  # seconds for one run; a correct answer takes about one second
+STUCK_AFTER = 0.5  # seconds without an event, if every rank waits for another
+LAYOUTS = (Layout((2, 2)), Layout((3, 1), is_last_rank_first=True))
+# Fork the ranks from a server that has already imported torch.
+PROCESSES = multiprocessing.get_context(start_method())
+
+
+def judge_all(answer: Path) -> str:
+    start_server()
+    deadline = time.monotonic() + limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
+    for number, layout in enumerate(LAYOUTS):
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                run_and_judge(answer, Path(folder).resolve(), layout, deadline)
+        except Wrong as mistake:
+            if number == 0:
+                raise
+            counts = [
+                f"{counted(n, 'rank')} on node {i}" for i, n in enumerate(layout.ranks_per_node)
+            ]
+            end = "" if str(mistake).endswith("?") else "."
+            raise Wrong(
+                f"with {' and '.join(counts)}, {mistake}{end} (It is right with 2 ranks on each "
+                "node.)",
+                mistake.read,
+            ) from None
+    return (
+        "the right ranks do each of the six actions, in the right order, with 2 ranks on each node "
+        "and with 3 on one and 1 on the other"
+    )
+
+
+def start_server() -> None:
+    """Start the server from which the ranks are forked, and wait until it has imported torch."""
+    os.environ.update(QUIET)
+    for name in (*RANK_VARIABLES, "GROUP_RANK"):
+        os.environ.pop(name, None)
+    if start_method() == "forkserver":
+        PROCESSES.set_forkserver_preload(["accelerate", "torch.distributed"])
+    first = PROCESSES.Process(target=int)
+    first.start()
+    first.join()
+
+
+def limit(variable: str, default: float) -> float:
+    return float(os.environ.get(variable, default))
+
+
+def run_and_judge(answer: Path, folder: Path, layout: Layout, deadline: float) -> None:
+    """Run the answer once on every rank. Raise `Wrong` if it has a mistake."""
+    for name in ("shared", "reports", *(f"node-{n}" for n in range(len(layout.ranks_per_node)))):
+        (folder / name).mkdir()
+    events, exit_codes = run_ranks(answer, folder, layout, deadline)
+    judge_order(events, layout)
+    doing = states(events, layout.world_size)
+    for rank, code in enumerate(exit_codes):
+        if code is not None and doing[rank] != ENDED:
+            raise Wrong(f"rank {rank} ended early, with exit code {code}")
+    for event in named(events, "fail"):  # such as a lost connection
+        raise Wrong(event.details["mistake"])
+    if WAITING in doing and set(doing) <= {WAITING, ENDED}:
+        raise stuck(events, doing)
+    if None in exit_codes:
+        seconds = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
+        raise Wrong(f"it has not finished after {seconds:g} s: {places(events, doing)}", MISTAKES)
+    for rank, report in enumerate(grading.read_reports(folder / "reports").values()):
+        if [seen["connected"] for seen in report["seen"]] != [layout.world_size]:
+            raise RuntimeError(f"rank {rank} is not connected to the others")
+    judge_end(events, layout)
+
+
+def run_ranks(
+    answer: Path, folder: Path, layout: Layout, deadline: float
+) -> tuple[list[Event], list[int | None]]:
+    """Start all ranks, and wait for them. Return the events and the exit code of each rank.
+
+    As soon as one rank fails, or every rank waits for another, kill all of them. The exit code of a
+    rank is None if it was killed.
+    """
+    log, count, since = Log(folder / "log"), 0, time.monotonic()
+    arguments = (answer, folder, layout, free_port())
+    ranks = [
+        PROCESSES.Process(target=be_rank, args=(rank, *arguments))
+        for rank in range(layout.world_size)
+    ]
+    for process in ranks:
+        process.start()
+    end = min(time.monotonic() + limit("ACCEL_DEMO_PATIENCE", PATIENCE), deadline)
+    while True:
+        time.sleep(0.02)
+        exit_codes = [process.exitcode for process in ranks]
+        events = log.events()  # before the ranks are killed, which would be errors for others
+        doing = states(events, layout.world_size)
+        if len(events) != count:
+            count, since = len(events), time.monotonic()
+        is_stuck = WAITING in doing and set(doing) <= {WAITING, ENDED}
+        is_lost = any(
+            code is not None and (code or state != ENDED)
+            for code, state in zip(exit_codes, doing, strict=True)
+        )
+        if (
+            None not in exit_codes
+            or is_lost
+            or (is_stuck and time.monotonic() - since > STUCK_AFTER)
+            or time.monotonic() > end
+        ):
+            break
+    for process in ranks:
+        process.kill()
+        process.join()
+    return events, exit_codes
+
+
+if __name__ == "__main__":
+    options = grading.parser_of(__doc__).parse_args()
+    sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer)))
