@@ -290,9 +290,9 @@ def networks_with_ranks(before: set[psutil.Process], processes: int) -> list[str
                 network = os.readlink(f"/proc/{process.pid}/ns/net")
                 commands.setdefault(network, []).append(" ".join(process.cmdline()))
         commands.pop(OWN_NETWORK, None)
-        # Each host has a keeper, and the switch has a process, too.
-        with_rank = [network for network, lines in commands.items() if len(lines) == 2]
-        if len(with_rank) == processes:
+        # A host has its keeper and perhaps a rank. The switch has a network, too, but no keeper.
+        hosts_lines = [lines for lines in commands.values() if "host_keeper" in " ".join(lines)]
+        if [len(lines) for lines in hosts_lines] == [2] * processes:
             assert len(commands) == processes + 1
             time.sleep(2)  # the ranks connect and train
             return [*commands]
