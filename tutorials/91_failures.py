@@ -32,6 +32,7 @@ total = torch.ones(1)
 dist.all_reduce(total)
 print(f"connected: {total.item():.0f}")
 dist.destroy_process_group()
+del net  # holds the last reference to the group, whose threads must end before Python does
 """
 
 
