@@ -21,6 +21,7 @@ CASES = {  # what happens, and the options of each `accel-demo nodes`
     "node 1 loses its cable": ["--cut-after {}", ""],
     "node 1 dies and comes back": ["--elastic --kill-after {} --restart-after 3"],
     "node 1 dies": ["--elastic --kill-after {}"],
+    "an elastic launch loses node 1's cable": ["--elastic --cut-after {}"],
 }
 
 

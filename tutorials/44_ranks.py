@@ -15,7 +15,7 @@ BLUE, ORANGE, GREEN, GREY = show.COLOURS[0], show.COLOURS[3], show.COLOURS[2], "
 
 def draw(file: Path) -> None:
     figure = show.new_figure(8, 4.2)
-    axes = figure.add_subplot(xlim=(-1.1, 7.5), ylim=(-2.0, 3.0))
+    axes = figure.add_subplot(xlim=(-1.1, 8.1), ylim=(-2.0, 3.0))
     axes.axis("off")
 
     def box(x: float, y: float, text: str, colour: str) -> None:
@@ -23,11 +23,11 @@ def draw(file: Path) -> None:
         axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=10, bbox=frame)
 
     for node in range(NODES):
-        left = 4.4 * node
+        left = 5 * node
         corners = [left - 1, left - 1, left + 3, left + 3, left - 1]
         axes.plot(corners, [-0.5, 2.4, 2.4, -0.5, -0.5], color=GREY, linewidth=1)
         axes.text(left + 1, 2.65, f"node {node}", ha="center", fontsize=11, weight="bold")
-        axes.plot([left + 1, 3.2], [-0.5, -1.3], ":", color=GREY, zorder=0)
+        axes.plot([left + 1, 3.5], [-0.5, -1.3], ":", color=GREY, zorder=0)
         for local_rank in range(PROCESSES):
             rank, x = PROCESSES * node + local_rank, left + 2 * local_rank
             kind, colour = "", GREY
@@ -39,9 +39,9 @@ def draw(file: Path) -> None:
             axes.text(x, 1.9, kind, ha="center", va="center", color=colour, fontsize=10)
             axes.plot([x, left + 1], [0.8, 0.1], color=GREY, zorder=0)
         box(left + 1, 0, f"disk of node {node}", GREEN)
-    axes.plot([3, 3.4], [1.1, 1.1], color=ORANGE, linewidth=3)
-    axes.text(3.2, 1.3, "cable", ha="center", color=ORANGE, fontsize=10)
-    box(3.2, -1.5, "shared folder (over the network)", GREEN)
+    axes.plot([3, 4], [1.1, 1.1], color=ORANGE, linewidth=3)
+    axes.text(3.5, 1.3, "cable", ha="center", color=ORANGE, fontsize=10)
+    box(3.5, -1.5, "shared folder (over the network)", GREEN)
     show.save(figure, file)
 
 

@@ -53,8 +53,8 @@ def main() -> None:
         own, in_shared, found_own, found_shared = map(sum, zip(*results, strict=True))
         rows.append([way, own, processes - found_own, in_shared, processes - found_shared])
     if is_main:
-        head = ["who downloads", "downloads: own disks", "ranks without the file there"]
-        head += ["downloads: shared folder", "ranks without the file in it"]
+        head = ["who downloads", "downloads: own disks", "ranks without the file"]
+        head += ["downloads: shared folder", "ranks without the file"]
         print(table(head, rows))
         shutil.rmtree(folder)
     state.destroy_process_group()
