@@ -75,9 +75,11 @@ def read(arguments: list[str]):
     add("--processes-per-node", type=int, default=2, metavar="N", help=help)
     help = "namespaces (needs root and Linux) or loopback; auto uses namespaces if it can (default)"
     add("--network", choices=("auto", "namespaces", "loopback"), default="auto", help=help)
-    help = "the most that each node can send, such as 100mbit (needs namespaces; a cable without "
-    help += "delay, because not every kernel can add one)"
+    help = "the most that each node can send, such as 100mbit (needs namespaces)"
     add("--rate", metavar="RATE", help=help)
+    help = "how long a packet takes from one node to another, such as 5ms (needs namespaces and a "
+    help += "kernel with the module sch_netem)"
+    add("--delay", metavar="TIME", help=help)
     help = "pull the last node's cable S seconds after the start (needs namespaces)"
     add("--cut-after", type=float, metavar="S", help=help)
     help = "plug the cable in again after S seconds"
@@ -115,8 +117,10 @@ def check(options) -> None:
         raise UserError(
             f"--processes-per-node must be from 1 to {most // options.nodes}, got {per_node}"
         )
-    if options.rate:
+    if options.rate is not None:
         networks.check_rate(options.rate)
+    if options.delay is not None:
+        networks.check_delay(options.delay)
     for first, second in (("cut_after", "cut_for"), ("kill_after", "restart_after")):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         values = [getattr(options, name) for name in (first, second)]
@@ -127,10 +131,8 @@ def check(options) -> None:
             raise UserError(f"{names[1]} needs {names[0]}")
         if values[0] is not None and options.nodes < 2:
             raise UserError(f"{names[0]} needs at least two nodes")
-    needs = [name for name in ("rate", "cut_after") if getattr(options, name) is not None]
-    if needs and options.network == "loopback":
-        flag = needs[0].replace("_", "-")
-        raise UserError(f"--{flag} needs network namespaces. Leave --network loopback out.")
+    if options.network == "loopback" and (flag := flag_that_needs_namespaces(options)):
+        raise UserError(f"{flag} needs network namespaces. Leave --network loopback out.")
 
 
 def chosen_port(port: int, network: Loopback | Namespaces) -> int:
@@ -150,7 +152,7 @@ def enter_network(options, stack: ExitStack) -> Loopback | Namespaces:
     """
     if options.network != "loopback":
         try:
-            return stack.enter_context(Namespaces(options.nodes, options.rate))
+            return stack.enter_context(Namespaces(options.nodes, options.rate, options.delay))
         except Unavailable as reason:
             if flag := flag_that_needs_namespaces(options):
                 raise UserError(f"{flag} does not work here: {reason}") from None
@@ -159,10 +161,9 @@ def enter_network(options, stack: ExitStack) -> Loopback | Namespaces:
 
 
 def flag_that_needs_namespaces(options) -> str | None:
-    if options.rate:
-        return "--rate"
-    if options.cut_after is not None:
-        return "--cut-after"
+    for name in ("rate", "delay", "cut_after"):
+        if getattr(options, name) is not None:
+            return f"--{name.replace('_', '-')}"
     return "--network namespaces" if options.network == "namespaces" else None
 
 
