@@ -103,8 +103,8 @@ class Namespaces:
         )
         try:
             wait_for_namespace(self.switch)
-            self.in_switch("ip", "link", "add", "bridge", "type", "bridge")
-            self.in_switch("ip", "link", "set", "bridge", "up")
+            self.run_in_switch("ip", "link", "add", "bridge", "type", "bridge")
+            self.run_in_switch("ip", "link", "set", "bridge", "up")
         except BaseException:
             self.__exit__()
             raise
@@ -135,32 +135,32 @@ class Namespaces:
     def connect(self, node: int, pid: int) -> None:
         """Plug a cable into the node and the switch, and configure the node's end."""
         port = f"port{node}"
-        self.in_switch(
+        self.run_in_switch(
             *f"ip link add {port} type veth peer name {self.interface} netns {pid}".split()
         )
-        self.in_switch("ip", "link", "set", port, "master", "bridge", "up")
+        self.run_in_switch("ip", "link", "set", port, "master", "bridge", "up")
         for line in (
             "ip link set lo up",
             f"ip address add {self.address(node)}/24 dev {self.interface}",
             f"ip link set {self.interface} up",
         ):
-            run_in(pid, *line.split())
+            run_in_namespace(pid, *line.split())
         if self.rate:
             shape = f"tc qdisc add dev {self.interface} root tbf rate {self.rate}"
-            run_in(pid, *f"{shape} burst {BURST} limit {QUEUE}".split())
+            run_in_namespace(pid, *f"{shape} burst {BURST} limit {QUEUE}".split())
         if self.delay:  # at the switch's end, where it delays what the node receives
             slow = f"tc qdisc add dev {port} root netem delay {self.delay}"
-            self.in_switch(*f"{slow} limit {MOST_DELAYED_PACKETS}".split())
+            self.run_in_switch(*f"{slow} limit {MOST_DELAYED_PACKETS}".split())
 
     def set_cable(self, node: int, is_plugged_in: bool) -> None:
         """Pull the node's cable out of the switch, or plug it in again.
 
         The node's own interface keeps its address, as on a real machine.
         """
-        self.in_switch("ip", "link", "set", f"port{node}", "up" if is_plugged_in else "down")
+        self.run_in_switch("ip", "link", "set", f"port{node}", "up" if is_plugged_in else "down")
 
-    def in_switch(self, *command: str) -> None:
-        run_in(self.switch.pid, *command)
+    def run_in_switch(self, *command: str) -> None:
+        run_in_namespace(self.switch.pid, *command)
 
 
 def why_not() -> str | None:
@@ -181,8 +181,8 @@ def wait_for_namespace(process: subprocess.Popen, seconds: float = 10) -> None:
     own, deadline = os.readlink("/proc/self/ns/net"), time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = process.stderr.read().strip() if process.stderr else ""
-            raise Unavailable(f"this machine does not allow it ({said or 'unshare failed'})")
+            reason = process.stderr.read().strip() if process.stderr else ""
+            raise Unavailable(f"this machine does not allow it ({reason or 'unshare failed'})")
         with suppress(OSError):
             if os.readlink(f"/proc/{process.pid}/ns/net") != own:
                 return
@@ -190,7 +190,7 @@ def wait_for_namespace(process: subprocess.Popen, seconds: float = 10) -> None:
     raise Unavailable(f"unshare did not make a network namespace within {seconds:g} s")
 
 
-def run_in(pid: int, *command: str) -> None:
+def run_in_namespace(pid: int, *command: str) -> None:
     """Run a command in the network namespace of the process `pid`.
 
     Raises `UserError` if the kernel lacks what the command needs.
@@ -199,15 +199,15 @@ def run_in(pid: int, *command: str) -> None:
     ended = subprocess.run(entered, capture_output=True, text=True, timeout=30)
     if ended.returncode == 0:
         return
-    said = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
+    reason = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
     for qdisc, (flag, purpose) in QDISCS.items():
         if qdisc in command:
             raise UserError(
-                f"{flag}: this kernel cannot {purpose}, because `tc … {qdisc}` failed ({said}). "
+                f"{flag}: this kernel cannot {purpose}, because `tc … {qdisc}` failed ({reason}). "
                 f"Leave {flag} out, or use a kernel with the module sch_{qdisc}."
             )
     raise UserError(
-        f"`{' '.join(command)}` failed ({said}). This machine cannot connect network namespaces."
+        f"`{' '.join(command)}` failed ({reason}). This machine cannot connect network namespaces."
     )
 
 

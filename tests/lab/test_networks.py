@@ -79,7 +79,7 @@ def test_the_node_limits_what_it_sends_and_the_switch_delays_what_the_node_recei
     rate, delay, monkeypatch
 ):
     lines = []
-    monkeypatch.setattr(networks, "run_in", lambda pid, *words: lines.append((pid, *words)))
+    monkeypatch.setattr(networks, "run_in_namespace", lambda *line: lines.append(line))
     network = networks.Namespaces(2, rate, delay)
     switch, node = 11, 22  # process IDs
     monkeypatch.setattr(network, "switch", SimpleNamespace(pid=switch), raising=False)
