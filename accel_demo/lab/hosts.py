@@ -25,7 +25,7 @@ from accel_demo.models import make_model
 from accel_demo.wording import byte_size, duration
 
 MOST_HOSTS = 100
-SLOWEST = 20  # seconds that one all-reduce may take, so that no collective times out
+MOST_ALL_REDUCE_SECONDS = 20  # so that no collective times out
 CLONE_FS = 0x200  # from linux/sched.h
 KEEPER = ["unshare", "--net", "--mount", sys.executable, "-m", "accel_demo.lab.host_keeper"]
 
@@ -45,10 +45,10 @@ class Hosts:
         libc, folder = ctypes.CDLL(None, use_errno=True), os.getcwd()
         pid = self.pids[int(os.environ["RANK"])]
         # The kernel refuses to change the mounts of a thread that shares its working directory.
-        _succeed(libc.unshare(CLONE_FS))
+        _check_succeeded(libc.unshare(CLONE_FS))
         for namespace in ("net", "mnt"):
             with open(f"/proc/{pid}/ns/{namespace}") as file:
-                _succeed(libc.setns(file.fileno(), 0))
+                _check_succeeded(libc.setns(file.fileno(), 0))
         os.chdir(folder)
         os.environ.update(self.variables())
 
@@ -101,7 +101,7 @@ def limited_hosts(processes: int, rate: str | None) -> Iterator[Hosts | None]:
         try:
             network = stack.enter_context(Namespaces(processes, rate))
             hosts_file = network.identity(0)["hosts_file"]  # the same on every host
-            pids = [stack.enter_context(_host(hosts_file)) for _ in range(processes)]
+            pids = [stack.enter_context(_new_host(hosts_file)) for _ in range(processes)]
         except Unavailable as reason:
             raise UserError(f"--rate does not work here: {reason}") from None
         for rank, pid in enumerate(pids):
@@ -130,11 +130,11 @@ def check_rate(rate: str | None, processes: int, config: TrainConfig) -> None:
         raise UserError("--rate needs at least 2 processes, because a single process sends nothing")
     if processes > MOST_HOSTS:
         raise UserError(f"--rate allows at most {MOST_HOSTS} processes, got {processes}")
-    seconds = least_seconds(gradient_bytes(config), processes, rate)
-    if seconds > SLOWEST:
+    seconds = sending_seconds(gradient_bytes(config), processes, rate)
+    if seconds > MOST_ALL_REDUCE_SECONDS:
         raise UserError(
             f"at {rate_text(rate)}, each all-reduce would take {duration(seconds)}, and at most "
-            f"{SLOWEST} s are allowed. Choose a higher --rate or a smaller --model."
+            f"{MOST_ALL_REDUCE_SECONDS} s are allowed. Choose a higher --rate or a smaller --model."
         )
 
 
@@ -145,16 +145,16 @@ def gradient_bytes(config: TrainConfig) -> int:
 
 def sending_time(size: int, processes: int, rate: str) -> str:
     """Return a sentence on how long each process sends if it has `size` bytes of gradients."""
-    sent, seconds = byte_size(bytes_sent(size, processes)), least_seconds(size, processes, rate)
+    sent, seconds = byte_size(bytes_sent(size, processes)), sending_seconds(size, processes, rate)
     return (
         f"with {processes} processes, each of them sends {sent} in each step, "
         f"which takes about {duration(seconds)} at {rate_text(rate)}"
     )
 
 
-def least_seconds(size: int, processes: int, rate: str) -> float:
+def sending_seconds(size: int, processes: int, rate: str) -> float:
     """Return how long each process must send in an all-reduce of `size` bytes."""
-    number, unit = _parts(rate)
+    number, unit = _number_and_unit(rate)
     return bytes_sent(size, processes) * 8 / (number * RATE_UNITS[unit] * 1000)
 
 
@@ -169,16 +169,16 @@ def bytes_sent(size: int, processes: int) -> float:
 
 def rate_text(rate: str) -> str:
     """Format a rate: "100mbit" becomes "100 Mbit/s"."""
-    number, unit = _parts(rate)
+    number, unit = _number_and_unit(rate)
     return f"{number:g} {unit if unit == 'kbit' else unit.capitalize()}/s"
 
 
-def _parts(rate: str) -> tuple[float, str]:
+def _number_and_unit(rate: str) -> tuple[float, str]:
     return float(rate[:-4]), rate[-4:]  # all units have four letters
 
 
 @contextmanager
-def _host(hosts_file: str) -> Iterator[int]:
+def _new_host(hosts_file: str) -> Iterator[int]:
     """Create the namespaces of one host, and yield the process ID of its keeper."""
     keeper = subprocess.Popen(
         [*KEEPER, hosts_file],
@@ -207,7 +207,7 @@ def _sigterm_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, earlier)
 
 
-def _succeed(result: int) -> None:
+def _check_succeeded(result: int) -> None:
     """Raise `OSError` if a function of the C library has failed."""
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -8,6 +8,7 @@ switch (a bridge, in a namespace of its own).
 Source: https://man7.org/linux/man-pages/man7/network_namespaces.7.html
 """
 
+import math
 import os
 import re
 import shutil
@@ -33,6 +34,11 @@ UNSHARE = [
 ]
 # How many bytes may pass at once, and how many may wait. Both are small compared with a gradient.
 BURST, QUEUE = "32kb", "400kb"
+MOST_DELAYED_PACKETS = 100_000  # the default of netem, 1000, would drop packets at high rates
+# For each queueing discipline of `tc`: the flag that needs it, and what it does.
+QDISCS = {"tbf": ("--rate", "limit the rate"), "netem": ("--delay", "delay packets")}
+RATE_UNITS = {"kbit": 1, "mbit": 1000, "gbit": 1_000_000}  # in kbit/s
+DELAY_UNITS = {"us": 1, "ms": 1000, "s": 1_000_000}  # in microseconds
 
 
 class Unavailable(Exception):
@@ -76,9 +82,12 @@ class Namespaces:
 
     name, interface = "namespaces", "eth0"
 
-    def __init__(self, nodes: int, rate: str | None = None):
-        """`rate` limits what each node can send, such as "100mbit". None means no limit."""
-        self.nodes, self.rate = nodes, rate
+    def __init__(self, nodes: int, rate: str | None = None, delay: str | None = None):
+        """`rate` limits what each node can send, such as "100mbit". None means no limit.
+
+        `delay` is how long a packet takes from one node to another, such as "5ms".
+        """
+        self.nodes, self.rate, self.delay = nodes, rate, delay
 
     def __enter__(self) -> "Namespaces":
         """Start the switch. Raises `Unavailable` if this machine does not allow it."""
@@ -94,8 +103,8 @@ class Namespaces:
         )
         try:
             wait_for_namespace(self.switch)
-            self.in_switch("ip", "link", "add", "bridge", "type", "bridge")
-            self.in_switch("ip", "link", "set", "bridge", "up")
+            self.run_in_switch("ip", "link", "add", "bridge", "type", "bridge")
+            self.run_in_switch("ip", "link", "set", "bridge", "up")
         except BaseException:
             self.__exit__()
             raise
@@ -126,29 +135,32 @@ class Namespaces:
     def connect(self, node: int, pid: int) -> None:
         """Plug a cable into the node and the switch, and configure the node's end."""
         port = f"port{node}"
-        self.in_switch(
+        self.run_in_switch(
             *f"ip link add {port} type veth peer name {self.interface} netns {pid}".split()
         )
-        self.in_switch("ip", "link", "set", port, "master", "bridge", "up")
+        self.run_in_switch("ip", "link", "set", port, "master", "bridge", "up")
         for line in (
             "ip link set lo up",
             f"ip address add {self.address(node)}/24 dev {self.interface}",
             f"ip link set {self.interface} up",
         ):
-            run_in(pid, *line.split())
+            run_in_namespace(pid, *line.split())
         if self.rate:
             shape = f"tc qdisc add dev {self.interface} root tbf rate {self.rate}"
-            run_in(pid, *f"{shape} burst {BURST} limit {QUEUE}".split())
+            run_in_namespace(pid, *f"{shape} burst {BURST} limit {QUEUE}".split())
+        if self.delay:  # at the switch's end, where it delays what the node receives
+            slow = f"tc qdisc add dev {port} root netem delay {self.delay}"
+            self.run_in_switch(*f"{slow} limit {MOST_DELAYED_PACKETS}".split())
 
     def set_cable(self, node: int, is_plugged_in: bool) -> None:
         """Pull the node's cable out of the switch, or plug it in again.
 
         The node's own interface keeps its address, as on a real machine.
         """
-        self.in_switch("ip", "link", "set", f"port{node}", "up" if is_plugged_in else "down")
+        self.run_in_switch("ip", "link", "set", f"port{node}", "up" if is_plugged_in else "down")
 
-    def in_switch(self, *command: str) -> None:
-        run_in(self.switch.pid, *command)
+    def run_in_switch(self, *command: str) -> None:
+        run_in_namespace(self.switch.pid, *command)
 
 
 def why_not() -> str | None:
@@ -169,8 +181,8 @@ def wait_for_namespace(process: subprocess.Popen, seconds: float = 10) -> None:
     own, deadline = os.readlink("/proc/self/ns/net"), time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = process.stderr.read().strip() if process.stderr else ""
-            raise Unavailable(f"this machine does not allow it ({said or 'unshare failed'})")
+            reason = process.stderr.read().strip() if process.stderr else ""
+            raise Unavailable(f"this machine does not allow it ({reason or 'unshare failed'})")
         with suppress(OSError):
             if os.readlink(f"/proc/{process.pid}/ns/net") != own:
                 return
@@ -178,7 +190,7 @@ def wait_for_namespace(process: subprocess.Popen, seconds: float = 10) -> None:
     raise Unavailable(f"unshare did not make a network namespace within {seconds:g} s")
 
 
-def run_in(pid: int, *command: str) -> None:
+def run_in_namespace(pid: int, *command: str) -> None:
     """Run a command in the network namespace of the process `pid`.
 
     Raises `UserError` if the kernel lacks what the command needs.
@@ -187,14 +199,15 @@ def run_in(pid: int, *command: str) -> None:
     ended = subprocess.run(entered, capture_output=True, text=True, timeout=30)
     if ended.returncode == 0:
         return
-    said = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
-    if "tbf" in command:
-        raise UserError(
-            f"--rate: this kernel cannot limit the rate, because `tc … tbf` failed ({said}). "
-            "Leave --rate out, or use a kernel with the module sch_tbf."
-        )
+    reason = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
+    for qdisc, (flag, purpose) in QDISCS.items():
+        if qdisc in command:
+            raise UserError(
+                f"{flag}: this kernel cannot {purpose}, because `tc … {qdisc}` failed ({reason}). "
+                f"Leave {flag} out, or use a kernel with the module sch_{qdisc}."
+            )
     raise UserError(
-        f"`{' '.join(command)}` failed ({said}). This machine cannot connect network namespaces."
+        f"`{' '.join(command)}` failed ({reason}). This machine cannot connect network namespaces."
     )
 
 
@@ -214,9 +227,17 @@ def replace_hosts_file(content: str) -> None:
 
 def check_rate(rate: str) -> None:
     """Raise `UserError` unless `rate` is a number with a unit of `tc`, such as "100mbit"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if not match or not 100 <= float(match[1]) * RATE_UNITS[match[2]] <= 100_000_000:
+    if not 100 <= in_first_unit(rate, RATE_UNITS) <= 100_000_000:
         raise UserError(f"--rate must be like 100mbit, from 100kbit to 100gbit, got {rate}")
 
 
-RATE_UNITS = {"kbit": 1, "mbit": 1000, "gbit": 1_000_000}  # in kbit/s
+def check_delay(delay: str) -> None:
+    """Raise `UserError` unless `delay` is a number with a unit of `tc`, such as "5ms"."""
+    if not 100 <= in_first_unit(delay, DELAY_UNITS) <= 1_000_000:
+        raise UserError(f"--delay must be like 5ms, from 100us to 1s, got {delay}")
+
+
+def in_first_unit(text: str, units: dict[str, int]) -> float:
+    """Convert a number with a unit, such as "5ms", to the first unit. Return NaN if it is wrong."""
+    match = re.fullmatch(rf"([0-9]+(?:\.[0-9]+)?)({'|'.join(units)})", text)
+    return float(match[1]) * units[match[2]] if match else math.nan

@@ -24,9 +24,9 @@ from accel_demo.processes.peers import (
 )
 
 # Words in the RuntimeError that a gloo or NCCL collective raises if a process has died or is late.
-SIGNS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
+KEYWORDS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
-PATIENCE = 5  # seconds to wait for the remaining processes to notice the loss
+NOTICE_TIMEOUT = 5  # seconds to wait for the remaining processes to notice the loss
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def report_lost_processes() -> Iterator[None]:
         line = lost_processes(error)
         if line is None:
             raise
-        leave(line)
+        print_and_exit(line)
 
 
 def lost_processes(error: RuntimeError) -> str | None:
@@ -53,12 +53,12 @@ def lost_processes(error: RuntimeError) -> str | None:
     a record is missing. The remaining process with the lowest rank returns the line, and the other
     processes return an empty string.
     """
-    said = str(error)
+    message = str(error)
     if not _is_about_processes(error) or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    timed_out = "imed out" in said or "imeout" in said
+    timed_out = "imed out" in message or "imeout" in message
     rank, ranks = dist.get_rank(), range(dist.get_world_size())
-    where = _place_in_the_training(error)
+    where = _failed_line(error)
     store = dist.distributed_c10d._get_default_store()
     try:
         store.set(f"left/{rank}", where)
@@ -67,15 +67,15 @@ def lost_processes(error: RuntimeError) -> str | None:
     except dist.DistError:
         return _report_lost_store(rank, where)
     try:
-        missing = _missing(store, ranks, timed_out)
+        missing = _missing_ranks(store, ranks, timed_out)
     except dist.DistError:  # the process that hosts the store has printed the line and exited
         return ""
     if min(set(ranks) - set(missing)) != rank:
         return ""
     if not missing:
-        return f"all processes are running, but training failed {where}: {said.splitlines()[0]}"
-    if rank == 0 and not _launcher_keeps_the_store():
-        _keep_the_store_until(store, [other for other in ranks if other not in missing])
+        return f"all processes are running, but training failed {where}: {message.splitlines()[0]}"
+    if rank == 0 and not _launcher_hosts_store():
+        _keep_store_until_noticed(store, [other for other in ranks if other not in missing])
     what = "has" if len(missing) == 1 else "have"
     what += " not answered within --collective-timeout, and may hang" if timed_out else " died"
     if timed_out and are_on_several_hosts():
@@ -96,24 +96,24 @@ def _report_lost_store(rank: int, where: str) -> str:
     """
     if are_on_several_hosts() and signals.was_asked:
         return ""
-    keeper = "the launcher" if _launcher_keeps_the_store() else "rank 0"
-    first = 0 if _launcher_keeps_the_store() else 1
-    here = [other for other in range(first, dist.get_world_size()) if _is_here(other)]
+    store_process = "the launcher" if _launcher_hosts_store() else "rank 0"
+    first = 0 if _launcher_hosts_store() else 1
+    here = [other for other in range(first, dist.get_world_size()) if _is_on_this_machine(other)]
     if here and rank != here[0]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is no step to finish
-        time.sleep(PATIENCE)
-    what = f"{keeper} has died"
+        time.sleep(NOTICE_TIMEOUT)
+    what = f"{store_process} has died"
     if are_on_several_hosts():
-        what = f"{keeper} on {store_host()} has died, or cannot be reached"
+        what = f"{store_process} on {store_host()} has died, or cannot be reached"
     return f"{what}; {name_of([rank])} noticed this {where}. Continue with --resume auto."
 
 
-def _launcher_keeps_the_store() -> bool:
+def _launcher_hosts_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _keep_the_store_until(store, remaining: list[int]) -> None:
-    """Wait until all `remaining` ranks have noticed the loss, for at most `PATIENCE` seconds.
+def _keep_store_until_noticed(store, remaining: list[int]) -> None:
+    """Wait until all `remaining` ranks have noticed the loss, for at most `NOTICE_TIMEOUT` seconds.
 
     This process hosts the store. If it exited too early, the others would report that rank 0 has
     died. A rank that is still waiting for data from this process has not noticed the loss. We close
@@ -125,7 +125,7 @@ def _keep_the_store_until(store, remaining: list[int]) -> None:
             if connection.raddr and port not in (connection.laddr.port, connection.raddr.port):
                 with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as gloo:
                     gloo.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + NOTICE_TIMEOUT
     while time.monotonic() < deadline:
         if store.check([f"noticed/{rank}" for rank in remaining]):
             return
@@ -143,10 +143,10 @@ def could_not_connect(error: RuntimeError) -> str | None:
 
 def _is_about_processes(error: RuntimeError) -> bool:
     """Return True if the cause of the error is a dead or late process rather than a bug."""
-    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in SIGNS)
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in KEYWORDS)
 
 
-def leave(line: str) -> None:
+def print_and_exit(line: str) -> None:
     """Print the line, kill the loader workers, and exit immediately with code 1.
 
     A clean shutdown of the broken process group would wait for the processes that have died.
@@ -160,7 +160,7 @@ def leave(line: str) -> None:
     os._exit(1)
 
 
-def _missing(store, ranks: range, may_hang: bool) -> list[int]:
+def _missing_ranks(store, ranks: range, may_hang: bool) -> list[int]:
     """Return the ranks that have died on this machine or, if there are none, on other machines.
 
     A silent rank has not recorded the loss, but may be alive: while it waits for a second rank, it
@@ -168,7 +168,7 @@ def _missing(store, ranks: range, may_hang: bool) -> list[int]:
     other machines, we do not know which are alive, so all of them are returned. If `may_hang` is
     true, all silent ranks are returned.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + NOTICE_TIMEOUT
     while True:
         silent = [rank for rank in ranks if not store.check([f"left/{rank}"])]
         dead = [rank for rank in silent if _has_died(rank)]
@@ -177,12 +177,12 @@ def _missing(store, ranks: range, may_hang: bool) -> list[int]:
         if dead and not may_hang:
             return dead
         if not silent or time.monotonic() > deadline:
-            elsewhere = [rank for rank in silent if not _is_here(rank)]
+            elsewhere = [rank for rank in silent if not _is_on_this_machine(rank)]
             return silent if may_hang else elsewhere or silent
         time.sleep(0.1)
 
 
-def _is_here(rank: int) -> bool:
+def _is_on_this_machine(rank: int) -> bool:
     """Return True if the process with this rank is on this machine."""
     peer = peer_of(rank)
     return peer is not None and peer.host == own_host()
@@ -191,7 +191,7 @@ def _is_here(rank: int) -> bool:
 def _has_died(rank: int) -> bool:
     """Return True if the process is known to have died. Only this machine's processes are known."""
     peer = peer_of(rank)
-    if peer is None or not _is_here(rank):
+    if peer is None or not _is_on_this_machine(rank):
         return False
     try:
         return psutil.Process(peer.pid).status() == "zombie"
@@ -199,7 +199,7 @@ def _has_died(rank: int) -> bool:
         return True
 
 
-def _place_in_the_training(error: RuntimeError) -> str:
+def _failed_line(error: RuntimeError) -> str:
     """Return the line of the train file that failed, such as "at `accelerator.backward(loss)`"."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line for frame in frames if Path(frame.filename).name in TRAIN_FILES]

@@ -105,9 +105,9 @@ def test_no_host_is_created_without_a_rate():
 
 
 def test_the_sending_time_is_the_bytes_of_a_ring_over_the_rate():
-    assert hosts.least_seconds(12_500_000, 2, "100mbit") == pytest.approx(1)
-    assert hosts.least_seconds(12_500_000, 4, "0.1gbit") == pytest.approx(1.5)
-    assert hosts.least_seconds(12_500_000, 2, "800kbit") == pytest.approx(125)
+    assert hosts.sending_seconds(12_500_000, 2, "100mbit") == pytest.approx(1)
+    assert hosts.sending_seconds(12_500_000, 4, "0.1gbit") == pytest.approx(1.5)
+    assert hosts.sending_seconds(12_500_000, 2, "800kbit") == pytest.approx(125)
     rates = ("500kbit", "100mbit", "2.5gbit")
     assert [hosts.rate_text(rate) for rate in rates] == ["500 kbit/s", "100 Mbit/s", "2.5 Gbit/s"]
 
@@ -224,7 +224,7 @@ def test_the_exposed_communication_of_the_timeline_grows_with_a_rate(can_limit, 
             assert ("at most 20 Mbit/s" in text) == bool(rate)
         assert ("which takes about 174 ms at 20 Mbit/s" in result.stdout) == bool(rate)
         exposed[rate] = [rank["exposed_ms"] for rank in numbers["ranks"]]
-    seconds = hosts.least_seconds(sum(numbers["bucket_bytes"]), 2, "20mbit")
+    seconds = hosts.sending_seconds(sum(numbers["bucket_bytes"]), 2, "20mbit")
     assert seconds == pytest.approx(0.174, abs=0.001)
     assert min(exposed["20mbit"]) > 0.7 * 1000 * seconds
     assert max(exposed[None]) < 0.5 * min(exposed["20mbit"])

@@ -172,7 +172,7 @@ def test_a_missing_program_gets_one_line_per_node(start):
 
 def test_nodes_that_wait_for_a_failed_node_are_killed(start, monkeypatch):
     code = "import os, sys, time; n = int(os.environ['RANK']); sys.exit(3) if n else time.sleep(60)"
-    monkeypatch.setattr(command, "PATIENCE", 1)
+    monkeypatch.setattr(command, "FAILURE_TIMEOUT", 1)
     with nothing_is_left():
         started = time.monotonic()
         options = ["--network", "loopback", "--processes-per-node", "1"]
@@ -186,7 +186,7 @@ class RecordedNode:
     def __init__(self, rank: int):
         self.rank, self.orders = rank, []
 
-    def order(self, what: str) -> None:
+    def send_order(self, what: str) -> None:
         self.orders.append(what)
 
 
@@ -197,7 +197,7 @@ def supervise(exits: list, events: list, elastic: bool) -> tuple[int, list]:
     for report in exits:
         queue.put(report)
     supervisor = command.Supervisor(nodes, networks.Loopback(2), elastic)
-    return supervisor.until_all_have_exited(queue, events), nodes[1].orders
+    return supervisor.wait_for_all(queue, events), nodes[1].orders
 
 
 def test_an_elastic_launch_goes_on_without_a_node_that_is_killed(capsys):
@@ -211,11 +211,11 @@ def test_a_node_that_has_exited_is_neither_killed_nor_started_again(capsys):
     nodes, queue = [RecordedNode(0), RecordedNode(1)], SimpleQueue()
     supervisor = command.Supervisor(nodes, networks.Loopback(2), elastic=False)
     supervisor.codes[1] = 0
-    supervisor.happen("kill", will_restart=True)
-    supervisor.happen("start again", will_restart=False)
+    supervisor.apply_event("kill", will_restart=True)
+    supervisor.apply_event("start again", will_restart=False)
     assert nodes[1].orders == [] and capsys.readouterr().out == ""
     queue.put((0, 0))
-    assert supervisor.until_all_have_exited(queue, []) == 0
+    assert supervisor.wait_for_all(queue, []) == 0
 
 
 def test_ctrl_c_waits_only_for_nodes_that_still_run():
@@ -224,7 +224,7 @@ def test_ctrl_c_waits_only_for_nodes_that_still_run():
     supervisor.codes[1] = 0
     queue.put((0, 0))
     started = time.monotonic()
-    assert supervisor.stop(queue) == 130 and time.monotonic() - started < command.STOPPING / 2
+    assert supervisor.stop(queue) == 130 and time.monotonic() - started < command.STOP_TIMEOUT / 2
     assert nodes[0].orders == ["stop"] and nodes[1].orders == []
 
 

@@ -29,8 +29,8 @@ from accel_demo.lab.nodes.node import Node, environment_for_nodes
 from accel_demo.processes.launch import free_port
 
 MOST_NODES = 8
-PATIENCE = 30  # seconds that the other nodes may go on after a node has failed
-STOPPING = 30  # seconds to save a checkpoint after Ctrl-C
+FAILURE_TIMEOUT = 30  # seconds that the other nodes may continue after a node has failed
+STOP_TIMEOUT = 30  # seconds to save a checkpoint after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
             options.nodes,
             options.processes_per_node,
             network.address(0),
-            chosen_port(options.port, network),
+            meeting_port(options.port, network),
             options.elastic,
             nodes_share_address=network.name == "loopback",
         )
@@ -51,12 +51,12 @@ def main(arguments: list[str]) -> int:
         exits: SimpleQueue[tuple[int, int]] = SimpleQueue()
         nodes = [stack.enter_context(Node(n, network, exits)) for n in range(plan.nodes)]
         shared = environment_for_nodes(network)
-        for node, of_node in zip(nodes, commands, strict=True):
-            show(node, of_node)
-            node.start([(words, shared | own) for words, own in of_node])
+        for node, node_commands in zip(nodes, commands, strict=True):
+            print_commands(node, node_commands)
+            node.start([(words, shared | own) for words, own in node_commands])
         supervisor = Supervisor(nodes, network, options.elastic)
         try:
-            return supervisor.until_all_have_exited(exits, events_in(options))
+            return supervisor.wait_for_all(exits, scheduled_events(options))
         except KeyboardInterrupt:
             return supervisor.stop(exits)
 
@@ -75,9 +75,11 @@ def read(arguments: list[str]):
     add("--processes-per-node", type=int, default=2, metavar="N", help=help)
     help = "namespaces (needs root and Linux) or loopback; auto uses namespaces if it can (default)"
     add("--network", choices=("auto", "namespaces", "loopback"), default="auto", help=help)
-    help = "the most that each node can send, such as 100mbit (needs namespaces; a cable without "
-    help += "delay, because not every kernel can add one)"
+    help = "the most that each node can send, such as 100mbit (needs namespaces)"
     add("--rate", metavar="RATE", help=help)
+    help = "how long a packet takes from one node to another, such as 5ms (needs namespaces and a "
+    help += "kernel with the module sch_netem)"
+    add("--delay", metavar="TIME", help=help)
     help = "pull the last node's cable S seconds after the start (needs namespaces)"
     add("--cut-after", type=float, metavar="S", help=help)
     help = "plug the cable in again after S seconds"
@@ -115,8 +117,10 @@ def check(options) -> None:
         raise UserError(
             f"--processes-per-node must be from 1 to {most // options.nodes}, got {per_node}"
         )
-    if options.rate:
+    if options.rate is not None:
         networks.check_rate(options.rate)
+    if options.delay is not None:
+        networks.check_delay(options.delay)
     for first, second in (("cut_after", "cut_for"), ("kill_after", "restart_after")):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         values = [getattr(options, name) for name in (first, second)]
@@ -127,13 +131,11 @@ def check(options) -> None:
             raise UserError(f"{names[1]} needs {names[0]}")
         if values[0] is not None and options.nodes < 2:
             raise UserError(f"{names[0]} needs at least two nodes")
-    needs = [name for name in ("rate", "cut_after") if getattr(options, name) is not None]
-    if needs and options.network == "loopback":
-        flag = needs[0].replace("_", "-")
-        raise UserError(f"--{flag} needs network namespaces. Leave --network loopback out.")
+    if options.network == "loopback" and (flag := flag_that_needs_namespaces(options)):
+        raise UserError(f"{flag} needs network namespaces. Leave --network loopback out.")
 
 
-def chosen_port(port: int, network: Loopback | Namespaces) -> int:
+def meeting_port(port: int, network: Loopback | Namespaces) -> int:
     """Return a port on which the nodes can meet: `port`, or any free port if `port` is 0."""
     if port and network.name == "namespaces":
         return port  # nothing runs in the namespace of node 0 yet
@@ -150,7 +152,7 @@ def enter_network(options, stack: ExitStack) -> Loopback | Namespaces:
     """
     if options.network != "loopback":
         try:
-            return stack.enter_context(Namespaces(options.nodes, options.rate))
+            return stack.enter_context(Namespaces(options.nodes, options.rate, options.delay))
         except Unavailable as reason:
             if flag := flag_that_needs_namespaces(options):
                 raise UserError(f"{flag} does not work here: {reason}") from None
@@ -159,14 +161,13 @@ def enter_network(options, stack: ExitStack) -> Loopback | Namespaces:
 
 
 def flag_that_needs_namespaces(options) -> str | None:
-    if options.rate:
-        return "--rate"
-    if options.cut_after is not None:
-        return "--cut-after"
+    for name in ("rate", "delay", "cut_after"):
+        if getattr(options, name) is not None:
+            return f"--{name.replace('_', '-')}"
     return "--network namespaces" if options.network == "namespaces" else None
 
 
-def show(node: Node, commands: list[tuple[list[str], dict]]) -> None:
+def print_commands(node: Node, commands: list[tuple[list[str], dict]]) -> None:
     """Print the node's address, and what it starts."""
     address = node.network.address(node.rank)
     line = f"node {node.rank} ({address}): {shlex.join(commands[0][0])}"
@@ -175,7 +176,7 @@ def show(node: Node, commands: list[tuple[list[str], dict]]) -> None:
     print(line, flush=True)
 
 
-def events_in(options) -> list[tuple[float, str]]:
+def scheduled_events(options) -> list[tuple[float, str]]:
     """Return (seconds after the start, event) for each event, in order."""
     events = []
     for first, second, start, end in (
@@ -190,7 +191,7 @@ def events_in(options) -> list[tuple[float, str]]:
 
 
 class Supervisor:
-    """Let events happen to the last node, and wait until all nodes have exited."""
+    """Apply events to the last node, and wait until all nodes have exited."""
 
     def __init__(self, nodes: list[Node], network: Loopback | Namespaces, elastic: bool):
         self.nodes, self.network, self.elastic = nodes, network, elastic
@@ -198,38 +199,39 @@ class Supervisor:
         self.cable_is_out = self.has_killed = False
         self.deadline = float("inf")  # when the remaining nodes are killed
 
-    def until_all_have_exited(self, exits: SimpleQueue, events: list[tuple[float, str]]) -> int:
+    def wait_for_all(self, exits: SimpleQueue, events: list[tuple[float, str]]) -> int:
         """Return 0 if every node has exited with code 0, and 1 otherwise.
 
-        If a node fails, the others are killed after `PATIENCE` seconds. So are nodes that cannot
-        reach a node that has exited: some launchers would wait for it for minutes. An elastic
-        launch goes on without a node, and its result is that of node 0.
+        If a node fails, the others are killed after `FAILURE_TIMEOUT` seconds. So are nodes that
+        cannot reach a node that has exited: some launchers would wait for it for minutes. An
+        elastic launch continues without a node, and its result is that of node 0.
         """
         started = time.monotonic()
-        while remaining := self.running():
+        while remaining := self.running_nodes():
             if time.monotonic() > self.deadline:
                 names = " and ".join(f"node {node.rank}" for node in remaining)
-                complain(f"{names} killed after waiting for {PATIENCE} s")
+                warn(f"{names} killed after waiting for {FAILURE_TIMEOUT} s")
                 return 1
             while events and time.monotonic() - started >= events[0][0]:
                 event = events.pop(0)[1]
-                self.happen(event, will_restart=any(name == "start again" for _, name in events))
+                will_restart = any(name == "start again" for _, name in events)
+                self.apply_event(event, will_restart)
             try:
                 rank, code = exits.get(timeout=0.05)
             except Empty:
                 continue
             self.codes[rank] = code
             if code != 0:
-                complain(f"node {rank} has failed (exit code {code})")
-            if (code != 0 or self.cable_is_out) and not self.can_go_on_without(rank):
-                self.limit_the_wait()
+                warn(f"node {rank} has failed (exit code {code})")
+            if (code != 0 or self.cable_is_out) and not self.can_continue_without(rank):
+                self.set_deadline()
         return 1 if (self.codes[0] if self.elastic else any(self.codes.values())) else 0
 
-    def running(self) -> list[Node]:
+    def running_nodes(self) -> list[Node]:
         return [node for node in self.nodes if self.codes[node.rank] is None]
 
-    def happen(self, event: str, will_restart: bool) -> None:
-        """Let an event happen to the last node. A node that has exited cannot be killed."""
+    def apply_event(self, event: str, will_restart: bool) -> None:
+        """Apply an event to the last node. A node that has exited cannot be killed."""
         node = self.nodes[-1]
         if event in ("cut", "plug in"):
             assert isinstance(self.network, Namespaces)
@@ -241,33 +243,33 @@ class Supervisor:
             self.has_killed = self.codes[node.rank] is None
             if not self.has_killed:
                 return
-            node.order("kill")
+            node.send_order("kill")
             text = f"node {node.rank} is killed"
             if not will_restart:
                 self.codes[node.rank] = 0 if self.elastic else 1
                 if not self.elastic:
-                    self.limit_the_wait()
+                    self.set_deadline()
         else:
             if not self.has_killed:
                 return
-            node.order("start again")
+            node.send_order("start again")
             text = f"node {node.rank} is started again"
         print(f"--- {text}", flush=True)
 
-    def can_go_on_without(self, rank: int) -> bool:
-        return self.elastic and rank != 0  # node 0 hosts the rendezvous
+    def can_continue_without(self, rank: int) -> bool:
+        return self.elastic and rank != 0  # node 0 runs the rendezvous
 
-    def limit_the_wait(self) -> None:
-        self.deadline = min(self.deadline, time.monotonic() + PATIENCE)
+    def set_deadline(self) -> None:
+        self.deadline = min(self.deadline, time.monotonic() + FAILURE_TIMEOUT)
 
     def stop(self, exits: SimpleQueue) -> int:
         """Ask all nodes to stop, as Ctrl-C does on a single machine. Return the exit code."""
-        complain(f"\nstopping all nodes (at most {STOPPING} s; press Ctrl-C again to kill them)")
-        for node in self.running():
-            node.order("stop")
-        deadline = time.monotonic() + STOPPING
+        warn(f"\nstopping all nodes (at most {STOP_TIMEOUT} s; press Ctrl-C again to kill them)")
+        for node in self.running_nodes():
+            node.send_order("stop")
+        deadline = time.monotonic() + STOP_TIMEOUT
         try:
-            while self.running() and time.monotonic() < deadline:
+            while self.running_nodes() and time.monotonic() < deadline:
                 with suppress(Empty):
                     rank, code = exits.get(timeout=0.1)
                     self.codes[rank] = code
@@ -276,5 +278,5 @@ class Supervisor:
         return 130
 
 
-def complain(text: str) -> None:
+def warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ import psutil
 from accel_demo.lab.networks import replace_hosts_file
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
-PAUSE = 0.05  # seconds between two looks at the processes
+POLL_INTERVAL = 0.05  # seconds between two checks of the processes
 NO_STDIN = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
 
 
@@ -38,7 +38,7 @@ class Keeper:
         self.environments: list[dict[str, str]] = []
         self.exit_codes: dict[int, int | None] = {}  # of each command's process; None: it runs
 
-    def obey(self, order: dict) -> None:
+    def handle_order(self, order: dict) -> None:
         if order["do"] == "get ready":
             if "host_name" in order:
                 socket.sethostname(order["host_name"])
@@ -50,10 +50,10 @@ class Keeper:
         elif order["do"] == "start again":
             self.start()
         elif order["do"] == "stop":
-            self.send(signal.SIGTERM)
+            self.send_signal(signal.SIGTERM)
         elif order["do"] == "kill":
             self.exit_codes.clear()  # the node is dead, so it reports no exit code
-            kill_everything()
+            kill_descendants()
 
     def start(self) -> None:
         self.exit_codes.clear()
@@ -67,7 +67,7 @@ class Keeper:
                 return
             self.exit_codes[pid] = None
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the commands, but not to the processes that they have started."""
         for pid, code in self.exit_codes.items():
             if code is None:
@@ -91,20 +91,20 @@ class Keeper:
     def finish(self, code: int) -> None:
         """Kill what the commands have left behind, and report the exit code."""
         self.exit_codes.clear()
-        kill_everything()
+        kill_descendants()
         self.report(code=code)
 
     def report(self, **content) -> None:
-        with suppress(BrokenPipeError):  # `accel-demo nodes` has died; stdin will tell
+        with suppress(BrokenPipeError):  # `accel-demo nodes` has died, so stdin will close
             os.write(self.reports, (json.dumps(content) + "\n").encode())
 
 
-def kill_everything() -> None:
+def kill_descendants() -> None:
     """Kill all descendants. Suspend them first, so that they cannot start new processes."""
-    for act in (psutil.Process.suspend, psutil.Process.kill):
+    for method in (psutil.Process.suspend, psutil.Process.kill):
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                act(process)
+                method(process)
 
 
 def adopt_orphans() -> None:
@@ -131,12 +131,12 @@ def main() -> None:
     keeper = Keeper(reports)
     while True:
         with suppress(queue.Empty):
-            order = orders.get(timeout=PAUSE)
+            order = orders.get(timeout=POLL_INTERVAL)
             if order is None:
                 break
-            keeper.obey(order)
+            keeper.handle_order(order)
         keeper.reap()
-    kill_everything()
+    kill_descendants()
     deadline = time.monotonic() + 5
     while psutil.Process().children() and time.monotonic() < deadline:
         keeper.reap()

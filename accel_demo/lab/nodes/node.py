@@ -16,8 +16,8 @@ from accel_demo.processes import fork_server
 from accel_demo.processes.environment import environment_for
 
 KEEPER = [sys.executable, "-m", "accel_demo.lab.nodes.keeper"]
-START_UP = 20  # seconds that a keeper may need to start
-one_line_at_a_time = threading.Lock()
+START_TIMEOUT = 20  # seconds that a keeper may need to start
+output_lock = threading.Lock()
 
 
 class Node:
@@ -44,15 +44,15 @@ class Node:
         os.close(writing)
         assert self.keeper.stdout and self.keeper.stderr
         self.threads = [
-            threading.Thread(target=self._copy, args=[self.keeper.stdout, sys.stdout]),
-            threading.Thread(target=self._copy, args=[self.keeper.stderr, sys.stderr]),
-            threading.Thread(target=self._listen, args=[os.fdopen(reading)]),
+            threading.Thread(target=self._copy_output, args=[self.keeper.stdout, sys.stdout]),
+            threading.Thread(target=self._copy_output, args=[self.keeper.stderr, sys.stderr]),
+            threading.Thread(target=self._read_reports, args=[os.fdopen(reading)]),
         ]
         for thread in self.threads:
             thread.daemon = True
             thread.start()
-        self.order("get ready", **self.network.identity(self.rank))
-        is_ready = self.is_ready.wait(START_UP)
+        self.send_order("get ready", **self.network.identity(self.rank))
+        is_ready = self.is_ready.wait(START_TIMEOUT)
         if not is_ready or self.keeper.poll() is not None:
             self.__exit__()
             raise UserError(f"node {self.rank} could not be started. Use --network loopback.")
@@ -71,15 +71,15 @@ class Node:
     def start(self, commands: list[tuple[list[str], dict]]) -> None:
         """Start commands. Each comes with its environment variables."""
         words, environments = zip(*commands, strict=True)
-        self.order("start", commands=words, environments=environments)
+        self.send_order("start", commands=words, environments=environments)
 
-    def order(self, what: str, **details) -> None:
+    def send_order(self, what: str, **details) -> None:
         assert self.keeper.stdin
-        with suppress(BrokenPipeError):  # the keeper has died; `_listen` notices it
+        with suppress(BrokenPipeError):  # the keeper has died; `_read_reports` notices it
             self.keeper.stdin.write((json.dumps({"do": what, **details}) + "\n").encode())
             self.keeper.stdin.flush()
 
-    def _listen(self, reports: TextIO) -> None:
+    def _read_reports(self, reports: TextIO) -> None:
         with reports:
             for line in reports:
                 report = json.loads(line)
@@ -90,7 +90,7 @@ class Node:
         self.exits.put((self.rank, 1))  # the keeper has exited
         self.is_ready.set()
 
-    def _copy(self, source: IO[bytes], target: TextIO) -> None:
+    def _copy_output(self, source: IO[bytes], target: TextIO) -> None:
         with source:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\n")
@@ -99,7 +99,7 @@ class Node:
                     if not text:
                         continue
                 try:
-                    with one_line_at_a_time:
+                    with output_lock:
                         target.write(f"node {self.rank} | {text}\n")
                         target.flush()
                 except BrokenPipeError:  # nobody reads our output, as after `| head`

@@ -1,0 +1,132 @@
+"""Test the networks of `accel-demo nodes`: --delay, alone and together with --rate."""
+
+import os
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from accel_demo.errors import UserError
+from accel_demo.lab import networks
+from accel_demo.lab.nodes import command
+from tests.lab.test_nodes import IN_NAMESPACES, in_namespaces, nothing_is_left
+
+# Node 1 sends a byte to node 0, which returns it. Print the shortest of ten round trips.
+ECHO = """
+import os, socket, time
+if os.environ["RANK"] == "0":
+    connection, _ = socket.create_server(("10.77.0.1", 5000)).accept()
+    while data := connection.recv(1):
+        connection.send(data)
+else:
+    while True:
+        try:
+            connection = socket.create_connection(("10.77.0.1", 5000), 5)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    trips = []
+    for _ in range(10):
+        started = time.perf_counter()
+        connection.send(b"x")
+        connection.recv(1)
+        trips.append(time.perf_counter() - started)
+    print("round trip", min(trips))
+"""
+
+
+def test_delays_are_checked_in_all_units():
+    for delay in ("100us", "0.1ms", "0.0001s", "5ms", "1000ms", "1s"):
+        networks.check_delay(delay)
+    for delay in ("", "5", "ms", "99us", "1.1s", "5 ms", "1e2ms", "-5ms", "٥ms", "5min"):
+        with pytest.raises(UserError) as error:
+            networks.check_delay(delay)
+        assert str(error.value) == f"--delay must be like 5ms, from 100us to 1s, got {delay}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--delay", "5"], "--delay must be like 5ms, from 100us to 1s, got 5"),
+        (["--delay", ""], "--delay must be like 5ms, from 100us to 1s, got "),
+        (["--rate", ""], "--rate must be like 100mbit, from 100kbit to 100gbit, got "),
+        (["--delay", "-5ms"], "argument --delay: expected one argument"),
+        (
+            ["--delay", "5ms", "--network", "loopback"],
+            "--delay needs network namespaces. Leave --network loopback out.",
+        ),
+    ],
+)
+def test_invalid_options_get_one_line(options, message):
+    with pytest.raises(UserError) as error:
+        command.read(options)
+    assert str(error.value) == message
+
+
+def test_a_delay_needs_root(monkeypatch):
+    monkeypatch.setattr(networks.sys, "platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(UserError) as error:
+        command.main(["--delay", "5ms", "--", "true"])
+    reason = "network namespaces need root (sudo)"
+    assert str(error.value) == f"--delay does not work here: {reason}"
+
+
+@pytest.mark.parametrize("rate", ["100mbit", None])
+@pytest.mark.parametrize("delay", ["5ms", None])
+def test_the_node_limits_what_it_sends_and_the_switch_delays_what_the_node_receives(
+    rate, delay, monkeypatch
+):
+    lines = []
+    monkeypatch.setattr(networks, "run_in_namespace", lambda *line: lines.append(line))
+    network = networks.Namespaces(2, rate, delay)
+    switch, node = 11, 22  # process IDs
+    monkeypatch.setattr(network, "switch", SimpleNamespace(pid=switch), raising=False)
+    network.connect(1, node)
+    limit = "tc qdisc add dev eth0 root tbf rate 100mbit burst 32kb limit 400kb"
+    slow = "tc qdisc add dev port1 root netem delay 5ms limit 100000"
+    expected = [(node, *limit.split())] if rate else []
+    expected += [(switch, *slow.split())] if delay else []
+    assert [line for line in lines if line[1] == "tc"] == expected
+    assert len(lines) == 5 + len(expected)
+
+
+def kernel_has_netem() -> bool:
+    words = "unshare --net tc qdisc add dev lo root netem delay 1ms"
+    return subprocess.run(words.split(), capture_output=True).returncode == 0
+
+
+@pytest.mark.system
+@in_namespaces
+def test_a_round_trip_takes_twice_the_delay_or_the_kernel_lacks_netem(start):
+    options = ["--processes-per-node", 1, "--delay", "20ms", "--rate", "50mbit"]
+    with nothing_is_left():
+        ended = start([*IN_NAMESPACES, *options, "--", "python", "-c", ECHO])
+    if kernel_has_netem():
+        trips = re.findall(r"^node 1 \| round trip (\S+)", ended.stdout, re.MULTILINE)
+        assert ended.returncode == 0 and len(trips) == 1, ended.stdout + ended.stderr
+        assert 0.04 <= float(trips[0]) < 0.08
+    else:
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert re.fullmatch(
+            r"error: --delay: this kernel cannot delay packets, because `tc … netem` failed "
+            r"\(.+\)\. Leave --delay out, or use a kernel with the module sch_netem\.\n",
+            ended.stderr,
+        )
+
+
+@pytest.mark.system
+@in_namespaces
+def test_a_kernel_without_netem_gets_one_line_and_nothing_is_left(start, tmp_path):
+    reason = "Error: Specified qdisc kind is unknown."
+    (tmp_path / "tc").write_text(f"#!/bin/sh\necho '{reason}' >&2\nexit 2\n")
+    (tmp_path / "tc").chmod(0o755)
+    with nothing_is_left():
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        ended = start(["accel-demo", "nodes", "--delay", "5ms", "--", "true"], PATH=path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        f"error: --delay: this kernel cannot delay packets, because `tc … netem` failed ({reason})."
+        " Leave --delay out, or use a kernel with the module sch_netem.\n"
+    )
