@@ -472,6 +472,18 @@ def test_a_run_whose_agent_was_killed_goes_on_to_the_same_bits(seed, undisturbed
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
 
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@in_namespaces
+def test_an_elastic_run_goes_on_without_the_node_whose_cable_was_cut(undisturbed, start, tmp_path):
+    moment = 0.7 * undisturbed[1]
+    printed = train_on_nodes(start, ["--elastic", "--cut-after", moment], tmp_path / "run")
+    assert "--- the cable of node 1 is pulled out" in printed
+    assert re.search(r"resumed from \S+, after step \d+", printed)
+    assert "saved with 4 processes, resuming with 2" in printed
+
+
 # --- what a machine lacks
 
 

@@ -81,7 +81,9 @@ def test_the_numbers_in_the_text_are_right():
         f"a model with 1 GB of gradients needs at least {one:g} seconds per step at 1 Gbit/s"
         in text
     )
-    assert f"a ring needs 2 · 15/16 · 8 = {eight:g} seconds, or {eight / 100:g} at 100 Gbit/s" in text
+    assert (
+        f"a ring needs 2 · 15/16 · 8 = {eight:g} seconds, or {eight / 100:g} at 100 Gbit/s" in text
+    )
     crossing = 2 * 7 / 8 * 25e6 * 4
     assert crossing == 175e6 and f"{8 * crossing / 10e9:.2f} seconds" in text
     header = 14 + 20 + 32  # Ethernet, IPv4, and TCP with its timestamps

@@ -211,7 +211,7 @@ class Supervisor:
             if time.monotonic() > self.deadline:
                 names = " and ".join(f"node {node.rank}" for node in remaining)
                 warn(f"{names} killed after waiting for {FAILURE_TIMEOUT} s")
-                return 1
+                break
             while events and time.monotonic() - started >= events[0][0]:
                 event = events.pop(0)[1]
                 will_restart = any(name == "start again" for _, name in events)
@@ -225,7 +225,8 @@ class Supervisor:
                 warn(f"node {rank} has failed (exit code {code})")
             if (code != 0 or self.cable_is_out) and not self.can_continue_without(rank):
                 self.set_deadline()
-        return 1 if (self.codes[0] if self.elastic else any(self.codes.values())) else 0
+        codes = [self.codes[0]] if self.elastic else self.codes.values()
+        return int(any(code != 0 for code in codes))  # nodes killed by the deadline have no code
 
     def running_nodes(self) -> list[Node]:
         return [node for node in self.nodes if self.codes[node.rank] is None]
