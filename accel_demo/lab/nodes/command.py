@@ -20,6 +20,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab import networks
@@ -42,21 +43,22 @@ def main(arguments: list[str]) -> int:
         plan = launches.Plan(
             options.nodes,
             options.processes_per_node,
-            network.address(0),
+            [network.address(node) for node in range(options.nodes)],
             meeting_port(options.port, network),
             options.elastic,
-            nodes_share_address=network.name == "loopback",
         )
         commands = [launches.commands_for(options.command, plan, n) for n in range(plan.nodes)]
+        events = events_of(options)
+        printed = {event.after: float("inf") for event in events if isinstance(event.after, str)}
         exits: SimpleQueue[tuple[int, int]] = SimpleQueue()
-        nodes = [stack.enter_context(Node(n, network, exits)) for n in range(plan.nodes)]
+        nodes = [stack.enter_context(Node(n, network, exits, printed)) for n in range(plan.nodes)]
         shared = environment_for_nodes(network)
         for node, node_commands in zip(nodes, commands, strict=True):
             print_commands(node, node_commands)
             node.start([(words, shared | own) for words, own in node_commands])
         supervisor = Supervisor(nodes, network, options.elastic)
         try:
-            return supervisor.wait_for_all(exits, scheduled_events(options))
+            return supervisor.wait_for_all(exits, events, printed)
         except KeyboardInterrupt:
             return supervisor.stop(exits)
 
@@ -80,12 +82,13 @@ def read(arguments: list[str]):
     help = "how long a packet takes from one node to another, such as 5ms (needs namespaces and a "
     help += "kernel with the module sch_netem)"
     add("--delay", metavar="TIME", help=help)
-    help = "pull the last node's cable S seconds after the start (needs namespaces)"
-    add("--cut-after", type=float, metavar="S", help=help)
+    help = "pull the last node's cable S seconds after the start, or as soon as a node prints the "
+    help += 'text S, such as "epoch 2/10" (needs namespaces)'
+    add("--cut-after", type=seconds_or_text, metavar="S", help=help)
     help = "plug the cable in again after S seconds"
     add("--cut-for", type=float, metavar="S", help=help)
-    help = "kill the last node's processes S seconds after the start"
-    add("--kill-after", type=float, metavar="S", help=help)
+    help = "kill the last node's processes after S, as above"
+    add("--kill-after", type=seconds_or_text, metavar="S", help=help)
     help = "start the killed node's command again S seconds after the kill"
     add("--restart-after", type=float, metavar="S", help=help)
     help = "go on with fewer nodes if one fails: torchrun --nnodes 1:N"
@@ -104,6 +107,13 @@ def read(arguments: list[str]):
             )
     options.command = command
     return options
+
+
+def seconds_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def check(options) -> None:
@@ -125,8 +135,10 @@ def check(options) -> None:
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         values = [getattr(options, name) for name in (first, second)]
         for name, value in zip(names, values, strict=True):
-            if value is not None and not 0 <= value <= 86_400:
+            if isinstance(value, float) and not 0 <= value <= 86_400:
                 raise UserError(f"{name} must be from 0 to 86400 seconds, got {value:g}")
+            if isinstance(value, str) and not value.strip():
+                raise UserError(f"{name} needs a number of seconds, or a text that a node prints")
         if values[0] is None and values[1] is not None:
             raise UserError(f"{names[1]} needs {names[0]}")
         if values[0] is not None and options.nodes < 2:
@@ -176,18 +188,26 @@ def print_commands(node: Node, commands: list[tuple[list[str], dict]]) -> None:
     print(line, flush=True)
 
 
-def scheduled_events(options) -> list[tuple[float, str]]:
-    """Return (seconds after the start, event) for each event, in order."""
+class Event(NamedTuple):
+    """Something that happens to the last node."""
+
+    name: str  # "cut", "plug in", "kill" or "start again"
+    after: float | str  # seconds after the start, or a text that a node prints
+    delay: float = 0  # seconds after that
+
+
+def events_of(options) -> list[Event]:
+    """Return the events that the options ask for."""
     events = []
-    for first, second, start, end in (
+    for after, delay, start, end in (
         (options.cut_after, options.cut_for, "cut", "plug in"),
         (options.kill_after, options.restart_after, "kill", "start again"),
     ):
-        if first is not None:
-            events.append((first, start))
-            if second is not None:
-                events.append((first + second, end))
-    return sorted(events)
+        if after is not None:
+            events.append(Event(start, after))
+            if delay is not None:
+                events.append(Event(end, after, delay))
+    return events
 
 
 class Supervisor:
@@ -199,23 +219,32 @@ class Supervisor:
         self.cable_is_out = self.has_killed = False
         self.deadline = float("inf")  # when the remaining nodes are killed
 
-    def wait_for_all(self, exits: SimpleQueue, events: list[tuple[float, str]]) -> int:
+    def wait_for_all(
+        self, exits: SimpleQueue, events: list[Event], printed: dict[str, float]
+    ) -> int:
         """Return 0 if every node has exited with code 0, and 1 otherwise.
 
+        `printed` says when a node first printed the text of an event. It is infinity until then.
         If a node fails, the others are killed after `FAILURE_TIMEOUT` seconds. So are nodes that
         cannot reach a node that has exited: some launchers would wait for it for minutes. An
         elastic launch continues without a node, and its result is that of node 0.
         """
-        started = time.monotonic()
+        started, events = time.monotonic(), list(events)
+
+        def moment(event: Event) -> float:
+            after = event.after
+            return event.delay + (printed[after] if isinstance(after, str) else started + after)
+
         while remaining := self.running_nodes():
             if time.monotonic() > self.deadline:
                 names = " and ".join(f"node {node.rank}" for node in remaining)
                 warn(f"{names} killed after waiting for {FAILURE_TIMEOUT} s")
                 break
-            while events and time.monotonic() - started >= events[0][0]:
-                event = events.pop(0)[1]
-                will_restart = any(name == "start again" for _, name in events)
-                self.apply_event(event, will_restart)
+            for event in sorted(events, key=moment):
+                if moment(event) <= time.monotonic():
+                    events.remove(event)
+                    will_restart = any(later.name == "start again" for later in events)
+                    self.apply_event(event.name, will_restart)
             try:
                 rank, code = exits.get(timeout=0.05)
             except Empty:
@@ -225,6 +254,7 @@ class Supervisor:
                 warn(f"node {rank} has failed (exit code {code})")
             if (code != 0 or self.cable_is_out) and not self.can_continue_without(rank):
                 self.set_deadline()
+        warn_about_events(events)
         codes = [self.codes[0]] if self.elastic else self.codes.values()
         return int(any(code != 0 for code in codes))  # nodes killed by the deadline have no code
 
@@ -277,6 +307,15 @@ class Supervisor:
         except KeyboardInterrupt:
             pass
         return 130
+
+
+def warn_about_events(events: list[Event]) -> None:
+    """Print which events have not happened, and why."""
+    for event in events:
+        if event.name in ("cut", "kill"):
+            is_text = isinstance(event.after, str)
+            reason = f'no node printed "{event.after}"' if is_text else "the launch ended earlier"
+            warn(f"--{event.name}-after had no effect: {reason}")
 
 
 def warn(text: str) -> None:

@@ -19,10 +19,14 @@ class Plan:
 
     nodes: int
     processes_per_node: int
-    address: str  # of node 0
+    addresses: list[str]  # of each node
     port: int
     elastic: bool = False
-    nodes_share_address: bool = False
+
+    @property
+    def address(self) -> str:
+        """The address at which the nodes meet."""
+        return self.addresses[0]
 
     @property
     def processes(self) -> int:
@@ -97,14 +101,12 @@ def launcher_in(words: list[str]) -> tuple[str, int]:
 
 
 def torchrun_flags(plan: Plan, node: int) -> list[str]:
-    meeting = f"{plan.address}:{plan.port}"
     if plan.elastic:
-        settings = ELASTIC_SETTINGS
-        if plan.nodes_share_address:
-            # torchrun compares addresses to find the host of the rendezvous. Here, all are alike.
-            settings += f",is_host={int(node == 0)}"
         flags = f"--nnodes 1:{plan.nodes} --max-restarts 3 --rdzv-backend c10d --rdzv-id nodes "
-        flags += f"--rdzv-endpoint {meeting} --rdzv-conf {settings}"
+        flags += f"--rdzv-endpoint {plan.address}:{plan.port} "
+        # Without these two, torchrun uses host names, which may stand for 127.0.1.1 or be unknown.
+        flags += f"--local-addr {plan.addresses[node]} "
+        flags += f"--rdzv-conf is_host={int(node == 0)},{ELASTIC_SETTINGS}"
     else:
         flags = f"--nnodes {plan.nodes} --node-rank {node} --master-addr {plan.address} "
         flags += f"--master-port {plan.port} --rdzv-conf timeout={MEETING}"

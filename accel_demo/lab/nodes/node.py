@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO, TextIO
@@ -24,11 +25,18 @@ class Node:
     """A node that is ready to start commands. Use it in a `with` statement.
 
     Lines that the commands print are printed with the node's name in front of them. When a command
-    has failed, or when all have exited, (rank of the node, exit code) is added to `exits`.
+    has failed, or when all have exited, (rank of the node, exit code) is added to `exits`. When a
+    line contains a text in `printed`, its value there becomes the time of `time.monotonic()`.
     """
 
-    def __init__(self, rank: int, network: Loopback | Namespaces, exits: SimpleQueue):
-        self.rank, self.network, self.exits = rank, network, exits
+    def __init__(
+        self,
+        rank: int,
+        network: Loopback | Namespaces,
+        exits: SimpleQueue,
+        printed: dict[str, float],
+    ):
+        self.rank, self.network, self.exits, self.printed = rank, network, exits, printed
         self.is_ready = threading.Event()
 
     def __enter__(self) -> "Node":
@@ -98,6 +106,9 @@ class Node:
                     text = text.split("\r")[-1].rstrip()
                     if not text:
                         continue
+                for expected in self.printed:
+                    if expected in text:
+                        self.printed[expected] = min(self.printed[expected], time.monotonic())
                 try:
                     with output_lock:
                         target.write(f"node {self.rank} | {text}\n")
