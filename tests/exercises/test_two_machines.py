@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -131,6 +132,9 @@ def test_places_of_ranks(nodes):
     assert [layout.ranks_on(node) for node in (0, 1)] == [[0, 1, 2], [3]]
 
 
+EVALUATED = "0 evaluate, 1 evaluate, 0 evaluated, 1 evaluated"
+
+
 @pytest.mark.parametrize(
     ("log", "message"),
     [
@@ -141,10 +145,11 @@ def test_places_of_ranks(nodes):
         ("0 download, 0 downloaded, 2 no data", "node 1 never downloads: rank 0 has"),
         ("2 download, 3 no data", "rank 3 calls prepare before rank 2 has downloaded everything"),
         ("0 download, 0 clean_up", "rank 0 cleans up node 0's disk before it has called evaluate"),
+        ("1 clean_up", "rank 1 cleans up node 0's disk before it has called evaluate"),
         ("2 evaluate, 3 evaluate, 2 evaluated, 2 clean_up", "while rank 3 of the same node is sti"),
-        ("0 evaluated, 1 evaluated, 0 clean_up, 3 evaluate", ""),
-        ("0 evaluated, 1 evaluated, 0 clean_up, 0 clean_up", "cleans up node 0's disk twice"),
-        ("0 evaluated, 1 evaluated, 0 clean_up, 1 no data", "calls prepare after rank 0 has delet"),
+        (f"{EVALUATED}, 0 clean_up, 3 evaluate", ""),
+        (f"{EVALUATED}, 0 clean_up, 0 clean_up", "cleans up node 0's disk twice"),
+        (f"{EVALUATED}, 0 clean_up, 1 no data", "calls prepare after rank 0 has deleted"),
         ("1 save, 1 save", "rank 1 calls save twice"),
         ("3 evaluate, 3 evaluate", "rank 3 calls evaluate twice"),
     ],
@@ -158,6 +163,111 @@ def test_the_first_mistake_in_the_log_is_explained(nodes, judge, log, message):
     except Wrong as wrong:
         mistake = str(wrong)
     assert message in mistake and bool(message) == bool(mistake)
+
+
+def barrier(nodes, *places: str):
+    """Return the event of each rank at a barrier: "9 in 8" is line 9, inside the block in line 8.
+
+    "9 entry" and "9 exit" are the barriers of the block in line 9.
+    """
+    events = []
+    for rank, place in enumerate(places):
+        line, *more = place.split()
+        blocks = [int(more[1])] if "in" in more else []
+        at = more[0] if more and not blocks else ""
+        details = {"group": "world", "members": [0, 1, 2, 3], "collective": "barrier"}
+        events.append(nodes.Event(rank, "enter", int(line), details | {"blocks": blocks, "at": at}))
+    return events
+
+
+RANK_1_IS_EARLY = ", so rank 1 entered its `with` block too early"
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (["8", "8", "8", "8"], ""),
+        (["8 exit", "8 entry", "8 exit", "8 entry"], ""),
+        (["9 in 8", "8 entry", "8 entry", "8 entry"], ""),  # a barrier inside the block
+        (["8", "9 entry", "8"], ""),  # rank 3 has not reached it yet
+        (["8", "9 entry", "8", "9 entry"], f"0's barrier (line 8), 1's (line 9){RANK_1_IS_EARLY}"),
+        (["9 exit", "9 entry", "8", "8"], "0's barrier (line 9), 2's (line 8)"),
+        (["8", "9", "8", "9"], "0's barrier (line 8), 1's (line 9)"),
+    ],
+)
+def test_ranks_at_different_places_of_one_barrier_are_found(nodes, judge, places, expected):
+    complete = judge.complete_barriers(barrier(nodes, *places))
+    pairs = [judge.mismatch(one[0], one) for one in complete]
+    message = "".join(judge.matched(pair) for pair in pairs if pair)
+    assert message.removeprefix("rank ").replace(" was matched with rank", ",") == expected
+
+
+MATCHED = "rank 0's barrier (line 8) was matched with rank 1's (line 9)"
+DISK = "rank 1 calls prepare before rank 0 has downloaded everything to node 0's disk"
+
+
+@pytest.mark.parametrize(
+    ("places", "calls_evaluate", "expected"),
+    [
+        (["8", "8", "8", "8"], False, DISK),
+        (
+            ["8", "9 entry", "8", "9 entry"],
+            False,
+            f"{MATCHED}{RANK_1_IS_EARLY}: {DISK}. All ranks must reach the same barriers in the "
+            "same order",
+        ),
+        (  # which may be meant
+            ["8", "9", "8", "9"],
+            False,
+            f"{DISK}. Is this because {MATCHED}?",
+        ),
+        (["8", "9 entry", "8", "9 entry"], True, DISK),
+    ],
+)
+def test_a_mismatched_barrier_is_the_cause_if_it_is_the_last_collective(
+    nodes, judge, places, calls_evaluate, expected
+):
+    events = [nodes.Event(0, "download"), *barrier(nodes, *places)]
+    if calls_evaluate:
+        details = {**events[-1].details, "group": "1", "collective": "allreduce", "at": ""}
+        events.append(nodes.Event(1, "enter", 10, details))
+    with pytest.raises(Wrong) as caught:
+        judge.judge_order([*events, nodes.Event(1, "no data")], nodes.Layout((2, 2)))
+    assert (str(caught.value), caught.value.read) == (expected, "Global or local main process?")
+
+
+def test_a_right_answer_with_a_barrier_inside_a_block_gets_a_remark(start, tmp_path):
+    file, text = tmp_path / "answer.py", EXERCISE.answer.read_text()
+    call = "folder = actions.open_run()\n"
+    file.write_text(text.replace(call, f"{call}        state.wait_for_everyone()\n"))
+    result = check(start, "44", file)
+    line = text.splitlines().index(f"        {call.rstrip()}") + 1
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
+    assert result.stdout.endswith(
+        f"1 on the other. But the barrier in line {line + 1} works only because it happens to be "
+        f"matched with that of the `with` block in line {line - 1}. Call it after the block\n"
+    )
+    assert check(start, "44", EXERCISE.answer).stdout.endswith("1 on the other\n")
+
+
+ANSWERS = Path(__file__).parent / "answers" / "44"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("evaluates_inside_the_block", "Global or local main process?"),
+        ("returns_before_it_has_saved", "Global or local main process?"),
+        ("cleans_up_before_evaluate", "Global or local main process?"),
+        ("does_not_wait_before_it_cleans_up", "Common mistakes"),
+        ("leaves_early", "Common mistakes"),
+    ],
+)
+def test_a_mistake_names_the_section_that_explains_it(start, name, section):
+    result = check(start, "44", ANSWERS / f"wrong_{name}.py")
+    assert is_rejected(result, "44")
+    assert f'\nRead "{section}" in ' in result.stdout
 
 
 def test_the_exercise_describes_exactly_the_actions_there_are(nodes):

@@ -2,7 +2,8 @@
 
 `run` below is the skeleton of a training program, and every process calls it. As it is, it's only
 right for a single process. Make it right for several processes on several nodes. Each node has a
-disk of its own, and all nodes share one folder, as with NFS.
+disk of its own, and all nodes share one folder, as with NFS. A file that one node writes to this
+folder is visible to the others at once. (On a real network, this may take a few seconds.)
 
     state       a `PartialState`, which knows which process this is; an `Accelerator` has the same
                 attributes and methods
@@ -17,7 +18,9 @@ disk of its own, and all nodes share one folder, as with NFS.
 4.  evaluate(samples)       evaluates this process's share of the samples, and returns the number of
                             correct predictions of all processes, which it adds up with an
                             all-reduce. Then it writes this process's mistakes to this node's disk.
-5.  save(folder, correct)   writes a checkpoint to the folder of the run.
+5.  save(folder, correct)   writes a checkpoint to the folder of the run. The checkpoint is a single
+                            file, written by one process. (Accelerate's `save_state` is different:
+                            every process calls it.)
 6.  clean_up()              copies the mistakes from this node's disk to the shared folder, and
                             deletes everything on the disk.
 

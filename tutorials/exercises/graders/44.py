@@ -12,7 +12,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from judge_44 import MISTAKES, judge_end, judge_order, named, places, stuck
+from judge_44 import (
+    MISTAKES,
+    judge_end,
+    judge_order,
+    named,
+    places,
+    remark,
+    stuck,
+    waits_inside_block,
+)
 from nodes_44 import ENDED, WAITING, Event, Layout, Log, be_rank, states
 
 from accel_demo.lab import grading
@@ -31,10 +40,12 @@ PROCESSES = multiprocessing.get_context(start_method())
 def judge_all(answer: Path) -> str:
     start_server()
     deadline = time.monotonic() + limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
+    more = ""
     for number, layout in enumerate(LAYOUTS):
         try:
             with tempfile.TemporaryDirectory() as folder:
-                run_and_judge(answer, Path(folder).resolve(), layout, deadline)
+                events = run_and_judge(answer, Path(folder).resolve(), layout, deadline)
+            more = more or remark(events)
         except Wrong as mistake:
             if number == 0:
                 raise
@@ -48,8 +59,8 @@ def judge_all(answer: Path) -> str:
                 mistake.read,
             ) from None
     return (
-        "the right ranks do each of the six actions, in the right order, with 2 ranks on each node "
-        "and with 3 on one and 1 on the other"
+        "each action is done by the right ranks, in the right order, with 2 ranks on each node and "
+        f"with 3 on one and 1 on the other{more}"
     )
 
 
@@ -69,8 +80,8 @@ def limit(variable: str, default: float) -> float:
     return float(os.environ.get(variable, default))
 
 
-def run_and_judge(answer: Path, folder: Path, layout: Layout, deadline: float) -> None:
-    """Run the answer once on every rank. Raise `Wrong` if it has a mistake."""
+def run_and_judge(answer: Path, folder: Path, layout: Layout, deadline: float) -> list[Event]:
+    """Run the answer once on every rank. Return the log, or raise `Wrong` for a mistake."""
     for name in ("shared", "reports", *(f"node-{n}" for n in range(len(layout.ranks_per_node)))):
         (folder / name).mkdir()
     events, exit_codes = run_ranks(answer, folder, layout, deadline)
@@ -84,12 +95,15 @@ def run_and_judge(answer: Path, folder: Path, layout: Layout, deadline: float) -
     if WAITING in doing and set(doing) <= {WAITING, ENDED}:
         raise stuck(events, doing)
     if None in exit_codes:
+        if mistake := waits_inside_block(events, layout.world_size):
+            raise mistake
         seconds = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
         raise Wrong(f"it has not finished after {seconds:g} s: {places(events, doing)}", MISTAKES)
     for rank, report in enumerate(grading.read_reports(folder / "reports").values()):
         if [seen["connected"] for seen in report["seen"]] != [layout.world_size]:
             raise RuntimeError(f"rank {rank} is not connected to the others")
     judge_end(events, layout)
+    return events
 
 
 def run_ranks(

@@ -14,6 +14,11 @@ from accel_demo.lab.grading import Wrong
 # Headings of page 44
 MAIN_PROCESS = "Global or local main process?"
 MISTAKES = "Common mistakes"
+SAME_BARRIERS = "All ranks must reach the same barriers in the same order"
+
+
+class TooEarly(Wrong):
+    """A rank does something before another rank is ready. The cause may be a barrier."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +64,19 @@ def judge_order(events: list[Event], layout: Layout) -> None:
     """Raise `Wrong` for the first event that is a mistake."""
     for index, event in enumerate(events):
         if event.name in RULES:
+            now = Moment(events, index, layout)
             try:
-                RULES[event.name](Moment(events, index, layout))
-            except Wrong as mistake:
-                more = mixed_barriers(events[:index])
-                raise Wrong(f"{mistake}{more}", MISTAKES if more else mistake.read) from None
+                RULES[event.name](now)
+            except TooEarly as mistake:
+                raise with_cause(mistake, now) from None
 
 
 def create_run(now: Moment) -> None:
     if now.before("create run"):
-        raise Wrong(
-            f"{ranks(named(now.events, 'create run'))} each create a run folder, because they look "
-            "for one before another rank's is there",
-            MAIN_PROCESS,
+        raise TooEarly(
+            f"{ranks(named(now.events, 'create run'))} each create a run folder, because each "
+            "looked before any other had created one",
+            read=MAIN_PROCESS,
         )
 
 
@@ -91,9 +96,9 @@ def no_data(now: Moment) -> None:
     if cleaners := now.before_here("clean_up"):
         raise Wrong(f"{calls} after {ranks(cleaners)} has deleted everything on {disk}", MISTAKES)
     if downloaders := now.before_here("download"):
-        raise Wrong(
+        raise TooEarly(
             f"{calls} before {ranks(downloaders)} has downloaded everything to {disk}",
-            MAIN_PROCESS,
+            read=MAIN_PROCESS,
         )
     if elsewhere := now.before("download"):
         other = now.layout.place(elsewhere[0].rank)[0]
@@ -107,10 +112,10 @@ def no_data(now: Moment) -> None:
 
 def build_cache(now: Moment) -> None:
     if now.before_here("build cache"):
-        raise Wrong(
+        raise TooEarly(
             f"{ranks(now.all_here('build cache'))} each build the cache on node {now.node}'s disk, "
             "because it was not complete when they called prepare",
-            MAIN_PROCESS,
+            read=MAIN_PROCESS,
         )
 
 
@@ -158,13 +163,17 @@ def clean_up(now: Moment) -> None:
             "node should",
             MAIN_PROCESS,
         )
-    for rank in now.layout.ranks_on(now.node):
-        if now.has_called("evaluated", rank):
-            continue
-        who = "it" if rank == now.rank else f"rank {rank} of the same node"
-        is_inside = now.has_called("evaluate", rank)
-        when = f"while {who} is still in" if is_inside else f"before {who} has called"
-        raise Wrong(f"rank {now.rank} cleans up {disk} {when} evaluate", MISTAKES)
+    does = f"rank {now.rank} cleans up {disk}"
+    if not now.has_called("evaluate", now.rank):
+        raise Wrong(
+            f"{does} before it has called evaluate, which writes mistakes to that disk",
+            MAIN_PROCESS,
+        )
+    for rank in now.layout.ranks_on(now.node):  # all of them have called evaluate: it's collective
+        if not now.has_called("evaluated", rank):
+            raise TooEarly(
+                f"{does} while rank {rank} of the same node is still in evaluate", read=MISTAKES
+            )
 
 
 def fail(now: Moment) -> None:
@@ -174,7 +183,7 @@ def fail(now: Moment) -> None:
     for name in ("open_run", "prepare"):
         is_name_error = re.search("NameError|UnboundLocalError", message)
         if is_name_error and not now.has_called(name, now.rank):
-            raise Wrong(f"{message}. Rank {now.rank} has never called {name}", MAIN_PROCESS)
+            raise Wrong(f"{message}. Rank {now.rank} never called {name}", MAIN_PROCESS)
     raise Wrong(message)
 
 
@@ -192,22 +201,74 @@ RULES: dict[str, Callable[[Moment], None]] = {
 }
 
 
-def mixed_barriers(events: list[Event]) -> str:
-    """Return a question if two ranks were in different lines at the same barrier, or ""."""
-    lines: dict[int, list[int]] = {}  # {rank: line of each of its barriers}
+def with_cause(mistake: TooEarly, now: Moment) -> Wrong:
+    """Return the mistake, and the mismatched barrier that caused it, if there is one.
+
+    Only the last collective before the mistake can be the cause, because it made this rank wait.
+    """
+    *_, last = Event(now.rank, ""), *by_rank(now.before("enter"), now.rank)
+    for barrier in complete_barriers(now.events[: now.index]):
+        if not any(event is last for event in barrier):
+            continue
+        neighbors_first = sorted(barrier, key=lambda event: (not now.is_here(event), event.rank))
+        if pair := mismatch(last, neighbors_first):
+            if is_surely_wrong(pair):
+                return Wrong(f"{matched(pair)}: {mistake}. {SAME_BARRIERS}", MAIN_PROCESS)
+            return Wrong(f"{mistake}. Is this because {matched(pair)}?", MAIN_PROCESS)
+    return mistake
+
+
+def complete_barriers(events: list[Event]) -> list[list[Event]]:
+    """Return the barriers that all their members have reached, each with one event per member."""
+    calls: dict[tuple, dict[int, list[Event]]] = {}  # {group and members: {rank: its barriers}}
     for event in named(events, "enter"):
         if event.details["collective"] == "barrier":
-            lines.setdefault(event.rank, []).append(event.line)
-    for number in range(max(map(len, lines.values()), default=0)):
-        at = {rank: of[number] for rank, of in sorted(lines.items()) if number < len(of)}
-        first, *others = at
-        for other in others:
-            if at[other] != at[first]:
-                return (
-                    f". Rank {first} waits at line {at[first]} of your file for rank {other} at "
-                    f"line {at[other]}: are these the same barrier?"
-                )
-    return ""
+            members = event.details["members"]
+            key = event.details["group"], *members
+            group = calls.setdefault(key, {rank: [] for rank in members})
+            group[event.rank].append(event)
+    return [
+        list(barrier) for group in calls.values() for barrier in zip(*group.values(), strict=False)
+    ]
+
+
+def mismatch(event: Event, barrier: list[Event]) -> tuple[Event, Event] | None:
+    """Return the event, and the first one that's at another place in the learner's file, or None.
+
+    A barrier inside a `with` block is at the same place as those of the block. If one of the two
+    ranks enters a block, it comes second.
+    """
+
+    def place(event: Event) -> int:
+        return (event.details["blocks"] or [event.line])[0]
+
+    for other in barrier:
+        if place(other) != place(event):
+            first, second = sorted((event, other), key=lambda one: (is_entry(one), one.rank))
+            return first, second
+    return None
+
+
+def is_entry(event: Event) -> bool:
+    return event.details["at"] == "entry"
+
+
+def is_surely_wrong(pair: tuple[Event, Event]) -> bool:
+    """Return True if one of the barriers is that of a `with` block, which has a partner already.
+
+    Two calls of wait_for_everyone in different lines may belong together.
+    """
+    return any(event.details["at"] for event in pair)
+
+
+def matched(pair: tuple[Event, Event]) -> str:
+    """Return "rank 0's barrier (line 8) was matched with rank 1's (line 9)", and the effect."""
+    one, other = pair
+    effect = f", so rank {other.rank} entered its `with` block too early" if is_entry(other) else ""
+    return (
+        f"rank {one.rank}'s barrier (line {one.line}) was matched with rank {other.rank}'s (line "
+        f"{other.line}){effect}"
+    )
 
 
 def judge_end(events: list[Event], layout: Layout) -> None:
@@ -222,17 +283,20 @@ def judge_end(events: list[Event], layout: Layout) -> None:
         if not event.details["is_right"]:
             raise wrong_return(event, events)
     saved = named(events, "saved")[0]
-    for event in named(events[: events.index(saved)], "return"):
-        raise Wrong(
-            f"rank {event.rank} returns before rank {saved.rank} has written the whole checkpoint",
-            MISTAKES,
-        )
+    for index, event in enumerate(events[: events.index(saved)]):
+        if event.name == "return":
+            mistake = TooEarly(
+                f"rank {event.rank} returns before rank {saved.rank} has written the whole "
+                "checkpoint",
+                read=MAIN_PROCESS,
+            )
+            raise with_cause(mistake, Moment(events, index, layout))
 
 
 def wrong_return(event: Event, events: list[Event]) -> Wrong:
     """Return what is wrong with the value that `run` has returned on a rank."""
     called = [other.name for other in events if other.rank == event.rank]
-    hint = "" if "open_run" in called else f". Rank {event.rank} has never called open_run"
+    hint = "" if "open_run" in called else f". Rank {event.rank} never called open_run"
     return Wrong(
         f"rank {event.rank} returns {event.details['value']} instead of the run's folder and the "
         f"number of correct predictions{hint}",
@@ -242,33 +306,90 @@ def wrong_return(event: Event, events: list[Event]) -> Wrong:
 
 def stuck(events: list[Event], doing: list[str]) -> Wrong:
     """Return the mistake of ranks that wait for each other forever. `doing` has their states."""
+    if mistake := waits_inside_block(events, len(doing)):
+        return mistake
     where = places(events, doing)
-    call = "call evaluate" if "in evaluate" in where else "come to the same barriers"
+    pairs = [mismatch(barrier[0], barrier) for barrier in complete_barriers(events)]
+    for pair in filter(None, pairs):
+        if is_surely_wrong(pair):
+            return Wrong(f"{matched(pair)}. It never ends: {where}. {SAME_BARRIERS}", MAIN_PROCESS)
+    last = [by_rank(events, rank)[-1] for rank, state in enumerate(doing) if state == WAITING]
+    in_evaluate = [event.line for event in last if is_in_evaluate(events, event.rank)]
+    elsewhere = [event.line for event in last if not is_in_evaluate(events, event.rank)]
+    # A rank that waits in an earlier line may still call evaluate.
+    is_left_out = in_evaluate and not (elsewhere and min(elsewhere) < min(in_evaluate))
+    call = "call evaluate" if is_left_out else "reach the same barriers"
     return Wrong(f"it never ends: {where}. Does every rank {call}?", MISTAKES)
+
+
+def waits_inside_block(events: list[Event], world_size: int) -> Wrong | None:
+    """Return the mistake if ranks in a `with` block wait for ranks that can't enter it."""
+    last = [by_rank(events, rank)[-1:] for rank in range(world_size)]
+    waiting = named(sum(last, []), "enter")
+    for line in [event.line for event in waiting if is_entry(event)]:
+        outside = [event for event in waiting if is_entry(event) and event.line == line]
+        inside = [
+            event
+            for event in waiting
+            if line in event.details["blocks"] and not event.details["at"]
+        ]
+        if inside:
+            is_evaluate = is_in_evaluate(events, inside[0].rank)
+            call = "evaluate's all-reduce" if is_evaluate else "a collective"
+            return Wrong(
+                f"it never ends: {ranks(inside)} {verb(inside, 'waits', 'wait')} in {call} (line "
+                f"{inside[0].line}) for {ranks(outside)}, which can't enter the `with` block in "
+                f"line {line} before {ranks(inside)} {verb(inside, 'leaves', 'leave')} it. Don't "
+                f"call {'evaluate' if is_evaluate else call} inside the block",
+                MAIN_PROCESS,
+            )
+    return None
+
+
+def is_in_evaluate(events: list[Event], rank: int) -> bool:
+    """Return True if the last collective of the rank is that of evaluate."""
+    return [event.name for event in by_rank(events, rank)[-2:]] == ["evaluate", "enter"]
+
+
+def remark(events: list[Event]) -> str:
+    """Return a remark on a right answer that calls a barrier inside a `with` block, or ""."""
+    for barrier in complete_barriers(events):
+        inside = [event for event in barrier if event.details["blocks"]]
+        of_block = [event for event in barrier if event.details["at"] and event not in inside]
+        if inside and of_block:
+            return (
+                f". But the barrier in line {inside[0].line} works only because it happens to be "
+                f"matched with that of the `with` block in line {of_block[0].line}. Call it after "
+                "the block"
+            )
+    return ""
 
 
 def places(events: list[Event], doing: list[str]) -> str:
     """Return where the ranks are: "rank 0 waits in evaluate (line 9), rank 1 has returned"."""
-    by_place: dict[str, list[Event]] = {}
+    by_place: dict[tuple[str, str], list[Event]] = {}
     for rank, state in enumerate(doing):
-        *_, before, last = Event(rank, ""), Event(rank, ""), *by_rank(events, rank)
+        last = [Event(rank, ""), *by_rank(events, rank)][-1]
         if state == WAITING:
-            call = "evaluate" if before.name == "evaluate" else f"a {last.details['collective']}"
-            place = f"waits in {call} (line {last.line})"
+            is_barrier = last.details["collective"] == "barrier"
+            call = "a barrier" if is_barrier else "a collective"
+            call = "evaluate" if is_in_evaluate(events, rank) else call
+            place = "waits wait", f"in {call} (line {last.line})"
         elif state == ENDED:
-            place = "has returned"
+            place = "has have", "returned"
         elif state == RUNNING and last.line == 0:
-            place = "has not called an action yet"
+            place = "has have", "not called an action yet"
         else:
-            place = f"is at or after line {last.line}"
+            place = "is are", f"at or after line {last.line}"
         by_place.setdefault(place, []).append(last)
-    plural = {"waits ": "wait ", "has ": "have ", "is ": "are "}
-    texts = []
-    for place, of in by_place.items():
-        for one, several in plural.items() if len(of) > 1 else ():
-            place = re.sub(f"^{one}", several, place)
-        texts.append(f"{ranks(of)} {place}")
-    return ", ".join(texts)
+    return ", ".join(
+        f"{ranks(of)} {verb(of, *verbs.split())} {place}" for (verbs, place), of in by_place.items()
+    )
+
+
+def verb(events: list[Event], one: str, several: str) -> str:
+    """Return the form of a verb whose subject is `ranks(events)`."""
+    return several if len({event.rank for event in events}) > 1 else one
 
 
 def named(events: list[Event], name: str) -> list[Event]:

@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,14 +157,52 @@ def observe(answer: Path, folder: Path, layout: Layout, log: Log) -> list[dict]:
     if (state.local_process_index, state.is_local_main_process) != (local_rank, local_rank == 0):
         raise RuntimeError(f"Accelerate uses {state.local_process_index} as the local rank")
     dist.barrier()
-    record_collectives(log, state.process_index)
+    blocks = Blocks()
+    record_blocks(blocks)
+    record_collectives(log, state.process_index, blocks)
     actions = Actions(state.process_index, folder, layout, log, group)
     returned = grading.import_answer(answer).run(state, actions)
     actions.add("return", value=repr(returned), is_right=actions.is_right(returned))
     return [{"connected": connected, "node": node, "local_rank": local_rank}]
 
 
-def record_collectives(log: Log, rank: int) -> None:
+@dataclass
+class Blocks:
+    """Where this rank is in `main_process_first` and `local_main_process_first`.
+
+    `lines` are the lines of the `with` blocks that the rank is in, the outermost first. `at` is
+    "entry" or "exit" if the rank is at the barrier of such a block, and "" otherwise.
+    """
+
+    lines: list[int] = field(default_factory=list)
+    at: str = ""
+
+
+def record_blocks(blocks: Blocks) -> None:
+    """Keep `blocks` up to date. An `Accelerator` has the same blocks, because it calls these."""
+    from accelerate import PartialState
+
+    def recording(name: str) -> Callable:
+        method = getattr(PartialState, name)
+
+        @contextmanager
+        def block(state: PartialState) -> Iterator[None]:
+            line, blocks.at = line_of_answer(), "entry"
+            with method(state):
+                blocks.lines.append(line)
+                blocks.at = ""
+                yield  # the lines of the block
+                blocks.lines.pop()
+                blocks.at = "exit"
+            blocks.at = ""
+
+        return block
+
+    for name in ("main_process_first", "local_main_process_first"):
+        setattr(PartialState, name, recording(name))
+
+
+def record_collectives(log: Log, rank: int, blocks: Blocks) -> None:
     """Add an event to the log before and after each collective of PyTorch."""
     import torch.distributed as dist
 
@@ -173,11 +212,12 @@ def record_collectives(log: Log, rank: int) -> None:
         def call(group, *arguments, **options):
             members = dist.get_process_group_ranks(group)
             details = {"group": group.group_name, "members": members, "collective": name}
-            log.add(Event(rank, "enter", line_of_answer(), details))
+            place = {"blocks": blocks.lines, "at": blocks.at}
+            log.add(Event(rank, "enter", line_of_answer(), details | place))
             work = method(group, *arguments, **options)
             if work is not None:
                 work.wait()
-            log.add(Event(rank, "leave"))
+            log.add(Event(rank, "leave", line_of_answer()))
             return work
 
         return call

@@ -1,4 +1,4 @@
-# wrong: has never called open_run
+# wrong: never called open_run
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: has never called prepare
+# wrong: never called prepare
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: are these the same barrier?
+# wrong: rank 0's barrier (line 10) was matched with rank 1's (line 13), so rank 1 entered its
 from pathlib import Path
 
 from accelerate import PartialState
