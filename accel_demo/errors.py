@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-PATIENCE = 20  # seconds that the other ranks wait for local rank 0 to report the error
+REPORT_TIMEOUT = 20  # seconds that the other ranks wait for local rank 0 to report the error
 
 
 class UserError(Exception):
@@ -39,8 +39,8 @@ def one_line_errors() -> Iterator[None]:
 
     Usually every process raises the same error, and only the first process on each machine (local
     rank 0) prints it. The others wait until this process exits and the launcher stops them. If a
-    rank is still running after `PATIENCE` seconds, only this rank had the error (for example, its
-    disk is full), so it prints the error.
+    rank is still running after `REPORT_TIMEOUT` seconds, only this rank had the error (for example,
+    its disk is full), so it prints the error.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def one_line_errors() -> Iterator[None]:
 def _give_up(message: str) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exit on SIGTERM: there is no step to finish
     if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) != "0":
-        time.sleep(PATIENCE)
+        time.sleep(REPORT_TIMEOUT)
     say(f"error: {message}")
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():

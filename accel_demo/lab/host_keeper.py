@@ -16,10 +16,14 @@ from accel_demo.lab.networks import replace_hosts_file
 
 
 def main() -> None:
+    own_network = os.readlink("/proc/self/ns/net")
+    if network_of(os.getppid()) in (own_network, None):
+        # Outside new namespaces, this program would kill all processes on the machine.
+        print("error: only start this program with unshare, as hosts.py does", file=sys.stderr)
+        sys.exit(2)
     replace_hosts_file(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.read()
-    own_network = os.readlink("/proc/self/ns/net")
     while processes := processes_in(own_network):
         for pid in processes:
             with suppress(ProcessLookupError):
@@ -27,14 +31,18 @@ def main() -> None:
         time.sleep(0.01)
 
 
+def network_of(pid: int) -> str | None:
+    """Return the network namespace of a process, or None if it has exited or cannot be seen."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")  # zombies have no namespace
+    except OSError:
+        return None
+
+
 def processes_in(network: str) -> list[int]:
     """Return the IDs of the other processes in this network namespace that can be killed."""
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process has exited; zombies have no namespace
-            if os.readlink(folder / "ns/net") == network and int(folder.name) != os.getpid():
-                pids.append(int(folder.name))
-    return pids
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if pid != os.getpid() and network_of(pid) == network]
 
 
 if __name__ == "__main__":

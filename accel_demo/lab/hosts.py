@@ -27,7 +27,8 @@ from accel_demo.wording import byte_size, duration
 MOST_HOSTS = 100
 MOST_ALL_REDUCE_SECONDS = 20  # so that no collective times out
 CLONE_FS = 0x200  # from linux/sched.h
-KEEPER = ["unshare", "--net", "--mount", sys.executable, "-m", "accel_demo.lab.host_keeper"]
+# -P keeps the files of the working directory from shadowing the modules that Python imports.
+KEEPER = ["unshare", "--net", "--mount", sys.executable, "-P", "-m", "accel_demo.lab.host_keeper"]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import LOOPBACK
@@ -32,6 +30,7 @@ UNSHARE = [
     "--kill-child",
     "--mount-proc",
 ]
+COMMAND_TIMEOUT = 30  # seconds that `ip` or `tc` may take
 # How many bytes may pass at once, and how many may wait. Both are small compared with a gradient.
 BURST, QUEUE = "32kb", "400kb"
 MOST_DELAYED_PACKETS = 100_000  # the default of netem, 1000, would drop packets at high rates
@@ -90,31 +89,35 @@ class Namespaces:
         self.nodes, self.rate, self.delay = nodes, rate, delay
 
     def __enter__(self) -> "Namespaces":
-        """Start the switch. Raises `Unavailable` if this machine does not allow it."""
+        """Start the switch. Raises `Unavailable` if this machine cannot run it."""
         if reason := why_not():
             raise Unavailable(reason)
         # `cat` exits, and the kernel removes the namespace, when the pipe to its stdin is closed.
+        keeper = ["sh", "-c", "echo ready; exec cat"]
         self.switch = subprocess.Popen(
-            [*UNSHARE, "cat"],  # the same namespaces as a node, to find out if they are allowed
+            [*UNSHARE, *keeper],  # the same namespaces as a node, to find out if they are allowed
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,
         )
+        assert self.switch.stdout and self.switch.stderr
         try:
-            wait_for_namespace(self.switch)
+            if self.switch.stdout.readline() != "ready\n":
+                reason = " ".join(self.switch.stderr.read().split()) or "unshare failed"
+                raise Unavailable(f"this machine does not allow network namespaces ({reason})")
             self.run_in_switch("ip", "link", "add", "bridge", "type", "bridge")
             self.run_in_switch("ip", "link", "set", "bridge", "up")
-        except BaseException:
+        except BaseException as error:
             self.__exit__()
+            if isinstance(error, UserError):
+                raise Unavailable(str(error)) from None
             raise
         return self
 
     def __exit__(self, *error) -> None:
-        assert self.switch.stdin and self.switch.stderr
-        self.switch.stdin.close()
-        self.switch.wait()
-        self.switch.stderr.close()
+        self.switch.communicate()  # close stdin, so that `cat` exits
 
     def address(self, node: int) -> str:
         return f"10.77.0.{node + 1}"
@@ -176,27 +179,18 @@ def why_not() -> str | None:
     return None
 
 
-def wait_for_namespace(process: subprocess.Popen, seconds: float = 10) -> None:
-    """Wait until `process` is in its own network namespace. Raises `Unavailable` if it fails."""
-    own, deadline = os.readlink("/proc/self/ns/net"), time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            reason = process.stderr.read().strip() if process.stderr else ""
-            raise Unavailable(f"this machine does not allow it ({reason or 'unshare failed'})")
-        with suppress(OSError):
-            if os.readlink(f"/proc/{process.pid}/ns/net") != own:
-                return
-        time.sleep(0.01)
-    raise Unavailable(f"unshare did not make a network namespace within {seconds:g} s")
-
-
 def run_in_namespace(pid: int, *command: str) -> None:
     """Run a command in the network namespace of the process `pid`.
 
-    Raises `UserError` if the kernel lacks what the command needs.
+    Raises `UserError` if the command fails, for example because the kernel lacks a module.
     """
     entered = ["nsenter", f"--net=/proc/{pid}/ns/net", *command]
-    ended = subprocess.run(entered, capture_output=True, text=True, timeout=30)
+    try:
+        ended = subprocess.run(entered, capture_output=True, text=True, timeout=COMMAND_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"`{' '.join(command)}` did not finish within {COMMAND_TIMEOUT} s. Try again later."
+        ) from None
     if ended.returncode == 0:
         return
     reason = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
@@ -212,15 +206,18 @@ def run_in_namespace(pid: int, *command: str) -> None:
 
 
 def replace_hosts_file(content: str) -> None:
-    """Replace /etc/hosts for all processes in this mount namespace. Exit with code 1 if it fails.
+    """Replace /etc/hosts for all processes in this mount namespace, or print an error and exit.
 
     PyTorch looks up the names of addresses, but a node cannot reach a name server.
     """
-    with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps its content
-        file.write(content)
-        file.flush()
-        os.chmod(file.name, 0o644)
-        ended = subprocess.run(["mount", "--bind", file.name, "/etc/hosts"])
+    try:
+        with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps its content
+            file.write(content)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            ended = subprocess.run(["mount", "--bind", file.name, "/etc/hosts"])
+    except OSError as error:
+        sys.exit(f"error: cannot write a temporary file ({error.strerror}). Set TMPDIR.")
     if ended.returncode != 0:
         sys.exit(1)  # mount has printed the reason
 

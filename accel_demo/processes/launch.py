@@ -4,6 +4,7 @@
 `run_to_end` runs a command and waits until it exits. `start` starts a command without waiting.
 """
 
+import errno
 import logging
 import os
 import pickle
@@ -31,6 +32,7 @@ from accel_demo.processes.fork_server import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PRELOADED = ("torch._dynamo",)  # slow to import; the first optimizer needs it
+PORT_ADVICE = "Set MASTER_PORT to a free port, or leave it unset."
 
 
 def spawn(
@@ -233,17 +235,17 @@ def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
             child.kill()
 
 
-def free_port(port: int = 0) -> int:
-    """Return `port`, or any free port if `port` is 0. Raises `UserError` if the port is in use."""
+def free_port(port: int = 0, advice: str = PORT_ADVICE) -> int:
+    """Return `port`, or any free port if `port` is 0. Raises `UserError` if it cannot be used."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
         except OverflowError:
             raise UserError(f"MASTER_PORT must be from 0 to 65535, got {port}") from None
-        except OSError:
-            raise UserError(
-                f"port {port} is in use. Set MASTER_PORT to a free port, or leave it unset."
-            ) from None
+        except OSError as error:
+            is_in_use = error.errno == errno.EADDRINUSE
+            problem = "is in use" if is_in_use else f"cannot be used ({error.strerror})"
+            raise UserError(f"port {port} {problem}. {advice}") from None
         return probe.getsockname()[1]
 
 

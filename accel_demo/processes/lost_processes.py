@@ -1,4 +1,4 @@
-"""Report in one line which process of a training run has died or hangs."""
+"""Report in one line which process of a training run has died or is stuck."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ import torch.distributed as dist
 from accel_demo.errors import UserError, say
 from accel_demo.processes import signals
 from accel_demo.processes.peers import (
-    are_on_several_hosts,
+    are_on_several_machines,
     name_of,
-    own_host,
+    own_machine,
     peer_of,
     store_host,
 )
@@ -31,7 +31,7 @@ NOTICE_TIMEOUT = 5  # seconds to wait for the remaining processes to notice the 
 
 @contextmanager
 def report_lost_processes() -> Iterator[None]:
-    """Print one line and exit with code 1 if a collective fails because a process died or hangs.
+    """Print one line and exit with code 1 if a collective fails because a process died or is stuck.
 
     Raises `UserError` if the processes could not connect.
     """
@@ -77,9 +77,9 @@ def lost_processes(error: RuntimeError) -> str | None:
     if rank == 0 and not _launcher_hosts_store():
         _keep_store_until_noticed(store, [other for other in ranks if other not in missing])
     what = "has" if len(missing) == 1 else "have"
-    what += " not answered within --collective-timeout, and may hang" if timed_out else " died"
-    if timed_out and are_on_several_hosts():
-        what += " or have lost their network"
+    what += " not answered within --collective-timeout, and may be stuck" if timed_out else " died"
+    if timed_out and are_on_several_machines():
+        what += " or cut off from the network"
     return (
         f"{name_of(missing)} {what}; {name_of([rank])} noticed this {where}. "
         "Continue with --resume auto."
@@ -94,7 +94,7 @@ def _report_lost_store(rank: int, where: str) -> str:
     store is on another machine, and the launcher on this one has already told this process to stop,
     another process on this machine has returned the line.
     """
-    if are_on_several_hosts() and signals.was_asked:
+    if are_on_several_machines() and signals.was_asked:
         return ""
     store_process = "the launcher" if _launcher_hosts_store() else "rank 0"
     first = 0 if _launcher_hosts_store() else 1
@@ -103,7 +103,7 @@ def _report_lost_store(rank: int, where: str) -> str:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is no step to finish
         time.sleep(NOTICE_TIMEOUT)
     what = f"{store_process} has died"
-    if are_on_several_hosts():
+    if are_on_several_machines():
         what = f"{store_process} on {store_host()} has died, or cannot be reached"
     return f"{what}; {name_of([rank])} noticed this {where}. Continue with --resume auto."
 
@@ -185,7 +185,7 @@ def _missing_ranks(store, ranks: range, may_hang: bool) -> list[int]:
 def _is_on_this_machine(rank: int) -> bool:
     """Return True if the process with this rank is on this machine."""
     peer = peer_of(rank)
-    return peer is not None and peer.host == own_host()
+    return peer is not None and peer.machine == own_machine()
 
 
 def _has_died(rank: int) -> bool:
@@ -202,5 +202,5 @@ def _has_died(rank: int) -> bool:
 def _failed_line(error: RuntimeError) -> str:
     """Return the line of the train file that failed, such as "at `accelerator.backward(loss)`"."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.line for frame in frames if Path(frame.filename).name in TRAIN_FILES]
-    return f"at `{lines[-1]}`" if lines else "in a collective"
+    lines = [frame.line or "" for frame in frames if Path(frame.filename).name in TRAIN_FILES]
+    return f"at `{lines[-1].split('  # ')[0]}`" if lines else "in a collective"

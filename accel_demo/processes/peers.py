@@ -1,4 +1,4 @@
-"""The host name and process ID of every rank.
+"""The machine, host name and process ID of every rank.
 
 If a network fails, a process can no longer read the store. So each process keeps the names of all
 hosts, and an error message can name the machine that does not answer.
@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 class Peer:
     """A process of this launch. `can_host_store` is true if the store is on the same machine."""
 
+    machine: str  # see `own_machine`
     host: str
     pid: int
     can_host_store: bool
@@ -27,20 +29,33 @@ _peers: list[Peer] = []  # by rank
 
 
 def introduce() -> None:
-    """Exchange host names and process IDs with all other ranks, and keep them in this process.
+    """Send this rank's machine, host name and process ID to all others, and keep theirs.
 
     Every rank must call this after the processes have been connected.
     """
     store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
-    record = f"{own_host()} {os.getpid()} {int(_store_is_here())}"
+    record = f"{own_machine()} {own_host()} {os.getpid()} {int(_store_is_here())}"
     store.set(f"process/{dist.get_rank()}", record)
     records = store.multi_get([f"process/{rank}" for rank in ranks])  # waits for all of them
     words = [record.decode().split() for record in records]
-    _peers[:] = [Peer(host, int(pid), here == "1") for host, pid, here in words]
+    _peers[:] = [Peer(machine, host, int(pid), here == "1") for machine, host, pid, here in words]
 
 
 def own_host() -> str:
     return platform.node() or "-"
+
+
+def own_machine() -> str:
+    """Return an identifier of this machine or container.
+
+    The host name is not enough: copies of a virtual machine may share it, and differ only in the ID
+    of their last boot. In each container, the same process ID means a different process.
+    """
+    parts = [own_host()]
+    with suppress(OSError):  # only Linux has these files
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return "/".join(parts)
 
 
 def peer_of(rank: int) -> Peer | None:
@@ -48,8 +63,8 @@ def peer_of(rank: int) -> Peer | None:
     return _peers[rank] if rank < len(_peers) else None
 
 
-def are_on_several_hosts() -> bool:
-    return len({peer.host for peer in _peers}) > 1
+def are_on_several_machines() -> bool:
+    return len({peer.machine for peer in _peers}) > 1
 
 
 def store_host() -> str:
@@ -59,10 +74,10 @@ def store_host() -> str:
 
 
 def name_of(ranks: Iterable[int]) -> str:
-    """Return "rank 2" or "ranks 2, 3" or, on several hosts, "ranks 2, 3 on node-1"."""
+    """Return "rank 2" or "ranks 2, 3" or, on several machines, "ranks 2, 3 on node-1"."""
     by_host: dict[str, list[int]] = {}
     for rank in ranks:
-        host = _peers[rank].host if are_on_several_hosts() else ""
+        host = _peers[rank].host if are_on_several_machines() else ""
         by_host.setdefault(host, []).append(rank)
     names = []
     for host, numbers in by_host.items():

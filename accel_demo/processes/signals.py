@@ -21,7 +21,7 @@ SIGNALS = [
 ]
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
 was_asked = False  # whether this process has received a stop signal since `StopSignals()`
-PATIENCE = 5  # a launcher may forward the same signal again for this many seconds
+REPEAT_TIMEOUT = 5  # a launcher may forward the same signal again for this many seconds
 
 
 class StopSignals:
@@ -65,12 +65,12 @@ class StopSignals:
         return False
 
     def is_asked_again(self) -> bool:
-        """Record a stop signal. Return True if the first one came over `PATIENCE` seconds ago."""
+        """Record a stop signal. Return True if the first one came over `REPEAT_TIMEOUT` s ago."""
         global was_asked
         was_asked = True
         if self.asked_at is None:
             self.asked_at = time.monotonic()
-        return time.monotonic() - self.asked_at > PATIENCE
+        return time.monotonic() - self.asked_at > REPEAT_TIMEOUT
 
 
 def ignore_signals(worker: int) -> None:

@@ -18,8 +18,8 @@ from accel_demo.run.manifest import MANIFEST, checkpoints_of, flush
 from accel_demo.wording import counted
 
 
-def make_folder(config: TrainConfig, environment: dict) -> Path:
-    """Create the folder of this run, if necessary, and return it.
+def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:
+    """Create the folder of this run, if necessary. Return it, and whether it is new.
 
     The folder is `config.run_dir`, or a folder in runs/ named after the config. Raises `UserError`
     if it is not writable, if `--resume` is not a checkpoint, or if an elastic launch has no
@@ -37,13 +37,14 @@ def make_folder(config: TrainConfig, environment: dict) -> Path:
         )
     folder = folder_of(config, environment)
     try:
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
             f"cannot write to {folder} ({error.strerror}). Choose a different --run-dir."
         ) from None
-    return folder
+    return folder, is_new
 
 
 def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:

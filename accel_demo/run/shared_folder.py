@@ -12,13 +12,16 @@ from pathlib import Path
 
 from accel_demo.errors import UserError
 from accel_demo.processes.connect import gather_objects, is_main_process
-from accel_demo.processes.peers import are_on_several_hosts, name_of, own_host
+from accel_demo.processes.peers import are_on_several_machines, name_of, own_host
 
-PATIENCE = 2  # seconds that shared storage may need to show a new file on another machine
+SYNC_TIMEOUT = 2  # seconds that shared storage may need to show a new file on another machine
 
 
-def shared_folder(make_folder: Callable[[], Path]) -> Path:
+def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
     """Return the folder that `make_folder` returns, after checking that all processes see it.
+
+    `make_folder` also returns whether the folder is new. If not all processes see it, a new folder
+    is removed.
 
     The main process writes a file with a random name, sends the name to the others, and deletes the
     file afterwards. Every process must call this. If `make_folder` raises `UserError` in any
@@ -27,7 +30,7 @@ def shared_folder(make_folder: Callable[[], Path]) -> Path:
     mark = None
     try:
         with raised_everywhere() as sent:
-            folder = make_folder()
+            folder, is_new = make_folder()
             if is_main_process():
                 # A new name, because a machine may remember that an old name did not exist.
                 mark = folder / f".seen-by-all-{uuid.uuid4().hex}"
@@ -40,8 +43,9 @@ def shared_folder(make_folder: Callable[[], Path]) -> Path:
     if all(sees_it):
         return folder
     folders = gather_objects(str(folder.absolute()))
-    with suppress(OSError):  # the folder is not empty
-        folder.rmdir()
+    if is_new:
+        with suppress(OSError):  # the folder is not empty
+            folder.rmdir()
     blind = [rank for rank, sees in enumerate(sees_it) if not sees]
     raise UserError(
         f"{name_of(blind)} {'does' if len(blind) == 1 else 'do'} not see the run folder "
@@ -66,8 +70,8 @@ def raised_everywhere() -> Iterator[list[str]]:
     problems = [(problem, host) for problem, _, host in gathered if problem]
     if problems:
         problem, host = problems[0]
-        is_local = are_on_several_hosts() and len(problems) < len(gathered)
-        raise UserError(f"on {host}, {problem}" if is_local else problem)
+        is_local = are_on_several_machines() and len(problems) < len(gathered)
+        raise UserError(f"{host}: {problem}" if is_local else problem)
 
 
 def _touch(path: Path) -> None:
@@ -80,7 +84,7 @@ def _touch(path: Path) -> None:
 
 
 def _appears(path: Path) -> bool:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SYNC_TIMEOUT
     while not path.exists():
         if time.monotonic() > deadline:
             return False

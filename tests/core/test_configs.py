@@ -12,7 +12,7 @@ from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 FOLDER = REPOSITORY / "accelerate_configs"
 FILES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
 TINY = "--max-steps 4 --train-samples 512 --test-samples 200".split()
-SEVERAL_MACHINES = ("multi_node.yaml", "multi_node_cpu.yaml")  # tested in test_doctor_machines.py
+SEVERAL_MACHINES = ("multi_node.yaml", "multi_node_cpu.yaml")  # launched in test_doctor_machines.py
 EXPECTED = {  # (GPUs that the test needs, device, processes, mixed_precision)
     "cpu.yaml": (1, "cpu", 1, "no"),
     "cpu_two_processes.yaml": (2, "cpu", 2, "no"),

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from accel_demo.errors import UserError
+from accel_demo.processes import peers
+from accel_demo.processes.peers import Peer, own_host
 from accel_demo.run.shared_folder import raised_everywhere, shared_folder
 from tests.conftest import REPOSITORY, rank_environments, start_process, text_of
 
@@ -49,6 +51,15 @@ def test_a_run_folder_that_only_one_machine_sees_is_refused_before_training(prog
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
 
 
+def test_a_refusal_does_not_remove_an_empty_folder_that_was_there_before(tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        (folder / "run").mkdir(parents=True)
+    codes, printed = train_in(folders, "train_ddp.py", tmp_path, "--run-dir", "run")
+    assert codes == [2, 2], printed
+    assert all((folder / "run").is_dir() for folder in folders)
+
+
 def test_two_machines_that_share_the_run_folder_train(tmp_path):
     folders = [tmp_path / "first", tmp_path / "second"]
     run = tmp_path / "run"
@@ -75,11 +86,21 @@ def test_an_error_of_one_process_is_raised_in_all(together):
         assert error == "the disk is full" and seconds < 10
 
 
+def problem_of_one_machine() -> str:
+    """As above, on two machines with one process each."""
+    peers._peers[:] = [Peer(machine, own_host(), 1, True) for machine in ("first", "second")]
+    return problem_of_one_rank(2)[0]
+
+
+def test_an_error_of_one_machine_names_the_machine(together):
+    assert together(problem_of_one_machine, 2) == [f"{own_host()}: the disk is full"] * 2
+
+
 def seconds_of_check(folder: str) -> float:
     """Return the time of a check of a folder that all processes see, without the first one."""
     for _ in range(2):
         started = time.monotonic()
-        shared_folder(lambda: Path(folder))
+        shared_folder(lambda: (Path(folder), False))
     return time.monotonic() - started
 
 

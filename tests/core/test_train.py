@@ -262,8 +262,8 @@ def test_different_runs_get_different_folders_in_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one_process = {"script": "train", "processes": 1, "mixed_precision": "no"}
     two_processes = one_process | {"processes": 2, "mixed_precision": "bf16"}
-    assert make_folder(TrainConfig(), one_process) == Path("runs/train")
-    assert make_folder(TrainConfig(), two_processes) == Path("runs/train-2-processes-bf16")
+    assert make_folder(TrainConfig(), one_process)[0] == Path("runs/train")
+    assert make_folder(TrainConfig(), two_processes)[0] == Path("runs/train-2-processes-bf16")
     folders = {
         make_folder(TrainConfig(seed=seed), launch)
         for seed in range(3)

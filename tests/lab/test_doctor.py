@@ -162,6 +162,8 @@ BAD = {
     NO + 'use_cpu: "no"\n': "use_cpu must be true or false",
     TWO + "num_machines: 0\n": "num_machines must be an integer of at least 1, got 0",
     TWO + "num_machines: 2\n": "main_process_ip is missing. Add the address of machine 0",
+    TWO + "num_machines: 2\nmain_process_ip: 10\n": "main_process_ip must be an address in quotes",
+    TWO + "num_machines: 2\nmain_process_ip: 10.77\n": "in quotes, .* got 10.77",
     TWO + "num_machines: 3\nmain_process_ip: x\n": "on 3 machines, Accelerate would start only 0",
     TWO + MACHINES + "main_process_port: 0\n": "main_process_port: 0 works only on one machine",
     TWO + MACHINES + "machine_rank: one\n": "machine_rank must be an integer, got 'one'",

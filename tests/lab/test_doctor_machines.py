@@ -3,7 +3,9 @@
 Every doctor of a launch must print the same line, and exit with the same code.
 """
 
+import errno
 import json
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +24,16 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab import networks
-from accel_demo.lab.doctor import command
-from accel_demo.lab.doctor.launch_config import Promise
-from accel_demo.lab.doctor.machines import failures_in, problem_in, unreachable_name
-from accel_demo.lab.doctor.meeting import GREETING, MeetingPoint, exchange
+from accel_demo.lab.doctor import command, connections, meeting
+from accel_demo.lab.doctor.connections import open_port, problem_of_host_name, unreachable_among
+from accel_demo.lab.doctor.machines import (
+    connection_problem_in,
+    failures_in,
+    notes_on,
+    problem_in,
+    targets,
+)
+from accel_demo.lab.doctor.meeting import GREETING, MeetingPoint, join_meeting
 from accel_demo.processes.launch import free_port
 from tests.conftest import (
     BIN,
@@ -104,6 +113,28 @@ def test_two_doctors_print_what_both_machines_obtained():
     assert results[0].stdout == results[1].stdout
 
 
+def test_without_gpus_two_machines_obtain_cpu_processes_and_advice():
+    """This is what accelerate_configs/README.md says about multi_node.yaml."""
+    port, config = free_port(), CONFIG.with_name("multi_node.yaml")
+    results = run_doctors(*(cli(*doctor(rank, port, config=config)) for rank in (0, 1)))
+    for result in results:
+        assert result.returncode == 1, result
+        cells = rows_of(result.stdout)
+        assert cells["connected"] == ["all 4", "all 4", "all 4"]
+        assert cells["device"] == ["cuda, one each", "cpu", "cpu"]
+        assert "Fix: use accelerate_configs/multi_node_cpu.yaml, or a machine" in result.stdout
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_launch_on_one_node_uses_the_number_of_nodes_in_the_environment(processes, start):
+    """`accel-demo nodes --nodes 1` sets these variables. The file has two machines."""
+    variables = {"NNODES": "1", "NPROC_PER_NODE": processes, "MASTER_ADDR": "127.0.0.1"}
+    command = cli("doctor", "--config", CONFIG)
+    result = start(command, **variables, MASTER_PORT=str(free_port()), NODE_RANK="0")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert rows_of(result.stdout)["processes"] == [processes, processes]
+
+
 def rows_of(stdout: str) -> dict[str, list[str]]:
     lines = [line for line in stdout.splitlines() if line.startswith("|")]
     return {
@@ -120,7 +151,7 @@ def edited(folder: Path, old: str, new: str) -> Path:
 
 
 MISTAKES = {
-    "the same rank": "2 machines have the rank 0 (HOST and HOST). Start each with its own",
+    "the same rank": "2 machines have rank 0 (HOST and HOST). Start each with its own",
     "a rank out of range": "--machine-rank must be from 0 to 1, got 2 on HOST",
     "other code": "accel_demo has different code on machine 1 (HOST) and machine 0 (HOST). Copy",
     "other versions": "machine 1 (HOST) has accelerate 9.9, but machine 0 (HOST) has ",
@@ -166,7 +197,7 @@ def test_both_doctors_print_the_same_line_about(mistake, tmp_path):
 def test_a_machine_that_never_joins_is_an_error():
     (result,) = run_doctors(cli(*doctor(0, free_port(), "--join-timeout", 1)))
     assert error_of(result).startswith(
-        "machine 1 has not joined within 1 s. Type the same command there, with --machine-rank 1."
+        "machine 1 has not joined within 1 s. Run the same command there, with --machine-rank 1."
     )
 
 
@@ -181,7 +212,7 @@ def test_an_address_that_does_not_answer_is_an_error():
 @pytest.mark.parametrize("address", ["node-0.invalid", "a" * 70, "a b"])
 def test_an_unknown_address_is_an_error(address):
     with pytest.raises(UserError, match=f"main_process_ip {address} is not a known address"):
-        exchange({"rank": 1}, 1, MeetingPoint(address, 29500, 2, patience=5))
+        meet(1, MeetingPoint(address, 29500, 2, timeout=5))
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "1e9"])
@@ -196,16 +227,42 @@ def test_both_doctors_report_a_port_that_is_in_use():
         results = run_doctors(cli(*doctor(0, port)), cli(*doctor(1, port)))
     lines = {error_of(result) for result in results}
     assert lines == {
-        f"port {port} of 127.0.0.1 is used by a different program. Choose a main_process_port that "
-        "is free."
+        f"127.0.0.1:{port} is used by a different program, or by a launch that is still running. "
+        "Choose a main_process_port that is free, or start doctor again on all machines."
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the address 127.0.0.2")
+def test_machine_0_reports_a_port_that_is_in_use_only_at_a_different_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} is in use on this machine. Choose a"):
+            meet(0, MeetingPoint("127.0.0.2", port, 2, timeout=0.5))
+
+
+def test_machine_0_reports_an_address_of_a_different_machine():
+    port = free_port()
+    with pytest.raises(
+        UserError, match=f"192.0.2.1:{port} does not reach this machine .* Set main"
+    ):
+        meet(0, MeetingPoint("192.0.2.1", port, 2, timeout=0.5))
+
+
+def test_a_port_that_needs_root_is_an_error(monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    message = "cannot use port 80: Permission denied. Choose a main_process_port of 1024 or higher."
+    with pytest.raises(UserError, match=message):
+        meet(0, MeetingPoint("127.0.0.1", 80, 2, timeout=1))
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("SSH-2.0-OpenSSH_9.2p1", "is used by a different program. Choose a main_process_port"),
-        (json.dumps(GREETING), "machine 0 has ended the meeting. Start doctor again."),
+        ("SSH-2.0-OpenSSH_9.2p1", "is used by a different program, or by a launch"),
+        (json.dumps(GREETING), "machine 0 has ended the meeting. Start doctor again on"),
     ],
 )
 def test_a_host_that_hangs_up_is_an_error(said, message):
@@ -216,9 +273,9 @@ def test_a_host_that_hangs_up_is_an_error(said, message):
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=speak, daemon=True).start()
-        point = MeetingPoint("127.0.0.1", server.getsockname()[1], 2, patience=10)
+        point = MeetingPoint("127.0.0.1", server.getsockname()[1], 2, timeout=10)
         with pytest.raises(UserError, match=message):
-            exchange({"rank": 1}, 1, point)
+            meet(1, point)
 
 
 def test_ctrl_c_ends_the_meeting_at_once():
@@ -231,13 +288,18 @@ def test_ctrl_c_ends_the_meeting_at_once():
     assert (process.returncode, stderr) == (130, "stopped\n")
 
 
+def meet(rank: int, point: MeetingPoint, clock=time.time) -> list[dict]:
+    """Join a meeting, exchange the rank once, and return what all machines have sent."""
+    with join_meeting(rank, point, clock) as guest:
+        return guest.exchange({"rank": rank, "machines": point.machines}, point.timeout)
+
+
 def test_three_machines_exchange_their_facts_and_measure_their_clocks():
-    point = MeetingPoint("127.0.0.1", free_port(), 3, patience=20)
+    point = MeetingPoint("127.0.0.1", free_port(), 3, timeout=20)
     ahead = {0: 0.0, 1: 100.0, 2: -7.0}
     with ThreadPoolExecutor(3) as pool:
         meetings = [
-            pool.submit(exchange, {"rank": n}, n, point, lambda n=n: time.time() + ahead[n])
-            for n in (2, 0, 1)
+            pool.submit(meet, n, point, lambda n=n: time.time() + ahead[n]) for n in (2, 0, 1)
         ]
     lists = [meeting.result() for meeting in meetings]
     assert lists[0] == lists[1] == lists[2]
@@ -246,22 +308,116 @@ def test_three_machines_exchange_their_facts_and_measure_their_clocks():
     free_port(point.port)  # raises an error if the port is still in use
 
 
-def test_a_name_that_other_machines_cannot_reach_is_an_error(monkeypatch):
-    promise = Promise(4, "gloo", "cpu", "float32", "DDP", 2)
-    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")  # it stands for 127.0.0.1
-    assert unreachable_name(promise, "10.77.0.1") is None  # tests set GLOO_SOCKET_IFNAME
+def test_a_doctor_that_is_restarted_before_the_meeting_is_counted_once():
+    point = MeetingPoint("127.0.0.1", free_port(), 3, timeout=20)
+    with ThreadPoolExecutor(3) as pool:
+        meetings = [pool.submit(meet, 0, point)]
+        with join_meeting(1, point) as stopped:
+            facts = {"rank": 1, "machines": 3, "clock": 0.0}
+            meeting.send(stopped.connection, {"facts": facts, "timeout": 20})
+            time.sleep(0.3)  # the host waits for the other machines
+        time.sleep(0.3)  # the host notices that the doctor has ended
+        meetings += [pool.submit(meet, n, point) for n in (1, 2)]
+    for everyone in meetings:
+        assert [one["rank"] for one in everyone.result()] == [0, 1, 2]
+
+
+def test_a_doctor_that_is_restarted_during_the_launch_is_refused_and_missed():
+    """Machine 0 keeps its connections, but no longer listens, so that the launch can."""
+    point = MeetingPoint("127.0.0.1", free_port(), 2, timeout=20)
+    with ThreadPoolExecutor(1) as pool, join_meeting(0, point) as guest:
+        other = pool.submit(meet, 1, point)
+        everyone = guest.exchange({"rank": 0, "machines": 2}, 20)
+        assert everyone == other.result() and len(everyone) == 2
+        with pytest.raises(UserError, match="no doctor answers at"):
+            meet(1, replace(point, timeout=0.3))
+        socket.create_server(("127.0.0.1", point.port)).close()
+        started = time.monotonic()
+        assert [one["rank"] for one in guest.exchange({"rank": 0}, 20)] == [0]
+        assert time.monotonic() - started < 5
+
+
+def test_a_machine_that_does_not_wait_as_long_as_machine_0_says_so(monkeypatch):
+    point = MeetingPoint("127.0.0.1", free_port(), 3, timeout=20)
+    with join_meeting(0, point), join_meeting(1, point) as guest:
+        monkeypatch.setattr(meeting, "GREETING_TIMEOUT", 0.1)
+        with pytest.raises(UserError, match="machine 0 has not answered within 0.1 s, perhaps"):
+            guest.exchange({"rank": 1, "machines": 3}, 0.1)
+
+
+def facts_of(rank: int, **changes) -> dict:
+    facts = {"rank": rank, "machines": 2, "host": "x", "identity": f"{rank}", "clock": 0.0}
+    facts |= {"versions": {}, "code": "", "settings": {}, "host_name_problem": None}
+    return facts | {"address": f"10.77.0.{rank + 1}", "gloo_address": None} | changes
+
+
+POINT = MeetingPoint("10.77.0.1", 29500, 2, timeout=1)
+NAMES = {
+    "localhost": (["127.0.0.1"], "resolves to 127.0.0.1, which others cannot reach"),
+    "node-0": ([], "does not resolve to an address"),
+    "node-1": (["192.0.2.1"], "resolves to 192.0.2.1, which is not an address of this machine"),
+}
+
+
+@pytest.mark.parametrize("host", NAMES)
+def test_a_host_name_that_gives_gloo_no_useful_address_is_an_error(host, monkeypatch):
+    addresses, reason = NAMES[host]
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    monkeypatch.setattr(connections, "addresses_of", lambda name: addresses)
+    assert problem_of_host_name("10.77.0.1") is None  # tests set GLOO_SOCKET_IFNAME
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    assert unreachable_name(promise, "127.0.0.1") is None
-    reason = unreachable_name(promise, "10.77.0.1")
-    assert reason and reason[:2] == ["localhost", "127.0.0.1"]
-    facts = {"machines": 2, "host": "x", "versions": {}, "code": "", "settings": {}, "clock": 0.0}
-    both = [{**facts, "rank": 0, "unreachable": None}, {**facts, "rank": 1, "unreachable": reason}]
-    point = MeetingPoint("10.77.0.1", 29500, 2, patience=1)
-    assert problem_in([both[0], both[0] | {"rank": 1}], point) is None
-    assert problem_in(both, point) == (
-        "the name localhost of machine 1 stands for 127.0.0.1, which others cannot reach. Set "
-        f"GLOO_SOCKET_IFNAME={reason[2]} there."
+    problem = problem_of_host_name("10.77.0.1")
+    assert problem and problem[:2] == [host, reason]
+    facts = [facts_of(0), facts_of(1, host_name_problem=problem)]
+    line = f"the name {host} of machine 1 {reason}. Set GLOO_SOCKET_IFNAME={problem[2]} there."
+    assert problem_in(facts, POINT) == line
+    on_one_computer = [one | {"identity": "same"} for one in facts]
+    assert problem_in(on_one_computer, POINT) is None
+
+
+def test_a_host_name_that_does_not_resolve_has_no_address():
+    assert connections.addresses_of("no-such-name.invalid") == []
+    assert connections.addresses_of("a" * 70) == []
+
+
+def test_a_host_name_that_two_machines_share_is_a_note_and_no_error():
+    facts = [facts_of(0), facts_of(1)]
+    assert problem_in(facts, POINT) is None
+    (note,) = notes_on(facts)
+    assert note.startswith("Note: machine 0 and machine 1 have the same host name, x, so errors")
+    assert notes_on([facts_of(0), facts_of(1, host="y")]) == []
+    assert notes_on([facts_of(0), facts_of(1, identity="0")]) == []  # they are one computer
+
+
+def test_different_code_is_reported_before_the_packages_that_it_compares():
+    facts = [facts_of(0), facts_of(1, code="older", versions={"numpy": "1"})]
+    assert str(problem_in(facts, POINT)).startswith("accel_demo has different code on machine 1")
+
+
+def test_a_port_that_a_firewall_closes_is_an_error():
+    with open_port() as port:
+        assert unreachable_among({1: ("127.0.0.1", port)}) is None
+    unreachable = unreachable_among({1: ("127.0.0.1", port)})
+    assert unreachable == [1, "127.0.0.1", port, "connection refused"]
+    facts = [facts_of(0), facts_of(1)]
+    attempts = [{"rank": 0, "unreachable": unreachable}, {"rank": 1, "unreachable": None}]
+    assert connection_problem_in(attempts, facts) == (
+        f"machine 0 (x) cannot connect to 127.0.0.1, port {port}, of machine 1 (x): connection "
+        "refused. Open all ports between the machines in the firewall."
     )
+    attempts[0]["unreachable"] = None
+    assert connection_problem_in(attempts, facts) is None
+    assert connection_problem_in(attempts[:1], facts) == (
+        "the doctor on machine 1 (x) has ended. Start doctor again on all machines."
+    )
+
+
+def test_machines_try_the_addresses_that_their_processes_would_use():
+    facts = [facts_of(rank, open_port=1000 + rank) for rank in (0, 1)]
+    assert targets(facts, 0, "main") == {1: ("10.77.0.2", 1001)}
+    assert targets(facts, 1, "main") == {0: ("main", 1000)}
+    facts = [one | {"gloo_address": f"10.1.1.{one['rank']}"} for one in facts]
+    assert targets(facts, 1, "main") == {0: ("10.1.1.0", 1000)}
 
 
 def test_a_failed_launch_is_reported_with_its_machine():
@@ -269,7 +425,7 @@ def test_a_failed_launch_is_reported_with_its_machine():
     reports = [{"rank": 0, "failure": None}, {"rank": 1, "failure": "ValueError: x"}]
     assert failures_in(reports, hosts) == [
         "the launch failed on machine 1 (b): ValueError: x",
-        "the launch failed on machine 2 (c): its doctor has not reported back",
+        "the launch failed on machine 2 (c): its doctor has ended, or cannot be reached",
     ]
 
 
@@ -302,7 +458,26 @@ def test_debians_entry_for_the_host_name_is_noticed(start):
     assert result.returncode == 1
     for node in (0, 1):
         expected = (
-            f"node {node} | error: the name node-0 of machine 0 stands for 127.0.1.1, which others "
-            "cannot reach. Set GLOO_SOCKET_IFNAME=eth0 there."
+            f"node {node} | error: the name node-0 of machine 0 resolves to 127.0.1.1, which "
+            "others cannot reach. Set GLOO_SOCKET_IFNAME=eth0 there."
         )
         assert result.stderr.splitlines().count(expected) == 1, result.stderr
+
+
+@pytest.mark.system
+@pytest.mark.skipif(networks.why_not() is not None, reason=f"{networks.why_not()}")
+def test_a_firewall_that_opens_only_the_main_port_is_noticed(start):
+    """Node 1 can only send from or to the main port. Its own rules replace a firewall."""
+    rules = "".join(
+        f"ip rule add pref {number} ipproto tcp {selector}; "
+        for number, selector in enumerate(
+            ["dport $MASTER_PORT lookup main", "sport $MASTER_PORT lookup main", "unreachable"], 10
+        )
+    )
+    command = f"[ $NODE_RANK = 0 ] || {{ {rules} }}; exec {' '.join(map(str, DOCTOR))}"
+    result = start([*NODES, "namespaces", "--", "sh", "-c", command], timeout=120)
+    assert result.returncode == 1
+    expected = r"error: machine . \(node-.\) cannot connect to 10.77.0.., port \d+, of machine ."
+    for node in (0, 1):
+        lines = re.findall(rf"node {node} \| {expected}.*", result.stderr)
+        assert len(lines) == 1 and "Open all ports between the machines" in lines[0], result.stderr

@@ -99,6 +99,20 @@ def test_a_rate_on_an_unsuitable_machine_is_an_error(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.skipif(not OWN_NETWORK, reason="this system has no network namespaces")
+def test_the_keeper_of_a_host_refuses_to_run_in_the_network_of_its_parent(monkeypatch, capsys):
+    """Otherwise, it would kill all processes on this machine, so here it can kill none."""
+    monkeypatch.setattr(host_keeper, "replace_hosts_file", None)
+    monkeypatch.setattr(host_keeper, "processes_in", lambda network: [])
+    with pytest.raises(SystemExit) as stopped:
+        host_keeper.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: only start this program with unshare")
+    monkeypatch.setattr(host_keeper.os, "getppid", lambda: 0)  # as in a container
+    with pytest.raises(SystemExit):
+        host_keeper.main()
+
+
 def test_no_host_is_created_without_a_rate():
     with hosts.limited_hosts(2, None) as own_hosts:
         assert own_hosts is None
@@ -164,7 +178,7 @@ def bytes_sent_on(interface: str) -> int:
     [
         ("tc", "Error: Specified qdisc kind is unknown.", "this kernel cannot limit the rate"),
         ("ip", "RTNETLINK answers: Operation not supported", "cannot connect network namespaces"),
-        ("unshare", "unshare: unshare failed: Operation not permitted", "does not allow it"),
+        ("unshare", "unshare: unshare failed: Operation not permitted", "does not allow network"),
         ("mount", "mount: permission denied", "could not be prepared"),
     ],
 )

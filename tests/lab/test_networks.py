@@ -1,5 +1,6 @@
 """Test the networks of `accel-demo nodes`: --delay, alone and together with --rate."""
 
+import errno
 import os
 import re
 import subprocess
@@ -90,6 +91,27 @@ def test_the_node_limits_what_it_sends_and_the_switch_delays_what_the_node_recei
     expected += [(switch, *slow.split())] if delay else []
     assert [line for line in lines if line[1] == "tc"] == expected
     assert len(lines) == 5 + len(expected)
+
+
+def test_a_tool_that_hangs_gets_one_line(monkeypatch):
+    def hang(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(networks.subprocess, "run", hang)
+    with pytest.raises(UserError) as error:
+        networks.run_in_namespace(1, "ip", "link")
+    assert str(error.value) == "`ip link` did not finish within 30 s. Try again later."
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_written_gets_one_line(monkeypatch):
+    def refuse(mode):
+        raise OSError(errno.ENOENT, "No usable temporary directory found in ['/x']")
+
+    monkeypatch.setattr(networks.tempfile, "NamedTemporaryFile", refuse)
+    with pytest.raises(SystemExit) as error:
+        networks.replace_hosts_file("127.0.0.1 localhost\n")
+    reason = "No usable temporary directory found in ['/x']"
+    assert error.value.code == f"error: cannot write a temporary file ({reason}). Set TMPDIR."
 
 
 def kernel_has_netem() -> bool:

@@ -1,5 +1,7 @@
 """Test `accel-demo nodes`, which runs a launch on several nodes of its own making."""
 
+import ast
+import errno
 import os
 import random
 import re
@@ -11,14 +13,18 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab import networks
-from accel_demo.lab.nodes import command, launches
+from accel_demo.lab.nodes import command, supervisor
+from accel_demo.lab.nodes.node import Node, environment_for_nodes
+from accel_demo.processes import launch
 from tests.conftest import (
+    GRACE,
     REPOSITORY,
     left_behind,
     processes_below_this_one,
@@ -29,7 +35,18 @@ from tests.conftest import (
 missing = networks.why_not()
 in_namespaces = pytest.mark.skipif(missing is not None, reason=str(missing))
 STEP = "tutorials/44_step.py"  # a plain script that imports nothing from accel_demo
+# Print how many processes are connected.
+CONNECT = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = [None] * dist.get_world_size()
+dist.all_gather_object(ranks, dist.get_rank())
+if dist.get_rank() == 0:
+    print("connected:", *ranks)
+dist.destroy_process_group()
+"""
 ON_LOOPBACK = ["accel-demo", "nodes", "--network", "loopback"]
+IMPORTS = (ast.Import, ast.ImportFrom)
 # Print the line with a single write, so that the lines of two processes do not interleave.
 SLEEP = ["--", sys.executable, "-c", "import os, time; os.write(1, b'started\\n'); time.sleep(300)"]
 
@@ -52,13 +69,18 @@ SLEEP = ["--", sys.executable, "-c", "import os, time; os.write(1, b'started\\n'
         ("--cut-after 5 --network loopback", "--cut-after needs network namespaces. Leave"),
         ("--cut-after -1", "--cut-after must be from 0 to 86400 seconds, got -1"),
         ("--cut-after nan", "--cut-after must be from 0 to 86400 seconds, got nan"),
-        ("--kill-after=", "--kill-after needs a number of seconds, or a text that a node prints"),
+        ("--kill-after=", "--kill-after takes seconds without a unit, or a text that a node "),
+        ("--cut-after 10s", "--cut-after takes seconds without a unit, or a text that a node pri"),
+        ("--kill-after 5ms", "--kill-after takes seconds without a unit, or a text that a node "),
+        ("--cut-after 2min", "--cut-after takes seconds without a unit, or a text that a node pr"),
         ("--cut-for 5", "--cut-for needs --cut-after"),
         ("--restart-after 5", "--restart-after needs --kill-after"),
         ("--nodes 1 --kill-after 5", "--kill-after needs at least two nodes"),
         ("--port 70000", "--port must be from 0 (any free port) to 65535, got 70000"),
         ("--", "there is no command after --"),
-        ("train.py", "unrecognized arguments: train.py"),
+        ("train.py", "unrecognized arguments: train.py. Put -- in front of the command."),
+        ("torchrun --tee 3 x.py", "unrecognized arguments: torchrun --tee 3 x.py. Put -- in fron"),
+        ("--node 2", "unrecognized arguments: --node 2"),
         ("-- torchrun --standalone x.py", "--standalone connects only the processes of one node."),
         ("--elastic -- accelerate launch x.py", "accelerate launch cannot change the number of"),
         ("--elastic -- python x.py", "python cannot change the number of nodes. Use --elastic --"),
@@ -79,6 +101,26 @@ def test_a_port_in_use_is_refused(start):
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", expected)
 
 
+def test_a_port_that_may_not_be_used_is_not_said_to_be_in_use(monkeypatch):
+    class ForbiddenSocket(socket.socket):
+        def bind(self, address):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(launch.socket, "socket", ForbiddenSocket)
+    with pytest.raises(UserError) as error:
+        command.meeting_port(80, networks.Loopback(2))
+    problem = "port 80 cannot be used (Permission denied)"
+    assert str(error.value) == f"{problem}. Choose another --port, or leave it out."
+    with pytest.raises(UserError) as error:
+        launch.free_port(80)
+    assert str(error.value) == f"{problem}. Set MASTER_PORT to a free port, or leave it unset."
+
+
+def test_a_text_that_begins_with_a_number_is_not_a_time():
+    options = command.read(["--kill-after", "5 steps", "--cut-after", " 2 ", "--", "true"])
+    assert (options.kill_after, options.cut_after) == ("5 steps", 2.0)
+
+
 @contextmanager
 def port_in_use():
     """Yield a port on which a server listens."""
@@ -95,47 +137,6 @@ def test_a_folder_without_the_train_file_needs_a_command(tmp_path, start):
     assert ended.stderr == f"error: accel_demo/train.py is not in this folder. {advice}\n"
 
 
-# --- commands
-
-PLAN = launches.Plan(2, processes_per_node=3, addresses=["10.0.0.1", "10.0.0.2"], port=2000)
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "python -m torch.distributed.run"])
-def test_torchrun_gets_the_flags_of_its_node_before_the_readers_own(launcher):
-    [(words, variables)] = launches.commands_for([*launcher.split(), "--tee", "3", "x.py"], PLAN, 1)
-    assert " ".join(words) == (
-        f"{launcher} --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 2000 "
-        "--rdzv-conf timeout=60 --nproc-per-node 3 --tee 3 x.py"
-    )
-    assert variables["NODE_RANK"] == "1" and "RANK" not in variables
-
-
-def test_accelerate_launch_starts_several_processes_even_without_a_config():
-    for config, added in ((["--config_file", "x.yaml"], []), ([], ["--multi_gpu"])):
-        [(words, _)] = launches.commands_for(["accelerate", "launch", *config, "x.py"], PLAN, 0)
-        flags = "--num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 "
-        flags += "--main_process_port 2000 --num_processes 6 --rdzv_conf timeout=60"
-        assert words == ["accelerate", "launch", *added, *flags.split(), *config, "x.py"]
-
-
-def test_a_python_script_is_started_once_per_process_with_its_ranks():
-    commands = launches.commands_for(["python", "x.py", "--log", "{node}.txt"], PLAN, 1)
-    assert [words for words, _ in commands] == [["python", "x.py", "--log", "1.txt"]] * 3
-    assert [variables["RANK"] for _, variables in commands] == ["3", "4", "5"]
-    assert [variables["LOCAL_RANK"] for _, variables in commands] == ["0", "1", "2"]
-    assert {variables["WORLD_SIZE"] for _, variables in commands} == {"6"}
-
-
-def test_an_elastic_launch_accepts_one_node_or_two():
-    plan = launches.Plan(2, 1, ["10.0.0.1", "10.0.0.2"], 2000, elastic=True)
-    for node in (0, 1):
-        [(words, variables)] = launches.commands_for(["torchrun", "x.py"], plan, node)
-        flags = " ".join(words)
-        assert "--nnodes 1:2" in flags and "--rdzv-endpoint 10.0.0.1:2000 " in flags
-        assert f"--local-addr 10.0.0.{node + 1} --rdzv-conf is_host={1 - node}," in flags
-        assert words[-1] == "x.py" and variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-
-
 # --- loopback
 
 
@@ -145,10 +146,91 @@ def test_a_plain_torchrun_script_runs_on_two_nodes_of_one_loopback(start):
     commands = [line for line in ended.stdout.splitlines() if re.match(r"node \d \(127", line)]
     assert len(commands) == 2 and all("torchrun --nnodes 2 --node-rank" in it for it in commands)
     assert "node 0 | processes 4, gradient bytes 2097152, seconds per step " in ended.stdout
-    assert (
-        "accel_demo"
-        not in (REPOSITORY / STEP).read_text().replace("imports nothing from", "")[400:]
-    )
+    imports = ast.walk(ast.parse((REPOSITORY / STEP).read_text()))
+    assert "accel_demo" not in str([ast.dump(it) for it in imports if isinstance(it, IMPORTS)])
+
+
+def test_without_a_command_the_train_file_is_launched_with_the_config_for_several_machines(
+    start, tmp_path
+):
+    (tmp_path / "accelerate_configs").symlink_to(REPOSITORY / "accelerate_configs")
+    (tmp_path / "accel_demo").mkdir()
+    (tmp_path / "accel_demo" / "train.py").write_text(CONNECT)
+    ended = start(ON_LOOPBACK, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "node 0 | connected: 0 1 2 3\n" in ended.stdout
+    assert "accelerate launch --num_machines 2 --machine_rank 1" in ended.stdout
+    assert "--config_file accelerate_configs/multi_node_cpu.yaml accel_demo/train" in ended.stdout
+
+
+def test_accelerate_launch_connects_all_processes_whatever_the_users_default_config(
+    start, tmp_path
+):
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text("distributed_type: NO\n")
+    (tmp_path / "x.py").write_text(CONNECT)
+    words = [*ON_LOOPBACK, "--processes-per-node", 1, "--", "accelerate", "launch"]
+    ended = start([*words, tmp_path / "x.py"], HF_HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "node 0 | connected: 0 1\n" in ended.stdout
+
+
+def test_a_torchrun_inside_a_shell_connects_all_processes(start, tmp_path):
+    (tmp_path / "x.py").write_text(CONNECT)
+    words = [*ON_LOOPBACK, "--processes-per-node", 1, "--", "sh", "-c"]
+    ended = start([*words, f"torchrun {tmp_path / 'x.py'}"])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "node 0 | connected: 0 1\n" in ended.stdout
+
+
+def test_the_cache_of_the_hugging_face_libraries_stays_where_it_is(monkeypatch):
+    monkeypatch.setenv("HF_HOME", "/cache")
+    assert environment_for_nodes(networks.Loopback(2))["HF_HOME"] == "/cache"
+
+
+def test_a_file_in_the_working_directory_does_not_shadow_what_nodes_imports(start, tmp_path):
+    (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")
+    ended = start([*ON_LOOPBACK, "--", "echo", "hello"], cwd=tmp_path)
+    assert ended.returncode == 0 and ended.stderr == ""
+    assert "node 0 | hello\n" in ended.stdout
+
+
+def test_lines_are_copied_whatever_their_ends_and_signals_have_their_defaults(start):
+    script = "printf 'hello\\r\\nworld\\n'; printf '50%%\\r100%%\\n'; yes | head -1"
+    ended = start([*ON_LOOPBACK, "--", "sh", "-c", script])
+    assert (ended.returncode, ended.stderr) == (0, "")  # yes would complain about its broken pipe
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("node 1 |")]
+    assert lines == [f"node 1 | {text}" for text in ("hello", "world", "100%", "y")]
+
+
+def test_a_failure_while_a_node_starts_leaves_no_process_behind(monkeypatch):
+    class BrokenNetwork(networks.Loopback):
+        def connect(self, node: int, pid: int) -> None:
+            raise KeyboardInterrupt
+
+    with nothing_is_left(), pytest.raises(KeyboardInterrupt):
+        with Node(0, BrokenNetwork(1), SimpleQueue(), set()):
+            pass
+
+
+def test_a_keeper_that_does_not_start_gets_advice_that_helps(monkeypatch):
+    monkeypatch.setattr("accel_demo.lab.nodes.node.KEEPER", [sys.executable, "-c", "pass"])
+    with nothing_is_left(), pytest.raises(UserError) as error:
+        with Node(0, networks.Loopback(1), SimpleQueue(), set()):
+            pass
+    assert str(error.value) == "node 0 could not be started. Try again later."
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no subreapers")
+def test_processes_that_start_others_while_they_are_killed_leave_none_behind(start, tmp_path):
+    code = "import os, time\n"
+    code += "if os.fork(): os.write(1, b'started\\n'); os.kill(os.getpid(), 9)\n"
+    code += "while True:\n"
+    code += "    if os.fork(): time.sleep(0.1); os._exit(0)\n"  # the child goes on
+    sleep = ["--processes-per-node", 2, "--", sys.executable, "-c", code]
+    with nothing_is_left():
+        ended = start([*ON_LOOPBACK, *sleep])
+    assert ended.returncode == 1 and "node 0 has failed (exit code -9)" in ended.stderr
 
 
 def test_each_line_of_output_names_its_node_and_goes_to_the_same_stream(start):
@@ -174,7 +256,7 @@ def test_a_missing_program_gets_one_line_per_node(start):
 
 def test_nodes_that_wait_for_a_failed_node_are_killed(start, monkeypatch):
     code = "import os, sys, time; n = int(os.environ['RANK']); sys.exit(3) if n else time.sleep(60)"
-    monkeypatch.setattr(command, "FAILURE_TIMEOUT", 1)
+    monkeypatch.setattr(supervisor, "FAILURE_TIMEOUT", 1)
     with nothing_is_left():
         started = time.monotonic()
         options = ["--network", "loopback", "--processes-per-node", "1"]
@@ -182,98 +264,23 @@ def test_nodes_that_wait_for_a_failed_node_are_killed(start, monkeypatch):
     assert time.monotonic() - started < 20
 
 
-class RecordedNode:
-    """Stands in for a node, and records its orders."""
-
-    def __init__(self, rank: int):
-        self.rank, self.orders = rank, []
-
-    def send_order(self, what: str) -> None:
-        self.orders.append(what)
-
-
-def supervise(
-    exits: list, events: list, elastic: bool, printed: dict | None = None
-) -> tuple[int, list]:
-    """Return the exit code, and the orders of node 1, if the nodes exit as in `exits`."""
-    nodes = [RecordedNode(0), RecordedNode(1)]
-    queue = SimpleQueue()
-    for report in exits:
-        queue.put(report)
-    supervisor = command.Supervisor(nodes, networks.Loopback(2), elastic)
-    return supervisor.wait_for_all(queue, events, printed or {}), nodes[1].orders
-
-
-def test_an_elastic_launch_goes_on_without_a_node_that_is_killed(capsys):
-    kill = command.Event("kill", after=0)
-    assert supervise([(0, 0)], [kill], elastic=True) == (0, ["kill"])
-    assert capsys.readouterr().out == "--- node 1 is killed\n"
-    assert supervise([(1, 1), (0, 0)], [], elastic=True) == (0, [])
-    assert supervise([(1, 0), (0, 1)], [], elastic=True) == (1, [])
-
-
-def test_an_event_waits_until_a_node_has_printed_its_text(capsys):
-    events = [command.Event("kill", "step 5:"), command.Event("start again", "step 5:", 0.2)]
-    exits = [(0, 0), (1, 0)]
-    orders = ["kill", "start again"]
-    printed = {"step 5:": time.monotonic() - 1}
-    assert supervise(exits, events, elastic=True, printed=printed) == (0, orders)
-    assert supervise(exits, events, elastic=True, printed={"step 5:": float("inf")}) == (0, [])
-    assert capsys.readouterr().err == '--kill-after had no effect: no node printed "step 5:"\n'
-    assert supervise(exits, [command.Event("cut", 99)], elastic=False) == (0, [])
-    assert capsys.readouterr().err == "--cut-after had no effect: the launch ended earlier\n"
-
-
-def test_a_node_that_has_exited_is_neither_killed_nor_started_again(capsys):
-    nodes, queue = [RecordedNode(0), RecordedNode(1)], SimpleQueue()
-    supervisor = command.Supervisor(nodes, networks.Loopback(2), elastic=False)
-    supervisor.codes[1] = 0
-    supervisor.apply_event("kill", will_restart=True)
-    supervisor.apply_event("start again", will_restart=False)
-    assert nodes[1].orders == [] and capsys.readouterr().out == ""
-    queue.put((0, 0))
-    assert supervisor.wait_for_all(queue, [], {}) == 0
-
-
-def test_ctrl_c_waits_only_for_nodes_that_still_run():
-    nodes, queue = [RecordedNode(0), RecordedNode(1)], SimpleQueue()
-    supervisor = command.Supervisor(nodes, networks.Loopback(2), elastic=True)
-    supervisor.codes[1] = 0
-    queue.put((0, 0))
-    started = time.monotonic()
-    assert supervisor.stop(queue) == 130 and time.monotonic() - started < command.STOP_TIMEOUT / 2
-    assert nodes[0].orders == ["stop"] and nodes[1].orders == []
-
-
-def test_the_default_command_continues_an_interrupted_run_or_starts_a_new_one(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    for elastic in (False, True):
-        assert launches.default_command(elastic)[-1] == "runs/nodes-1"
-    Path("runs/nodes-1/checkpoints").mkdir(parents=True)
-    assert launches.default_command(False)[-1] == "runs/nodes-1"
-    Path("runs/nodes-1/summary.json").touch()
-    assert launches.default_command(False)[-1] == "runs/nodes-2"
-
-
 def test_a_killed_node_starts_again(start, tmp_path):
     code = "import os, pathlib, sys, time; n = os.environ['RANK']; "
     code += f"seen = pathlib.Path({str(tmp_path)!r}, n); "
     code += (
-        "again = seen.exists(); seen.touch(); print('again' if again else 'first', flush=True); "
+        "again = seen.exists(); seen.touch(); print('again' if again else 'first', n, flush=True); "
     )
-    code += "time.sleep(0 if again else 60)"
-    events = ["--kill-after", "first", "--restart-after", 0.5]
+    code += "time.sleep(0 if again else 5)"
+    events = ["--kill-after", "first 1", "--restart-after", 0.5]
     one_each = ["--processes-per-node", 1]
     ended = start([*ON_LOOPBACK, *one_each, *events, "--", "python", "-c", code])
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stdout.splitlines() if not line.startswith("node 0")]
     assert lines[1:] == [
-        "node 1 | first",
+        "node 1 | first 1",
         "--- node 1 is killed",
         "--- node 1 is started again",
-        "node 1 | again",
+        "node 1 | again 1",
     ]
 
 
@@ -288,7 +295,8 @@ def exit_code_after_a_signal(number: int, options: list, folder: Path) -> int:
 
     Assert that the processes are gone, and so are the network namespaces in which they ran.
     """
-    with running([*options, *SLEEP], folder) as process:
+    seconds = GRACE if number == signal.SIGKILL else 0.5  # a killed command waits for nothing
+    with running([*options, *SLEEP], folder, seconds) as process:
         children = psutil.Process(process.pid).children(recursive=True)
         own = {namespace_of(child.pid) for child in children} - {namespace_of(os.getpid())}
         assert len(own) == (3 if options == IN_NAMESPACES else 0)  # one per node, and the switch's
@@ -300,10 +308,10 @@ def exit_code_after_a_signal(number: int, options: list, folder: Path) -> int:
 
 
 @contextmanager
-def running(words: list, folder: Path):
+def running(words: list, folder: Path, seconds: float = 0.5):
     """Start a command, and yield it once `SLEEP` has started on both nodes."""
     with (
-        nothing_is_left(),
+        nothing_is_left(seconds),
         (folder / "stdout").open("w") as out,
         (folder / "stderr").open("w") as err,
     ):
@@ -313,15 +321,17 @@ def running(words: list, folder: Path):
 
 
 @contextmanager
-def nothing_is_left():
-    """Assert that the processes that were started inside the `with` statement are gone after it.
+def nothing_is_left(seconds: float = 0.5):
+    """Assert that the processes that are started inside the `with` statement are gone after it.
 
-    A network namespace is gone as soon as no process runs in it, and its interfaces with it. So it
-    only remains to check that this machine's own network has the same interfaces as before.
+    They have `seconds` to exit. A network namespace is gone as soon as no process runs in it, and
+    its interfaces with it. So it only remains to check that this machine's own network has the same
+    interfaces as before.
     """
     before, interfaces = processes_below_this_one(), socket.if_nameindex()
     yield
-    assert not left_behind(before)
+    ended_at = time.monotonic()
+    assert not left_behind(before) and time.monotonic() < ended_at + seconds
     assert socket.if_nameindex() == interfaces
 
 
@@ -387,9 +397,7 @@ def test_a_cut_cable_separates_the_nodes_until_it_is_plugged_in_again(start):
         "if os.environ['RANK'] == '0':\n"
         "    server = socket.create_server(('10.77.0.1', 5000))\n"
         "    server.settimeout(0.5)\n"
-        "    accepted = [False] * 16\n"
         "    end = time.monotonic() + 8\n"
-        "    begin = time.monotonic()\n"
         "    while time.monotonic() < end:\n"
         "        try: server.accept(); print('met', flush=True)\n"
         "        except OSError: print('alone', flush=True)\n"
@@ -424,15 +432,17 @@ def test_the_time_of_a_step_is_the_bytes_over_the_rate(start):
 @pytest.mark.timeout(600)
 @in_namespaces
 def test_two_nodes_of_two_processes_train_to_the_bits_of_four_processes(start, tmp_path):
-    flags = ["accel_demo/train.py", "--run-dir"]
-    ours = start([*IN_NAMESPACES, "--", "torchrun", *flags, tmp_path / "nodes"], timeout=280)
+    """The two nodes run the default command, which uses `accelerate launch`."""
+    for name in ("accel_demo", "accelerate_configs"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    ours = start(IN_NAMESPACES, timeout=280, cwd=tmp_path)
     assert ours.returncode == 0, ours.stdout + ours.stderr
-    one_machine = ["torchrun", "--standalone", "--nproc-per-node", 4]
-    ended = start([*one_machine, *flags, tmp_path / "one"], timeout=280)
+    one_machine = "torchrun --standalone --nproc-per-node 4 accel_demo/train.py --run-dir".split()
+    ended = start([*one_machine, tmp_path / "one"], timeout=280)
     assert ended.returncode == 0, ended.stderr
     for text in (ours.stdout, ended.stdout):
         assert "4 processes on cpu (distributed_type MULTI_CPU, gloo)" in text
-    first, second = (tmp_path / name / "model.safetensors" for name in ("nodes", "one"))
+    first, second = (tmp_path / name / "model.safetensors" for name in ("runs/nodes-1", "one"))
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -461,12 +471,13 @@ def resumed_after(printed: str, step: int) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Return the bytes of the trained model."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    """Return the bytes of the trained model, and the duration of the launch."""
+    folder, started = tmp_path_factory.mktemp("undisturbed") / "run", time.monotonic()
     printed = train_on_nodes(run_to_end, [], folder)
     assert "4 processes on cpu (distributed_type MULTI_CPU, gloo)" in printed
     assert "epoch 6/6, step 137:" in printed and "step 139:" not in printed
-    return (folder / "model.safetensors").read_bytes()
+    model = (folder / "model.safetensors").read_bytes()
+    return SimpleNamespace(model=model, seconds=time.monotonic() - started)
 
 
 @pytest.mark.system
@@ -476,12 +487,18 @@ def undisturbed(tmp_path_factory):
 @in_namespaces
 def test_a_run_whose_cable_was_cut_resumes_to_the_same_bits(seed, undisturbed, start, tmp_path):
     step = random_step(seed)
+    started = time.monotonic()
     printed = train_on_nodes(start, ["--cut-after", f"step {step}:"], tmp_path / "run", code=1)
+    seconds = time.monotonic() - started
     assert "--- the cable of node 1 is pulled out" in printed
-    for node in (0, 1):
-        assert len(re.findall(rf"^node {node} \| error: ", printed, re.MULTILINE)) == 1
+    [of_node_0] = re.findall(r"^node 0 \| error: (.*)", printed, re.MULTILINE)
+    [of_node_1] = re.findall(r"^node 1 \| error: (.*)", printed, re.MULTILINE)
+    assert of_node_0.startswith("ranks 2, 3 on node-1 have not answered")
+    assert of_node_1.startswith("the launcher on node-0 has died, or cannot be reached")
+    assert "killed node" not in printed  # both nodes have noticed it
+    assert seconds < 10 + undisturbed.seconds + supervisor.FAILURE_TIMEOUT
     resumed_after(train_on_nodes(start, [], tmp_path / "run"), step)
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == undisturbed
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == undisturbed.model
 
 
 @pytest.mark.system
@@ -495,7 +512,7 @@ def test_a_run_whose_agent_was_killed_goes_on_to_the_same_bits(seed, undisturbed
     printed = train_on_nodes(start, events, tmp_path / "run")
     assert "--- node 1 is killed" in printed and "--- node 1 is started again" in printed
     resumed_after(printed, step)
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == undisturbed
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == undisturbed.model
 
 
 @pytest.mark.system
@@ -507,6 +524,36 @@ def test_an_elastic_run_goes_on_without_the_node_whose_cable_was_cut(start, tmp_
     assert "--- the cable of node 1 is pulled out" in printed
     resumed_after(printed, 50)
     assert "saved with 4 processes, resuming with 2" in printed
+
+
+# On Debian, the name of a machine stands for 127.0.1.1 in its own /etc/hosts. Other names are
+# unknown here. (Each node has an /etc/hosts of its own, so this changes nothing outside the nodes.)
+DEBIAN = """
+printf "127.0.0.1 localhost\\n127.0.1.1 $(hostname)\\n" > /etc/hosts
+[ $NODE_RANK = 0 ] && is_host=,is_host=1
+exec torchrun --nnodes 1:2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id test \\
+    --rdzv-endpoint 10.77.0.1:29500 {flags} x.py
+"""
+
+
+def launch_on_debian(start, folder: Path, flags: str) -> SimpleNamespace:
+    """Launch `CONNECT` on two nodes. `flags` are those of torchrun."""
+    (folder / "x.py").write_text(CONNECT)
+    (folder / "launch.sh").write_text(DEBIAN.format(flags=flags))
+    one_each = ["--processes-per-node", 1]
+    return start([*IN_NAMESPACES, *one_each, "--", "bash", "launch.sh"], cwd=folder)
+
+
+@pytest.mark.system
+@in_namespaces
+def test_with_debians_hosts_files_an_elastic_launch_needs_addresses_and_a_host(start, tmp_path):
+    settings = "--rdzv-conf last_call_timeout=20$is_host"
+    own_address = "--local-addr 10.77.0.$((NODE_RANK + 1))"
+    ended = launch_on_debian(start, tmp_path, f"{own_address} {settings}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " | connected: 0 1\n" in ended.stdout
+    ended = launch_on_debian(start, tmp_path, "--rdzv-conf timeout=5,read_timeout=3")
+    assert ended.returncode == 1 and "connected:" not in ended.stdout, ended.stdout
 
 
 # --- what a machine lacks
@@ -573,10 +620,42 @@ def test_a_machine_that_does_not_allow_namespaces_uses_loopback(start, tmp_path)
     hello = ["--processes-per-node", 1, "--", "python", "-c", "print('hello')"]
     ended = start(["accel-demo", "nodes", *hello], PATH=path)
     assert ended.returncode == 0, ended.stderr
-    reason = "this machine does not allow it (unshare: not permitted)"
+    reason = "this machine does not allow network namespaces (unshare: not permitted)"
     assert ended.stderr == f"using loopback: {reason}\n"
     ended = start(["accel-demo", "nodes", "--rate", "10mbit", *hello], PATH=path)
     assert (ended.returncode, ended.stderr) == (2, f"error: --rate does not work here: {reason}\n")
+
+
+@pytest.mark.system
+@in_namespaces
+def test_a_kernel_without_bridges_uses_loopback(start, tmp_path):
+    (tmp_path / "ip").write_text("#!/bin/sh\necho 'Error: Unknown device type.' >&2\nexit 2\n")
+    (tmp_path / "ip").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    hello = ["--processes-per-node", 1, "--", "echo", "hello"]
+    with nothing_is_left():
+        ended = start(["accel-demo", "nodes", *hello], PATH=path)
+    assert ended.returncode == 0 and "node 1 | hello\n" in ended.stdout
+    reason = "`ip link add bridge type bridge` failed (Error: Unknown device type.). "
+    reason += "This machine cannot connect network namespaces."
+    assert ended.stderr == f"using loopback: {reason}\n"
+    ended = start([*IN_NAMESPACES, *hello], PATH=path)
+    expected = f"error: --network namespaces does not work here: {reason}\n"
+    assert (ended.returncode, ended.stderr) == (2, expected)
+
+
+@pytest.mark.system
+@in_namespaces
+def test_a_machine_that_does_not_allow_mounts_uses_loopback(start, tmp_path):
+    """`unshare` has made the network namespace when it fails."""
+    real = shutil.which("unshare")
+    script = f"#!/bin/sh\nexec {real} --net sh -c 'echo mount /proc failed >&2; exit 1'\n"
+    (tmp_path / "unshare").write_text(script)
+    (tmp_path / "unshare").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ended = start(["accel-demo", "nodes", "--", "echo", "hello"], PATH=path)
+    reason = "this machine does not allow network namespaces (mount /proc failed)"
+    assert (ended.returncode, ended.stderr) == (0, f"using loopback: {reason}\n")
 
 
 def test_rates_are_checked_in_all_units():

@@ -15,7 +15,8 @@ from tests.processes.test_stop_and_kill import same_weights
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 FLAGS = "--dataset synthetic --train-samples 1024 --test-samples 100 --batch-size 4 --epochs 3 "
-FLAGS = [*FLAGS.split(), "--log-every", "1", "--checkpoint-every", "2"]
+FLAGS = [*FLAGS.split(), "--print-every", "1", "--checkpoint-every", "2"]
+STEP = "step 20:"  # of 192
 
 
 @pytest.fixture
@@ -41,10 +42,10 @@ def test_a_cut_link_ends_the_run_on_both_sides_and_it_resumes_to_the_same_weight
 ):
     run = tmp_path / "run"
     flags = ["--run-dir", run, "--resume", "auto", "--collective-timeout", "10"]
-    # The low rate slows the training down, so that it has begun, but not ended, after 45 s.
-    cut = on_two_nodes("--rate", "5mbit", "--cut-after", "45", flags=flags)
+    cut = on_two_nodes("--cut-after", STEP, flags=flags)
     printed = cut.stdout + cut.stderr
     assert cut.returncode == 1 and "4 processes on cpu" in printed, printed
+    assert "killed node" not in printed
     errors = errors_by_node(cut.stderr)
     assert [len(lines) for lines in errors.values()] == [1, 1], printed
     expected = "ranks 2, 3 on node-1 have not answered .* rank 0 on node-0 noticed"
@@ -64,7 +65,7 @@ def test_a_cut_link_ends_the_run_on_both_sides_and_it_resumes_to_the_same_weight
 def test_a_node_that_dies_is_named_in_one_line(on_two_nodes, tmp_path):
     """Rank 0 or rank 1 notices it first, but both are alive, so no line says that they died."""
     flags = ["--run-dir", tmp_path / "run", "--collective-timeout", "60"]
-    result = on_two_nodes("--rate", "5mbit", "--kill-after", "45", flags=flags)
+    result = on_two_nodes("--kill-after", STEP, flags=flags)
     printed = result.stdout + result.stderr
     assert result.returncode == 1 and "4 processes on cpu" in printed, printed
     errors = errors_by_node(result.stderr)
@@ -84,4 +85,5 @@ def test_two_nodes_without_shared_storage_are_refused_in_one_line_that_names_the
     line += "Choose a --run-dir on storage that all machines share."
     assert errors == {"node 0": [line], "node 1": [line]}
     assert not [path for path in tmp_path.rglob("*") if path.name not in ("storage-0", "storage-1")]
-    assert "Traceback" not in result.stderr.split("error: ")[0]
+    # Only the launchers print tracebacks, because their processes have failed.
+    assert result.stderr.count("Traceback") == result.stderr.count("ChildFailedError: ")

@@ -2,14 +2,23 @@
 
 import os
 import socket
+import subprocess
 import sys
 
 import psutil
 import pytest
 
-from accel_demo.processes import peers
+from accel_demo.processes import lost_processes, peers
 from accel_demo.processes.group import TIME_LIMIT
-from accel_demo.processes.peers import Peer, introduce, name_of, own_host, peer_of, store_host
+from accel_demo.processes.peers import (
+    Peer,
+    introduce,
+    name_of,
+    own_host,
+    own_machine,
+    peer_of,
+    store_host,
+)
 
 
 def known_peers() -> list[tuple[str, int]]:
@@ -32,7 +41,7 @@ def test_every_process_knows_all_hosts_and_process_ids(together):
 def four_peers(monkeypatch):
     """Two processes on each of two machines. The store is on the second one."""
     hosts = ("left", "left", "right", "right")
-    known = [Peer(host, 100 + rank, host == "right") for rank, host in enumerate(hosts)]
+    known = [Peer(host, host, 100 + rank, host == "right") for rank, host in enumerate(hosts)]
     monkeypatch.setattr(peers, "_peers", known)
 
 
@@ -50,8 +59,26 @@ def test_on_several_machines_messages_name_the_machine(ranks, name):
 
 
 def test_on_one_machine_messages_name_only_the_rank(monkeypatch):
-    monkeypatch.setattr(peers, "_peers", [Peer("left", pid, True) for pid in (1, 2)])
+    monkeypatch.setattr(peers, "_peers", [Peer("left", "left", pid, True) for pid in (1, 2)])
     assert (name_of([1]), name_of([0, 1])) == ("rank 1", "ranks 0, 1")
+
+
+def test_a_process_on_a_copy_of_this_machine_is_not_looked_up_here(monkeypatch):
+    """Copied virtual machines and containers may have the same host name."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    known = [Peer(machine, own_host(), process.pid, True) for machine in (own_machine(), "copy")]
+    monkeypatch.setattr(peers, "_peers", known)
+    assert [lost_processes._has_died(rank) for rank in (0, 1)] == [True, False]
+    assert [lost_processes._is_on_this_machine(rank) for rank in (0, 1)] == [True, False]
+
+
+def test_the_line_that_failed_is_named_without_its_comment(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text('raise RuntimeError("gloo")  # why\n')
+    with pytest.raises(RuntimeError) as raised:
+        exec(compile(file.read_text(), file, "exec"))
+    assert lost_processes._failed_line(raised.value) == 'at `raise RuntimeError("gloo")`'
 
 
 def options_of_the_connection_to_the_store() -> list[tuple[int, int]]:

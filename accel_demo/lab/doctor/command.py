@@ -8,7 +8,7 @@ repository fit it. With --config, it launches a small test program with that con
 is 1 if the launch fails, or if the processes, devices, precision or kind of distribution differ
 from the config.
 
-For several machines, type the same command on each of them, with its --machine-rank. First, the
+For several machines, run the same command on each of them, with its --machine-rank. First, the
 machines compare their code, versions, clocks and settings. Then they launch the test program.
 """
 
@@ -28,7 +28,7 @@ from accel_demo.lab.doctor.comparison import (
     promised_cells,
 )
 from accel_demo.lab.doctor.launch_config import ignored_keys, promise_of, read_config
-from accel_demo.lab.doctor.launches import LaunchFailed, launch_probe
+from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_probe
 from accel_demo.show import table
 from accel_demo.wording import counted
 
@@ -117,7 +117,7 @@ def check_launch(path: Path, config: dict) -> int:
     promise = promise_of(config)
     print(f"launching a test program with {path} (about 10 seconds) …", file=sys.stderr, flush=True)
     try:
-        answers = launch_probe(path)
+        answers = launch_probe(path, flags=flags_for(config))
     except LaunchFailed as failure:
         print(f"the launch failed: {failure}", file=sys.stderr)
         return 1

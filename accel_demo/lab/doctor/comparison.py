@@ -112,7 +112,7 @@ def processes_fix(config: dict, promise: Promise) -> list[str]:
         fix = "Fix: use distributed_type: MULTI_GPU, as in accelerate_configs/multi_gpu.yaml"
         return [reason, fix]
     fix = 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1",'
-    return [reason, fix, "as in accelerate_configs/cpu_two_processes.yaml"]
+    return [reason, fix, f"as in accelerate_configs/{cpu_config(promise)}"]
 
 
 def kind_fix(promise: Promise) -> list[str]:
@@ -121,7 +121,7 @@ def kind_fix(promise: Promise) -> list[str]:
         f"Without a GPU for each process, Accelerate silently replaces {promise.kind} with DDP.",
         "Then each process holds the whole model, and accel_demo/train.py refuses to start.",
         f"Fix: use a machine with {count_of(promise.processes)}, or distributed_type: MULTI_GPU,",
-        "as in accelerate_configs/cpu_two_processes.yaml",
+        f"as in accelerate_configs/{cpu_config(promise)}",
     ]
 
 
@@ -132,15 +132,21 @@ def device_fix(promise: Promise, processes: int, kind: str) -> list[str]:
     if promise.device == "cpu":
         return [
             f"The processes run on {kind}, because MULTI_GPU does not pass use_cpu to them.",
-            'Fix: add gpu_ids: "-1,-1", as in accelerate_configs/cpu_two_processes.yaml',
+            f'Fix: add gpu_ids: "-1,-1", as in accelerate_configs/{cpu_config(promise)}',
         ]
     needed, here = count_of(promise.processes), count_of(torch.accelerator.device_count())
-    file = "cpu_two_processes.yaml" if promise.processes > 1 else "cpu.yaml"
     return [
         f"Each process needs its own GPU: {needed} in total, but this machine has {here}.",
         f"So the launch started {counted(processes, f'{kind} process')}.",
-        f"Fix: use accelerate_configs/{file}, or a machine with {needed}.",
+        f"Fix: use accelerate_configs/{cpu_config(promise)}, or a machine with {needed}.",
     ]
+
+
+def cpu_config(promise: Promise) -> str:
+    """Return the launch config with which these processes would run on the CPU."""
+    if promise.machines > 1:
+        return "multi_node_cpu.yaml"
+    return "cpu_two_processes.yaml" if promise.processes > 1 else "cpu.yaml"
 
 
 def count_of(gpus: int) -> str:

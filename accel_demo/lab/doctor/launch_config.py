@@ -79,8 +79,8 @@ def promise_of(config: dict) -> Promise:
     if not stays_on_cpu(config):
         accelerator = torch.accelerator.current_accelerator()
         device = accelerator.type if accelerator else "cuda"
-    # On a GPU, MULTI_GPU and similar types create a process group even for a single process.
-    is_connected = processes > 1 or (starts_several(config) and device != "cpu")
+    # MULTI_GPU and similar types create a process group even for a single process.
+    is_connected = processes > 1 or starts_several(config)
     backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
     kind = kind_of(config) if is_connected else "none"
     machines = config.get("num_machines", 1)
@@ -188,8 +188,13 @@ def _check_machines(config: dict) -> None:
     rank, processes = config.get("machine_rank", 0), config["num_processes"]
     if type(rank) is not int:
         raise UserError(f"machine_rank must be an integer, got {rank!r}")
-    if not config.get("main_process_ip"):
+    address = config.get("main_process_ip")
+    if address in (None, ""):
         raise UserError("main_process_ip is missing. Add the address of machine 0.")
+    if not isinstance(address, str):
+        raise UserError(
+            f'main_process_ip must be an address in quotes, such as "192.168.1.10", got {address}'
+        )
     if processes % machines:
         started = processes // machines * machines
         raise UserError(

@@ -38,6 +38,20 @@ def launch_probe(
     return sorted(answers, key=lambda answer: answer.rank)
 
 
+def flags_for(config: dict) -> tuple[str, ...]:
+    """Return the flags with which `accelerate launch` uses the config's values, not the file's.
+
+    The environment or flags of doctor may have replaced values for several machines: see
+    `read_config`. A config for one machine needs no flags.
+    """
+    if "num_machines" not in config:
+        return ()
+    names = ("num_machines", "machine_rank", "num_processes")
+    names += ("main_process_ip", "main_process_port")
+    values = {name: config[name] for name in names if config.get(name) is not None}
+    return tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
+
+
 def cause_in(stderr: str) -> str:
     """Return the last error message of the launched program, ignoring the launcher's own errors."""
     lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in stderr.splitlines()]

@@ -1,37 +1,42 @@
 """Check a launch on several machines: compare the machines, launch the probe, compare its answers.
 
-A doctor runs on each machine. The doctors meet before and after the launch, so that all of them
-find the same problems, and print the same.
+A doctor runs on each machine. The doctors exchange what they find before and after the launch, so
+that all of them print the same. Only the advice on how to fix a launch that is not as promised is
+different: each machine prints what concerns itself.
 """
 
 import hashlib
-import ipaddress
 import os
 import platform
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 import accel_demo
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor.comparison import ROWS, fixes, obtained_cells, promised_cells
+from accel_demo.lab.doctor.connections import (
+    gloo_address,
+    open_port,
+    problem_of_host_name,
+    unreachable_among,
+)
 from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, promise_of
-from accel_demo.lab.doctor.launches import TIME_LIMIT, LaunchFailed, launch_probe
-from accel_demo.lab.doctor.meeting import MeetingPoint, exchange
+from accel_demo.lab.doctor.launches import TIME_LIMIT, LaunchFailed, flags_for, launch_probe
+from accel_demo.lab.doctor.meeting import MeetingPoint, join_meeting
 from accel_demo.processes.environment import number_in
 from accel_demo.show import table
 
 JOIN_TIMEOUT = 60  # seconds to wait for the other machines
+ANSWER_TIMEOUT = 30  # seconds to wait for them again, while all of them do the same
 MOST_CLOCK_DIFFERENCE = 5  # seconds
 PORT = 29500  # the default of `accelerate launch`
-PACKAGES = ("torch", "accelerate")
-# What must be the same in the launch configs of all machines.
-SETTINGS = ("distributed_type", "num_processes", "mixed_precision", "main_process_ip")
+PACKAGES = ("torch", "torchvision", "accelerate")
+# What must be the same in the launch configs of all machines. A different main_process_ip is no
+# problem: all machines have reached machine 0 with their own.
+SETTINGS = ("distributed_type", "num_processes", "mixed_precision")
 
 
 def overrides() -> dict:
@@ -59,26 +64,41 @@ def check_launch(path: Path, config: dict, join_timeout: float, clock: Callable)
     port = config.get("main_process_port") or PORT
     point = MeetingPoint(address, port, promise.machines, join_timeout)
     say(f"waiting for {promise.machines} machines at {address}:{port} …")
-    facts = exchange(facts_of_this_machine(config, promise), rank, point, clock)
-    if problem := problem_in(facts, point):
-        raise UserError(problem)
-    rows = [[one["rank"], one["host"], one["address"], clock_words(one["clock"])] for one in facts]
-    print(table(["machine", "host name", "address", "clock"], rows) + "\n", flush=True)
+    with open_port() as own_port, join_meeting(rank, point, clock) as meeting:
+        own_facts = facts_of_this_machine(config, promise, own_port)
+        facts = meeting.exchange(own_facts, join_timeout)
+        if problem := problem_in(facts, point):
+            raise UserError(problem)
+        rows = [
+            [one["rank"], one["host"], one["address"], clock_words(one["clock"])] for one in facts
+        ]
+        print(table(["machine", "host name", "address", "clock"], rows) + "\n", flush=True)
+        for note in notes_on(facts):
+            print(f"{note}\n", flush=True)
+        others = targets(facts, rank, address)
+        attempt = {"rank": rank, "unreachable": unreachable_among(others)}
+        attempts = meeting.exchange(attempt, ANSWER_TIMEOUT)
+        if problem := connection_problem_in(attempts, facts):
+            raise UserError(problem)
 
-    say(f"launching a test program with {path} (about 10 seconds) …")
-    report: dict = {"rank": rank, "answers": [], "failure": None}
-    try:
-        answers = launch_probe(path, flags=flags_for(config, promise, rank, port))
-        report["answers"] = [asdict(answer) for answer in answers]
-    except LaunchFailed as failure:
-        report["failure"] = str(failure)
-    reports = exchange(report, rank, replace(point, patience=TIME_LIMIT + 30, is_second=True))
-    hosts = {one["rank"]: f"machine {one['rank']} ({one['host']})" for one in facts}
-    if failures := failures_in(reports, hosts):
+        say(f"launching a test program with {path} (about 10 seconds) …")
+        report: dict = {"rank": rank, "answers": [], "failure": None}
+        try:
+            answers = launch_probe(path, flags=flags_for(config))
+            report["answers"] = [asdict(answer) for answer in answers]
+        except LaunchFailed as failure:
+            report["failure"] = str(failure)
+        reports = meeting.exchange(report, TIME_LIMIT + ANSWER_TIMEOUT)
+    names = {one["rank"]: name_of(one) for one in facts}
+    if failures := failures_in(reports, names):
         print("\n".join(failures), file=sys.stderr)
         return 1
     every = {one["rank"]: [ProbeAnswer(**answer) for answer in one["answers"]] for one in reports}
-    return compare(path, config, promise, every, rank, hosts)
+    return compare(path, config, promise, every, rank, names)
+
+
+def name_of(facts: dict) -> str:
+    return f"machine {facts['rank']} ({facts['host']})"
 
 
 def clock_words(seconds: float) -> str:
@@ -89,25 +109,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def flags_for(config: dict, promise: Promise, rank: int, port: int) -> tuple[str, ...]:
-    """Return the flags that `accelerate launch` needs on this machine."""
-    flags = f"--num_machines {promise.machines} --machine_rank {rank} "
-    flags += f"--main_process_ip {config['main_process_ip']} --main_process_port {port} "
-    return tuple((flags + f"--num_processes {promise.processes}").split())
-
-
-def facts_of_this_machine(config: dict, promise: Promise) -> dict:
+def facts_of_this_machine(config: dict, promise: Promise, open_port: int) -> dict:
     """Return what the machines compare before a launch."""
+    from accel_demo.processes.peers import own_machine
+
+    uses_gloo = promise.backend == "gloo"
     return {
         "rank": config.get("machine_rank", 0),
         "machines": promise.machines,
         "host": platform.node(),
+        "identity": own_machine(),
         "versions": {"Python": platform.python_version()}
         | {name: metadata.version(name) for name in PACKAGES},
         "code": digest_of_code(Path(accel_demo.__file__).parent),
         "settings": {name: config.get(name) for name in SETTINGS}
         | {"the kind of distribution": promise.kind},
-        "unreachable": unreachable_name(promise, config["main_process_ip"]),
+        "host_name_problem": problem_of_host_name(config["main_process_ip"]) if uses_gloo else None,
+        "gloo_address": gloo_address() if uses_gloo else None,
+        "open_port": open_port,
     }
 
 
@@ -120,51 +139,14 @@ def digest_of_code(package: Path) -> str:
     return digest.hexdigest()
 
 
-def unreachable_name(promise: Promise, main_process_ip: str) -> list[str] | None:
-    """Return why other machines could not connect to this machine's processes, or None.
-
-    Without GLOO_SOCKET_IFNAME, gloo tells the others to connect to the address that the host name
-    stands for. Debian writes 127.0.1.1 into /etc/hosts, which is a different machine for each. The
-    reason is a list: the host name, its address, and the name of the interface to use.
-    """
-    if promise.backend != "gloo" or "GLOO_SOCKET_IFNAME" in os.environ:
-        return None
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-        if not is_loopback(address) or is_loopback(socket.gethostbyname(main_process_ip)):
-            return None
-    except OSError:
-        return None
-    return [socket.gethostname(), address, interface_towards(main_process_ip)]
-
-
-def is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
-
-
-def interface_towards(address: str) -> str:
-    """Return the network interface that reaches an address, or "eth0" if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing
-        except OSError:
-            return "eth0"
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == own for one in addresses) and not is_loopback(own):
-            return name
-    return "eth0"
-
-
 def problem_in(facts: list[dict], point: MeetingPoint) -> str | None:
     """Return why the machines cannot launch together, in one line, or None if they can."""
     main, *others = facts
-    name = {id(one): f"machine {one['rank']} ({one['host']})" for one in facts}
     for one in others:
         if one["machines"] != main["machines"]:
             return (
-                f"num_machines is {one['machines']} on {name[id(one)]}, but {main['machines']} on "
-                f"{name[id(main)]}. Use the same number everywhere."
+                f"num_machines is {one['machines']} on {name_of(one)}, but {main['machines']} on "
+                f"{name_of(main)}. Use the same number everywhere."
             )
     last = point.machines - 1
     for one in facts:
@@ -175,31 +157,41 @@ def problem_in(facts: list[dict], point: MeetingPoint) -> str | None:
         if ranks.count(rank) > 1:
             hosts = " and ".join(one["host"] for one in facts if one["rank"] == rank)
             return (
-                f"{ranks.count(rank)} machines have the rank {rank} ({hosts}). Start each with its "
+                f"{ranks.count(rank)} machines have rank {rank} ({hosts}). Start each with its "
                 f"own --machine-rank, from 0 to {last}."
             )
     for rank in range(point.machines):
         if rank not in ranks:
             return (
-                f"machine {rank} has not joined within {point.patience:g} s. Type the same command "
+                f"machine {rank} has not joined within {point.timeout:g} s. Run the same command "
                 f"there, with --machine-rank {rank}."
             )
-    return next(filter(None, (difference(main, one, name) for one in facts)), None)
+    if problem := next(filter(None, (difference(main, one) for one in facts)), None):
+        return problem
+    are_one_computer = len({one["identity"] for one in facts}) == 1
+    for one in facts:
+        if one["host_name_problem"] and not are_one_computer:
+            host, reason, interface = one["host_name_problem"]
+            return (
+                f"the name {host} of machine {one['rank']} {reason}. Set "
+                f"GLOO_SOCKET_IFNAME={interface} there."
+            )
+    return None
 
 
-def difference(main: dict, one: dict, name: dict[int, str]) -> str | None:
+def difference(main: dict, one: dict) -> str | None:
     """Return why a machine cannot launch together with machine 0, in one line, or None."""
-    this, other = name[id(one)], name[id(main)]
+    this, other = name_of(one), name_of(main)
+    if one["code"] != main["code"]:
+        return (
+            f"accel_demo has different code on {this} and {other}. Copy it from one to the other."
+        )
     for package, version in one["versions"].items():
         if version != main["versions"][package]:
             return (
                 f"{this} has {package} {version}, but {other} has {main['versions'][package]}. "
                 "Install the same version on both."
             )
-    if one["code"] != main["code"]:
-        return (
-            f"accel_demo has different code on {this} and {other}. Copy it from one to the other."
-        )
     for setting, value in one["settings"].items():
         if value != main["settings"][setting]:
             return (
@@ -213,22 +205,65 @@ def difference(main: dict, one: dict, name: dict[int, str]) -> str | None:
             f"the clock of {this} is {abs(seconds):,.0f} s {direction} that of {other}. "
             "Synchronize both, for example with chrony."
         )
-    if one["unreachable"]:
-        host, address, interface = one["unreachable"]
+    return None
+
+
+def notes_on(facts: list[dict]) -> list[str]:
+    """Return a line about each host name that several machines have."""
+    notes = []
+    for host in dict.fromkeys(one["host"] for one in facts):
+        same = [one for one in facts if one["host"] == host]
+        if len({one["identity"] for one in same}) > 1:
+            machines = " and ".join(f"machine {one['rank']}" for one in same)
+            notes.append(
+                f"Note: {machines} have the same host name, {host}, so errors during training do "
+                "not say which one they mean."
+            )
+    return notes
+
+
+def targets(facts: list[dict], rank: int, main_process_ip: str) -> dict[int, tuple[str, int]]:
+    """Return where the processes of this machine would connect to each other machine.
+
+    With NCCL, we do not know the address. We use the one that machine 0 has seen in the meeting.
+    """
+    addresses = {one["rank"]: one["gloo_address"] or one["address"] for one in facts}
+    if not facts[0]["gloo_address"]:
+        addresses[0] = main_process_ip
+    return {
+        one["rank"]: (addresses[one["rank"]], one["open_port"])
+        for one in facts
+        if one["rank"] != rank
+    }
+
+
+def connection_problem_in(attempts: list[dict], facts: list[dict]) -> str | None:
+    """Return which machine cannot connect to which, in one line, or None if all can."""
+    for one in facts:
+        if one["rank"] not in [attempt["rank"] for attempt in attempts]:
+            return f"the doctor on {name_of(one)} has ended. Start doctor again on all machines."
+    for attempt in attempts:
+        if not attempt["unreachable"]:
+            continue
+        rank, address, port, reason = attempt["unreachable"]
+        this, other = facts[attempt["rank"]], facts[rank]
+        advice = "Open all ports between the machines in the firewall"
+        if other["gloo_address"]:
+            advice += ", or set GLOO_SOCKET_IFNAME there to the interface that others can reach"
         return (
-            f"the name {host} of machine {one['rank']} stands for {address}, which others cannot "
-            f"reach. Set GLOO_SOCKET_IFNAME={interface} there."
+            f"{name_of(this)} cannot connect to {address}, port {port}, of {name_of(other)}: "
+            f"{reason}. {advice}."
         )
     return None
 
 
-def failures_in(reports: list[dict], hosts: dict[int, str]) -> list[str]:
+def failures_in(reports: list[dict], names: dict[int, str]) -> list[str]:
     """Return one line for each machine on which the launch has failed."""
     failures = {one["rank"]: one["failure"] for one in reports}
-    missing = "its doctor has not reported back"
+    missing = "its doctor has ended, or cannot be reached"
     return [
-        f"the launch failed on {host}: {failures.get(rank, missing)}"
-        for rank, host in hosts.items()
+        f"the launch failed on {name}: {failures.get(rank, missing)}"
+        for rank, name in names.items()
         if failures.get(rank, missing)
     ]
 
@@ -239,7 +274,7 @@ def compare(
     promise: Promise,
     every: dict[int, list[ProbeAnswer]],
     rank: int,
-    hosts: dict[int, str],
+    names: dict[int, str],
 ) -> int:
     """Print what is promised for each machine and what each obtained. Return 0 if all is equal."""
     on_one = replace(promise, processes=promise.processes // promise.machines)
@@ -256,7 +291,7 @@ def compare(
         ]
         if different:
             is_as_promised = False
-            print(f"Not as promised on {hosts[number]}: {', '.join(different)}")
+            print(f"Not as promised on {names[number]}: {', '.join(different)}")
         if number == rank:
             for _, lines in fixes(config, on_one, every[number], different):
                 print("\n".join(f"  {line}" for line in lines))

@@ -1,8 +1,13 @@
-"""Let the machines of a launch meet, and exchange one JSON object each.
+"""Let the machines of a launch meet, and exchange JSON objects.
 
-Machine 0 listens on its main_process_port, the port that the launch itself will use. The others
-connect to it. So the meeting also tests that the address answers, and that the port is free and not
-blocked by a firewall. It uses no PyTorch, because the machines may have different versions of it.
+Machine 0 listens on its main_process_port, the port that the launch itself will use. All machines
+connect to it, including machine 0. So the meeting also tests that the address answers, and that the
+port is free and not blocked by a firewall. It uses no PyTorch, because the machines may have
+different versions of it.
+
+Once all machines have joined, machine 0 stops listening, so that the launch can use the port. The
+connections stay open: the machines can exchange the results of the launch, and a doctor that starts
+in the meantime cannot join.
 
 Each message is a JSON object in a line of its own. The machine that listens speaks first, so that
 nothing is sent to a different program on the same port.
@@ -10,17 +15,18 @@ nothing is sent to a different program on the same port.
 
 import errno
 import json
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TextIO
 
 from accel_demo.errors import UserError
 
-GREETING = {"program": "accel-demo doctor", "protocol": 1}
+GREETING = {"program": "accel-demo doctor", "protocol": 2}
 GREETING_TIMEOUT = 5  # seconds in which a doctor must greet
 CLOCK_READINGS = 5
 
@@ -36,49 +42,53 @@ class MeetingPoint:
     address: str
     port: int
     machines: int
-    patience: float
-    is_second: bool = False  # True if the machines meet again, after the launch
+    timeout: float
 
 
-def exchange(
-    facts: dict, rank: int, point: MeetingPoint, clock: Callable[[], float] = time.time
-) -> list[dict]:
-    """Return the facts of all machines that came to the meeting. All machines get the same list.
+@contextmanager
+def join_meeting(
+    rank: int, point: MeetingPoint, clock: Callable[[], float] = time.time
+) -> Iterator["Guest"]:
+    """Connect to the meeting, and yield the connection. Machine 0 also hosts the meeting.
 
-    Each object in the list also has the keys "clock", the number of seconds by which the machine's
-    clock is ahead of the listening machine's, and "address". If some machines do not come, the list
-    is shorter. Raises `UserError` if there is no meeting.
+    Raises `UserError` if there is no meeting.
     """
-    deadline = time.monotonic() + point.patience
     with ExitStack() as stack:
-        if rank == 0:
-            listener = listener_on(point, deadline)
-            if listener:
-                stack.enter_context(Host(listener, point, deadline, clock))
-        connection = stack.enter_context(connect(point, deadline))
-        return Guest(connection, clock).tell(facts, point.patience)
+        is_host = False
+        if rank == 0 and (listener := listener_on(point.port)):
+            is_host = True
+            stack.enter_context(MeetingHost(listener, point, clock))
+        connection = stack.enter_context(connect(rank, point, is_host))
+        lines = stack.enter_context(connection.makefile(encoding="utf-8"))
+        yield Guest(connection, lines, clock)
 
 
-def listener_on(point: MeetingPoint, deadline: float) -> socket.socket | None:
+def listener_on(port: int) -> socket.socket | None:
     """Return a socket that listens on the port, or None if the port is in use."""
-    while True:
-        try:
-            return socket.create_server(("", point.port), backlog=64)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UserError(f"cannot use port {point.port}: {error.strerror}") from None
-        if not point.is_second or time.monotonic() > deadline:
+    try:
+        return socket.create_server(("", port), backlog=64)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             return None
-        time.sleep(0.1)  # the launch is still using the port
+        raise UserError(
+            f"cannot use port {port}: {error.strerror}. "
+            "Choose a main_process_port of 1024 or higher."
+        ) from None
 
 
-def connect(point: MeetingPoint, deadline: float) -> socket.socket:
-    """Return a connection to the machine that listens. Raises `UserError` if there is none."""
-    reason = "no answer"
-    while time.monotonic() < deadline:
-        patience = max(0.1, min(GREETING_TIMEOUT, deadline - time.monotonic()))
+def connect(rank: int, point: MeetingPoint, is_host: bool) -> socket.socket:
+    """Return a connection to the machine that listens. Raises `UserError` if there is none.
+
+    Machine 0 does not wait for others: it listens itself, or the port is in use.
+    """
+    place = f"{point.address}:{point.port}"
+    timeout = min(point.timeout, GREETING_TIMEOUT) if rank == 0 else point.timeout
+    deadline, reason = time.monotonic() + timeout, "no answer"
+    while (remaining := deadline - time.monotonic()) > 0:
         try:
-            connection = socket.create_connection((point.address, point.port), patience)
+            connection = socket.create_connection(
+                (point.address, point.port), max(0.1, min(GREETING_TIMEOUT, remaining))
+            )
             try:
                 check_greeting(connection)
                 return connection
@@ -90,17 +100,25 @@ def connect(point: MeetingPoint, deadline: float) -> socket.socket:
                 f"main_process_ip {point.address} is not a known address. Use that of machine 0."
             ) from None
         except DifferentProgram:
-            if not point.is_second:
-                raise UserError(
-                    f"port {point.port} of {point.address} is used by a different program. Choose "
-                    "a main_process_port that is free."
-                ) from None
+            raise UserError(
+                f"{place} is used by a different program, or by a launch that is still running. "
+                "Choose a main_process_port that is free, or start doctor again on all machines."
+            ) from None
         except OSError as error:
             reason = (error.strerror or "no answer").lower()
-        time.sleep(0.2)
+        time.sleep(min(0.2, remaining))
+    if is_host:
+        raise UserError(
+            f"--machine-rank is 0, but {place} does not reach this machine ({reason}). Set "
+            "main_process_ip to an address of machine 0."
+        )
+    if rank == 0:
+        raise UserError(
+            f"port {point.port} is in use on this machine. Choose a main_process_port that is free."
+        )
     raise UserError(
-        f"no doctor answers at {point.address}:{point.port} within {point.patience:g} s "
-        f"({reason}). Start it on machine 0, and check main_process_ip and the firewall."
+        f"no doctor answers at {place} within {point.timeout:g} s ({reason}). Start it on machine "
+        "0, and check main_process_ip and the firewall."
     )
 
 
@@ -122,18 +140,29 @@ def check_greeting(connection: socket.socket) -> None:
 class Guest:
     """A machine's side of its connection to the host."""
 
-    def __init__(self, connection: socket.socket, clock: Callable[[], float]):
-        self.connection, self.clock = connection, clock
-        self.lines = connection.makefile("rw", encoding="utf-8")
+    def __init__(self, connection: socket.socket, lines: TextIO, clock: Callable[[], float]):
+        self.connection, self.lines, self.clock = connection, lines, clock
 
-    def tell(self, facts: dict, patience: float) -> list[dict]:
-        """Send the facts, and return the facts of all machines."""
+    def exchange(self, facts: dict, timeout: float) -> list[dict]:
+        """Send this machine's facts, and return the facts of all machines, sorted by rank.
+
+        All machines get the same list. Each object in it also has the keys "clock", the number of
+        seconds by which the machine's clock is ahead of the host's, and "address". If a machine has
+        not sent its facts after `timeout` seconds, or has left, the list does not contain them.
+        """
+        self.connection.settimeout(timeout + GREETING_TIMEOUT)
         try:
             facts = {**facts, "clock": self.offset_of_clock()}
-            self.connection.settimeout(patience + GREETING_TIMEOUT)
-            return self.ask({"facts": facts})["all"]
+            return self.ask({"facts": facts, "timeout": timeout})["all"]
+        except TimeoutError:
+            raise UserError(
+                f"machine 0 has not answered within {timeout:g} s, perhaps because it waits for "
+                "other machines. Start doctor on all machines, with the same --join-timeout."
+            ) from None
         except (OSError, ValueError, LookupError):
-            raise UserError("machine 0 has ended the meeting. Start doctor again.") from None
+            raise UserError(
+                "machine 0 has ended the meeting. Start doctor again on all machines."
+            ) from None
 
     def offset_of_clock(self) -> float:
         """Return by how many seconds this clock is ahead of the host's.
@@ -149,73 +178,133 @@ class Guest:
         return min(readings)[1]
 
     def ask(self, question: dict) -> dict:
-        write(self.lines, question)
+        send(self.connection, question)
         return json.loads(self.lines.readline())
 
 
-class Host:
-    """The machine that listens, in threads of its own. Use it in a `with` statement."""
+class Exchange:
+    """The facts that the machines exchange at one time, by connection."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        point: MeetingPoint,
-        deadline: float,
-        clock: Callable[[], float],
-    ):
-        self.listener, self.point, self.deadline, self.clock = listener, point, deadline, clock
-        self.joined: list[dict] = []
-        self.expected = point.machines
+    def __init__(self, timeout: float):
+        self.facts: dict[socket.socket, dict] = {}
+        self.deadline = time.monotonic() + timeout
+        self.is_over = False
+
+
+class MeetingHost:
+    """The host of the meeting, in threads of its own. Use it in a `with` statement."""
+
+    def __init__(self, listener: socket.socket, point: MeetingPoint, clock: Callable[[], float]):
+        self.listener, self.machines, self.clock = listener, point.machines, clock
+        self.exchanges = [Exchange(point.timeout)]
+        self.members: set[socket.socket] = set()  # the guests of the first exchange
         self.changed = threading.Condition()
-        self.guests: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
 
-    def __enter__(self) -> "Host":
+    def __enter__(self) -> "MeetingHost":
         threading.Thread(target=self.accept, daemon=True).start()
         return self
 
     def __exit__(self, kind, *error) -> None:
-        """Free the port, and wait until the guests have received the list, unless there is none."""
+        """Free the port. Wait until the guests have left, unless Ctrl-C was pressed.
+
+        A guest leaves when it has received its list. If the host closed a connection first, the
+        system would keep the port in use for a while.
+        """
+        self.stop_listening()
+        deadline = time.monotonic() + GREETING_TIMEOUT
+        if kind is None or issubclass(kind, UserError):
+            for thread in self.threads:
+                thread.join(max(0, deadline - time.monotonic()))
+
+    def stop_listening(self) -> None:
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self.listener.close()
-        for guest in self.guests if kind is None else []:
-            guest.join(timeout=GREETING_TIMEOUT)
 
     def accept(self) -> None:
         with suppress(OSError):
             while True:
                 connection, (address, *_) = self.listener.accept()
-                guest = threading.Thread(target=self.serve, args=[connection, address], daemon=True)
-                self.guests.append(guest)
-                guest.start()
+                thread = threading.Thread(
+                    target=self.serve, args=[connection, address], daemon=True
+                )
+                self.threads.append(thread)
+                thread.start()
 
     def serve(self, connection: socket.socket, address: str) -> None:
-        """Answer one guest until it has told its facts, then send the facts of all machines."""
-        connection.settimeout(self.point.patience + GREETING_TIMEOUT)
-        with connection, suppress(OSError, ValueError, LookupError, TypeError):
-            lines = connection.makefile("rw", encoding="utf-8")
-            write(lines, GREETING)
-            while "facts" not in (message := json.loads(lines.readline())):
-                write(lines, {"time": self.clock()})
-            facts = {**message["facts"], "address": address}
-            write(lines, {"all": self.wait_for_all(facts)})
-            connection.settimeout(GREETING_TIMEOUT)
-            lines.readline()  # until the guest hangs up: then its side keeps the closed connection
+        """Answer one guest until it hangs up."""
+        number = 0
+        with (
+            connection,
+            connection.makefile(encoding="utf-8") as lines,
+            suppress(OSError, ValueError, LookupError, TypeError),
+        ):
+            send(connection, GREETING)
+            for line in lines:
+                message = json.loads(line)
+                if "facts" in message:
+                    facts = {**message["facts"], "address": address}
+                    timeout = message["timeout"]
+                    everyone = self.exchange(connection, number, facts, timeout)
+                    send(connection, {"all": everyone})
+                    number += 1
+                else:
+                    send(connection, {"time": self.clock()})
+        self.remove(connection)
 
-    def wait_for_all(self, facts: dict) -> list[dict]:
-        """Return the facts of all machines, or of those that have come until the deadline.
+    def exchange(
+        self, connection: socket.socket, number: int, facts: dict, timeout: float
+    ) -> list[dict]:
+        """Wait for the facts of the other machines, and return all of them.
+
+        Raises `ConnectionError` if the exchange is over, or if the guest hangs up in the meantime.
+        """
+        with self.changed:
+            if number == len(self.exchanges):
+                self.exchanges.append(Exchange(timeout))
+            exchange = self.exchanges[number]
+            if exchange.is_over:
+                raise ConnectionError
+            exchange.facts[connection] = facts
+            self.changed.notify_all()
+            while not (self.is_complete(exchange) or time.monotonic() > exchange.deadline):
+                self.changed.wait(0.1)
+                if has_hung_up(connection):
+                    raise ConnectionError
+            if not exchange.is_over:
+                exchange.is_over = True
+                self.members = set(exchange.facts)
+                self.stop_listening()
+            return sorted(exchange.facts.values(), key=lambda one: (one["rank"], one["address"]))
+
+    def is_complete(self, exchange: Exchange) -> bool:
+        """Return True if there is nothing to wait for.
 
         If the machines disagree about their number, the smallest one is used, so that nobody waits.
         """
+        if exchange.is_over:
+            return True
+        if exchange is self.exchanges[0]:
+            numbers = [facts["machines"] for facts in exchange.facts.values()]
+            return len(exchange.facts) >= min(self.machines, *numbers)
+        return self.members <= exchange.facts.keys()
+
+    def remove(self, connection: socket.socket) -> None:
+        """Forget a guest that has hung up: its doctor may be started again."""
         with self.changed:
-            self.joined.append(facts)
-            self.expected = min(self.expected, facts.get("machines", self.expected))
+            self.members.discard(connection)
+            for exchange in self.exchanges:
+                if not exchange.is_over:
+                    exchange.facts.pop(connection, None)
             self.changed.notify_all()
-            remaining = self.deadline - time.monotonic()
-            self.changed.wait_for(lambda: len(self.joined) >= self.expected, max(0, remaining))
-            return sorted(self.joined, key=lambda one: (one["rank"], one["address"]))
 
 
-def write(lines: Any, message: dict) -> None:
-    lines.write(json.dumps(message) + "\n")
-    lines.flush()
+def has_hung_up(connection: socket.socket) -> bool:
+    """Return True if a guest has closed the connection. While it waits, it sends nothing."""
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable)
+
+
+def send(connection: socket.socket, message: dict) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")

@@ -1,11 +1,12 @@
 """Start the commands of one node, and kill them as soon as `accel-demo nodes` exits.
 
 `accel-demo nodes` starts this program once per node. It reads orders from stdin, one JSON object
-per line. When stdin is closed, it kills everything that it has started. The operating system closes
-stdin even if `accel-demo nodes` is killed with SIGKILL, so nothing stays behind.
+per line. When stdin is closed, it kills its descendants. The operating system closes stdin even if
+`accel-demo nodes` is killed with SIGKILL.
 
 In a namespace of its own, this program is process 1 of the node: when it exits, the kernel kills
-all other processes of the node, and removes the node's network.
+all other processes of the node, and removes the node's network. Elsewhere on Linux, it adopts the
+descendants whose parents have exited. On macOS, it cannot find these.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
@@ -26,6 +28,9 @@ from accel_demo.lab.networks import replace_hosts_file
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
+KILL_TIMEOUT = 5  # seconds
+# Python ignores these signals, but commands that are not Python programs expect the default.
+DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 NO_STDIN = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
 
 
@@ -60,7 +65,13 @@ class Keeper:
         for command, environment in zip(self.commands, self.environments, strict=True):
             program = shutil.which(command[0], path=environment.get("PATH")) or command[0]
             try:
-                pid = os.posix_spawn(program, command, environment, file_actions=NO_STDIN)
+                pid = os.posix_spawn(
+                    program,
+                    command,
+                    environment,
+                    file_actions=NO_STDIN,
+                    setsigdef=DEFAULT_SIGNALS,
+                )
             except OSError as error:
                 print(f"error: cannot start {command[0]} ({error.strerror})", file=sys.stderr)
                 self.finish(127)
@@ -75,14 +86,10 @@ class Keeper:
                     os.kill(pid, number)
 
     def reap(self) -> None:
-        """Note which processes have exited. Some may not be ours, but of a command that died."""
-        with suppress(ChildProcessError):  # there are no processes
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid in self.exit_codes:
-                    self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
+        """Note which commands have exited. Report the exit code if all have, or one has failed."""
+        for pid, code in exited_children():
+            if pid in self.exit_codes:  # otherwise, a command started it, and has exited
+                self.exit_codes[pid] = code
         codes = [code for code in self.exit_codes.values() if code is not None]
         failed = [code for code in codes if code != 0]
         if failed or (codes and len(codes) == len(self.exit_codes)):
@@ -99,12 +106,33 @@ class Keeper:
             os.write(self.reports, (json.dumps(content) + "\n").encode())
 
 
+def exited_children() -> Iterator[tuple[int, int]]:
+    """Yield the process ID and the exit code of each child that has exited since the last call."""
+    with suppress(ChildProcessError):  # there are no children
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            yield pid, os.waitstatus_to_exitcode(status)
+
+
 def kill_descendants() -> None:
-    """Kill all descendants. Suspend them first, so that they cannot start new processes."""
-    for method in (psutil.Process.suspend, psutil.Process.kill):
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                method(process)
+    """Kill all descendants, and wait until they are gone, for at most `KILL_TIMEOUT` seconds.
+
+    A process can start another one while it is being killed, so look for descendants until there
+    are none. Suspend them first, so that few of them can do so.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while processes := psutil.Process().children(recursive=True):
+        for method in (psutil.Process.suspend, psutil.Process.kill):
+            for process in processes:
+                with suppress(psutil.Error):  # it has exited, or belongs to another user
+                    method(process)
+        for _ in exited_children():
+            pass
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
 
 
 def adopt_orphans() -> None:
@@ -137,10 +165,6 @@ def main() -> None:
             keeper.handle_order(order)
         keeper.reap()
     kill_descendants()
-    deadline = time.monotonic() + 5
-    while psutil.Process().children() and time.monotonic() < deadline:
-        keeper.reap()
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,12 @@ from pathlib import Path
 
 from accel_demo.errors import UserError
 
-RUN_MODULES = {"torch.distributed.run": "torchrun", "accelerate.commands.launch": "accelerate"}
+RUN_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",  # deprecated, but has the same flags
+    "accelerate.commands.launch": "accelerate",
+}
+OWN_CONFIG = Path(__file__).with_name("accelerate_config.yaml")
 LAUNCH = "accelerate launch --config_file accelerate_configs/multi_node_cpu.yaml"
 TRAIN = "accel_demo/train.py --resume auto --checkpoint-every 10 --collective-timeout 30 --run-dir"
 MEETING = 60  # seconds that a launcher waits for the other nodes' launchers
@@ -46,7 +51,8 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
 
     `{node}` in the command is replaced by the node's rank. A launcher gets flags for its node, in
     front of the reader's own flags, which take precedence. A Python script is started once per
-    process, with the variables that a launcher would set. Everything else is started once.
+    process, with the variables that a launcher would set. Everything else is started once, with
+    variables from which a torchrun inside it reads its flags.
     """
     words = [word.replace("{node}", str(node)) for word in command]
     shared = {
@@ -72,32 +78,36 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
             shared["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     elif kind == "accelerate":
         check_not_elastic(plan, "accelerate launch")
-        words[place:place] = accelerate_flags(words, plan, node)
+        words[place:place] = accelerate_flags(words[place:], plan, node)
     else:
-        check_not_elastic(plan, Path(words[0]).name)
+        program = Path(words[0]).name
+        check_not_elastic(plan, program)
+        if program != "accel-demo":  # its commands use torchrun on a single node
+            shared |= torchrun_variables(plan, node)
     return [(words, shared)]
 
 
 def launcher_in(words: list[str]) -> tuple[str, int]:
     """Return the kind of a command, and where to insert a launcher's flags.
 
-    The kind is "torchrun", "accelerate", "python" or "other".
+    The kind is "torchrun", "accelerate", "python" or "other". A launcher may have other programs in
+    front of it, as in `uv run torchrun x.py`.
     """
-    program = Path(words[0]).name
-    if program == "torchrun":
-        return "torchrun", 1
-    if program == "accelerate" and words[1:2] == ["launch"]:
-        return "accelerate", 2
-    if program == "accelerate-launch":
-        return "accelerate", 1
-    if not program.startswith("python"):
-        return "other", 0
-    if "-m" in words:
-        place = words.index("-m") + 2
-        module = words[place - 1] if place <= len(words) else ""
-        if module in RUN_MODULES:
-            return RUN_MODULES[module], place
-    return "python", 0
+    if Path(words[0]).name.startswith("python"):
+        for place, word in enumerate(words):  # the module follows -m, with or without a space
+            module = word.removeprefix("-m")
+            if module in RUN_MODULES and (module != word or words[place - 1] == "-m"):
+                return RUN_MODULES[module], place + 1
+        return "python", 0
+    for place, word in enumerate(words):
+        program = Path(word).name
+        if program == "torchrun":
+            return "torchrun", place + 1
+        if program == "accelerate-launch":
+            return "accelerate", place + 1
+        if program == "accelerate" and words[place + 1 : place + 2] == ["launch"]:
+            return "accelerate", place + 2
+    return "other", 0
 
 
 def torchrun_flags(plan: Plan, node: int) -> list[str]:
@@ -113,13 +123,36 @@ def torchrun_flags(plan: Plan, node: int) -> list[str]:
     return f"{flags} --nproc-per-node {plan.processes_per_node}".split()
 
 
+def torchrun_variables(plan: Plan, node: int) -> dict[str, str]:
+    """Return the variables from which torchrun reads the flags that are not on its command line.
+
+    Source: the class `env` in torch/distributed/argparse_util.py.
+    """
+    return {
+        "PET_NNODES": str(plan.nodes),
+        "PET_NODE_RANK": str(node),
+        "PET_NPROC_PER_NODE": str(plan.processes_per_node),
+        "PET_MASTER_ADDR": plan.address,
+        "PET_MASTER_PORT": str(plan.port),
+    }
+
+
 def accelerate_flags(words: list[str], plan: Plan, node: int) -> list[str]:
+    """Return the flags for a node. `words` are the launcher's own flags, and the script's."""
     flags = f"--num_machines {plan.nodes} --machine_rank {node} --main_process_ip {plan.address} "
     flags += f"--main_process_port {plan.port} --num_processes {plan.processes} "
     flags += f"--rdzv_conf timeout={MEETING}"
-    # Without a config, the launcher would start one unconnected process on each node.
-    has_config = any(word.split("=")[0] == "--config_file" for word in words)
-    return [*([] if has_config else ["--multi_gpu"]), *flags.split()]
+    return [*([] if has_config(words) else ["--config_file", str(OWN_CONFIG)]), *flags.split()]
+
+
+def has_config(words: list[str]) -> bool:
+    """Return whether the launcher has a config. Flags of the script come after its name."""
+    for word in words:
+        if word.split("=")[0] in ("--config_file", "--config-file"):
+            return True
+        if word.endswith(".py") or word in ("-m", "--module"):
+            break
+    return False
 
 
 def rank_variables(plan: Plan, node: int, local_rank: int) -> dict[str, str]:

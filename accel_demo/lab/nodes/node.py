@@ -6,38 +6,47 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import IO, TextIO
+from typing import IO, NamedTuple, TextIO
 
 from accel_demo.errors import UserError
 from accel_demo.lab.networks import Loopback, Namespaces
 from accel_demo.processes import fork_server
 from accel_demo.processes.environment import environment_for
 
-KEEPER = [sys.executable, "-m", "accel_demo.lab.nodes.keeper"]
+# -P keeps the files of the working directory from shadowing the modules that Python imports.
+KEEPER = [sys.executable, "-P", "-m", "accel_demo.lab.nodes.keeper"]
 START_TIMEOUT = 20  # seconds that a keeper may need to start
 output_lock = threading.Lock()
+
+
+class NodeReport(NamedTuple):
+    """What happened on a node: its commands have exited, or have printed an expected text."""
+
+    rank: int
+    exit_code: int | None = None
+    text: str | None = None
 
 
 class Node:
     """A node that is ready to start commands. Use it in a `with` statement.
 
-    Lines that the commands print are printed with the node's name in front of them. When a command
-    has failed, or when all have exited, (rank of the node, exit code) is added to `exits`. When a
-    line contains a text in `printed`, its value there becomes the time of `time.monotonic()`.
+    Lines that the commands print are printed with the node's name in front of them. A report is
+    added to `reports` when a line contains one of the `expected_texts`, when a command has failed,
+    and when all commands have exited.
     """
 
     def __init__(
         self,
         rank: int,
         network: Loopback | Namespaces,
-        exits: SimpleQueue,
-        printed: dict[str, float],
+        reports: SimpleQueue[NodeReport],
+        expected_texts: set[str],
     ):
-        self.rank, self.network, self.exits, self.printed = rank, network, exits, printed
-        self.is_ready = threading.Event()
+        self.rank, self.network = rank, network
+        self.reports, self.expected_texts = reports, expected_texts
+        self.has_answered, self.is_ready = threading.Event(), False
 
     def __enter__(self) -> "Node":
         reading, writing = os.pipe()
@@ -50,6 +59,16 @@ class Node:
             start_new_session=True,  # so that Ctrl-C only reaches `accel-demo nodes`
         )
         os.close(writing)
+        self.threads: list[threading.Thread] = []
+        try:
+            self._prepare(reading)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _prepare(self, reading: int) -> None:
+        """Wait until the keeper is ready, and connect the node. `reading` is the keeper's pipe."""
         assert self.keeper.stdout and self.keeper.stderr
         self.threads = [
             threading.Thread(target=self._copy_output, args=[self.keeper.stdout, sys.stdout]),
@@ -60,12 +79,12 @@ class Node:
             thread.daemon = True
             thread.start()
         self.send_order("get ready", **self.network.identity(self.rank))
-        is_ready = self.is_ready.wait(START_TIMEOUT)
-        if not is_ready or self.keeper.poll() is not None:
-            self.__exit__()
-            raise UserError(f"node {self.rank} could not be started. Use --network loopback.")
+        self.has_answered.wait(START_TIMEOUT)
+        if not self.is_ready:
+            is_loopback = isinstance(self.network, Loopback)
+            advice = "Try again later" if is_loopback else "Use --network loopback"
+            raise UserError(f"node {self.rank} could not be started. {advice}.")
         self.network.connect(self.rank, self.keeper.pid)
-        return self
 
     def __exit__(self, *error) -> None:
         """Kill all processes of the node, and wait until they are gone."""
@@ -92,23 +111,21 @@ class Node:
             for line in reports:
                 report = json.loads(line)
                 if "code" in report:
-                    self.exits.put((self.rank, report["code"]))
+                    self.reports.put(NodeReport(self.rank, exit_code=report["code"]))
                 else:
-                    self.is_ready.set()
-        self.exits.put((self.rank, 1))  # the keeper has exited
-        self.is_ready.set()
+                    self.is_ready = True
+                    self.has_answered.set()
+        self.reports.put(NodeReport(self.rank, exit_code=1))  # the keeper has exited
+        self.has_answered.set()
 
     def _copy_output(self, source: IO[bytes], target: TextIO) -> None:
         with source:
             for line in source:
-                text = line.decode(errors="replace").rstrip("\n")
+                text = line.decode(errors="replace").rstrip("\r\n")
                 if "\r" in text:  # a progress bar overwrites its line: show its last state
                     text = text.split("\r")[-1].rstrip()
                     if not text:
                         continue
-                for expected in self.printed:
-                    if expected in text:
-                        self.printed[expected] = min(self.printed[expected], time.monotonic())
                 try:
                     with output_lock:
                         target.write(f"node {self.rank} | {text}\n")
@@ -116,6 +133,9 @@ class Node:
                 except BrokenPipeError:  # nobody reads our output, as after `| head`
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
+                for expected in self.expected_texts:
+                    if expected in text:
+                        self.reports.put(NodeReport(self.rank, text=expected))
 
 
 def environment_for_nodes(network: Loopback | Namespaces) -> dict[str, str]:
@@ -130,7 +150,6 @@ def environment_for_nodes(network: Loopback | Namespaces) -> dict[str, str]:
             "CUDA_VISIBLE_DEVICES": "-1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONUNBUFFERED": "1",
-            "HF_HOME": os.devnull,
         }
     )
     for name in (fork_server.ADDRESS, "PYTHON_EXEC"):
