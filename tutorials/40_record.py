@@ -1,9 +1,9 @@
-"""Record the measured outputs and pictures of pages 20, 25, 40, 41 and 44 again.
+"""Record the measured outputs and pictures of pages 20, 25, 40, 41, 44 and 45 again.
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
 python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline (40),
-                                           # slower (41), two_machines, rates, lost_machine (44; as
-                                           # root on Linux)
+                                           # slower (41); as root on Linux: two_machines, rates
+                                           # (44), lost_machine (45)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 """
 
@@ -27,7 +27,7 @@ RECORDS = {
     "slower": ["python -m accel_demo.lab.scaling.reasons"],
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
     "rates": ["python tutorials/44_rates.py --plot tutorials/44_rates.svg"],
-    "lost_machine": ["python tutorials/44_lost_machine.py"],
+    "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }
 
 

@@ -1,32 +1,36 @@
-"""Draw the ranks of two nodes with two processes each, and the disks that they can read.
+"""Draw the ranks of two nodes with two processes each, their ring, and the disks they can read.
 
 python tutorials/44_ranks.py --plot ranks.png
 """
 
 from pathlib import Path
 
+from matplotlib.axes import Axes
+
 from accel_demo import show
 from accel_demo.errors import Parser, one_line_errors
 from accel_demo.show import check_outputs
 
 NODES, PROCESSES = 2, 2  # PROCESSES is per node
-BLUE, ORANGE, GREEN, GREY = show.COLOURS[0], show.COLOURS[3], show.COLOURS[2], "#606060"
+BLUE, GREEN, ORANGE, RED = (show.COLOURS[index] for index in (0, 2, 3, 4))
+GREY = "#606060"
 
 
 def draw(file: Path) -> None:
-    figure = show.new_figure(8, 4.2)
-    axes = figure.add_subplot(xlim=(-1.1, 8.1), ylim=(-2.0, 3.0))
+    figure = show.new_figure(8, 4.6)
+    axes = figure.add_subplot(xlim=(-1.1, 8.1), ylim=(-2.0, 3.6))
     axes.axis("off")
 
     def box(x: float, y: float, text: str, colour: str) -> None:
         frame = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": colour}
         axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=10, bbox=frame)
 
+    places = []  # of the ranks
     for node in range(NODES):
         left = 5 * node
         corners = [left - 1, left - 1, left + 3, left + 3, left - 1]
-        axes.plot(corners, [-0.5, 2.4, 2.4, -0.5, -0.5], color=GREY, linewidth=1)
-        axes.text(left + 1, 2.65, f"node {node}", ha="center", fontsize=11, weight="bold")
+        axes.plot(corners, [-0.5, 3.0, 3.0, -0.5, -0.5], color=GREY, linewidth=1)
+        axes.text(left + 1, 3.2, f"node {node}", ha="center", fontsize=11, weight="bold")
         axes.plot([left + 1, 3.5], [-0.5, -1.3], ":", color=GREY, zorder=0)
         for local_rank in range(PROCESSES):
             rank, x = PROCESSES * node + local_rank, left + 2 * local_rank
@@ -36,13 +40,23 @@ def draw(file: Path) -> None:
             if rank == 0:
                 kind, colour = "main process and\nlocal main process", ORANGE
             box(x, 1.1, f"rank {rank}\nlocal rank {local_rank}", colour)
-            axes.text(x, 1.9, kind, ha="center", va="center", color=colour, fontsize=10)
+            axes.text(x, 1.85, kind, ha="center", va="center", color=colour, fontsize=10)
             axes.plot([x, left + 1], [0.8, 0.1], color=GREY, zorder=0)
+            places.append(x)
         box(left + 1, 0, f"disk of node {node}", GREEN)
-    axes.plot([3, 4], [1.1, 1.1], color=ORANGE, linewidth=3)
-    axes.text(3.5, 1.3, "cable", ha="center", color=ORANGE, fontsize=10)
+    for start, end in zip(places, places[1:], strict=False):
+        arrow(axes, (start + 0.65, 1.1), (end - 0.65, 1.1), bend=0)
+    arrow(axes, (places[-1], 1.6), (places[0], 2.2), bend=0.12)
+    axes.text(3.5, 2.65, "ring", ha="center", color=RED, fontsize=10)
+    axes.text(3.5, 1.3, "cable", ha="center", color=GREY, fontsize=10)
     box(3.5, -1.5, "shared folder (over the network)", GREEN)
     show.save(figure, file)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], bend: float) -> None:
+    """Draw what one rank of the ring sends to the next."""
+    style = {"arrowstyle": "->", "color": RED, "connectionstyle": f"arc3,rad={bend}", "lw": 1.5}
+    axes.annotate("", end, start, arrowprops=style)
 
 
 if __name__ == "__main__":

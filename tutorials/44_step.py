@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/44_step.py
 This script imports nothing from accel_demo: it is a stand-in for yours.
 """
 
+import gc
 import statistics
 import time
 
@@ -29,3 +30,5 @@ if dist.get_rank() == 0:
     step = statistics.median(times[1:])  # the first step also connects the processes
     print(f"processes {dist.get_world_size()}, gradient bytes {size}, seconds per step {step:.4f}")
 dist.destroy_process_group()
+del model, optimizer  # the last references to the group, whose threads must end before Python does
+gc.collect()

@@ -37,8 +37,8 @@ def main() -> None:
         "`with state.main_process_first():`": (state.main_process_first, True),
         "`with state.local_main_process_first():`": (state.local_main_process_first, True),
     }
+    rows_of = {"the node's own disk": [], "a shared folder": []}
     [folder] = broadcast_object_list([tempfile.mkdtemp() if is_main else None])
-    rows = []
     for number, (way, (context, takes_part)) in enumerate(ways.items()):
         shared = Path(folder, f"shared-{number}")
         own_disk = Path(folder, f"disk-{number}-of-machine-{node}")  # the others do not look here
@@ -50,12 +50,13 @@ def main() -> None:
         state.wait_for_everyone()
         found = [(disk / "data").exists() for disk in (own_disk, shared)]
         results = gather_object([[*downloaded, *found]])
-        own, in_shared, found_own, found_shared = map(sum, zip(*results, strict=True))
-        rows.append([way, own, processes - found_own, in_shared, processes - found_shared])
+        counts = [sum(values) for values in zip(*results, strict=True)]
+        for place, downloads, found in zip(rows_of, counts[:2], counts[2:], strict=True):
+            rows_of[place].append([way, downloads, processes - found])
     if is_main:
-        head = ["who downloads", "downloads: own disks", "ranks without the file"]
-        head += ["downloads: shared folder", "ranks without the file"]
-        print(table(head, rows))
+        for place, rows in rows_of.items():
+            head = [f"who downloads to {place}", "downloads", "ranks without the file"]
+            print(table(head, rows), end="\n\n")
         shutil.rmtree(folder)
     state.destroy_process_group()
 

@@ -1,61 +1,161 @@
-"""Lose one of two nodes during training, and compare the final weights with another run's.
+"""Lose one of two nodes during training in four ways, and compare what happens next.
 
-python tutorials/44_lost_machine.py    # needs root and Linux; takes minutes
+python tutorials/45_lost_machine.py    # needs root and Linux; takes minutes
 """
 
 import hashlib
-import json
 import re
+import shlex
+import subprocess
 import tempfile
+import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_demo.errors import Parser, UserError, one_line_errors
-from accel_demo.processes.launch import run_to_end
-from accel_demo.show import table
+from matplotlib.patches import Patch
+from tqdm import tqdm
 
-TRAIN = "torchrun accel_demo/train.py --epochs 3 --checkpoint-every 5 --collective-timeout 10"
-SHARE = 0.7  # of the time of an undisturbed launch; then, node 1 is lost
+from accel_demo import show
+from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.processes.environment import environment_for
+
+LOST = "step 33:"  # node 1 is lost as soon as rank 0 has printed this
+TRAIN = "torchrun accel_demo/train.py --epochs 3 --checkpoint-every 5 --print-every 1"
+TRAIN += " --collective-timeout 10 --resume auto"
+TIME_LIMIT = 300  # seconds for one launch
 CASES = {  # what happens, and the options of each `accel-demo nodes`
     "nothing": [""],
-    "node 1 loses its cable": ["--cut-after {}", ""],
-    "node 1 dies and comes back": ["--elastic --kill-after {} --restart-after 3"],
-    "node 1 dies": ["--elastic --kill-after {}"],
-    "an elastic launch loses node 1's cable": ["--elastic --cut-after {}"],
+    "node 1 loses its cable": [f"--cut-after '{LOST}'", ""],
+    "node 1 loses its cable, elastic": [f"--elastic --cut-after '{LOST}'"],
+    "node 1 dies, elastic": [f"--elastic --kill-after '{LOST}'"],
+    "node 1 dies and comes back, elastic": [f"--elastic --kill-after '{LOST}' --restart-after 3"],
+}
+STARTING, WAITING = "starting", "node 1 is lost, node 0 waits"
+COLOURS = {
+    STARTING: "#c0c0c0",
+    "training, 4 processes": show.COLOURS[0],
+    WAITING: show.COLOURS[3],
+    "training, 2 processes": show.COLOURS[5],
 }
 
 
-def main() -> None:
-    digests, rows, errors, moment = {}, [], [], 0.0
+@dataclass
+class Run:
+    """What the launches of one case printed, and the final weights."""
+
+    lines: list[tuple[float, str]] = field(default_factory=list)  # (seconds since the start, text)
+    digest: str = ""  # of the weights
+
+    def first(self, pattern: str, after: float = 0.0) -> tuple[float, str]:
+        """Return the first line that matches and comes later: its second and its last group."""
+        for second, line in self.lines:
+            if second > after and (match := re.search(pattern, line)):
+                return second, match[match.lastindex or 0]
+        raise UserError(f"no line matches {pattern!r} ({self.lines[-1][1]})")
+
+    @property
+    def lost(self) -> float | None:
+        """The second at which node 1 was lost."""
+        return next((second for second, line in self.lines if line.startswith("--- ")), None)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes at the end."""
+        starts = [line for _, line in self.lines if "images per step" in line]
+        return int(starts[-1].split(" | ")[1].split()[0])
+
+
+def main(plot: Path | None) -> None:
+    runs: dict[str, Run] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number, (case, launches) in enumerate(CASES.items()):
-            run = Path(folder, str(number))
-            printed, codes, started = "", [], time.monotonic()
-            for options in launches:
-                command = f"accel-demo nodes {options.format(moment)} -- {TRAIN} --run-dir {run}"
-                ended = run_to_end(f"{command} --resume auto", 300)
-                printed += ended.stdout + ended.stderr
-                codes.append(str(ended.returncode))
-                if ended.returncode != 0:
-                    errors += re.findall(r"^node \d \| error: .*", printed, re.MULTILINE)
-            if not (run / "model.safetensors").exists():
-                raise UserError(f"{case}: the run has not finished ({last(printed)})")
-            digests[case] = hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
-            moment = moment or SHARE * (time.monotonic() - started)
-            is_equal = digests[case] == digests["nothing"]
-            steps = re.findall(r"resumed from \S+, after step (\d+)", printed)
-            processes = json.loads((run / "environment.json").read_text())["processes"]
-            cells = [", ".join(steps) or "–", processes, "equal" if is_equal else "differ"]
-            rows.append([case, ", then ".join(codes), *cells])
-    head = ["what happens", "exit code", "resumed after step", "processes at the end", "weights"]
-    print("Errors of launches that failed:\n" + "\n".join(errors) + "\n\n" + table(head, rows))
+        for number, case in enumerate(tqdm(CASES, unit="case", leave=False)):
+            runs[case] = train(case, Path(folder, str(number)))
+    print("Errors of the second case:")
+    for _, line in runs["node 1 loses its cable"].lines:
+        if re.match(r"node \d \| error: ", line):
+            print(line)
+    head = ["what happens", "noticed after", "trains again after", "from step", "processes"]
+    rows = [row(case, run, runs["nothing"].digest) for case, run in runs.items()]
+    print("\n" + show.table([*head, "weights"], rows))
+    if plot:
+        draw(runs, plot)
 
 
-def last(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]
+def train(case: str, folder: Path) -> Run:
+    """Run the launches of a case, one after the other."""
+    run, start = Run(), time.monotonic()
+    for options in CASES[case]:
+        command = f"accel-demo nodes {options} -- {TRAIN} --run-dir {folder}"
+        process = subprocess.Popen(
+            shlex.split(command),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment_for({}),
+        )
+        limit = threading.Timer(TIME_LIMIT, process.kill)
+        limit.start()
+        assert process.stdout
+        for line in process.stdout:
+            run.lines.append((time.monotonic() - start, line.rstrip()))
+        process.wait()
+        limit.cancel()
+    if not (folder / "model.safetensors").exists():
+        raise UserError(f"{case}: the run has not finished ({run.lines[-1][1]})")
+    run.digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return run
+
+
+def row(case: str, run: Run, undisturbed: str) -> list:
+    if run.lost is None:
+        return [case, "–", "–", "–", run.processes, "–"]
+    noticed, again = (second - run.lost for second in moments(run))
+    _, step = run.first(r"resumed from \S+, after step (\d+)")
+    weights = "equal" if run.digest == undisturbed else "differ"
+    return [case, f"{noticed:.0f} s", f"{again:.0f} s", step, run.processes, weights]
+
+
+def moments(run: Run) -> tuple[float, float]:
+    """Return when node 0 noticed that node 1 was lost, and when it finished a step again."""
+    assert run.lost is not None
+    noticed, _ = run.first(r"^node 0 \| error: ", run.lost)
+    return noticed, run.first(r"step \d+:", noticed)[0]
+
+
+def phases(run: Run) -> list[tuple[float, str]]:
+    """Return (second at which it ends, name) for each phase of a run."""
+    ends = [(run.first(r"step \d+:")[0], STARTING)]
+    if run.lost is not None:
+        noticed, again = moments(run)
+        ends += [(run.lost, "training, 4 processes"), (noticed, WAITING), (again, STARTING)]
+    return [*ends, (run.first(r"\| done: ")[0], f"training, {run.processes} processes")]
+
+
+def draw(runs: dict[str, Run], file: Path) -> None:
+    """Draw the phases of each run over the time."""
+    figure = show.new_figure(8, 3.2)
+    axes = figure.subplots()
+    for number, run in enumerate(runs.values()):
+        start = 0.0
+        for end, phase in phases(run):
+            axes.barh(number, end - start, left=start, color=COLOURS[phase], height=0.6)
+            start = end
+    axes.set_yticks(range(len(runs)), [case.replace(", ", ",\n") for case in runs])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds since the launch")
+    patches = [Patch(color=colour, label=phase) for phase, colour in COLOURS.items()]
+    axes.legend(
+        handles=patches, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.35, 1)
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    show.save(figure, file)
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        Parser(__doc__).parse_args()
-        main()
+        parser = Parser(__doc__)
+        parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the times in FILE")
+        options = parser.parse_args()
+        show.check_outputs(options)
+        main(options.plot)

@@ -18,6 +18,15 @@ QUIET = {
     "HF_HOME": os.devnull,  # hide the user's config from `accelerate launch`
 }
 
+# torchrun reads these if the flags are not on its command line.
+TORCHRUN_VARIABLES = (
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+)
+
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the variables for `init_process_group`, as torchrun sets them on one machine."""
@@ -75,6 +84,6 @@ def environment_for(changes: dict[str, str]) -> dict[str, str]:
     """
     environment = {**os.environ, **changes}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    for name in (*RANK_VARIABLES, "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in (*RANK_VARIABLES, *TORCHRUN_VARIABLES, "TORCHELASTIC_USE_AGENT_STORE"):
         environment.pop(name, None)
     return environment

@@ -78,8 +78,11 @@ def lost_processes(error: RuntimeError) -> str | None:
         _keep_store_until_noticed(store, [other for other in ranks if other not in missing])
     what = "has" if len(missing) == 1 else "have"
     what += " not answered within --collective-timeout, and may be stuck" if timed_out else " died"
-    if timed_out and are_on_several_machines():
+    if are_on_several_machines() and timed_out:
         what += " or cut off from the network"
+    elif not all(_is_on_this_machine(other) for other in missing):
+        # Perhaps another rank timed out first and closed its connections.
+        what += ", or cannot be reached"
     return (
         f"{name_of(missing)} {what}; {name_of([rank])} noticed this {where}. "
         "Continue with --resume auto."

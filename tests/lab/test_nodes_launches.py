@@ -6,6 +6,7 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab.nodes import launches
+from accel_demo.processes.environment import environment_for
 from tests.conftest import REPOSITORY
 
 PLAN = launches.Plan(2, processes_per_node=3, addresses=["10.0.0.1", "10.0.0.2"], port=2000)
@@ -103,10 +104,13 @@ def test_a_torchrun_inside_another_command_reads_the_flags_of_its_node(monkeypat
     assert (options.master_addr, options.master_port) == ("10.0.0.1", 2000)
 
 
-def test_the_single_node_launches_of_accel_demo_are_not_changed():
-    [(_, variables)] = launches.commands_for(["/bin/accel-demo", "doctor"], PLAN, 1)
-    assert variables["NODE_RANK"] == "1"
-    assert not [name for name in variables if name.startswith("PET_")]
+def test_a_launch_that_accel_demo_starts_on_a_node_does_not_read_them(monkeypatch):
+    [(_, variables)] = launches.commands_for(["accel-demo", "doctor"], PLAN, 1)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    passed_on = environment_for({})
+    assert variables["NODE_RANK"] == "1" == passed_on["NODE_RANK"]
+    assert not [name for name in passed_on if name.startswith("PET_")]
 
 
 def test_an_elastic_launch_accepts_one_node_or_two():

@@ -111,7 +111,7 @@ LIES = [
         "| 2 ×              |       8 | 38% ",
         "| 2 ×              |       8 | 88% ",
     ),
-    ("44_two_machines.md", "| 1,024  | 49 hours ", "| 1,024  | 94 hours "),
+    ("45_lost_machine.md", "| 1,024  | 2.06 days ", "| 1,024  | 6.02 days "),
     ("41_scaling.md", "| 2 × 64  | 5,146    |", "| 2 × 64  | 9,146    |"),
     ("README.md", "[10 Where am I?](10_where_am_i.md)", "00 Where am I? (planned)"),
 ]

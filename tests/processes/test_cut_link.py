@@ -48,7 +48,8 @@ def test_a_cut_link_ends_the_run_on_both_sides_and_it_resumes_to_the_same_weight
     assert "killed node" not in printed
     errors = errors_by_node(cut.stderr)
     assert [len(lines) for lines in errors.values()] == [1, 1], printed
-    expected = "ranks 2, 3 on node-1 have not answered .* rank 0 on node-0 noticed"
+    # Rank 0 times out, or rank 1 does so first and closes its connections.
+    expected = "ranks 2, 3 on node-1 have (not answered|died, or cannot).* rank . on node-0 noticed"
     assert re.match(expected, errors["node 0"][0])
     expected = "the launcher on node-0 has died, or cannot be reached; rank 2 on node-1 noticed"
     assert errors["node 1"][0].startswith(expected)
@@ -70,7 +71,7 @@ def test_a_node_that_dies_is_named_in_one_line(on_two_nodes, tmp_path):
     assert result.returncode == 1 and "4 processes on cpu" in printed, printed
     errors = errors_by_node(result.stderr)
     assert len(errors["node 0"]) == 1 and not errors["node 1"], printed
-    expected = "ranks 2, 3 on node-1 have died; rank . on node-0 noticed"
+    expected = "ranks 2, 3 on node-1 have died, or cannot be reached; rank . on node-0 noticed"
     assert re.match(expected, errors["node 0"][0])
 
 

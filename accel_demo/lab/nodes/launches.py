@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel_demo.errors import UserError
+from accel_demo.processes.environment import TORCHRUN_VARIABLES
 
 RUN_MODULES = {
     "torch.distributed.run": "torchrun",
@@ -80,10 +81,8 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
         check_not_elastic(plan, "accelerate launch")
         words[place:place] = accelerate_flags(words[place:], plan, node)
     else:
-        program = Path(words[0]).name
-        check_not_elastic(plan, program)
-        if program != "accel-demo":  # its commands use torchrun on a single node
-            shared |= torchrun_variables(plan, node)
+        check_not_elastic(plan, Path(words[0]).name)
+        shared |= torchrun_variables(plan, node)
     return [(words, shared)]
 
 
@@ -128,13 +127,8 @@ def torchrun_variables(plan: Plan, node: int) -> dict[str, str]:
 
     Source: the class `env` in torch/distributed/argparse_util.py.
     """
-    return {
-        "PET_NNODES": str(plan.nodes),
-        "PET_NODE_RANK": str(node),
-        "PET_NPROC_PER_NODE": str(plan.processes_per_node),
-        "PET_MASTER_ADDR": plan.address,
-        "PET_MASTER_PORT": str(plan.port),
-    }
+    values = (plan.nodes, node, plan.processes_per_node, plan.address, plan.port)
+    return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
 
 
 def accelerate_flags(words: list[str], plan: Plan, node: int) -> list[str]:
