@@ -81,9 +81,9 @@ class Node:
         self.send_order("get ready", **self.network.identity(self.rank))
         self.has_answered.wait(START_TIMEOUT)
         if not self.is_ready:
-            is_loopback = isinstance(self.network, Loopback)
-            advice = "Try again later" if is_loopback else "Use --network loopback"
-            raise UserError(f"node {self.rank} could not be started. {advice}.")
+            if isinstance(self.network, Loopback):
+                raise UserError(f"node {self.rank} could not be started")
+            raise UserError(f"node {self.rank} could not be started. Use --network loopback.")
         self.network.connect(self.rank, self.keeper.pid)
 
     def __exit__(self, *error) -> None:
