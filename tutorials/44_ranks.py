@@ -40,15 +40,15 @@ def draw(file: Path) -> None:
             if rank == 0:
                 kind, colour = "main process and\nlocal main process", ORANGE
             box(x, 1.1, f"rank {rank}\nlocal rank {local_rank}", colour)
-            axes.text(x, 1.85, kind, ha="center", va="center", color=colour, fontsize=10)
+            axes.text(x, 2.65, kind, ha="center", va="center", color=colour, fontsize=10)
             axes.plot([x, left + 1], [0.8, 0.1], color=GREY, zorder=0)
             places.append(x)
         box(left + 1, 0, f"disk of node {node}", GREEN)
     for start, end in zip(places, places[1:], strict=False):
         arrow(axes, (start + 0.65, 1.1), (end - 0.65, 1.1), bend=0)
-    arrow(axes, (places[-1], 1.6), (places[0], 2.2), bend=0.12)
-    axes.text(3.5, 2.65, "ring", ha="center", color=RED, fontsize=10)
-    axes.text(3.5, 1.3, "cable", ha="center", color=GREY, fontsize=10)
+    arrow(axes, (places[-1], 1.45), (places[0], 1.45), bend=0.13)
+    axes.fill_between([3, 4], 0.9, 2.3, color="#e0e0e0", zorder=-1)
+    axes.text(3.5, 1.55, "cable", ha="center", color=GREY, fontsize=10)
     box(3.5, -1.5, "shared folder (over the network)", GREEN)
     show.save(figure, file)
 

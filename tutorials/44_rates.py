@@ -79,6 +79,7 @@ def draw(size: int, times: dict[str, list[float]], file: Path) -> None:
         axes.plot(measured, [row] * REPEATS, "o", color=show.COLOURS[3], alpha=0.7, label=label)
     axes.set_yticks(range(len(limited)), [name.replace("mbit", " Mbit/s") for name in limited])
     axes.invert_yaxis()
+    axes.set_xlim(0.9, None)
     axes.set_xlabel("seconds per step, divided by 8 · bytes / rate")
     axes.legend(frameon=False, ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1))
     axes.spines[["top", "right"]].set_visible(False)

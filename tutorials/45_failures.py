@@ -1,4 +1,4 @@
-"""Calculate how often a job on many GPUs fails, and how often it should save a checkpoint.
+"""Calculate how often a job on many GPUs is interrupted, and how often it should save.
 
 python tutorials/45_failures.py
 """
@@ -26,4 +26,4 @@ for gpus in (8, 64, 1_024, 16_384):
     # https://doi.org/10.1145/361147.361115
     interval = sqrt(2 * HOURS_PER_SAVE * hours)
     rows.append([f"{gpus:,}", duration(hours), duration(interval)])
-print(table(["GPUs", "one failure every", "save every"], rows))
+print(table(["GPUs", "interrupted every", "save every"], rows))

@@ -28,10 +28,10 @@ CASES = {  # what happens, and the options of each `accel-demo nodes`
     "nothing": [""],
     "node 1 loses its cable": [f"--cut-after '{LOST}'", ""],
     "node 1 loses its cable, elastic": [f"--elastic --cut-after '{LOST}'"],
-    "node 1 dies, elastic": [f"--elastic --kill-after '{LOST}'"],
-    "node 1 dies and comes back, elastic": [f"--elastic --kill-after '{LOST}' --restart-after 3"],
+    "node 1's processes die, elastic": [f"--elastic --kill-after '{LOST}'"],
+    "they die and start again, elastic": [f"--elastic --kill-after '{LOST}' --restart-after 3"],
 }
-STARTING, WAITING = "starting", "node 1 is lost, node 0 waits"
+STARTING, WAITING = "starting, or waiting for nodes", "node 1 is lost, node 0 waits"
 COLOURS = {
     STARTING: "#c0c0c0",
     "training, 4 processes": show.COLOURS[0],

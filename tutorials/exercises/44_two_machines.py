@@ -3,7 +3,7 @@
 `run` below is the skeleton of a training program, and every process calls it. As it is, it's only
 right for a single process. Make it right for several processes on several nodes. Each node has a
 disk of its own, and all nodes share one folder, as with NFS. A file that one node writes to this
-folder is visible to the others at once. (On a real network, this may take a few seconds.)
+folder is visible to the others at once. (On a real network, this may take up to a minute.)
 
     state       a `PartialState`, which knows which process this is; an `Accelerator` has the same
                 attributes and methods
