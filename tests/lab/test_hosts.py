@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -275,41 +275,55 @@ def test_nothing_is_left_of_a_stopped_command(can_limit, name, number, tmp_path)
     before, interfaces = processes_below_this_one(), interfaces_here()
     flags = ["--rate", "2mbit", "--model", "small_cnn"]  # 1.7 s per step
     flags += ["--output", tmp_path / "out"] if name == "timeline" else []
-    with (tmp_path / "stdout").open("w+") as stdout, (tmp_path / "stderr").open("w+") as stderr:
+    with (
+        (tmp_path / "stdout").open("w+") as stdout,
+        (tmp_path / "stderr").open("w+") as stderr,
+        ExitStack() as stack,
+    ):
         command = start_process(["accel-demo", name, *flags], stdout, stderr, real=True)
         used = networks_with_ranks(before, processes=2)
+        for pid in used.values():
+            # Keep the namespace. Otherwise, another program's next namespace gets the same name.
+            stack.enter_context(open(f"/proc/{pid}/ns/net"))
         command.send_signal(number)
         code = command.wait(timeout=30)
-        # After SIGKILL, Python's fork server takes seconds to exit, because it has imported torch.
-        psutil.wait_procs(processes_below_this_one() - before, timeout=20)
+        if number == signal.SIGKILL:
+            # The keepers kill the ranks now. Python's fork server takes seconds to exit, because it
+            # has imported torch.
+            psutil.wait_procs(processes_below_this_one() - before, timeout=20)
+        on_hosts = [pid for network in used for pid in host_keeper.processes_in(network)]
         assert left_behind(before) == []
+        assert on_hosts == []
         printed = text_of(stdout) + text_of(stderr)
     expected = {"timeline": {signal.SIGKILL: -9, signal.SIGINT: 130}}
     expected["scaling"] = {signal.SIGKILL: -9, signal.SIGTERM: 130}
     assert code == expected[name][number], printed
     assert "Traceback" not in printed
-    for network in used:
-        assert host_keeper.processes_in(network) == []
     assert interfaces_here() == interfaces
     assert not (tmp_path / "out").exists()
 
 
-def networks_with_ranks(before: set[psutil.Process], processes: int) -> list[str]:
-    """Wait until this many hosts have a rank, and return the networks of all new processes."""
+def networks_with_ranks(before: set[psutil.Process], processes: int) -> dict[str, int]:
+    """Wait until this many hosts have a rank.
+
+    Return the network namespaces of all new processes, each with the ID of a process in it.
+    """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         commands: dict[str, list[str]] = {}
+        pids: dict[str, int] = {}
         for process in processes_below_this_one() - before:
             with suppress(OSError, psutil.Error):
                 network = os.readlink(f"/proc/{process.pid}/ns/net")
                 commands.setdefault(network, []).append(" ".join(process.cmdline()))
+                pids[network] = process.pid
         commands.pop(OWN_NETWORK, None)
         # A host has its keeper and perhaps a rank. The switch has a network, too, but no keeper.
         hosts_lines = [lines for lines in commands.values() if "host_keeper" in " ".join(lines)]
         if [len(lines) for lines in hosts_lines] == [2] * processes:
             assert len(commands) == processes + 1
             time.sleep(2)  # the ranks connect and train
-            return [*commands]
+            return {network: pids[network] for network in commands}
         time.sleep(0.05)
     raise AssertionError(f"there are not {processes} hosts with a rank, but {commands}")
 
