@@ -18,7 +18,7 @@ GREY = "#606060"
 
 def draw(file: Path) -> None:
     figure = show.new_figure(8, 4.6)
-    axes = figure.add_subplot(xlim=(-1.1, 8.1), ylim=(-2.0, 3.6))
+    axes = figure.add_subplot(xlim=(-1.1, 8.1), ylim=(-2.0, 3.2))
     axes.axis("off")
 
     def box(x: float, y: float, text: str, colour: str) -> None:
@@ -29,24 +29,25 @@ def draw(file: Path) -> None:
     for node in range(NODES):
         left = 5 * node
         corners = [left - 1, left - 1, left + 3, left + 3, left - 1]
-        axes.plot(corners, [-0.5, 3.0, 3.0, -0.5, -0.5], color=GREY, linewidth=1)
-        axes.text(left + 1, 3.2, f"node {node}", ha="center", fontsize=11, weight="bold")
+        axes.plot(corners, [-0.5, 2.6, 2.6, -0.5, -0.5], color=GREY, linewidth=1)
+        axes.text(left + 1, 2.8, f"node {node}", ha="center", fontsize=11, weight="bold")
         axes.plot([left + 1, 3.5], [-0.5, -1.3], ":", color=GREY, zorder=0)
         for local_rank in range(PROCESSES):
             rank, x = PROCESSES * node + local_rank, left + 2 * local_rank
             kind, colour = "", GREY
             if local_rank == 0:
-                kind, colour = "local main process", BLUE
+                kind, colour = "\nlocal main process", BLUE
             if rank == 0:
-                kind, colour = "main process and\nlocal main process", ORANGE
-            box(x, 1.1, f"rank {rank}\nlocal rank {local_rank}", colour)
-            axes.text(x, 2.65, kind, ha="center", va="center", color=colour, fontsize=10)
+                kind, colour = "\nmain process and\nlocal main process", ORANGE
+            box(x, 1.1, f"rank {rank}\nlocal rank {local_rank}{kind}", colour)
             axes.plot([x, left + 1], [0.8, 0.1], color=GREY, zorder=0)
             places.append(x)
         box(left + 1, 0, f"disk of node {node}", GREEN)
-    for start, end in zip(places, places[1:], strict=False):
-        arrow(axes, (start + 0.65, 1.1), (end - 0.65, 1.1), bend=0)
-    arrow(axes, (places[-1], 1.45), (places[0], 1.45), bend=0.13)
+    halves = [0.92, 0.65, 0.92, 0.65]  # half the width of each rank's box, and a little more
+    for rank in range(len(places) - 1):
+        start, end = places[rank] + halves[rank], places[rank + 1] - halves[rank + 1]
+        arrow(axes, (start, 1.1), (end, 1.1), bend=0)
+    arrow(axes, (places[-1], 1.45), (places[0], 1.7), bend=0.13)
     axes.fill_between([3, 4], 0.9, 2.3, color="#e0e0e0", zorder=-1)
     axes.text(3.5, 1.55, "cable", ha="center", color=GREY, fontsize=10)
     box(3.5, -1.5, "shared folder (over the network)", GREEN)

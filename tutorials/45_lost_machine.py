@@ -134,7 +134,7 @@ def phases(run: Run) -> list[tuple[float, str]]:
 
 def draw(runs: dict[str, Run], file: Path) -> None:
     """Draw the phases of each run over the time."""
-    figure = show.new_figure(8, 3.2)
+    figure = show.new_figure(8, 3.6)
     axes = figure.subplots()
     for number, run in enumerate(runs.values()):
         start = 0.0
@@ -145,9 +145,8 @@ def draw(runs: dict[str, Run], file: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds since the launch")
     patches = [Patch(color=colour, label=phase) for phase, colour in COLOURS.items()]
-    axes.legend(
-        handles=patches, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.35, 1)
-    )
+    place = {"loc": "lower center", "bbox_to_anchor": (0.35, 1)}
+    axes.legend(handles=patches, frameon=False, ncols=2, **place)
     axes.spines[["top", "right"]].set_visible(False)
     show.save(figure, file)
 
