@@ -1,6 +1,6 @@
 """Load the datasets into memory, and read batches of images from them.
 
-A batch is a tuple `(images, labels)`. `images` is a normalised float32 tensor [B, C, H, W] in the
+A batch is a tuple `(images, labels)`. `images` is a normalized float32 tensor [B, C, H, W] in the
 channels-last memory format, and `labels` is int64 [B].
 """
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from accel_demo.errors import UserError
 
-# Okabe and Ito's palette for colour-blind readers: https://jfly.uni-koeln.de/color/
-COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000"]
+# Okabe and Ito's palette for color-blind readers: https://jfly.uni-koeln.de/color/
+COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000"]
 
 
 def table(head: Sequence, rows: Sequence[Sequence]) -> str:

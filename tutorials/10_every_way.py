@@ -95,15 +95,15 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
         together = connected(processes) > 1
         axes.set(xlim=(0, 10), ylim=(-0.5, 10))
         axes.axis("off")
-        colour = "#1b5e20" if together else "#b3261e"
+        color = "#1b5e20" if together else "#b3261e"
         title = f"Row {row}: {titles[connected(processes), len(processes)]}"
-        axes.set_title(title, color=colour, weight="bold", fontsize=11)
+        axes.set_title(title, color=color, weight="bold", fontsize=11)
 
         def box(x, y, width, height, text, axes=axes, **style):
             style = {"facecolor": "#f4f4f4", "edgecolor": "#555555", **style}
             axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **style))
-            centre = (x + width / 2, y + height / 2)
-            axes.text(*centre, text, ha="center", va="center", fontsize=8.5, linespacing=1.5)
+            center = (x + width / 2, y + height / 2)
+            axes.text(*center, text, ha="center", va="center", fontsize=8.5, linespacing=1.5)
 
         words = [word.split("/")[-1] for word in command.format(program="…").split()]
         box(0.2, 8.2, 9.6, 1.6, f"{' '.join(words[:2])}\n{' '.join(words[2:])}")
@@ -121,20 +121,20 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
                 4.6,
                 2,
                 f"Accelerate:\n{identity}\n{device}, {backend}",
-                edgecolor=colour,
+                edgecolor=color,
                 linewidth=1.8,
             )
         group = processes[0]["group"]
         if together:
-            box(0.2, -0.3, 9.6, 0.9, f"process group of {group}", edgecolor=colour, linewidth=1.8)
+            box(0.2, -0.3, 9.6, 0.9, f"process group of {group}", edgecolor=color, linewidth=1.8)
             for x in (2.5, 7.5):
-                both = {"arrowstyle": "<|-|>", "color": colour}
+                both = {"arrowstyle": "<|-|>", "color": color}
                 axes.annotate("", (x, 0.6), (x, 1.7), arrowprops=both)
         elif group != "none":
             unused = f"process group of {group}, not used by Accelerate"
-            box(0.2, -0.3, 9.6, 0.9, unused, edgecolor=colour, linestyle="--")
+            box(0.2, -0.3, 9.6, 0.9, unused, edgecolor=color, linestyle="--")
         else:
-            axes.text(5, 0.3, "no process group", ha="center", va="center", color=colour)
+            axes.text(5, 0.3, "no process group", ha="center", va="center", color=color)
     metadata = {"Date": None} if file.endswith(".svg") else None
     figure.savefig(file, metadata=metadata)
 

@@ -167,10 +167,10 @@ def draw(rows: list[list], path) -> None:
     formats = {"fp32": fp32, "TF32": TF32_BITS, "bf16": bf16, "fp16": fp16}
     for place, parts in enumerate(formats.values()):
         start, labels = 0, ("sign: 1 bit", "exponent: range", "significand: digits")
-        colours = (show.COLOURS[7], show.COLOURS[4], show.COLOURS[2])
-        for part, colour, label in zip(parts, colours, labels, strict=True):
+        colors = (show.COLORS[7], show.COLORS[4], show.COLORS[2])
+        for part, color, label in zip(parts, colors, labels, strict=True):
             label = None if place else label
-            options = {"color": colour, "edgecolor": "white", "height": 0.6, "label": label}
+            options = {"color": color, "edgecolor": "white", "height": 0.6, "label": label}
             upper.barh(place, part, left=start, **options)
             if part > 1:
                 upper.text(start + part / 2, place, part, ha="center", va="center", fontsize=9)
@@ -183,7 +183,7 @@ def draw(rows: list[list], path) -> None:
     for offset, column, label in ((-0.2, 1, "fp32"), (0.2, 2, "bf16 autocast")):
         places = [place + offset for place in range(len(rows))]
         sizes = [row[column] / 1e6 for row in rows]
-        lower.barh(places, sizes, height=0.4, label=label, color=show.COLOURS[column - 1])
+        lower.barh(places, sizes, height=0.4, label=label, color=show.COLORS[column - 1])
         for place, size in zip(places, sizes, strict=True):
             lower.text(size + 0.2, place, f"{size:.2f}", va="center", fontsize=9)
     lower.set_yticks(range(len(rows)), [row[0].replace(" for ", "\nfor ") for row in rows])

@@ -20,7 +20,7 @@ TITLES = {
 RESTART = SAVE_AFTER + 1  # a column of the picture, with no batch
 SEED = "seed that the loader draws"
 EQUAL, DIFFERENT = "dropout mask", "mask that differs from the uninterrupted run"
-COLOURS = {SEED: show.COLOURS[1], EQUAL: show.COLOURS[5], DIFFERENT: show.COLOURS[4]}
+COLORS = {SEED: show.COLORS[1], EQUAL: show.COLORS[5], DIFFERENT: show.COLORS[4]}
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def draw(masks: dict, path: Path) -> None:
     batches = range(1, BATCHES + 1)
     panels[1].set_xticks([0, *map(column, batches)], ["start", *batches], fontsize=10)
     panels[1].set_xlabel("batch of the second epoch; black line: the save", fontsize=11)
-    for kind, colour in COLOURS.items():
-        panels[0].bar(0, 0, color=colour, label=kind)
+    for kind, color in COLORS.items():
+        panels[0].bar(0, 0, color=color, label=kind)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     show.save(figure, path)
 
@@ -84,7 +84,7 @@ def column(batch: int) -> int:
 
 
 def box(panel, row: int, column: int, text, kind: str) -> None:
-    panel.barh(row, 0.9, left=column - 0.45, height=0.7, color=COLOURS[kind])
+    panel.barh(row, 0.9, left=column - 0.45, height=0.7, color=COLORS[kind])
     fontsize = 9 if text == "seed" else 11
     panel.text(column, row, text, ha="center", va="center", fontsize=fontsize)
 

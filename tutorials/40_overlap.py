@@ -8,7 +8,7 @@ all-reduce has a small fixed cost.
 """
 
 from accel_demo.anatomy.flags import command_line, read
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 
 LAYERS, COST = 8, 0.3  # fixed cost of one all-reduce, in units of time
 CASES = [  # (all-reduce time without fixed costs / backward time, layers per bucket)
@@ -40,9 +40,9 @@ def draw(path) -> None:
     for row, (share, layers) in enumerate(CASES):
         place = row + row // 3 * 0.6
         sent = sends(share, layers)
-        axis.barh(place - 0.2, LAYERS, 0.34, color=COLOURS[5])
+        axis.barh(place - 0.2, LAYERS, 0.34, color=COLORS[5])
         bars = [(start, end - start) for start, end in sent]
-        axis.broken_barh(bars, (place + 0.03, 0.34), color=COLOURS[3], edgecolor="white")
+        axis.broken_barh(bars, (place + 0.03, 0.34), color=COLORS[3], edgecolor="white")
         axis.text(sent[-1][1] + 0.2, place, f"{hidden(sent):.0%} hidden", va="center", fontsize=9)
     axis.axvline(LAYERS, color="0.4", linewidth=0.8, linestyle="--")
     names = [

@@ -12,8 +12,8 @@ from accel_demo.errors import Parser, one_line_errors
 from accel_demo.show import check_outputs
 
 NODES, PROCESSES = 2, 2  # PROCESSES is per node
-BLUE, GREEN, ORANGE, RED = (show.COLOURS[index] for index in (0, 2, 3, 4))
-GREY = "#606060"
+BLUE, GREEN, ORANGE, RED = (show.COLORS[index] for index in (0, 2, 3, 4))
+GRAY = "#606060"
 
 
 def draw(file: Path) -> None:
@@ -21,26 +21,26 @@ def draw(file: Path) -> None:
     axes = figure.add_subplot(xlim=(-1.1, 8.1), ylim=(-2.0, 3.2))
     axes.axis("off")
 
-    def box(x: float, y: float, text: str, colour: str) -> None:
-        frame = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": colour}
-        axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=10, bbox=frame)
+    def box(x: float, y: float, text: str, color: str) -> None:
+        frame = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": color}
+        axes.text(x, y, text, ha="center", va="center", color=color, fontsize=10, bbox=frame)
 
     places = []  # of the ranks
     for node in range(NODES):
         left = 5 * node
         corners = [left - 1, left - 1, left + 3, left + 3, left - 1]
-        axes.plot(corners, [-0.5, 2.6, 2.6, -0.5, -0.5], color=GREY, linewidth=1)
+        axes.plot(corners, [-0.5, 2.6, 2.6, -0.5, -0.5], color=GRAY, linewidth=1)
         axes.text(left + 1, 2.8, f"node {node}", ha="center", fontsize=11, weight="bold")
-        axes.plot([left + 1, 3.5], [-0.5, -1.3], ":", color=GREY, zorder=0)
+        axes.plot([left + 1, 3.5], [-0.5, -1.3], ":", color=GRAY, zorder=0)
         for local_rank in range(PROCESSES):
             rank, x = PROCESSES * node + local_rank, left + 2 * local_rank
-            kind, colour = "", GREY
+            kind, color = "", GRAY
             if local_rank == 0:
-                kind, colour = "\nlocal main process", BLUE
+                kind, color = "\nlocal main process", BLUE
             if rank == 0:
-                kind, colour = "\nmain process and\nlocal main process", ORANGE
-            box(x, 1.1, f"rank {rank}\nlocal rank {local_rank}{kind}", colour)
-            axes.plot([x, left + 1], [0.8, 0.1], color=GREY, zorder=0)
+                kind, color = "\nmain process and\nlocal main process", ORANGE
+            box(x, 1.1, f"rank {rank}\nlocal rank {local_rank}{kind}", color)
+            axes.plot([x, left + 1], [0.8, 0.1], color=GRAY, zorder=0)
             places.append(x)
         box(left + 1, 0, f"disk of node {node}", GREEN)
     halves = [0.92, 0.65, 0.92, 0.65]  # half the width of each rank's box, and a little more
@@ -49,7 +49,7 @@ def draw(file: Path) -> None:
         arrow(axes, (start, 1.1), (end, 1.1), bend=0)
     arrow(axes, (places[-1], 1.45), (places[0], 1.7), bend=0.13)
     axes.fill_between([3, 4], 0.9, 2.3, color="#e0e0e0", zorder=-1)
-    axes.text(3.5, 1.55, "cable", ha="center", color=GREY, fontsize=10)
+    axes.text(3.5, 1.55, "cable", ha="center", color=GRAY, fontsize=10)
     box(3.5, -1.5, "shared folder (over the network)", GREEN)
     show.save(figure, file)
 

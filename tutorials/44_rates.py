@@ -72,11 +72,11 @@ def draw(size: int, times: dict[str, list[float]], file: Path) -> None:
         left = 0.0
         for index, (part, width) in enumerate(parts.items()):
             label = part if row == 0 else None
-            axes.barh(row, width, left=left, color=show.COLOURS[index], height=0.6, label=label)
+            axes.barh(row, width, left=left, color=show.COLORS[index], height=0.6, label=label)
             left += width
         measured = [seconds / expected for seconds in times[name]]
         label = "measured steps" if row == 0 else None
-        axes.plot(measured, [row] * REPEATS, "o", color=show.COLOURS[3], alpha=0.7, label=label)
+        axes.plot(measured, [row] * REPEATS, "o", color=show.COLORS[3], alpha=0.7, label=label)
     axes.set_yticks(range(len(limited)), [name.replace("mbit", " Mbit/s") for name in limited])
     axes.invert_yaxis()
     axes.set_xlim(0.9, None)

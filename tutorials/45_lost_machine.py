@@ -32,11 +32,11 @@ CASES = {  # what happens, and the options of each `accel-demo nodes`
     "they die and start again, elastic": [f"--elastic --kill-after '{LOST}' --restart-after 3"],
 }
 STARTING, WAITING = "starting, or waiting for nodes", "node 1 is lost, node 0 waits"
-COLOURS = {
+COLORS = {
     STARTING: "#c0c0c0",
-    "training, 4 processes": show.COLOURS[0],
-    WAITING: show.COLOURS[3],
-    "training, 2 processes": show.COLOURS[5],
+    "training, 4 processes": show.COLORS[0],
+    WAITING: show.COLORS[3],
+    "training, 2 processes": show.COLORS[5],
 }
 
 
@@ -139,12 +139,12 @@ def draw(runs: dict[str, Run], file: Path) -> None:
     for number, run in enumerate(runs.values()):
         start = 0.0
         for end, phase in phases(run):
-            axes.barh(number, end - start, left=start, color=COLOURS[phase], height=0.6)
+            axes.barh(number, end - start, left=start, color=COLORS[phase], height=0.6)
             start = end
     axes.set_yticks(range(len(runs)), [case.replace(", ", ",\n") for case in runs])
     axes.invert_yaxis()
     axes.set_xlabel("seconds since the launch")
-    patches = [Patch(color=colour, label=phase) for phase, colour in COLOURS.items()]
+    patches = [Patch(color=color, label=phase) for phase, color in COLORS.items()]
     place = {"loc": "lower center", "bbox_to_anchor": (0.35, 1)}
     axes.legend(handles=patches, frameon=False, ncols=2, **place)
     axes.spines[["top", "right"]].set_visible(False)

@@ -81,7 +81,7 @@ def draw(curve: torch.Tensor, path) -> None:
     smooth = curve.unfold(0, SMOOTH, 1).mean(dim=1)
     half = SMOOTH // 2
     axes.plot(
-        steps[half:-half], smooth.numpy(), color=show.COLOURS[0], label=f"mean of {SMOOTH} steps"
+        steps[half:-half], smooth.numpy(), color=show.COLORS[0], label=f"mean of {SMOOTH} steps"
     )
     axes.set_xticks([1, *range(50, len(curve) - 10, 50), len(curve)])
     axes.set_xlabel("step")

@@ -26,7 +26,7 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.connect import use_cpu
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted
 
 WINDOW, BATCH = 4, 8  # micro-batches per optimizer step; samples per micro-batch on each process
@@ -232,7 +232,7 @@ def main(device: torch.device, options) -> None:
 
 
 def gradient_summary(record: AccumulationRecord) -> str:
-    """Summarise how the gradients of all steps differ from the expected gradients.
+    """Summarize how the gradients of all steps differ from the expected gradients.
 
     For example, the descriptions "a", "a", "a" and "b" become "a in 3 steps, then b".
     """
@@ -250,7 +250,7 @@ def draw(records: list[AccumulationRecord]):
     figure = new_figure(6, 0.45 * len(lanes) + 1)
     figure.set_layout_engine("constrained", w_pad=0.12)
     axes = figure.subplots()
-    orange, green = COLOURS[1:3]  # orange for all-reduces, as in the picture of ddp/timeline.py
+    orange, green = COLORS[1:3]  # orange for all-reduces, as in the picture of ddp/timeline.py
     box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
     names = []
     for lane, (events, sharing) in enumerate(lanes.items()):

@@ -158,21 +158,21 @@ def draw(messages: Seconds, all_reduces: Seconds, ranks: int, path: Path) -> Non
     link = fit_link(messages)
     sizes = [SIZES[0] * (SIZES[-1] / SIZES[0]) ** (step / 100) for step in range(101)]
     ring = f"{2 * (ranks - 1)} messages of size / {ranks}"
-    for name, seconds, model, label, style, colour in (
-        ("one message", messages, link.message, "α + size · β", "-", show.COLOURS[0]),
+    for name, seconds, model, label, style, color in (
+        ("one message", messages, link.message, "α + size · β", "-", show.COLORS[0]),
         (
             "all_reduce",
             all_reduces,
             lambda n: link.ring_all_reduce(n, ranks),
             ring,
             "--",
-            show.COLOURS[1],
+            show.COLORS[1],
         ),
     ):
         points = [1e3 * seconds[size] for size in SIZES]
-        axes.plot(SIZES, points, "o", color=colour, label=f"{name}, measured")
+        axes.plot(SIZES, points, "o", color=color, label=f"{name}, measured")
         line = [1e3 * model(size) for size in sizes]
-        axes.plot(sizes, line, style, color=colour, label=f"model: {label}")
+        axes.plot(sizes, line, style, color=color, label=f"model: {label}")
     axes.set(
         xscale="log",
         yscale="log",

@@ -70,15 +70,15 @@ def draw(file: Path) -> None:
     axes = figure.subplots()
     axes.set(xlim=(-1.5, 9.4), ylim=(-1.0, 2.0))
     axes.axis("off")
-    events = [  # (start, end, rank, colour, label)
+    events = [  # (start, end, rank, color, label)
         (0, 2.1, 0, 0, "call\nall_reduce"),
         (2.3, 6.3, 0, 1, "signal, then\nother work"),
         (4.0, 6.1, 1, 0, "call\nall_reduce"),
         (6.5, 9.2, 0, 3, "wait():\nthe sum"),
         (6.5, 9.2, 1, 3, "wait():\nthe sum"),
     ]
-    for start, end, rank, colour, label in events:
-        place, style = 1.5 * (1 - rank), {"color": show.COLOURS[colour], "alpha": 0.35}
+    for start, end, rank, color, label in events:
+        place, style = 1.5 * (1 - rank), {"color": show.COLORS[color], "alpha": 0.35}
         axes.barh(place, end - start, 0.8, start, **style)
         axes.text((start + end) / 2, place, label, ha="center", va="center", fontsize=10)
     for rank in (0, 1):

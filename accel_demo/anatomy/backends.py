@@ -101,8 +101,8 @@ def draw(path: Path) -> None:
         is_here = is_built_in(backend)
         for left, device in enumerate(DEVICES):
             carries = device in dist.Backend.backend_capability[backend]
-            colour = show.COLOURS[0] if is_here else "#bdbdbd"
-            axes.bar(left, 0.9, 0.95, top, color=colour if carries else "#f2f2f2", align="edge")
+            color = show.COLORS[0] if is_here else "#bdbdbd"
+            axes.bar(left, 0.9, 0.95, top, color=color if carries else "#f2f2f2", align="edge")
             if carries:
                 ink = "white" if is_here else "black"
                 axes.text(left + 0.475, top + 0.45, backend, color=ink, ha="center", va="center")

@@ -252,7 +252,7 @@ def _examples(device: torch.device) -> Iterator[CollectiveExample]:
 
 
 def draw(examples: list[CollectiveExample], path: Path) -> None:
-    """Draw the data before and after each collective: one row per rank, coloured by source rank."""
+    """Draw the data before and after each collective: one row per rank, colored by source rank."""
     world_size = len(examples[0].before)
     cell = max(0.42, 0.15 + 0.09 * world_size)  # inches
     width, height = 2 * world_size + 2.6, world_size + 0.4 / cell
@@ -274,8 +274,8 @@ def _draw_cell(axes, left: int, top: int, number: int) -> None:
     """Draw a number in a square, with a stripe for each rank that contributed to the number."""
     parts = [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
     for index, rank in enumerate(parts):
-        width, colour = 1 / len(parts), show.COLOURS[rank]
-        axes.bar(left + index * width, 1, width, top, align="edge", color=colour, alpha=0.5)
+        width, color = 1 / len(parts), show.COLORS[rank]
+        axes.bar(left + index * width, 1, width, top, align="edge", color=color, alpha=0.5)
     axes.bar(left, 1, 1, top, align="edge", fill=False, edgecolor="white", linewidth=2)
     axes.text(left + 0.5, top + 0.5, str(number), ha="center", va="center", fontsize=9)
 

@@ -239,7 +239,7 @@ def draw_map(values: list[str], physical: int, file: Path) -> None:
 
 def _draw_one_map(axes, left: float, value: str, physical: int) -> None:
     devices, written = visible_devices(value, physical), _ids(value)
-    colours, red, grey = [show.COLOURS[0], show.COLOURS[2], show.COLOURS[4]], "#d55e00", "#707070"
+    colors, red, gray = [show.COLORS[0], show.COLORS[2], show.COLORS[4]], "#d55e00", "#707070"
     places = {gpu: place for place, gpu in enumerate(devices.values())}
     axes.axis("off")
     shown = value if written else "(empty)"
@@ -247,25 +247,25 @@ def _draw_one_map(axes, left: float, value: str, physical: int) -> None:
     for y, level in enumerate(["PyTorch", "variable", "machine"]):
         axes.text(left, y, level, va="center", fontsize=10)
 
-    def box(x: int, y: int, text: str, colour: str) -> None:
-        frame = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": colour}
-        axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=10, bbox=frame)
+    def box(x: int, y: int, text: str, color: str) -> None:
+        frame = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": color}
+        axes.text(x, y, text, ha="center", va="center", color=color, fontsize=10, bbox=frame)
 
     for gpu in range(physical):
-        box(gpu, 2, f"GPU {gpu}", colours[places[gpu] % 3] if gpu in places else grey)
+        box(gpu, 2, f"GPU {gpu}", colors[places[gpu] % 3] if gpu in places else gray)
     for place, gpu_id in enumerate(written):
         x = 1 + 2 * place
         if place < len(devices):
-            gpu, colour = devices[f"cuda:{place}"], colours[place % 3]
-            axes.plot([gpu, gpu, x, x], [2, 1.8, 1.2, 0], color=colour, zorder=0)
-            box(x, 0, f"cuda:{place}", colour)
+            gpu, color = devices[f"cuda:{place}"], colors[place % 3]
+            axes.plot([gpu, gpu, x, x], [2, 1.8, 1.2, 0], color=color, zorder=0)
+            box(x, 0, f"cuda:{place}", color)
         else:
-            colour = red if place == len(devices) else grey
+            color = red if place == len(devices) else gray
             reason = f"no GPU {gpu_id}" if place == len(devices) else "hidden"
-            axes.text(x, 0.55, reason, ha="center", color=colour, fontsize=10)
+            axes.text(x, 0.55, reason, ha="center", color=color, fontsize=10)
             for gpu in visible_devices(gpu_id, physical).values():  # if it were the only id
-                axes.plot([gpu, gpu, x, x], [2, 1.8, 1.2, 1], ":", color=colour, zorder=0)
-        box(x, 1, gpu_id, colour)
+                axes.plot([gpu, gpu, x, x], [2, 1.8, 1.2, 1], ":", color=color, zorder=0)
+        box(x, 1, gpu_id, color)
     if not written:
         axes.text(0, 0, "none visible", va="center", color=red, fontsize=10)
 

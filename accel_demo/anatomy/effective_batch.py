@@ -21,7 +21,7 @@ from accel_demo.data import ImageSet, load_datasets
 from accel_demo.errors import one_line_errors
 from accel_demo.models import make_model
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 
 BATCH, LEARNING_RATE = 32, 0.02  # the batch size is per process
 IMAGES, TEST_IMAGES = 1024, 500  # each run trains on every training image once
@@ -179,9 +179,9 @@ def draw(plans: list[BatchPlan], results: list[PlanResult]):
     for plan, result in zip(plans, results, strict=True):
         _, names = curves.setdefault((plan.global_batch, plan.factor), (result, []))
         names.append(f"{plan.processes} × {plan.batch_size}")
-    colours = [*COLOURS[:6], COLOURS[7]]  # not yellow, which is hard to see on white
+    colors = [*COLORS[:6], COLORS[7]]  # not yellow, which is hard to see on white
     for index, ((_, factor), (result, names)) in enumerate(curves.items()):
-        style: dict[str, Any] = {"color": colours[index % 7], "marker": "osD^vPX"[index % 7]}
+        style: dict[str, Any] = {"color": colors[index % 7], "marker": "osD^vPX"[index % 7]}
         if index == 0:  # wide, so that it stays visible below curves that should match it
             style |= {"linewidth": 6, "alpha": 0.5}
         elif index % 2:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 
 REPEATS = 7
 PARTS = 2  # one part of the work for each worker
@@ -153,7 +153,7 @@ def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
         heights = [by_workers[workers] for by_workers in speedups_by_kind.values()]
         bars = axis.bar(places, heights, 0.24, label=workers)
         for bar in bars:
-            bar.set_color(COLOURS[index])
+            bar.set_color(COLORS[index])
         for label in axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2):
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # hides the line
     axis.axhline(PARTS, color="0.6", linewidth=0.8, linestyle="--")

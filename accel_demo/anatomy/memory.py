@@ -32,7 +32,7 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import CLASSES, make_model
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 
 KINDS = ["parameters", "gradients", "optimizer state", "buckets", "gathered"]
 OPTIMIZERS = {
@@ -295,14 +295,14 @@ def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
     axes = figure.subplots()
     unit = memories["one process"][0].by_kind["parameters"]
     positions, labels, x = [], [], 0.0
-    centred = {"ha": "center", "va": "top", "fontsize": 9}
+    centered = {"ha": "center", "va": "top", "fontsize": 9}
     for strategy, devices in memories.items():
         start = x
         for index, memory in enumerate(devices):
             low = 0.0
-            for (kind, size), colour in zip(memory.by_kind.items(), COLOURS, strict=False):
+            for (kind, size), color in zip(memory.by_kind.items(), COLORS, strict=False):
                 label = kind if x == 0 else None
-                axes.bar(x, size / unit, 0.8, low, color=colour, edgecolor="white", label=label)
+                axes.bar(x, size / unit, 0.8, low, color=color, edgecolor="white", label=label)
                 low += size / unit
             label, stays = "stays after zero_grad" if x == 0 else None, memory.stays / unit
             axes.plot([x - 0.45, x + 0.45], [stays, stays], "k", linewidth=2.5, label=label)
@@ -312,7 +312,7 @@ def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
         name = strategy.replace(", ", ",\n").replace("gradients as ", "gradients as\n")
         name = f"{place_of(strategy)}\n\n{name}"
         middle, below = ((start + x - 1) / 2, -0.09), axes.get_xaxis_transform()
-        axes.annotate(name, middle, (0, 0), below, "offset points", **centred)
+        axes.annotate(name, middle, (0, 0), below, "offset points", **centered)
         x += 0.7
     axes.set_xticks(positions, labels, fontsize=8)
     axes.set_ylabel("bytes, in multiples of all parameters")

@@ -23,7 +23,7 @@ from accel_demo.batches import BatchShardSampler
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.processes.connect import gather_objects, use_cpu
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 
 SEED = 0
 METHODS = {
@@ -107,7 +107,7 @@ def draw(ranks_by_method: dict[str, list[Batches]], samples: int, path: Path) ->
             for number, batch in enumerate(batches):
                 for sample in batch:
                     size = min(15, 0.8 * room)
-                    axis.plot(sample, rank, "s", markersize=size, color=COLOURS[rank % 6])
+                    axis.plot(sample, rank, "s", markersize=size, color=COLORS[rank % 6])
                     if room >= 18:
                         axis.text(sample, rank, number, ha="center", va="center", color="white")
         axis.set_title(f"{method}: {in_words(ranks, samples)}", loc="left", fontsize=10)

@@ -119,7 +119,7 @@ def draw_bytes(counted: dict[str, dict[int, float]], path: Path) -> None:
     styles = {
         "gather + broadcast": {"color": "#bbbbbb", "linewidth": 6},
         "naive ring": {"color": "black", "linestyle": "--"},
-        "chunked ring": {"color": show.COLOURS[0], "linewidth": 2.5},
+        "chunked ring": {"color": show.COLORS[0], "linewidth": 2.5},
     }
     figure = show.new_figure(4.9, 3.5)
     axes = figure.subplots()
@@ -130,7 +130,7 @@ def draw_bytes(counted: dict[str, dict[int, float]], path: Path) -> None:
         dots = {"color": "black", "markerfacecolor": "white", "zorder": 9}
         axes.plot(list(counted[name]), list(counted[name].values()), "o", **dots)
     axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
-    axes.axhline(2, color=show.COLOURS[0], linestyle=":", label="2 × S")
+    axes.axhline(2, color=show.COLORS[0], linestyle=":", label="2 × S")
     axes.set_ylim(0)
     axes.yaxis.set_major_formatter("{x:g} × S")
     axes.set_xlabel("N, the number of ranks", fontsize=10)
@@ -168,17 +168,17 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
-    shades = LinearSegmentedColormap.from_list("held", ["#e8f1f8", show.COLOURS[0]])
+    shades = LinearSegmentedColormap.from_list("held", ["#e8f1f8", show.COLORS[0]])
     world_size = len(state)
     for rank, chunks in enumerate(state):
         for chunk, held in enumerate(chunks):
             share = (len(held) - 1) / max(1, world_size - 1)
             cell = Rectangle((chunk, rank), 1, 1, facecolor=shades(share), edgecolor="white")
             axes.add_patch(cell)
-            colour = "white" if share > 0.8 else "black"
+            color = "white" if share > 0.8 else "black"
             place = (chunk + 0.5, rank + 0.5)
-            axes.text(*place, len(held), ha="center", va="center", color=colour, fontsize=10)
-    orange = show.COLOURS[1]
+            axes.text(*place, len(held), ha="center", va="center", color=color, fontsize=10)
+    orange = show.COLORS[1]
     for message in sent:
         chunk, rank = _chunk(message), message.source
         outline = Rectangle((chunk, rank), 1, 1, fill=False, edgecolor=orange, linewidth=2.5)

@@ -111,8 +111,8 @@ def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
         axis.axis("off")
     for axis, row in zip(axes, predictions, strict=False):
         axis.imshow(test_set.pixels[row.index].squeeze(-1).numpy(), cmap="gray_r")
-        title, colour = f"{row.index}: {row.predicted_class} {row.probability:.0%}", "black"
+        title, color = f"{row.index}: {row.predicted_class} {row.probability:.0%}", "black"
         if row.predicted_class != row.true_class:
-            title, colour = f"{title}\ntrue class: {row.true_class}", "tab:red"
-        axis.set_title(title, fontsize=9, color=colour)
+            title, color = f"{title}\ntrue class: {row.true_class}", "tab:red"
+        axis.set_title(title, fontsize=9, color=color)
     show.save(figure, picture)

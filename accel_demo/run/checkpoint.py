@@ -70,7 +70,7 @@ class Checkpoints:
         with _agreement(self.folder / "checkpoints" / UNFINISHED):
             if self.is_main_process:
                 self._lock()
-                start_run(self.folder, config, environment)
+                start_run(self.folder, config, environment, self.start.as_json())
                 self._rewind()
 
     def load(

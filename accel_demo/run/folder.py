@@ -75,9 +75,13 @@ def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
             )
 
 
-def start_run(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Write config.json and environment.json, and print one line that describes the run."""
-    write_json(folder / "environment.json", environment)
+def start_run(folder: Path, config: TrainConfig, environment: dict, start: dict) -> None:
+    """Write config.json and environment.json, and print one line that describes the run.
+
+    environment.json contains `environment` and, under the key "start", the position from which this
+    launch starts, so that programs need not read it from the printed text.
+    """
+    write_json(folder / "environment.json", {**environment, "start": start})
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
     print(

@@ -29,6 +29,12 @@ class Start:
     other_world: bool = False  # True if a different number of processes saved it
     remarks: tuple[str, ...] = ()
 
+    def as_json(self) -> dict:
+        """Return the position for environment.json. `checkpoint` is None for a new run."""
+        folder = None if self.folder is None else str(self.folder)
+        position = {"epoch": self.epoch, "batches": self.batches, "step": self.step}
+        return {"checkpoint": folder, **position}
+
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
     """Return the position that `--resume` selects. Every process finds the same position.

@@ -291,11 +291,11 @@ def test_only_the_samples_of_replica_0_update_batch_norm_statistics():
     net, alone, whole = nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     outputs = data_parallel(net, inputs, 2)
     first, second = inputs.split([5, 4])
-    normalised = [alone(first)]
+    normalized = [alone(first)]
     for name, buffer in alone.named_buffers():
         assert torch.equal(getattr(net, name), buffer), name
     assert net.num_batches_tracked == 1
-    torch.testing.assert_close(outputs, torch.cat([*normalised, nn.BatchNorm1d(3)(second)]))
+    torch.testing.assert_close(outputs, torch.cat([*normalized, nn.BatchNorm1d(3)(second)]))
     assert not torch.allclose(outputs, whole(inputs), atol=0.1)
     assert not torch.allclose(net.running_mean, whole.running_mean, atol=0.1)
 

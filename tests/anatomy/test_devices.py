@@ -419,7 +419,7 @@ def test_enqueued_calls_can_be_timed_only_on_a_gpu():
 
 
 def test_the_variable_can_still_be_set_after_importing_torch():
-    """CUDA reads the variable when initialised. Without a GPU, check only what torch parses."""
+    """CUDA reads the variable when initialized. Without a GPU, check only what torch parses."""
     code = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '0,4'\n"
     code += "print(torch.cuda._parse_visible_devices(), torch.cuda.is_initialized())"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -436,7 +436,7 @@ print(torch.cuda.device_count())"""
 
 @pytest.mark.gpu
 @needs_gpu
-def test_setting_the_variable_after_cuda_is_initialised_has_no_effect(start):
+def test_setting_the_variable_after_cuda_is_initialized_has_no_effect(start):
     hide = "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"
     late = start(["python", "-c", SET_WHEN.format(before="", after=hide)], **VISIBLE_GPUS)
     assert late.stdout.strip() == str(GPUS)

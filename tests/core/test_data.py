@@ -37,7 +37,7 @@ def test_packaged_images_are_class_balanced(packaged):
     assert test_set.labels.bincount().tolist() == [200] * 10
 
 
-def test_the_normalisation_statistics_match_the_packaged_images(packaged):
+def test_the_normalization_statistics_match_the_packaged_images(packaged):
     pixels = packaged[0].pixels / 255
     _, (mean,), (std,) = data.STATISTICS["fashion-mnist-small"]
     assert pixels.mean().item() == pytest.approx(mean, abs=2e-3)
@@ -53,7 +53,7 @@ def test_a_batch_is_float32_images_and_int64_labels(packaged):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalising_a_batch_equals_torchvisions_normalize(channels):
+def test_normalizing_a_batch_equals_torchvisions_normalize(channels):
     from torchvision.transforms import functional
 
     pixels = torch.randint(0, 256, (8, channels, 32, 32), dtype=torch.uint8)
@@ -65,7 +65,7 @@ def test_normalising_a_batch_equals_torchvisions_normalize(channels):
 
 def test_augmentation_shifts_and_mirrors_without_changing_pixels():
     pixels = torch.zeros(64, 1, 28, 28, dtype=torch.uint8)
-    pixels[:, :, 10, 6] = 255  # one bright pixel, away from the edges and the centre
+    pixels[:, :, 10, 6] = 255  # one bright pixel, away from the edges and the center
     image_set = ImageSet(pixels, torch.zeros(64).long(), [], [0.0], [1.0], augment=True)
     images, _ = image_set.__getitems__(range(64))
     assert torch.equal(images.sum(dim=(1, 2, 3)), torch.ones(64))

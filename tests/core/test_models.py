@@ -20,7 +20,7 @@ def test_every_network_returns_ten_logits_per_image(name, dataset):
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "tiny_cnn", "resnet18", "vgg11"])
-def test_networks_can_memorise_a_few_images(name):
+def test_networks_can_memorize_a_few_images(name):
     torch.manual_seed(0)
     config = TrainConfig(model=name, dataset="synthetic", train_samples=8, dropout=0.0)
     images, labels = load_datasets(config)[0].__getitems__(range(8))

@@ -62,7 +62,7 @@ def test_saving_the_results_does_not_copy_the_weights(tmp_path, monkeypatch):
     assert addresses == [{name: tensor.data_ptr() for name, tensor in weights.items()}]
 
 
-def test_colour_images_are_saved_in_colour_and_without_mistakes_the_list_is_empty():
+def test_color_images_are_saved_in_color_and_without_mistakes_the_list_is_empty():
     _, test_set = load_datasets(TrainConfig(dataset="synthetic", test_samples=8))
     test_set.pixels = test_set.pixels.expand(-1, -1, -1, 3).contiguous()
     right = torch.nn.functional.one_hot(test_set.labels, 10).float()

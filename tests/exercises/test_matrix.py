@@ -160,7 +160,7 @@ def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exe
 
 
 TOO_LATE = "did not end within|has not finished"
-MISBEHAVIOUR = {  # {first lines of an answer: regular expression for the message}
+MISBEHAVIOR = {  # {first lines of an answer: regular expression for the message}
     "while True:\n    pass\n": TOO_LATE,
     "raise ValueError('oops')\n": r"ValueError: oops \(line 1 of your file\)",
     "raise SystemExit(3)\n": r"SystemExit: 3 \(line 1 of your file\)",
@@ -172,7 +172,7 @@ MISBEHAVIOUR = {  # {first lines of an answer: regular expression for the messag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lines", MISBEHAVIOUR)
+@pytest.mark.parametrize("lines", MISBEHAVIOR)
 @each_exercise
 def test_an_answer_that_misbehaves_gets_one_clear_message(start, tmp_path, exercise, lines):
     file = tmp_path / "answer.py"
@@ -180,7 +180,7 @@ def test_an_answer_that_misbehaves_gets_one_clear_message(start, tmp_path, exerc
     hurry = {"ACCEL_DEMO_PATIENCE": "3", "ACCEL_DEMO_TIME_LIMIT": "8"} if "while" in lines else {}
     result = check(start, exercise.number, file, **hurry)
     assert is_rejected(result, exercise.number), result.stdout + result.stderr
-    assert re.search(MISBEHAVIOUR[lines], result.stdout), result.stdout
+    assert re.search(MISBEHAVIOR[lines], result.stdout), result.stdout
 
 
 @pytest.mark.slow

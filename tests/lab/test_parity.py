@@ -67,7 +67,7 @@ def test_one_large_batch_has_different_batch_statistics(quick):
     (row,) = [row for row in quick.rows if row.kind == "one batch"]
     assert row.connected_processes == [2, 1] and row.promised == NOTHING
     assert row.difference.weights > BOUND
-    assert row.why == "BatchNorm normalises over 64 images instead of 32"
+    assert row.why == "BatchNorm normalizes over 64 images instead of 32"
 
 
 def test_the_table_has_a_row_for_each_pair_with_its_process_counts(quick):

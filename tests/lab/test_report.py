@@ -29,7 +29,7 @@ PLANTED = "<script>document.title=1</script>&\"'"
 
 
 def png() -> str:
-    """Return a grey 2×2 PNG, encoded in base64."""
+    """Return a gray 2×2 PNG, encoded in base64."""
     file = io.BytesIO()
     Image.new("L", (2, 2), 128).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgba
 
 from accel_demo.lab.timeline import result as results
 from accel_demo.lab.timeline.page import TITLE, data_of, write_timeline_page
-from accel_demo.lab.timeline.picture import COLOUR_OF, figure_of
+from accel_demo.lab.timeline.picture import COLOR_OF, figure_of
 from accel_demo.lab.timeline.result import (
     Bar,
     BucketTrial,
@@ -103,7 +103,7 @@ def test_the_picture_names_ranks_steps_and_phases_and_the_slow_rank(tmp_path):
     assert not any("slow)" in word for word in words_of(file))
 
 
-def test_every_bar_in_the_picture_has_its_measured_times_and_its_phases_colour():
+def test_every_bar_in_the_picture_has_its_measured_times_and_its_phases_color():
     result = a_timeline(ranks=3, late_ms=4.0)
     drawn, heights = [], []
     for row in figure_of(result).axes[0].collections:
@@ -111,12 +111,12 @@ def test_every_bar_in_the_picture_has_its_measured_times_and_its_phases_colour()
             box = path.get_extents()
             drawn.append((round(box.x0, 6), round(box.x1, 6), tuple(row.get_facecolor()[0])))
             heights.append((box.y0, box.y1))
-    colours = {phase: to_rgba(COLOUR_OF[phase]) for phase in PHASES}
+    colors = {phase: to_rgba(COLOR_OF[phase]) for phase in PHASES}
     expected = [
-        (round(bar.start_ms, 6), round(bar.end_ms, 6), colours[bar.phase])
+        (round(bar.start_ms, 6), round(bar.end_ms, 6), colors[bar.phase])
         for _, bar in bars_of(result)
     ]
-    assert sorted(drawn) == sorted(expected) and len(set(colours.values())) == len(PHASES)
+    assert sorted(drawn) == sorted(expected) and len(set(colors.values())) == len(PHASES)
     boxes = list(zip(drawn, heights, strict=True))
     for (first, high), (second, low) in ((a, b) for a in boxes for b in boxes if a != b):
         apart = first[1] <= second[0] + 1e-5 or second[1] <= first[0] + 1e-5

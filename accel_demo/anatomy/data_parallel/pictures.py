@@ -11,8 +11,8 @@ from accel_demo.anatomy.data_parallel.scatter_gather import (
 )
 from accel_demo.wording import counted
 
-BLUE, ORANGE, GREEN, _, _, SKY = show.COLOURS[:6]
-GREY = "#555555"
+BLUE, ORANGE, GREEN, _, _, SKY = show.COLORS[:6]
+GRAY = "#555555"
 BOX_HEIGHT = 0.34
 
 
@@ -37,7 +37,7 @@ def draw_step(record: list[Event], replicas: int):
         moved = f"{size} bytes" if size else "nothing moves"
         above = row - 0.42
         axes.text(-0.47, above, phase, weight="bold", fontsize=12)
-        axes.text(columns - 0.53, above, f"{where}, {moved}", ha="right", fontsize=12, color=GREY)
+        axes.text(columns - 0.53, above, f"{where}, {moved}", ha="right", fontsize=12, color=GRAY)
     whole = sum(events_of("gather", replica)[0].shapes[0][0] for replica in range(replicas))
     for replica in range(replicas):
         axes.text(replica, -0.75, f"replica {replica}", ha="center", weight="bold", fontsize=12)
@@ -59,12 +59,12 @@ def draw_step(record: list[Event], replicas: int):
     return figure
 
 
-def _box(axes, column: int, row: int, text: str, colour: str) -> None:
+def _box(axes, column: int, row: int, text: str, color: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     corner = (column - 0.46, row - BOX_HEIGHT / 2)
     style = "round,pad=0,rounding_size=0.08"
-    options = {"boxstyle": style, "facecolor": colour, "alpha": 0.35, "edgecolor": "none"}
+    options = {"boxstyle": style, "facecolor": color, "alpha": 0.35, "edgecolor": "none"}
     axes.add_patch(FancyBboxPatch(corner, 0.92, BOX_HEIGHT, **options))
     axes.text(column, row, text, ha="center", va="center", fontsize=12)
 
@@ -74,11 +74,11 @@ def _arrows(axes, row: int, replicas: int, leaves_replica_0: bool) -> None:
     top, line = row - BOX_HEIGHT / 2, row - BOX_HEIGHT / 2 - 0.16
     if replicas == 1:
         return
-    axes.plot([0, replicas - 1], [line, line], color=GREY, linewidth=1.4)
+    axes.plot([0, replicas - 1], [line, line], color=GRAY, linewidth=1.4)
     for column in range(replicas):
-        axes.plot([column, column], [line, top], color=GREY, linewidth=1.4)
+        axes.plot([column, column], [line, top], color=GRAY, linewidth=1.4)
         if (column > 0) == leaves_replica_0:
-            arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.4}
+            arrow = {"arrowstyle": "-|>", "color": GRAY, "linewidth": 1.4}
             axes.annotate("", (column, top + 0.03), (column, line), arrowprops=arrow)
 
 
@@ -94,10 +94,10 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     styles[sizes[0]] = (BLUE, f"in a part of {sizes[0]}")
     start = 0
     for part, size in enumerate(sizes):
-        colour, label = styles[size]
+        color, label = styles[size]
         name = label if part == sizes.index(size) else None
         samples = range(start, start + size)
-        upper.bar(samples, weights[start : start + size], color=colour, label=name)
+        upper.bar(samples, weights[start : start + size], color=color, label=name)
         start += size
     upper.axhline(1 / len(weights), color="black", linestyle="--", label=f"right: 1/{len(weights)}")
     # The legend fits above the low bars on the left, if there are any.
@@ -110,10 +110,10 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     upper.legend(loc="upper left", frameon=False, fontsize=11)
     replicas = range(1, most_replicas + 1)
     marks = zip(errors.items(), ("s", "o", "x"), (GREEN, ORANGE, BLUE), strict=True)
-    for (name, values), mark, colour in marks:
+    for (name, values), mark, color in marks:
         filled = {"markerfacecolor": "none"} if mark == "s" else {}
         floor = [max(value, 1e-9) for value in values]
-        lower.plot(replicas, floor, mark, color=colour, markersize=9, label=name, **filled)
+        lower.plot(replicas, floor, mark, color=color, markersize=9, label=name, **filled)
     for place, value in enumerate(errors["inside, plain mean"], start=1):
         if value > 1e-6:
             # Rotate the text, so that neighboring numbers do not overlap.
@@ -142,8 +142,8 @@ def draw_parts(moved: dict[str, dict[str, int]]):
     phases = list(next(iter(moved.values())))
     for index, (name, sizes) in enumerate(moved.items()):
         places = [place + 0.36 * index for place in range(len(phases))]
-        colour, marker = ((BLUE, "o"), (ORANGE, "s"))[index]
-        axes.plot(list(sizes.values()), places, marker, color=colour, markersize=8, label=name)
+        color, marker = ((BLUE, "o"), (ORANGE, "s"))[index]
+        axes.plot(list(sizes.values()), places, marker, color=color, markersize=8, label=name)
         for size, place in zip(sizes.values(), places, strict=True):
             # With one replica, nothing moves, and a logarithmic axis has no place for 0.
             axes.annotate(f"{size:,}", (max(size, 10), place), (8, -4), textcoords="offset points")

@@ -19,7 +19,7 @@ from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS
+from accel_demo.show import COLORS
 from accel_demo.wording import counted
 
 PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 512, 256
@@ -135,15 +135,15 @@ def draw(backwards: dict[float, Backward], path: Path) -> None:
         buckets = counted(len(backward.sent), "bucket")
         axes.set_title(f"bucket_cap_mb={limit:g}: {buckets}", fontsize=10, loc="left")
         labels, ready = ["backward"], [1000 * seconds for seconds in backward.ready]
-        axes.barh(0, max(ready), color=COLOURS[5], height=0.6, label="backward computes")
-        ticks = {"color": COLOURS[7], "markersize": 11, "label": "a layer's gradients are ready"}
+        axes.barh(0, max(ready), color=COLORS[5], height=0.6, label="backward computes")
+        ticks = {"color": COLORS[7], "markersize": 11, "label": "a layer's gradients are ready"}
         axes.plot(ready, [0] * len(ready), "|", **ticks)
         for number, size in enumerate(backward.bucket_bytes):
             start, end = 1000 * backward.sent[number], 1000 * backward.received[number]
             name = "all-reduce" if number == 0 else None
-            axes.barh(number + 1, end - start, 0.6, start, color=COLOURS[1], label=name)
+            axes.barh(number + 1, end - start, 0.6, start, color=COLORS[1], label=name)
             labels.append(f"bucket {number + 1}\n{size / 2**20:.2f} MiB")
-        line = {"color": COLOURS[7], "linewidth": 2, "linestyle": "--"}
+        line = {"color": COLORS[7], "linewidth": 2, "linestyle": "--"}
         axes.axvline(1000 * backward.returned, label="backward() returns", **line)
         axes.set_yticks(range(len(labels)), labels, fontsize=10)
         axes.invert_yaxis()

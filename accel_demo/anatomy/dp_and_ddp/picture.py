@@ -4,7 +4,7 @@ from pathlib import Path
 
 from accel_demo.anatomy.dp_and_ddp.counting import BACKWARD, DDP, DP, FORWARD, DeviceCounts
 from accel_demo.anatomy.dp_and_ddp.formulas import Sizes
-from accel_demo.show import COLOURS, new_figure, save
+from accel_demo.show import COLORS, new_figure, save
 
 
 def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> None:
@@ -18,12 +18,12 @@ def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> Non
         ]
     figure = new_figure(max(5.6, 1.9 * len(counts[DDP])), 7)
     upper, lower = figure.subplots(2, 1)
-    _draw_bars(upper, "held after backward", held, sizes.parameters, COLOURS)
-    _draw_bars(lower, "received in a step", received, sizes.parameters, COLOURS[5:])
+    _draw_bars(upper, "held after backward", held, sizes.parameters, COLORS)
+    _draw_bars(lower, "received in a step", received, sizes.parameters, COLORS[5:])
     save(figure, path)
 
 
-def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colours: list[str]) -> None:
+def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colors: list[str]) -> None:
     """Draw a stacked bar for each device. `parts` maps a method to {part: bytes} of each device."""
     places, labels, place = [], [], 0.0
     highest = max(sum(sizes.values()) for devices in parts.values() for sizes in devices) / unit
@@ -38,10 +38,10 @@ def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colours: list
         start = place
         for index, sizes in enumerate(devices):
             low = 0.0
-            for (part, size), colour in zip(sizes.items(), colours, strict=False):
+            for (part, size), color in zip(sizes.items(), colors, strict=False):
                 # A part that is too small to see would only confuse in the legend.
                 label = part if place == 0 and part in visible else None
-                axes.bar(place, size / unit, 0.8, low, color=colour, edgecolor="white", label=label)
+                axes.bar(place, size / unit, 0.8, low, color=color, edgecolor="white", label=label)
                 low += size / unit
             total = f"{low:.2f}" if low else "0 (its copy\nis freed)"
             axes.text(place, low + 0.02 * highest, total, ha="center", fontsize=11)

@@ -232,7 +232,7 @@ def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
             is_run = not cost.reason_not_run
             size = max(cost.peak_bytes if is_run else cost.graph_bytes, 1e5) / 1e6
             fill = "full" if is_run else "none"
-            panel.plot(size, place, "o", color=show.COLOURS[0], fillstyle=fill)
+            panel.plot(size, place, "o", color=show.COLORS[0], fillstyle=fill)
             text = f"{size:,.0f}" if size >= 10 else f"{size:.1f}"
             panel.annotate(text, (size, place), (7, -3), textcoords="offset points", fontsize=9)
         panel.set_title(" × ".join(map(str, shape)), fontsize=10)

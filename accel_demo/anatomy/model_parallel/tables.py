@@ -10,7 +10,7 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.model_parallel import splits
 from accel_demo.errors import UserError
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 
 METHODS = {  # what is split, and what is sent between the devices
     "DDP": ("batch", "gradients"),
@@ -19,7 +19,7 @@ METHODS = {  # what is split, and what is sent between the devices
     "tensor parallel": ("matrix of each layer", "activations, their gradients"),
     "FSDP2": ("each parameter, batch", "parameters, their gradients"),
 }
-FORWARD, BACKWARD, EMPTY = COLOURS[5], COLOURS[1], "#eeeeee"
+FORWARD, BACKWARD, EMPTY = COLORS[5], COLORS[1], "#eeeeee"
 
 
 def main(description: str | None) -> None:
@@ -122,10 +122,10 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
         for part in range(ranks):
             is_here = part == rank if splits_batch else rank == 0
             low = 0.1 + 0.8 * (ranks - 1 - part) / ranks
-            _box(axes, (rank - width / 2, low), (width, 0.8 / ranks), COLOURS[2], is_here)
+            _box(axes, (rank - width / 2, low), (width, 0.8 / ranks), COLORS[2], is_here)
         for layer, (name, weight) in enumerate(model.named_parameters()):
             corner = (rank - width / 2, 1.6 + 0.85 * layer)
-            _box(axes, corner, (width, 0.6), COLOURS[5], name in names)
+            _box(axes, corner, (width, 0.6), COLORS[5], name in names)
             if name in names:
                 text = f"layer {layer}\n{weight.numel()}"
                 axes.text(rank, corner[1] + 0.3, text, ha="center", va="center", fontsize=8)
@@ -150,14 +150,14 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _arrow(axes, left: tuple, right: tuple, heads: str, colour) -> None:
-    axes.annotate("", right, left, arrowprops={"arrowstyle": heads, "lw": 2.2, "color": colour})
+def _arrow(axes, left: tuple, right: tuple, heads: str, color) -> None:
+    axes.annotate("", right, left, arrowprops={"arrowstyle": heads, "lw": 2.2, "color": color})
 
 
-def _box(axes, corner, size, colour, filled: bool) -> None:
+def _box(axes, corner, size, color, filled: bool) -> None:
     from matplotlib.patches import Rectangle
 
-    style = {"facecolor": colour, "edgecolor": "black"}
+    style = {"facecolor": color, "edgecolor": "black"}
     if not filled:
         style = {"facecolor": "white", "edgecolor": "#aaaaaa", "linestyle": "--"}
     axes.add_patch(Rectangle(corner, *size, zorder=2 if filled else 1, **style))
@@ -169,8 +169,8 @@ def _draw_timetable(axes, grid: list[dict[int, splits.Chunk]], room: float) -> N
     for rank, row in enumerate(grid):
         for time in range(length):
             kind = row[time][0] if time in row else ""
-            colour = {"forward": FORWARD, "backward": BACKWARD}.get(kind, EMPTY)
-            _box(axes, (time, rank), (1, 1), colour, True)
+            color = {"forward": FORWARD, "backward": BACKWARD}.get(kind, EMPTY)
+            _box(axes, (time, rank), (1, 1), color, True)
             if time in row:
                 text = _short(row[time])[: None if room >= 20 else 1]
                 axes.text(time + 0.5, rank + 0.5, text, ha="center", va="center", fontsize=9)

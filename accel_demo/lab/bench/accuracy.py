@@ -227,7 +227,7 @@ def is_within(margin: float, accuracy: float, target: float) -> bool:
 
 
 def verdict(target: float, runs: list[TimedTraining]) -> str:
-    """Summarise the accuracy of our runs, and state whether they reach `target`."""
+    """Summarize the accuracy of our runs, and state whether they reach `target`."""
     accuracies, length = [run.final_accuracy for run in runs], " ".join(map(str, LENGTH[target]))
     ends = "reaches it" if is_reached(target, runs) else "MISSES IT"
     return (

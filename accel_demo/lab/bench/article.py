@@ -12,7 +12,7 @@ the CPU lacks bf16 instructions. On a GPU, it also runs in bf16 with torch.compi
 Both loops train with Adam on 256 packaged images per step, on the same cores or GPU. The first
 sixth of the steps (at least two, at most ten) is not measured. The losses do not show which loop
 learns better, because only our loop has a learning rate schedule (one-cycle), and the loops
-normalise the images differently.
+normalize the images differently.
 """
 
 import json

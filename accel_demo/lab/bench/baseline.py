@@ -4,7 +4,7 @@ python -m accel_demo.lab.bench.baseline --data-dir /usr/share/datasets/fashion-m
 
 The network, optimizer, learning rates, batch sizes and number of epochs are the same as in
 https://github.com/pytorch/examples/blob/main/mnist/main.py. Unlike the example, this program
-trains on Fashion-MNIST, normalised with the mean and standard deviation of Fashion-MNIST. It always
+trains on Fashion-MNIST, normalized with the mean and standard deviation of Fashion-MNIST. It always
 shuffles the images, whereas the example shuffles them only on a GPU. It stops after the first epoch
 in which the test accuracy reaches the highest target.
 """

@@ -242,11 +242,11 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
     figure = show.new_figure(1 + 2.5 * len(runs), 6.6)
     grid = figure.subplots(3, len(runs), squeeze=False, height_ratios=[3, 3, 4])
     settings = max(runs.values(), key=len)  # a network that is not compiled has fewer
-    colours = dict(zip(settings, show.COLOURS, strict=False))
+    colors = dict(zip(settings, show.COLORS, strict=False))
     for (model, by_setting), column in zip(runs.items(), grid.T, strict=True):
         speed, memory, curves = column
-        bars(speed, {name: run.images_per_second for name, run in by_setting.items()}, colours)
-        bars(memory, {name: [run.megabytes] for name, run in by_setting.items()}, colours)
+        bars(speed, {name: run.images_per_second for name, run in by_setting.items()}, colors)
+        bars(memory, {name: [run.megabytes] for name, run in by_setting.items()}, colors)
         batch_size = by_setting["fp32"].batch_size
         speed.set_title(f"{model},\n{batch_size} images per step", loc="left", fontsize=10)
         speed.set_xlabel("images/s", fontsize=9)
@@ -254,7 +254,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
         # Curves may coincide, so draw each curve narrower than the previous curve.
         for width, (name, run) in zip((7, 5, 2.5, 1), by_setting.items(), strict=False):
             style = "--" if "compiled" in name else "-"
-            options = {"color": colours[name], "linewidth": width, "label": name}
+            options = {"color": colors[name], "linewidth": width, "label": name}
             curves.plot(range(2, 2 + len(run.losses)), run.losses, style, **options)
         curves.margins(y=0.3)
         curves.set_ylim(bottom=0)
@@ -270,27 +270,27 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
     show.save(figure, path)
 
 
-def bars(axis, rows: dict[str, list[float]], colours: dict[str, str]) -> None:
+def bars(axis, rows: dict[str, list[float]], colors: dict[str, str]) -> None:
     """For each row, draw the median as a bar, and an error bar from minimum to maximum.
 
-    A bar's place is that of its name in `colours`, so that networks can be compared.
+    A bar's place is that of its name in `colors`, so that networks can be compared.
     """
     from matplotlib.ticker import MaxNLocator
 
     for name, values in rows.items():
-        median, place = statistics.median(values), list(colours).index(name)
+        median, place = statistics.median(values), list(colors).index(name)
         spread = [[median - min(values)], [max(values) - median]] if len(values) > 1 else None
         hatch = "///" if "compiled" in name else None
-        axis.barh(place, median, xerr=spread, color=colours[name], capsize=2, hatch=hatch)
+        axis.barh(place, median, xerr=spread, color=colors[name], capsize=2, hatch=hatch)
         number, end = f"{median:,.0f}" if median >= 10 else f"{median:.1f}", (max(values), place)
         options = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         axis.annotate(number, end, (4, 0), **options)
-    for place, name in enumerate(colours):
+    for place, name in enumerate(colors):
         if name not in rows:
             options = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 9}
             axis.text(0.03, place, "not measured", **options)
     axis.set_yticks([])
-    axis.set_ylim(len(colours) - 0.5, -0.5)
+    axis.set_ylim(len(colors) - 0.5, -0.5)
     axis.xaxis.set_major_locator(MaxNLocator(3))
     axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.margins(x=0.3)

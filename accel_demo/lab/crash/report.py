@@ -10,7 +10,7 @@ PHASES = {"save": "during a save", "step": "in a step", "start-up": "during star
 MARKERS = {
     "save": {"marker": "X", "color": "black", "markersize": 8},
     "step": {"marker": "o", "color": "white", "markeredgecolor": "black", "markersize": 8},
-    "start-up": {"marker": "s", "color": show.COLOURS[2], "markersize": 8},
+    "start-up": {"marker": "s", "color": show.COLORS[2], "markersize": 8},
 }
 
 
@@ -66,7 +66,7 @@ def draw(result: CrashResult, path: Path) -> None:
     """
     figure = show.new_figure(6.5, 5.4)
     axis = figure.subplots()
-    blue, orange = show.COLOURS[0], show.COLOURS[3]
+    blue, orange = show.COLORS[0], show.COLORS[3]
     diagonal = [0, result.steps]
     axis.plot(diagonal, diagonal, color="0.3", linewidth=1, zorder=1, label="uninterrupted run")
     trained = killed_step = 0

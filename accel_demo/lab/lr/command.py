@@ -25,7 +25,7 @@ from accel_demo.lab import flags
 from accel_demo.lab.lr.training import BATCH, LOSSES, RULES, RuleTraining, train_with_rules
 from accel_demo.lab.measurements import interval_text, median_interval
 from accel_demo.processes import group
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
@@ -40,11 +40,11 @@ within {TOLERANCE}. loss difference: mean distance from the loss curve of one pr
 seed, at equal images seen. loss: on test images, after all training images. Both are medians over
 the seeds. In brackets: 90 % confidence interval of the median."""
 STYLES = {  # the other two rules have the same curves as "right" and "global batch ×N"
-    "right": {"color": COLOURS[0], "linewidth": 1.5},
-    "scheduler stepped ×N": {"color": COLOURS[3], "linewidth": 1.8, "linestyle": "--"},
-    "global batch ×N": {"color": COLOURS[2], "linewidth": 1.5, "marker": "s"},
-    "global batch ×N, learning rate ×√N": {"color": COLOURS[4], "linewidth": 1.5, "marker": "^"},
-    "global batch ×N, learning rate ×N": {"color": COLOURS[1], "linewidth": 1.5, "marker": "D"},
+    "right": {"color": COLORS[0], "linewidth": 1.5},
+    "scheduler stepped ×N": {"color": COLORS[3], "linewidth": 1.8, "linestyle": "--"},
+    "global batch ×N": {"color": COLORS[2], "linewidth": 1.5, "marker": "s"},
+    "global batch ×N, learning rate ×√N": {"color": COLORS[4], "linewidth": 1.5, "marker": "^"},
+    "global batch ×N, learning rate ×N": {"color": COLORS[1], "linewidth": 1.5, "marker": "D"},
 }
 ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # drawn first
 

@@ -70,11 +70,11 @@ def draw(result: MemoryResult, path: Path) -> None:
         bars = ((-0.2, "by formula", row.predicted), (0.2, "measured", row.measured))
         for offset, name, sizes in bars:
             low = 0.0
-            for kind, colour in zip(KINDS, show.COLOURS, strict=False):
+            for kind, color in zip(KINDS, show.COLORS, strict=False):
                 # If the strategy does not use this kind of memory, the measurement is only noise.
                 size = sizes[kind] / MIB if row.predicted[kind] else 0.0
                 label = kind if not positions else None
-                style = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
+                style = {"color": color, "edgecolor": "white", "linewidth": 0.5}
                 axes.barh(index + offset, size, 0.36, left=low, label=label, **style)
                 low += size
             axes.text(low, index + offset, f" {low:.0f}", va="center", fontsize=8)

@@ -180,7 +180,7 @@ def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool
     processes, images = pair.first.processes, pair.first.batch_size
     reasons = []
     if pair.kind == "one batch" and has_batch_norm:
-        reasons.append(f"BatchNorm normalises over {processes * images} images instead of {images}")
+        reasons.append(f"BatchNorm normalizes over {processes * images} images instead of {images}")
     elif difference.same_weights and processes == 2:
         reasons.append("the weights are equal, because halving is exact and a + b equals b + a")
     elif difference.same_weights:

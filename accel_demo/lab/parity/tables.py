@@ -33,7 +33,7 @@ def text(result: ParityResult) -> str:
 def draw(result: ParityResult, path: Path) -> None:
     """Draw one row for each pair of runs: the largest weight difference and the promised limit."""
     rows = result.rows
-    blue, orange, black = show.COLOURS[0], show.COLOURS[3], show.COLOURS[7]
+    blue, orange, black = show.COLORS[0], show.COLORS[3], show.COLORS[7]
     left, zero, no_longer_zero, right = 3e-11, 1e-10, 4e-10, 1e4
     figure = show.new_figure(9.5, 1.8 + 0.42 * len(rows))
     axes = figure.subplots()
@@ -46,10 +46,10 @@ def draw(result: ParityResult, path: Path) -> None:
             axes.scatter(x, line, label="running statistics of BatchNorm", **style)
         weights = row.difference.weights
         x = min(max(1e-9, weights), 10) if weights else zero
-        colour, marker, label = blue, "o", "weights"
+        color, marker, label = blue, "o", "weights"
         if not row.keeps_promise:
-            colour, marker, label = orange, "X", "weights (promise broken)"
-        axes.scatter(x, line, s=60, zorder=4, color=colour, marker=marker, label=label)
+            color, marker, label = orange, "X", "weights (promise broken)"
+        axes.scatter(x, line, s=60, zorder=4, color=color, marker=marker, label=label)
         if row.promised == NOTHING:
             axes.text(right / 2, line, "nothing promised", ha="right", va="center", fontsize=8)
             continue

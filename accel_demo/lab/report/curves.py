@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from accel_demo.lab.report.runs import Point
 from accel_demo.lab.report.text import number
 from accel_demo.lab.web_page import escape
-from accel_demo.show import COLOURS
+from accel_demo.show import COLORS
 
 WIDTH, HEIGHT = 380, 220  # SVG units; the page scales each chart to the width of its column
 LEFT, RIGHT, TOP, BOTTOM = 50, 368, 10, 184  # edges of the plot area
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
-MARKERS = (  # SVG paths, about 8 units wide and centred at (0, 0)
+MARKERS = (  # SVG paths, about 8 units wide and centered at (0, 0)
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
     "M-3.2-3.2h6.4v6.4h-6.4z",
     "M0-4.4L4.4 0L0 4.4L-4.4 0z",
@@ -27,7 +27,7 @@ LOG_SCALE_RATIO = 30  # use a log scale for a loss if maximum / minimum exceeds 
 class LineStyle:
     """How to draw a run's curves. `stroke` contains SVG attributes, and `marker` is an SVG path."""
 
-    colour: str
+    color: str
     stroke: str
     marker: str
 
@@ -54,10 +54,10 @@ class Axes:
 
 def style_of(index: int) -> LineStyle:
     """Return the line style of the run with this index. The first 40 runs have different styles."""
-    colour, dashes = COLOURS[index % 8], DASHES[(index + index // 8) % 4]
-    stroke = f'fill="none" stroke="{colour}" stroke-width="2"'
+    color, dashes = COLORS[index % 8], DASHES[(index + index // 8) % 4]
+    stroke = f'fill="none" stroke="{color}" stroke-width="2"'
     stroke += f' stroke-dasharray="{dashes}"' if dashes else ""
-    return LineStyle(colour, stroke, MARKERS[index % 5])
+    return LineStyle(color, stroke, MARKERS[index % 5])
 
 
 def swatch(index: int) -> str:
@@ -66,7 +66,7 @@ def swatch(index: int) -> str:
     return (
         '<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">'
         f'<path d="M1 6H29" {style.stroke}/>'
-        f'<path d="{style.marker}" transform="translate(15 6)" fill="{style.colour}"/></svg>'
+        f'<path d="{style.marker}" transform="translate(15 6)" fill="{style.color}"/></svg>'
     )
 
 
@@ -173,6 +173,6 @@ def _line(points: list[Point], axes: Axes, style: LineStyle) -> list[str]:
     parts = [f'<path class="line" d="{path}" {style.stroke}/>'] if path else []
     stride = math.ceil(len(places) / MOST_MARKERS) or 1
     for x, y in places[::-1][::stride]:  # from the end, so that the last point gets a marker
-        shape = f'd="{style.marker}" fill="{style.colour}"'
+        shape = f'd="{style.marker}" fill="{style.color}"'
         parts.append(f'<path class="mark" transform="translate({x} {y})" {shape}/>')
     return parts

@@ -1,7 +1,7 @@
 // Hover and arrow keys on the curves: draw a line at the nearest step, and show each run's value.
 // The geometry is the same as in curves.py. Names of runs are only ever inserted as text.
 "use strict";
-const { names, colours, imagesPerStep, curves, box } = JSON.parse(
+const { names, colors, imagesPerStep, curves, box } = JSON.parse(
   document.getElementById("data").textContent,
 );
 const SVG = "http://www.w3.org/2000/svg";
@@ -36,9 +36,9 @@ function element(name, attributes, parent) {
   parent.append(child);
 }
 
-function line(name, value, parent, colour) {
+function line(name, value, parent, color) {
   const row = document.createElement("div"), text = document.createElement("span");
-  if (colour) row.style.borderLeft = `4px solid ${colour}`;
+  if (color) row.style.borderLeft = `4px solid ${color}`;
   text.textContent = value; // a long name may wrap, the value does not
   row.append(name, text);
   parent.append(row);
@@ -69,11 +69,11 @@ function show(svg, points, { x, along }) {
   element("path", { d: `M${x} ${box.top}V${box.bottom}` }, guide);
   line(`${svg.dataset.axis} `, shown(along), tip);
   for (const point of nearest(points, x)) {
-    const colour = colours[point.run];
-    element("circle", { cx: point.x, cy: point.y, r: 5, stroke: colour }, guide);
+    const color = colors[point.run];
+    element("circle", { cx: point.x, cy: point.y, r: 5, stroke: color }, guide);
     const which = names.length > 1 ? `${names[point.run]}: ` : "";
     const where = point.step === along ? "" : ` (step ${shown(point.step)})`;
-    line(which, shown(point.value) + where, tip, colour);
+    line(which, shown(point.value) + where, tip, color);
   }
   tip.hidden = false;
   tip.style.left = left < 50 ? `${left + 2}%` : "auto";

@@ -9,7 +9,7 @@ from accel_demo.lab.web_page import escape, html_table, write_page
 
 STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("page.js")
-RIGHT_COLOUR, WRONG_COLOUR = (0, 114, 178), (213, 94, 0)  # blue and orange from show.COLOURS
+RIGHT_COLOR, WRONG_COLOR = (0, 114, 178), (213, 94, 0)  # blue and orange from show.COLORS
 NO_PREDICTIONS = "<p>This run has no readable predictions.</p>"
 
 
@@ -26,7 +26,7 @@ def write_report(path: Path, runs: list[SavedRun]) -> None:
     ]
     data = {  # for the tooltips in page.js
         "names": names,
-        "colours": [curves.style_of(index).colour for index in range(len(runs))],
+        "colors": [curves.style_of(index).color for index in range(len(runs))],
         "imagesPerStep": [run.images_per_step for run in runs],
         "curves": points,
         "box": {
@@ -126,7 +126,7 @@ def _confusion(runs: list[SavedRun]) -> str:
         "<h2>Confusion matrix</h2>"
         '<p class="soft">Rows are true classes, and columns are predicted classes. A cell is '
         "darker if it contains a larger fraction of the images in its row. Blue cells are correct "
-        "predictions, on a colour scale from 0 to 100%. Orange cells are mistakes, on a colour "
+        "predictions, on a color scale from 0 to 100%. Orange cells are mistakes, on a color "
         f"scale from 0 to {largest:.1%}.{same_scales}</p>"
         f"{_side_by_side(runs, sections)}"
     )
@@ -149,11 +149,11 @@ def _matrix(predictions: Predictions, largest: float) -> str:
 def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
     """Return a table cell. The larger `share` (its fraction of the row), the darker the background.
 
-    Mistakes have a separate colour scale, because they would be too pale on the blue scale.
+    Mistakes have a separate color scale, because they would be too pale on the blue scale.
     """
     strength = share if is_right else share / largest
-    full_colour = RIGHT_COLOUR if is_right else WRONG_COLOUR
-    red, green, blue = (round(255 + (part - 255) * strength) for part in full_colour)
+    full_color = RIGHT_COLOR if is_right else WRONG_COLOR
+    red, green, blue = (round(255 + (part - 255) * strength) for part in full_color)
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
     ink = "#fff" if is_dark else "#1b1f24" if images else "#8c959f"
     return f'<div style="background:rgb({red},{green},{blue});color:{ink}">{images}</div>'

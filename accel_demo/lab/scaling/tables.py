@@ -8,13 +8,13 @@ from accel_demo.lab import hosts
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
-from accel_demo.show import COLOURS, new_figure, save, table
+from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted
 
-STYLES = {  # colour, marker, and a horizontal offset so that markers do not overlap
-    "plain PyTorch": (COLOURS[7], "D", -0.05),
-    "raw DDP": (COLOURS[0], "o", 0.0),
-    "Accelerate": (COLOURS[1], "s", 0.05),
+STYLES = {  # color, marker, and a horizontal offset so that markers do not overlap
+    "plain PyTorch": (COLORS[7], "D", -0.05),
+    "raw DDP": (COLORS[0], "o", 0.0),
+    "Accelerate": (COLORS[1], "s", 0.05),
 }
 BATCHES = {"strong": "global batch", "weak": "batch per process"}
 
@@ -143,14 +143,14 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
             heights = [start[fit.version] * speedup for speedup in speedups]
             label = f"{fit.law.capitalize()}, share {fit.serial_share:.2f}"
             axis.plot(line, heights, color=STYLES[fit.version][0], linewidth=1.2, label=label)
-    for version, (colour, marker, offset) in STYLES.items():
+    for version, (color, marker, offset) in STYLES.items():
         points = [row for row in rows if row.version == version]
         axis.errorbar(
             [row.processes + offset * max(1, top - 1) for row in points],
             [row.median_speedup for row in points],
             yerr=error_bars(points),
             label=version,
-            **{"color": colour, "marker": marker, "markersize": 6, "linestyle": "none"},
+            **{"color": color, "marker": marker, "markersize": 6, "linestyle": "none"},
             capsize=3,
         )
     title = f"{scaling.capitalize()} scaling:\n{BATCHES[scaling]} {result.batch_size}"
@@ -170,7 +170,7 @@ def draw_gil(axis, rows: list[GilRow]) -> None:
         places = [place + (index - 1) * 0.27 for place in range(len(works))]
         heights = [row.median_speedup for row in bars]
         whiskers = {"yerr": error_bars(bars), "ecolor": "black", "capsize": 3}
-        axis.bar(places, heights, 0.25, color=COLOURS[index], label=workers, **whiskers)
+        axis.bar(places, heights, 0.25, color=COLORS[index], label=workers, **whiskers)
     axis.axhline(PARTS, color="0.55", linewidth=1, linestyle="--", label="ideal")
     axis.set_xticks(range(len(works)), [work.replace(" in ", "\nin ") for work in works])
     axis.set_ylabel("times as fast as\none after the other")

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from accel_demo.lab.shards.reading import EpochReads, LoaderReads
-from accel_demo.show import COLOURS, new_figure
+from accel_demo.show import COLORS, new_figure
 
 ROOM_FOR_RANKS = 13  # points; cells of at least this width have room for a rank number
 MARGINS = 1.9  # inches; the width of the labels on both sides
@@ -16,7 +16,7 @@ GAP = 0.08  # margin around each cell, as a fraction of the cell's size
 
 
 def draw(loaders: list[LoaderReads]):
-    """Draw a panel for each loader. The colour of a cell shows which rank read the sample.
+    """Draw a panel for each loader. The color of a cell shows which rank read the sample.
 
     If a sample was read more than once, its cell has a frame and is split into one part per read. A
     cross marks a sample that was never read.
@@ -59,7 +59,7 @@ def _readers(epoch: EpochReads, samples: int) -> list[list[int]]:
 
 
 def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
-    parts, colours, frames, crosses = [], [], [], []
+    parts, colors, frames, crosses = [], [], [], []
     half = 0.5 - GAP if room >= ROOM_FOR_RANKS else 0.5  # no gaps between tiny cells
     top, bottom = row - 0.5 + GAP, row + 0.5 - GAP
     for sample, ranks in enumerate(readers):
@@ -68,9 +68,9 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
             start = top + (bottom - top) * number / len(ranks)
             end = top + (bottom - top) * (number + 1) / len(ranks)
             parts.append([(left, start), (right, start), (right, end), (left, end)])
-            colours.append(COLOURS[rank % 6])
+            colors.append(COLORS[rank % 6])
             if room >= ROOM_FOR_RANKS and len(ranks) <= 2:
-                red, green, blue = to_rgb(COLOURS[rank % 6])
+                red, green, blue = to_rgb(COLORS[rank % 6])
                 is_dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.45
                 ink = "white" if is_dark else "black"
                 style = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": 9}
@@ -79,7 +79,7 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
             frames.append([(left, top), (right, top), (right, bottom), (left, bottom)])
         if not ranks:
             crosses += [[(left, top), (right, bottom)], [(left, bottom), (right, top)]]
-    axes.add_collection(PolyCollection(parts, facecolors=colours, linewidths=0))
+    axes.add_collection(PolyCollection(parts, facecolors=colors, linewidths=0))
     outline = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.5}
     axes.add_collection(PolyCollection(frames, **outline))
     axes.add_collection(LineCollection(crosses, colors="black", linewidths=1.2))
@@ -99,9 +99,9 @@ def _summary(epoch: EpochReads) -> str:
 
 def _legend(ranks: int, loaders: list[LoaderReads]) -> list:
     marks = []
-    for rank in range(min(ranks, 6)):  # six colours, so rank 6 has the colour of rank 0
+    for rank in range(min(ranks, 6)):  # six colors, so rank 6 has the color of rank 0
         label = ", ".join(map(str, range(rank, ranks, 6)))
-        marks.append(Patch(color=COLOURS[rank], label=f"rank {label}"))
+        marks.append(Patch(color=COLORS[rank], label=f"rank {label}"))
     epochs = [epoch for loader in loaders for epoch in loader.epochs]
     if any(epoch.more_than_once for epoch in epochs):
         frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 1.5}

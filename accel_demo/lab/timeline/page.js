@@ -2,7 +2,7 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const { lanes, bars, steps, whole, colours } = JSON.parse(byId("data").textContent);
+const { lanes, bars, steps, whole, colors } = JSON.parse(byId("data").textContent);
 const svg = byId("lanes");
 const ZOOM = 2, PAN = 0.25; // of the buttons: factor, share of the visible time
 const LONGEST = whole[1] - whole[0], SHORTEST = Math.min(0.02, LONGEST); // visible time
@@ -127,16 +127,16 @@ function drawBar(bar, x, width, y) {
   if (!bar.element) {
     const label = Object.entries(describe(bar)).flat().join(" ");
     const fixed = { role: "img", "aria-label": label, "data-bar": bar.index, tabindex: -1 };
-    bar.element = add(front, "rect", { ...fixed, height: ROW - 4, fill: colours[bar.phase] });
+    bar.element = add(front, "rect", { ...fixed, height: ROW - 4, fill: colors[bar.phase] });
   }
-  const gap = width > 4 ? 0.5 : 0; // separates neighbours of the same colour
+  const gap = width > 4 ? 0.5 : 0; // separates neighbors of the same color
   const at = { x: x + gap, y, width: width - 2 * gap };
   for (const key in at) bar.element.setAttribute(key, at[key].toFixed(2));
   bar.element.classList.toggle("chosen", bar === chosen);
   if (!bar.element.isConnected) front.append(bar.element);
   const long = `${bar.name} ${(bar.end_ms - bar.start_ms).toFixed(2)} ms`;
   const text = [long, bar.name].find((label) => label.length * 8 + 8 < width);
-  const fill = bar.phase === "forward" ? "#fff" : "#000"; // the only dark colour
+  const fill = bar.phase === "forward" ? "#fff" : "#000"; // the only dark color
   const middle = { x: x + width / 2, y: y + 18, "text-anchor": "middle", fill };
   if (text) add(labels, "text", middle, text);
 }

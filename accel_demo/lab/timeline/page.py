@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from accel_demo.lab.timeline import tables
-from accel_demo.lab.timeline.picture import COLOUR_OF
+from accel_demo.lab.timeline.picture import COLOR_OF
 from accel_demo.lab.timeline.result import (
     RankTimeline,
     TimelineResult,
@@ -47,8 +47,8 @@ kbd { font: inherit; border: 1px solid var(--line); border-radius: 4px; padding:
 @media (max-width: 640px) { #detail { min-height: 90px; } .stack b { width: 3.5em; } }
 """
 LEGEND = '<ul class="legend">'
-for phase, colour in COLOUR_OF.items():
-    LEGEND += f'<li><span class="key" style="background:{colour}"></span>{phase}</li>'
+for phase, color in COLOR_OF.items():
+    LEGEND += f'<li><span class="key" style="background:{color}"></span>{phase}</li>'
 LEGEND += "</ul>"
 TOOLS = """<div class="tools" role="group" aria-label="zoom and move the lanes">
 <button id="in" aria-label="zoom in, twice as large">+</button>
@@ -122,7 +122,7 @@ def data_of(result: TimelineResult) -> dict:
         "bars": bars,
         "steps": [{"step": step, "span": span} for step, span in step_spans(result.ranks).items()],
         "whole": whole_span(result.ranks),
-        "colours": COLOUR_OF,
+        "colors": COLOR_OF,
     }
 
 
@@ -132,6 +132,6 @@ def _stacked_bar(rank: RankTimeline, ranks: list[RankTimeline]) -> str:
     label, parts = [], ""
     for phase, ms in rank.phases_ms.items():
         label.append(f"{phase} {duration(ms / 1000)}")
-        parts += f'<i style="width:{100 * ms / longest:.3f}%;background:{COLOUR_OF[phase]}"></i>'
+        parts += f'<i style="width:{100 * ms / longest:.3f}%;background:{COLOR_OF[phase]}"></i>'
     bar = f'<span role="img" aria-label="rank {rank.rank}: {", ".join(label)}">{parts}</span>'
     return f'<div class="stack"><b>rank {rank.rank}</b>{bar}</div>'

@@ -11,17 +11,17 @@ from accel_demo.lab.timeline.result import (
     whole_span,
 )
 from accel_demo.lab.timeline.tables import run_description, verdict
-from accel_demo.show import COLOURS, new_figure
+from accel_demo.show import COLORS, new_figure
 
-COLOUR_OF = {
-    "data wait": COLOURS[4],
-    "forward": COLOURS[0],
-    "backward": COLOURS[5],
-    "all-reduce": COLOURS[1],
-    "optimizer": COLOURS[2],
+COLOR_OF = {
+    "data wait": COLORS[4],
+    "forward": COLORS[0],
+    "backward": COLORS[5],
+    "all-reduce": COLORS[1],
+    "optimizer": COLORS[2],
     "idle": "#d8dce1",
 }
-SLOW = COLOURS[3]
+SLOW = COLORS[3]
 
 
 def figure_of(result: TimelineResult):
@@ -35,7 +35,7 @@ def figure_of(result: TimelineResult):
     _draw_lanes(figure.add_subplot(grid[0, :]), result)
     legend = figure.add_subplot(grid[1, :])
     legend.set_axis_off()
-    patches = [Patch(color=colour, label=phase) for phase, colour in COLOUR_OF.items()]
+    patches = [Patch(color=color, label=phase) for phase, color in COLOR_OF.items()]
     legend.legend(handles=patches, ncols=len(patches), fontsize=9, frameon=False, loc="center")
     if result.sweep:
         _draw_sweep([figure.add_subplot(grid[2, column]) for column in (0, 1)], result.sweep)
@@ -85,13 +85,13 @@ def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
     A bar that is shorter than `visible_ms` has no white edge, because the edge would hide it.
     """
     for row in range(row_count(lane)):
-        for phase, colour in COLOUR_OF.items():
+        for phase, color in COLOR_OF.items():
             bars = [bar for bar in lane if (bar.row, bar.phase) == (row, phase)]
             spans = [(bar.start_ms, bar.end_ms - bar.start_ms) for bar in bars]
-            edges = [colour if width < visible_ms else "white" for _, width in spans]
+            edges = [color if width < visible_ms else "white" for _, width in spans]
             if spans:
                 place = (top + row + 0.1, 0.8)
-                axes.broken_barh(spans, place, fc=colour, ec=edges, linewidth=0.4, zorder=3)
+                axes.broken_barh(spans, place, fc=color, ec=edges, linewidth=0.4, zorder=3)
 
 
 def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
@@ -100,20 +100,20 @@ def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
     sizes = [trial.bucket_mb for trial in sweep]
     shares = [100 * trial.hidden_share for trial in sweep]
     lengths = [trial.step_ms for trial in sweep]
-    for axes, values, highest, title, colour in (
-        (both_axes[0], shares, 105, "all-reduce hidden under backward (%)", COLOURS[1]),
+    for axes, values, highest, title, color in (
+        (both_axes[0], shares, 105, "all-reduce hidden under backward (%)", COLORS[1]),
         (
             both_axes[1],
             lengths,
             max(lengths) * 1.15,
             "step time (ms), with 90 % interval",
-            COLOURS[0],
+            COLORS[0],
         ),
     ):
-        axes.plot(sizes, values, "o-", color=colour, linewidth=1.5)
+        axes.plot(sizes, values, "o-", color=color, linewidth=1.5)
         if axes is both_axes[1] and all(trial.step_interval for trial in sweep):
             low, high = zip(*(trial.step_interval for trial in sweep), strict=True)
-            axes.vlines(sizes, low, high, color=colour, linewidth=1)
+            axes.vlines(sizes, low, high, color=color, linewidth=1)
         axes.set_xscale("log")
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=9)
         axes.minorticks_off()
