@@ -1,14 +1,18 @@
 """Shard the samples of each epoch across the processes, and resume an interrupted epoch."""
 
-from collections.abc import Iterator
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import signal
+import sys
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.config import TrainConfig
 from accel_demo.processes.signals import SIGNALS, ignore_signals
-from accel_demo.workarounds import safe_start_of_workers
 
 PRELOADED = ["accelerate", "torch.utils.data"]  # slow to import, and needed by every loader worker
 
@@ -26,7 +30,7 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
         "worker_init_fn": ignore_signals,
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",
-        **(safe_start_of_workers(SIGNALS, PRELOADED) if config.num_workers else {}),
+        **(_safe_start_of_workers(SIGNALS, PRELOADED) if config.num_workers else {}),
     }
 
 
@@ -66,6 +70,29 @@ class _Rest:
 
     def __len__(self) -> int:
         return len(self.batch_sampler) - self.done
+
+
+def _safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
+    """Return DataLoader options that prevent workers from hanging when they start.
+
+    By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if
+    another thread starts to run Python code during the fork, because the worker inherits a lock
+    that is never released. Gloo's threads run Python code shortly after each collective, to release
+    its tensors. So if a process group exists, we fork the workers from a server without such
+    threads, as Python 3.14 does by default. The server imports the modules `preloaded` once, and
+    blocks `stop_signals`.
+    Source: https://github.com/python/cpython/issues/112275
+    """
+    if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
+        return {}
+    multiprocessing.set_forkserver_preload(preloaded)
+    multiprocessing.resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
+    # The server and the workers inherit the blocked signals. Otherwise SIGTERM would kill workers
+    # that the training process needs to finish its step.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
+    multiprocessing.forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    return {"multiprocessing_context": "forkserver"}
 
 
 def _as_batch(batch):

@@ -187,7 +187,7 @@ class CommandLine(Parser):
         if re.search("unrecognized arguments:.* --local[-_]rank", message):
             message = (
                 "there is no --local-rank. Start this with `torchrun --nproc-per-node 2 "
-                "accel_demo/train_ddp.py`, which sets the environment variable LOCAL_RANK instead."
+                f"{sys.argv[0]}`, which sets the environment variable LOCAL_RANK instead."
             )
         super().error(message)
 

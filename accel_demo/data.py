@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-import torch.distributed.nn.functional  # noqa: F401 (before DDP does: see workarounds.py)
+import torch.distributed.nn.functional  # noqa: F401 (before DDP does: see rendezvous.py)
 from torch.utils.data import Dataset, TensorDataset
 
 from accel_demo.config import TrainConfig

@@ -1,12 +1,15 @@
 """The optimizer and its learning-rate schedule."""
 
+import gc
 import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
-from accel_demo.workarounds import skip_the_search_for_lomo, without_garbage_collection
 
 
 def make_optimizer(
@@ -19,13 +22,13 @@ def make_optimizer(
     fused optimizer would skip steps that overflow, but Accelerate would report them as not skipped.
     Source: https://github.com/huggingface/accelerate/issues/4242
     """
-    skip_the_search_for_lomo()
+    _skip_the_search_for_lomo()
     fused = None if precision == "fp16" else True  # None, because False would also disable foreach
     options = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": fused}
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
         options |= {"momentum": 0.9, "nesterov": True}
-    with without_garbage_collection():  # the first optimizer of a process imports torch._dynamo
+    with _without_garbage_collection():  # the first optimizer of a process imports torch._dynamo
         return kinds[config.optimizer](model.parameters(), **options)
 
 
@@ -54,3 +57,30 @@ def set_schedule(scheduler: LambdaLR, step: int) -> None:
     """Set the schedule to its position after `step` optimizer steps, replacing any loaded state."""
     scheduler.last_epoch = step - 1
     scheduler.step()
+
+
+def _skip_the_search_for_lomo() -> None:
+    """Stop Accelerate from searching the disk for an optimizer package in each training step.
+
+    Accelerate's `optimizer.step` checks twice whether the package `lomo_optim` is installed, and
+    each check searches every folder in `sys.path`. If the package's entry in `sys.modules` is None,
+    Python does not search. We do not use this package.
+    Source: `is_lomo_available` in accelerate/utils/imports.py
+    """
+    sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector, so that a large import in this block is a quarter faster.
+
+    The collector would find nothing to free. Creating the first optimizer in a process triggers
+    such an import: torch._dynamo, which takes about as long to import as torch itself.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

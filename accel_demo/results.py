@@ -12,8 +12,8 @@ from PIL import Image
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.models import make_model
-from accel_demo.processes.connect import autocast_for
-from accel_demo.run.folder import read_json, save_model, write_json
+from accel_demo.processes.devices import autocast_for
+from accel_demo.run.folder import save_model, write_json
 
 MOST_MISTAKES = 24  # maximum number of wrong predictions to store with their images
 
@@ -23,15 +23,17 @@ def save_results(
     state_dict: dict[str, Any],
     config: TrainConfig,
     test_set: ImageSet,
+    precision: str,
     device: torch.device,
 ) -> None:
     """Write model.safetensors and predictions.json. Call this in one process only.
+
+    `precision` is the precision of the training run: "no", "bf16" or "fp16".
 
     Weights that are already on the device are not copied, because a copy could raise the peak
     memory in summary.json above the peak of the training itself.
     """
     save_model(folder, state_dict)
-    precision = read_json(folder / "environment.json")["mixed_precision"]
     with torch.device("meta"):  # so that no memory is allocated
         model = make_model(dataclasses.replace(config, compile=False))
     model.load_state_dict(state_dict, assign=True)

@@ -22,18 +22,24 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import check_processes, connect, use_cpu
+from accel_demo.processes.connect import connect
+from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.fsdp import prepare_for_fsdp
+from accel_demo.processes.launch_checks import check_launch
 from accel_demo.processes.lost_processes import report_lost_processes
-from accel_demo.processes.signals import StopSignals
+from accel_demo.processes.memory import keep_freed_memory
+from accel_demo.processes.peers import exchange_process_ids
+from accel_demo.processes.signals import catch_stop_signals
 from accel_demo.results import save_results
-from accel_demo.run.run import Run
+from accel_demo.run.folder import describe_run
+from accel_demo.run.run import open_run
 
 
 def main(config: TrainConfig) -> None:
     # Processes: connect them, and assign a device to each
-    connect(config.collective_timeout)  # Accelerator() alone would fail after an elastic restart
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
+    connect(config.collective_timeout)  # unlike Accelerator(), also after an elastic restart
+    stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
+    exchange_process_ids()  # so that an error can name a process that has died
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
@@ -43,7 +49,8 @@ def main(config: TrainConfig) -> None:
         ),
     )
     device, precision = accelerator.device, accelerator.mixed_precision
-    check_processes(accelerator.num_processes, device, precision)
+    check_launch(accelerator.num_processes, device, precision)
+    keep_freed_memory()  # steps are faster on a CPU
     set_seed(config.seed, device_specific=True)  # so that dropout differs between processes
 
     # Data: each process reads a different part of each epoch
@@ -62,12 +69,15 @@ def main(config: TrainConfig) -> None:
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: with --resume, continue from a checkpoint as if nothing had happened
-    run = Run("train", config, stop_signals, device, precision, len(train_loader))
-    run.resume(accelerator.load_state, model, scheduler, train_set)
+    # Resume: open the run's folder and, with --resume, load a checkpoint
+    method = f"distributed_type {accelerator.distributed_type.value}"
+    environment = describe_run("train", method, device, precision)
+    run = open_run(config, environment, stop_signals, device, len(train_loader))
+    run.load_checkpoint(accelerator.load_state, model, scheduler, train_set)
+    train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
-        train_set.set_epoch(epoch)  # new random augmentation
+        train_set.set_epoch(epoch)  # new random augmentation, if there is any
         train_loader.set_epoch(epoch)  # new random order
         done = run.batches_done
         batches = accelerator.skip_first_batches(train_loader, done) if done else train_loader
@@ -83,14 +93,15 @@ def main(config: TrainConfig) -> None:
                     accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
                 optimizer.step()  # step() and zero_grad() do nothing until the window ends
                 optimizer.zero_grad()
-            run.add_totals(batch_totals(logits, labels))
+            train_totals += batch_totals(logits, labels)
             if accelerator.sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                decision = run.finish_step(scheduler.get_last_lr()[0])
                 if not accelerator.optimizer_step_was_skipped:  # fp16 skips steps that overflow
                     scheduler.step()
-                if run.must_log:
-                    run.log_interval(accelerator.reduce(run.totals))
-                if run.must_save:
+                if decision.must_log:
+                    run.log_interval(accelerator.reduce(train_totals))
+                    train_totals.zero_()
+                if decision.must_save:
                     run.save(accelerator.save_state)
         if run.is_stopping:
             break
@@ -110,7 +121,7 @@ def main(config: TrainConfig) -> None:
     # Finish: the main process writes the results, and all processes exit together
     state_dict = accelerator.get_state_dict(model)  # every process must call this
     if accelerator.is_main_process and not run.is_stopping:
-        save_results(run.folder, state_dict, config, test_set, device)
+        save_results(run.folder, state_dict, config, test_set, precision, device)
     run.finish()
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -1,4 +1,4 @@
-"""Train with raw torch.distributed: the loop from train.py without Accelerate, line for line.
+"""Train with raw torch.distributed: the loop from train.py without Accelerate.
 
 torchrun --standalone --nproc-per-node 2 accel_demo/train_ddp.py
 python accel_demo/train_ddp.py --nproc 2
@@ -20,15 +20,19 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import autocast_for, check_processes, own_device
+from accel_demo.processes.devices import autocast_for, own_device
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import spawn
+from accel_demo.processes.launch_checks import check_launch
 from accel_demo.processes.lost_processes import report_lost_processes
-from accel_demo.processes.signals import StopSignals
+from accel_demo.processes.memory import keep_freed_memory
+from accel_demo.processes.peers import exchange_process_ids
+from accel_demo.processes.rendezvous import fresh_rendezvous
+from accel_demo.processes.signals import catch_stop_signals
 from accel_demo.results import save_results
-from accel_demo.run.run import Run
+from accel_demo.run.folder import describe_run
+from accel_demo.run.run import open_run
 from accel_demo.run.state import TrainingState
-from accel_demo.workarounds import fresh_rendezvous
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
@@ -39,9 +43,11 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         torch.accelerator.set_device_index(gpu)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, device_id=gpu, **fresh_rendezvous(config.collective_timeout))
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
+    stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
+    exchange_process_ids()  # so that an error can name a process that has died
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    check_processes(world_size, device, precision)
+    check_launch(world_size, device, precision)
+    keep_freed_memory()  # steps are faster on a CPU
     torch.manual_seed(config.seed + rank)  # so that dropout differs between processes
 
     # Data: each process reads a different part of each epoch
@@ -65,13 +71,15 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: with --resume, continue from a checkpoint as if nothing had happened
-    run = Run("train_ddp", config, stop_signals, device, precision, len(train_loader))
+    # Resume: open the run's folder and, with --resume, load a checkpoint
+    environment = describe_run("train_ddp", "DistributedDataParallel", device, precision)
+    run = open_run(config, environment, stop_signals, device, len(train_loader))
     state = TrainingState(rank, model.module, optimizer, scheduler, scaler)
-    run.resume(state.load, model, scheduler, train_set)
+    run.load_checkpoint(state.load, model, scheduler, train_set)
+    train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
-        train_set.set_epoch(epoch)  # new random augmentation
+        train_set.set_epoch(epoch)  # new random augmentation, if there is any
         sampler.set_epoch(epoch)  # new random order
         done = run.batches_done
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
@@ -95,20 +103,21 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                     scaler.step(optimizer)
                     scaler.update()
                     optimizer.zero_grad()
-            run.add_totals(batch_totals(logits, labels))
+            train_totals += batch_totals(logits, labels)
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                decision = run.finish_step(scheduler.get_last_lr()[0])
                 if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
-                if run.must_log:
-                    dist.all_reduce(run.totals)
-                    run.log_interval(run.totals)
-                if run.must_save:
+                if decision.must_log:
+                    dist.all_reduce(train_totals)
+                    run.log_interval(train_totals)
+                    train_totals.zero_()
+                if decision.must_save:
                     run.save(state.save)
         if run.is_stopping:
             break
 
-        # Evaluate: gather all predictions, and drop the samples that pad the last batch
+        # Evaluate: gather all predictions, and drop the samples that pad the test set
         model.eval()
         with torch.no_grad(), autocast:
             logits = torch.cat([model(images.to(device)).float() for images, _ in test_loader])
@@ -123,7 +132,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
 
     # Finish: the main process writes the results, and all processes exit together
     if rank == 0 and not run.is_stopping:
-        save_results(run.folder, model.module.state_dict(), config, test_set, device)
+        save_results(run.folder, model.module.state_dict(), config, test_set, precision, device)
     run.finish()
     dist.barrier()
     dist.destroy_process_group()
@@ -134,11 +143,11 @@ if __name__ == "__main__":
         command_line = CommandLine(__doc__, precision=True)
         help = "number of processes to spawn if torchrun is not used (default: 1)"
         command_line.add_argument("--nproc", type=int, metavar="N", help=help)
-        config, options = command_line.read()
+        config, arguments = command_line.read()
         if not is_launched():
-            processes = 1 if options.nproc is None else options.nproc
-            spawn(main, processes, config, options.mixed_precision)
-        elif options.nproc is None:  # started by torchrun
-            main(config, options.mixed_precision)
+            processes = 1 if arguments.nproc is None else arguments.nproc
+            spawn(main, processes, config, arguments.mixed_precision)
+        elif arguments.nproc is None:  # started by torchrun
+            main(config, arguments.mixed_precision)
         else:
             raise UserError("--nproc cannot be used with torchrun. Leave it out.")

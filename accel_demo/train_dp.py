@@ -16,22 +16,26 @@ from accel_demo.errors import one_line_errors
 from accel_demo.metrics import batch_totals
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import autocast_for, check_processes, own_device, replica_devices
-from accel_demo.processes.signals import StopSignals
+from accel_demo.processes.devices import autocast_for, own_device, replica_devices
+from accel_demo.processes.launch_checks import check_launch
+from accel_demo.processes.memory import keep_freed_memory
+from accel_demo.processes.signals import catch_stop_signals
 from accel_demo.results import save_results
-from accel_demo.run.run import Run
+from accel_demo.run.folder import describe_run
+from accel_demo.run.run import open_run
 from accel_demo.run.state import TrainingState
 
 
 def main(config: TrainConfig, precision: str = "no") -> None:
-    # Processes: connect them, and assign a device to each
+    # Processes: there is only this one; choose its devices
     device = own_device()
-    stop_signals = StopSignals(config.log_every)  # Ctrl-C stops all ranks after the same step
+    stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends the run after a whole step
     device_ids = replica_devices(config.compile, precision)
-    check_processes(1, device, precision)
+    check_launch(1, device, precision)
+    keep_freed_memory()  # steps are faster on a CPU
     torch.manual_seed(config.seed)
 
-    # Data: each process reads a different part of each epoch
+    # Data: read the training images in a new random order in each epoch
     download(config)
     train_set, test_set = load_datasets(config, world_size=1)
     options = loader_options(config, device)
@@ -42,7 +46,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
 
-    # Model: all processes start with the weights of rank 0, and average their gradients
+    # Model: with two or more GPUs, each forward pass copies the model to all of them
     model = make_model(config).to(device)
     model = torch.nn.DataParallel(model, device_ids=device_ids)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
@@ -50,13 +54,15 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: with --resume, continue from a checkpoint as if nothing had happened
-    run = Run("train_dp", config, stop_signals, device, precision, len(train_loader))
+    # Resume: open the run's folder and, with --resume, load a checkpoint
+    environment = describe_run("train_dp", "DataParallel", device, precision)
+    run = open_run(config, environment, stop_signals, device, len(train_loader))
     state = TrainingState(0, model.module, optimizer, scheduler, scaler)
-    run.resume(state.load, model, scheduler, train_set)
+    run.load_checkpoint(state.load, model, scheduler, train_set)
+    train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
-        train_set.set_epoch(epoch)  # new random augmentation
+        train_set.set_epoch(epoch)  # new random augmentation, if there is any
         order.manual_seed(config.seed + epoch)  # new random order
         done = run.batches_done
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
@@ -64,7 +70,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         for images, labels in run.batches(batches):  # ends early if the run stops
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            # Accumulate: average the gradients only on the last micro-batch of a window
+            # Accumulate: update the weights only after the last micro-batch of a window
             sync_gradients = run.ends_window
             with autocast:
                 logits = model(images)
@@ -79,19 +85,20 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-            run.add_totals(batch_totals(logits, labels))
+            train_totals += batch_totals(logits, labels)
             if sync_gradients:
-                run.finish_step(scheduler.get_last_lr()[0])  # sets must_log, must_save, is_stopping
+                decision = run.finish_step(scheduler.get_last_lr()[0])
                 if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
-                if run.must_log:
-                    run.log_interval(run.totals)
-                if run.must_save:
+                if decision.must_log:
+                    run.log_interval(train_totals)
+                    train_totals.zero_()
+                if decision.must_save:
                     run.save(state.save)
         if run.is_stopping:
             break
 
-        # Evaluate: gather all predictions, and drop the samples that pad the last batch
+        # Evaluate: add up the metrics of all test images
         model.eval()
         test_totals = torch.zeros(3, device=device)  # loss, correct, images
         with torch.no_grad(), autocast:
@@ -103,14 +110,14 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         run.end_epoch(test_totals)
         run.save(state.save)
 
-    # Finish: the main process writes the results, and all processes exit together
+    # Finish: write the results, unless the run was stopped
     if not run.is_stopping:
-        save_results(run.folder, model.module.state_dict(), config, test_set, device)
+        save_results(run.folder, model.module.state_dict(), config, test_set, precision, device)
     run.finish()
 
 
 if __name__ == "__main__":
     with one_line_errors():
         command_line = CommandLine(__doc__, precision=True)
-        config, options = command_line.read()
-        main(config, options.mixed_precision)
+        config, arguments = command_line.read()
+        main(config, arguments.mixed_precision)

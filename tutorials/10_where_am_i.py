@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, debug_launcher
 
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 
 def where_am_i(options: argparse.Namespace) -> None:

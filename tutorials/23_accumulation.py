@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import mse_loss
 
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 WINDOW, BATCH = 4, 8
 

@@ -6,7 +6,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 SAMPLES, BATCH = 64, 8  # BATCH is the batch size per process
 

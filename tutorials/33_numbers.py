@@ -13,7 +13,7 @@ from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.models import make_model
-from accel_demo.processes.connect import check_processes
+from accel_demo.processes.launch_checks import check_launch
 
 BITS = {  # stored bits: sign, exponent, significand (without its first bit, which is implicit)
     torch.float32: (1, 8, 23),
@@ -152,7 +152,7 @@ def effect_of(precision: str) -> list[str]:
     layer.register_forward_hook(lambda layer, inputs, output: dtypes.append(name(output.dtype)))
     accelerator.prepare(model)(torch.ones(1, 2))
     try:
-        check_processes(1, accelerator.device, precision)  # our train files call this first
+        check_launch(1, accelerator.device, precision)  # our train files call this first
         reaction = "train"
     except UserError:
         reaction = "stop with an error"

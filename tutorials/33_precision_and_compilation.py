@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 from accel_demo.show import table
 
 

@@ -18,7 +18,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.errors import Parser, one_line_errors
-from accel_demo.processes.connect import check_processes, use_cpu
+from accel_demo.processes.devices import use_cpu
+from accel_demo.processes.launch_checks import check_launch
 
 LEVELS = {  # {key: text in the table}; each level also uses everything listed above it
     "weights": "the weights alone",
@@ -42,7 +43,7 @@ def main() -> None:
     if is_stateful and not is_torchdata_stateful_dataloader_available():
         parser.error("--stateful needs a package: pip install torchdata")
     accelerator = new_accelerator(set())
-    check_processes(accelerator.num_processes, accelerator.device, "no")
+    check_launch(accelerator.num_processes, accelerator.device, "no")
     accelerator.print(f"Connected processes: {accelerator.num_processes}")
 
     names = list(LEVELS)

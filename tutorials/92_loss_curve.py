@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.data import packaged_set
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 BATCH_SIZE = 64
 SMOOTH = 11  # steps to average over: each step, five before it and five after it

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted

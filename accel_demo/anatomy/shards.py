@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.batches import BatchShardSampler
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes.connect import gather_objects, use_cpu
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
 

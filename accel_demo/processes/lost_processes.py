@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 import torch.distributed as dist
@@ -25,7 +24,6 @@ from accel_demo.processes.peers import (
 
 # Words in the RuntimeError that a gloo or NCCL collective raises if a process has died or is late.
 KEYWORDS = ("gloo", "NCCL", "pair closure", "Connection closed", "Connection reset", "Broken pipe")
-TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
 NOTICE_TIMEOUT = 5  # seconds to wait for the remaining processes to notice the loss
 
 
@@ -203,7 +201,7 @@ def _has_died(rank: int) -> bool:
 
 
 def _failed_line(error: RuntimeError) -> str:
-    """Return the line of the train file that failed, such as "at `accelerator.backward(loss)`"."""
+    """Return the line of `main` that failed, such as "at `accelerator.backward(loss)`"."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.line or "" for frame in frames if Path(frame.filename).name in TRAIN_FILES]
+    lines = [frame.line or "" for frame in frames if frame.name == "main"]
     return f"at `{lines[-1].split('  # ')[0]}`" if lines else "in a collective"

@@ -28,11 +28,14 @@ class Peer:
 _peers: list[Peer] = []  # by rank
 
 
-def introduce() -> None:
+def exchange_process_ids() -> None:
     """Send this rank's machine, host name and process ID to all others, and keep theirs.
 
-    Every rank must call this after the processes have been connected.
+    Every rank must call this after the processes have been connected. If they have not, this
+    function does nothing.
     """
+    if not dist.is_initialized():
+        return
     store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
     record = f"{own_machine()} {own_host()} {os.getpid()} {int(_store_is_here())}"
     store.set(f"process/{dist.get_rank()}", record)
@@ -59,7 +62,7 @@ def own_machine() -> str:
 
 
 def peer_of(rank: int) -> Peer | None:
-    """Return a rank's process, or None if this process has not called `introduce`."""
+    """Return a rank's process, or None if this process has not called `exchange_process_ids`."""
     return _peers[rank] if rank < len(_peers) else None
 
 

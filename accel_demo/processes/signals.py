@@ -12,20 +12,39 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
-from accel_demo.processes.peers import introduce
-
 SIGNALS = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm's warning
     if hasattr(signal, name)  # Windows has no SIGUSR1
 ]
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
-was_asked = False  # whether this process has received a stop signal since `StopSignals()`
+was_asked = False  # whether this process has received a stop signal since `catch_stop_signals`
 REPEAT_TIMEOUT = 5  # a launcher may forward the same signal again for this many seconds
 
 
+def catch_stop_signals(log_every: int) -> "StopSignals":
+    """Record stop signals from now on, instead of exiting at once.
+
+    The signals are caught as long as the returned object exists. A second signal more than
+    `REPEAT_TIMEOUT` seconds after the first one has its usual effect.
+    """
+    global was_asked
+    was_asked = False
+    stop_signals = StopSignals(log_every)
+    reference = weakref.ref(stop_signals)  # the signal handler outlives the run
+
+    def ask(number, frame):
+        stop = reference()
+        if stop is None or stop.is_asked_again():
+            signal.signal(number, earlier[number])
+            os.kill(os.getpid(), number)
+
+    earlier = {number: signal.signal(number, ask) for number in SIGNALS}
+    return stop_signals
+
+
 class StopSignals:
-    """Signal handlers that stop all processes after the same step.
+    """The stop signals of a run. They stop all its processes after the same step.
 
     The process that receives the signal chooses the last step and writes its number to the store.
     It has to choose a step that no process has finished yet. With gloo, all processes finish a step
@@ -36,20 +55,7 @@ class StopSignals:
     """
 
     def __init__(self, log_every: int):
-        global was_asked
-        was_asked = False
         self.asked_at, self.log_every = None, log_every
-        myself = weakref.ref(self)  # the signal handler outlives the run
-
-        def ask(number, frame):
-            stop = myself()
-            if stop is None or stop.is_asked_again():
-                signal.signal(number, earlier[number])
-                os.kill(os.getpid(), number)
-
-        earlier = {number: signal.signal(number, ask) for number in SIGNALS}
-        if dist.is_initialized():  # so that `lost_processes` can check if this process is alive
-            introduce()
 
     def after(self, step: int) -> bool:
         """Return True if the run stops after this step. Every process calls this in every step."""

@@ -1,12 +1,10 @@
 """Write each checkpoint completely or not at all, and restore a run's exact state from it."""
 
 import hashlib
-import os
 import pickle
 import random
 import shutil
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +23,8 @@ from accel_demo.errors import UserError
 from accel_demo.optimizer import set_schedule
 from accel_demo.processes.connect import gather_objects, is_main_process
 from accel_demo.processes.fsdp import is_sharded
-from accel_demo.run.folder import check_folder, make_folder, start_run
 from accel_demo.run.log import TrainLog
 from accel_demo.run.manifest import (
-    UNREADABLE,
     checkpoints_of,
     discard,
     flush,
@@ -37,13 +33,7 @@ from accel_demo.run.manifest import (
     seal,
 )
 from accel_demo.run.progress import Progress
-from accel_demo.run.resume import find_start
-from accel_demo.run.shared_folder import raised_everywhere, shared_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from accel_demo.run.resume import Start
 
 READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 READ_ERRORS += (EOFError, pickle.UnpicklingError)
@@ -52,26 +42,12 @@ UNFINISHED = ".unfinished"  # name of a checkpoint's folder while it is being wr
 
 
 class Checkpoints:
-    """The checkpoints of one run, and the position from which the run starts."""
+    """The checkpoints of one run. `start` is the position from which the run starts."""
 
-    def __init__(self, config: TrainConfig, environment: dict, batches_per_epoch: int):
-        """Find the position that `--resume` selects, and delete all later results.
-
-        If a process cannot use the folder or the checkpoint, or does not see the folder, every
-        process raises `UserError` before training results are written or deleted: see
-        `shared_folder`, `check_folder` and `find_start`.
-        """
-        self.config, self.environment = config, environment
-        self.is_main_process = is_main_process()
-        self.folder = shared_folder(lambda: make_folder(config, environment))
-        with raised_everywhere():  # no process writes before all others have read
-            check_folder(self.folder, config, environment)
-            self.start = find_start(self.folder, config, environment, batches_per_epoch)
-        with _agreement(self.folder / "checkpoints" / UNFINISHED):
-            if self.is_main_process:
-                self._lock()
-                start_run(self.folder, config, environment, self.start.as_json())
-                self._rewind()
+    def __init__(self, folder: Path, config: TrainConfig, environment: dict, start: Start):
+        self.folder, self.config, self.environment = folder, config, environment
+        self.start = start
+        self.unfinished = folder / "checkpoints" / UNFINISHED
 
     def load(
         self,
@@ -120,20 +96,20 @@ class Checkpoints:
         so that no run resumes from an incomplete checkpoint. If any process cannot write, every
         process raises `UserError`.
         """
-        unfinished = self.folder / "checkpoints" / UNFINISHED
-        with _agreement(unfinished):
-            if self.is_main_process:
+        unfinished = self.unfinished
+        with agreement(unfinished):
+            if is_main_process():
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
                 flush(self.folder)
                 flush(self.folder.parent)
                 if (self.folder / "metrics.jsonl").exists():
                     flush(self.folder / "metrics.jsonl")
-        with _agreement(unfinished):
+        with agreement(unfinished):
             save_state(unfinished)
         random_states = gather_objects(random_states_digest())
-        with _agreement(unfinished):
-            if self.is_main_process:
+        with agreement(unfinished):
+            if is_main_process():
                 facts = {
                     "epoch": progress.epoch,
                     "batches": progress.batches,
@@ -159,40 +135,6 @@ class Checkpoints:
         older = [path for path in others if position(path) < place]
         for path in older[self.config.keep_last - 1 :]:
             discard(path)
-
-    def _lock(self) -> None:
-        """Lock the folder while this object exists. Raises `UserError` if it is already locked.
-
-        We do not use `flock`, because loader workers would inherit the lock. If the run was killed,
-        any worker that is still running would keep the folder locked.
-        """
-        if fcntl:
-            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
-            weakref.finalize(self, os.close, lock)
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"another process is training in {self.folder}. Wait until it has exited, or "
-                    "choose a different --run-dir."
-                ) from None
-
-    def _rewind(self) -> None:
-        """Delete results that are newer than the start position, and print `start.remarks`."""
-        start, metrics = self.start, self.folder / "metrics.jsonl"
-        for name in ("summary.json", "model.safetensors", "predictions.json"):
-            (self.folder / name).unlink(missing_ok=True)
-        reached = position(start.folder) if start.folder else (-1.0, 0.0)
-        for path in checkpoints_of(self.folder):
-            if reached < position(path) < UNREADABLE:  # keep folders with unreadable manifests
-                discard(path)
-        if start.folder is None:
-            metrics.unlink(missing_ok=True)
-            shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
-        elif metrics.exists():
-            os.truncate(metrics, min(metrics.stat().st_size, start.log["metrics_bytes"]))
-        for remark in start.remarks:
-            print(remark, flush=True)
 
 
 def _settle_buckets(
@@ -224,7 +166,7 @@ def random_states_digest() -> str:
 
 
 @contextmanager
-def _agreement(folder: Path) -> Iterator[None]:
+def agreement(folder: Path) -> Iterator[None]:
     """If the block fails in any process, delete `folder` and raise `UserError` in every process."""
     problem = None
     try:

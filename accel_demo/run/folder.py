@@ -1,82 +1,50 @@
-"""The folder of a run: config, environment, metrics and summary as JSON, and the model."""
+"""The files in a run's folder: config, environment, metrics and summary as JSON, and the model."""
 
 import dataclasses
-import hashlib
 import json
 import os
-import tempfile
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.processes.environment import nodes_may_change
-from accel_demo.run.manifest import MANIFEST, checkpoints_of, flush
+from accel_demo.run.manifest import flush
 from accel_demo.wording import counted
 
 
-def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:
-    """Create the folder of this run, if necessary. Return it, and whether it is new.
+def describe_run(
+    script: str, method: str, device: torch.device, mixed_precision: str
+) -> dict[str, Any]:
+    """Return the environment of a run, as written to environment.json.
 
-    The folder is `config.run_dir`, or a folder in runs/ named after the config. Raises `UserError`
-    if it is not writable, if `--resume` is not a checkpoint, or if an elastic launch has no
-    `--run-dir`.
+    `script` is the name of the train file without ".py". `method` describes how it distributes the
+    work, such as "DataParallel". The processes must already be connected.
     """
-    if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
-        raise UserError(
-            f"{config.resume} is not a checkpoint. Choose a folder in a run's checkpoints/, or use "
-            "the run's --run-dir with --resume auto."
-        )
-    if not config.run_dir and config.resume in ("", "auto") and nodes_may_change():
-        raise UserError(
-            "this launch can change its number of processes, which is part of the name of the "
-            "default run folder. Choose a folder with --run-dir."
-        )
-    folder = folder_of(config, environment)
-    try:
-        is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {folder} ({error.strerror}). Choose a different --run-dir."
-        ) from None
-    return folder, is_new
+    is_connected = dist.is_initialized()
+    packages = ("torch", "torchvision", "accelerate")
+    return {
+        "script": script,
+        "processes": dist.get_world_size() if is_connected else 1,
+        "backend": f"{method}, {dist.get_backend()}" if is_connected else method,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "mixed_precision": mixed_precision,
+        "threads_per_process": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: metadata.version(name) for name in packages},
+    }
 
 
-def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
-    """Raise `UserError` if this run may not use the folder.
-
-    A folder contains one run: one config in one environment (see `describe_run`). A run can be
-    resumed in its folder, even with a different number of processes. A finished run can be started
-    again. An unfinished run can only be resumed.
-    """
-    if (folder / "config.json").exists():
-        wanted = config.fixed_choices() | _launch(environment)
-        held = load_config(folder).fixed_choices() | read_json(folder / "environment.json")
-        if "script" not in held:
-            raise _unusable(folder / "environment.json")
-        if config.resume:  # a run may continue with a different number of processes
-            del wanted["processes"]
-        for name, value in wanted.items():
-            if held.get(name) != value:
-                raise UserError(
-                    f"{folder} contains a run with {name} {held.get(name)}, not {value}. "
-                    "Choose a different --run-dir, or delete the folder."
-                )
-        has_ended = (folder / "summary.json").exists()
-        if checkpoints_of(folder) and not has_ended and not config.resume:
-            raise UserError(
-                f"{folder} contains an unfinished run. Continue it with --resume auto, or delete "
-                "the folder to start again."
-            )
-
-
-def start_run(folder: Path, config: TrainConfig, environment: dict, start: dict) -> None:
-    """Write config.json and environment.json, and print one line that describes the run.
+def write_launch(folder: Path, config: TrainConfig, environment: dict, start: dict) -> None:
+    """Write config.json and environment.json, and print one line that describes the launch.
 
     environment.json contains `environment` and, under the key "start", the position from which this
     launch starts, so that programs need not read it from the printed text.
@@ -130,7 +98,7 @@ def load_config(folder: Path) -> TrainConfig:
             raise UserError("different fields")
         return TrainConfig(**choices, run_dir=str(folder))
     except (TypeError, UserError):
-        raise _unusable(path) from None
+        raise damaged_file(path) from None
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -147,38 +115,16 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError):
         value = None
     if not isinstance(value, dict):
-        raise _unusable(path)
+        raise damaged_file(path)
     return value
 
 
-def _unusable(path: Path) -> UserError:
+def damaged_file(path: Path) -> UserError:
+    """Return the error for a file of a run folder that cannot be used."""
     return UserError(
         f"{path} is damaged or from a different version. Choose a different folder, or delete "
         "this one."
     )
-
-
-def folder_of(config: TrainConfig, environment: dict) -> Path:
-    """Return the folder that `--run-dir` or `--resume` selects, or else a folder in runs/.
-
-    A folder in runs/ is named after the launch. If any fixed option is not the default, a digest
-    of the fixed options is appended to the name.
-    """
-    if config.run_dir:
-        return Path(config.run_dir)
-    if config.resume not in ("", "auto"):
-        saved_in = Path(config.resume).resolve().parent
-        if saved_in.name == "checkpoints":
-            return saved_in.parent
-    launch = _launch(environment)
-    name = launch["script"]
-    if launch["processes"] > 1:
-        name += f"-{launch['processes']}-processes"
-    if launch["mixed_precision"] != "no":
-        name += f"-{launch['mixed_precision']}"
-    if config.fixed_choices() != TrainConfig().fixed_choices():
-        name += f"-{hashlib.sha256(json.dumps(config.fixed_choices()).encode()).hexdigest()[:8]}"
-    return Path("runs", name)
 
 
 def _choices(config: TrainConfig) -> dict:
@@ -186,11 +132,6 @@ def _choices(config: TrainConfig) -> dict:
     choices = dataclasses.asdict(config)
     del choices["run_dir"], choices["resume"]
     return choices
-
-
-def _launch(environment: dict) -> dict:
-    """Return the part of the environment that identifies a run."""
-    return {name: environment[name] for name in ("script", "processes", "mixed_precision")}
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -1,12 +1,28 @@
-"""Find the checkpoint from which `--resume` continues, and check that it belongs to this run."""
+"""What `--resume` means: the folder of the run, the position to start from, and what to delete."""
 
+import hashlib
+import json
 import math
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.run.manifest import Damaged, checkpoints_of, newest_complete, position, verify
+from accel_demo.processes.environment import nodes_may_change
+from accel_demo.run.folder import damaged_file, load_config, read_json
+from accel_demo.run.manifest import (
+    MANIFEST,
+    UNREADABLE,
+    Damaged,
+    checkpoints_of,
+    discard,
+    newest_complete,
+    position,
+    verify,
+)
 from accel_demo.wording import counted
 
 
@@ -34,6 +50,86 @@ class Start:
         folder = None if self.folder is None else str(self.folder)
         position = {"epoch": self.epoch, "batches": self.batches, "step": self.step}
         return {"checkpoint": folder, **position}
+
+
+def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:
+    """Create the folder of this run, if necessary. Return it, and whether it is new.
+
+    The folder is `config.run_dir`, or a folder in runs/ named after the config. Raises `UserError`
+    if it is not writable, if `--resume` is not a checkpoint, or if an elastic launch has no
+    `--run-dir`.
+    """
+    if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
+        raise UserError(
+            f"{config.resume} is not a checkpoint. Choose a folder in a run's checkpoints/, or use "
+            "the run's --run-dir with --resume auto."
+        )
+    if not config.run_dir and config.resume in ("", "auto") and nodes_may_change():
+        raise UserError(
+            "this launch can change its number of processes, which is part of the name of the "
+            "default run folder. Choose a folder with --run-dir."
+        )
+    folder = folder_of(config, environment)
+    try:
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}). Choose a different --run-dir."
+        ) from None
+    return folder, is_new
+
+
+def folder_of(config: TrainConfig, environment: dict) -> Path:
+    """Return the folder that `--run-dir` or `--resume` selects, or else a folder in runs/.
+
+    A folder in runs/ is named after the launch. If any fixed option is not the default, a digest
+    of the fixed options is appended to the name.
+    """
+    if config.run_dir:
+        return Path(config.run_dir)
+    if config.resume not in ("", "auto"):
+        saved_in = Path(config.resume).resolve().parent
+        if saved_in.name == "checkpoints":
+            return saved_in.parent
+    launch = _launch(environment)
+    name = launch["script"]
+    if launch["processes"] > 1:
+        name += f"-{launch['processes']}-processes"
+    if launch["mixed_precision"] != "no":
+        name += f"-{launch['mixed_precision']}"
+    if config.fixed_choices() != TrainConfig().fixed_choices():
+        name += f"-{hashlib.sha256(json.dumps(config.fixed_choices()).encode()).hexdigest()[:8]}"
+    return Path("runs", name)
+
+
+def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
+    """Raise `UserError` if this run may not use the folder.
+
+    A folder contains one run: one config in one environment (see `describe_run`). A run can be
+    resumed in its folder, even with a different number of processes. A finished run can be started
+    again. An unfinished run can only be resumed.
+    """
+    if (folder / "config.json").exists():
+        wanted = config.fixed_choices() | _launch(environment)
+        held = load_config(folder).fixed_choices() | read_json(folder / "environment.json")
+        if "script" not in held:
+            raise damaged_file(folder / "environment.json")
+        if config.resume:  # a run may continue with a different number of processes
+            del wanted["processes"]
+        for name, value in wanted.items():
+            if held.get(name) != value:
+                raise UserError(
+                    f"{folder} contains a run with {name} {held.get(name)}, not {value}. "
+                    "Choose a different --run-dir, or delete the folder."
+                )
+        has_ended = (folder / "summary.json").exists()
+        if checkpoints_of(folder) and not has_ended and not config.resume:
+            raise UserError(
+                f"{folder} contains an unfinished run. Continue it with --resume auto, or delete "
+                "the folder to start again."
+            )
 
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
@@ -108,6 +204,22 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     )
 
 
+def delete_later_results(run: Path, start: Start) -> None:
+    """Delete results that are newer than the start position: metrics, checkpoints, the model."""
+    metrics = run / "metrics.jsonl"
+    for name in ("summary.json", "model.safetensors", "predictions.json"):
+        (run / name).unlink(missing_ok=True)
+    reached = position(start.folder) if start.folder else (-1.0, 0.0)
+    for path in checkpoints_of(run):
+        if reached < position(path) < UNREADABLE:  # keep folders with unreadable manifests
+            discard(path)
+    if start.folder is None:
+        metrics.unlink(missing_ok=True)
+        shutil.rmtree(run / "tensorboard", ignore_errors=True)
+    elif metrics.exists():
+        os.truncate(metrics, min(metrics.stat().st_size, start.log["metrics_bytes"]))
+
+
 def next_step_after(used: int, processes: int, accumulate: int, batches_per_epoch: int) -> int:
     """Return the first position at which a step of `processes` processes uses only new batches.
 
@@ -143,3 +255,8 @@ def _check_same_run(folder: Path, held: dict, config: TrainConfig, environment: 
                 f"{folder} belongs to a run with {name} {held.get(name)}, not {value}. Resume it "
                 "with the same options."
             )
+
+
+def _launch(environment: dict) -> dict:
+    """Return the part of the environment that identifies a run."""
+    return {name: environment[name] for name in ("script", "processes", "mixed_precision")}

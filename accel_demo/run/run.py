@@ -1,65 +1,102 @@
 """Track one training run: its position, metrics and checkpoints, and whether it should stop."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
-from accel_demo.processes.connect import describe_run
+from accel_demo.processes.connect import is_main_process
 from accel_demo.processes.signals import StopSignals
-from accel_demo.run.checkpoint import Checkpoints
+from accel_demo.run.checkpoint import Checkpoints, agreement
+from accel_demo.run.folder import write_launch
 from accel_demo.run.log import TrainLog
 from accel_demo.run.progress import Progress
-from accel_demo.workarounds import keep_freed_memory
+from accel_demo.run.resume import Start, check_folder, delete_later_results, find_start, make_folder
+from accel_demo.run.shared_folder import lock_folder, raised_everywhere, shared_folder
+
+
+def open_run(
+    config: TrainConfig,
+    environment: dict,
+    stop_signals: StopSignals,
+    device: torch.device,
+    batches_per_epoch: int,
+) -> "Run":
+    """Claim the run's folder, and return the run at the position that `--resume` selects.
+
+    All processes agree on the folder and the position. Then the main process locks the folder,
+    writes config.json and environment.json, deletes results that are newer than the position, and
+    prints which run this is. Every process must call this.
+
+    `environment` comes from `describe_run`. `batches_per_epoch` is the number of micro-batches per
+    epoch on this process. If any process cannot use the folder or the checkpoint, every process
+    raises `UserError` before a result is written or deleted.
+    """
+    folder = shared_folder(lambda: make_folder(config, environment))
+    with raised_everywhere():  # no process writes before all others have read
+        check_folder(folder, config, environment)
+        start = find_start(folder, config, environment, batches_per_epoch)
+    checkpoints = Checkpoints(folder, config, environment, start)
+    progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
+    log = TrainLog(folder, config, environment["processes"], start.step, start.log)
+    run = Run(config, stop_signals, device, checkpoints, progress, log)
+    with agreement(checkpoints.unfinished):
+        if is_main_process():
+            lock_folder(folder, owner=run)
+            write_launch(folder, config, environment, start.as_json())
+            delete_later_results(folder, start)
+            for line in start.remarks:
+                print(line, flush=True)
+    return run
+
+
+@dataclass(frozen=True)
+class StepDecision:
+    """What follows an optimizer step. It is the same in every process."""
+
+    must_log: bool
+    must_save: bool
 
 
 class Run:
     """Everything that a train file does besides the training itself.
 
-    Every process creates a `Run` and calls the same methods in the same order. Inside `Run`, the
-    processes communicate only to start, to save and load checkpoints, and to stop after the same
-    step. The train files themselves reduce and gather the metrics.
+    Every process calls the same methods in the same order. Inside `Run`, the processes communicate
+    only to load and save checkpoints, and to stop after the same step. The train files themselves
+    reduce and gather the metrics.
     """
 
     def __init__(
         self,
-        version: str,
         config: TrainConfig,
         stop_signals: StopSignals,
         device: torch.device,
-        mixed_precision: str,
-        batches_per_epoch: int,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        log: TrainLog,
     ):
-        """Claim the run's folder and find the position from which the run starts.
-
-        From here on, the process does not return freed memory to the system: see
-        `keep_freed_memory`.
-
-        `version` is the name of the train file, without ".py". `batches_per_epoch` is the number of
-        micro-batches per epoch on this process. If the folder named by `--run-dir` or `--resume`
-        cannot be used by all processes, each raises `UserError` before anything is written.
-        """
-        keep_freed_memory()
-        self.config, self.device, self.stop_signals = config, device, stop_signals
-        environment = describe_run(version, device, mixed_precision)
-        self.checkpoints = Checkpoints(config, environment, batches_per_epoch)
-        self.folder, start = self.checkpoints.folder, self.checkpoints.start
-        self.progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
-        self.log = TrainLog(self.folder, config, environment["processes"], start.step, start.log)
-        self.totals = torch.zeros(3, device=device)  # summed since the last `log_interval`
+        self.config, self.stop_signals, self.device = config, stop_signals, device
+        self.checkpoints, self.progress, self.log = checkpoints, progress, log
+        self.folder = checkpoints.folder
         self.learning_rate = 0.0  # of the last step
-        self.must_log = self.must_save = self.is_stopping = False
+        self.is_stopping = False  # set by `finish_step`, in all processes after the same step
 
-    def resume(
+    @property
+    def start(self) -> Start:
+        """The position at which this launch began."""
+        return self.checkpoints.start
+
+    def load_checkpoint(
         self,
         load_state: Callable[..., object],
         model: torch.nn.Module,
         scheduler,
         train_set: ImageSet,
     ) -> None:
-        """Call `load_state` with the checkpoint folder, if the run continues from a checkpoint.
+        """Call `load_state` with the checkpoint folder. Do nothing if this is a new run.
 
         `scheduler` may be wrapped by Accelerate. A DDP model first runs a forward and a backward
         pass on one batch of `train_set`, because DDP sums gradients in a different order after its
@@ -69,13 +106,15 @@ class Run:
         self.checkpoints.load(load_state, model, scheduler, train_set, self.device)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each remaining epoch. `end_epoch` advances to the next epoch.
+        """Yield the index of each remaining epoch.
 
         After a resume with a different number of processes, an epoch may have no batches left. It
         still needs its evaluation.
         """
-        while not self.progress.is_complete or self.progress.ends_epoch:
-            yield self.progress.epoch
+        for epoch in range(self.progress.epoch, self.config.epochs):
+            if self.progress.is_complete and not self.progress.ends_epoch:
+                return
+            yield epoch
 
     @property
     def batches_done(self) -> int:
@@ -102,18 +141,14 @@ class Run:
         for batch in loader:
             progress.batches += 1
             yield batch
+            self.log.count_batch()
             if progress.is_complete or self.is_stopping:
                 return
 
-    def add_totals(self, totals: torch.Tensor) -> None:
-        """Add the `batch_totals` of one micro-batch, and advance the progress bar."""
-        self.totals = self.totals + totals
-        self.log.count_batch()
+    def finish_step(self, learning_rate: float | torch.Tensor) -> StepDecision:
+        """Count an optimizer step. Return whether to log and to save a checkpoint after it.
 
-    def finish_step(self, learning_rate: float | torch.Tensor) -> None:
-        """Count an optimizer step, and decide whether to log, save or stop after it.
-
-        Sets `must_log`, `must_save` and `is_stopping` to the same values in every process.
+        If a signal asks the run to stop after this step, `is_stopping` is true from here on.
         """
         progress, config = self.progress, self.config
         progress.step += 1
@@ -122,15 +157,19 @@ class Run:
         evaluation_follows = progress.ends_epoch or progress.is_complete
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0
-        self.must_save = self.is_stopping or (is_due and not evaluation_follows)
+        must_save = self.is_stopping or (is_due and not evaluation_follows)
         is_log_step = progress.step % config.log_every == 0
         is_print_step = config.print_every > 0 and progress.step % config.print_every == 0
-        self.must_log = is_log_step or is_print_step or evaluation_follows or self.must_save
+        must_log = is_log_step or is_print_step or evaluation_follows or must_save
+        return StepDecision(must_log, must_save)
 
     def log_interval(self, totals: Any) -> None:
-        """Log the metrics since the last call. `totals` is float32 [3], summed over processes."""
+        """Log the training metrics since the last call.
+
+        `totals` is float32 [3]: the `batch_totals` of these micro-batches, summed over all
+        processes.
+        """
         self.log.interval(self.progress.step, self.learning_rate, totals)
-        self.totals = torch.zeros_like(self.totals)
 
     def end_epoch(self, test_totals: torch.Tensor) -> None:
         """Log the test metrics from totals over the whole test set, and advance to the next epoch.

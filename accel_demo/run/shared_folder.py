@@ -1,11 +1,13 @@
-"""Check that all processes of a run see the same folder, even if they are on several machines.
+"""Share a run's folder: all its processes see it, and no other run uses it.
 
 All processes of a run read and write its folder: each rank saves its random states, and each reads
 the checkpoint to resume from. On several machines, the folder must be on shared storage.
 """
 
+import os
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,11 @@ from pathlib import Path
 from accel_demo.errors import UserError
 from accel_demo.processes.connect import gather_objects, is_main_process
 from accel_demo.processes.peers import are_on_several_machines, name_of, own_host
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 SYNC_TIMEOUT = 2  # seconds that shared storage may need to show a new file on another machine
 
@@ -51,6 +58,25 @@ def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
         f"{name_of(blind)} {'does' if len(blind) == 1 else 'do'} not see the run folder "
         f"{folders[0]} of {name_of([0])}. Choose a --run-dir on storage that all machines share."
     )
+
+
+def lock_folder(folder: Path, owner: object) -> None:
+    """Lock the folder as long as `owner` exists. Raises `UserError` if it is already locked.
+
+    We do not use `flock`, because loader workers would inherit the lock. If the run was killed, any
+    worker that is still running would keep the folder locked.
+    """
+    if fcntl is None:
+        return
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    weakref.finalize(owner, os.close, lock)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(
+            f"another process is training in {folder}. Wait until it has exited, or choose a "
+            "different --run-dir."
+        ) from None
 
 
 @contextmanager

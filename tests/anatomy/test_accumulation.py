@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.anatomy import accumulation
 from accel_demo.anatomy.accumulation import EQUAL, FULL, ONE, SHORT, TOKENS, AccumulationRecord
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 RIGHT = {  # (samples, method): (all-reduces, optimizer steps)
     (ONE, "one batch"): (1, 1),

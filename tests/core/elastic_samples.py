@@ -23,7 +23,7 @@ from accel_demo.run.manifest import position
 from accel_demo.run.run import Run
 
 PAUSE = 0.08  # seconds per micro-batch, so that the test can interrupt the run
-make_run, get_items, set_epoch = Run.__init__, ImageSet.__getitems__, ImageSet.set_epoch
+open_run, get_items, set_epoch = train.open_run, ImageSet.__getitems__, ImageSet.set_epoch
 records: list[Path] = []
 
 
@@ -32,9 +32,9 @@ def record(line) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def record_start(self, *arguments) -> None:
-    make_run(self, *arguments)
-    start = self.checkpoints.start
+def record_start(*arguments) -> Run:
+    run = open_run(*arguments)
+    start = run.start
     header = {
         "start": gather_objects(time.time())[0],
         "processes": len(gather_objects(0)),
@@ -42,14 +42,15 @@ def record_start(self, *arguments) -> None:
         "batches": start.batches,
         "checkpoint": position(start.folder) if start.folder else (0, 0),
     }
-    folder = Path(self.folder, "samples")
+    folder = Path(run.folder, "samples")
     folder.mkdir(exist_ok=True)
     records[:] = [folder / f"{uuid.uuid4().hex}.jsonl"]
     record(header)
+    return run
 
 
 def record_epoch(self, epoch: int) -> None:
-    # `Run.resume` reads a batch, too, but before the first epoch of a start.
+    # `Run.load_checkpoint` reads a batch, too, but before the first epoch of a start.
     self.recorded_epoch = epoch if records else None
     set_epoch(self, epoch)
 
@@ -62,7 +63,7 @@ def record_samples(self, indices):
 
 
 if __name__ == "__main__":
-    Run.__init__ = record_start  # pyright: ignore[reportAttributeAccessIssue]
+    train.open_run = record_start
     ImageSet.__getitems__, ImageSet.set_epoch = record_samples, record_epoch
     with one_line_errors(), report_lost_processes():
         config, _ = CommandLine("").read()

@@ -30,14 +30,16 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import describe_run
+from accel_demo.processes.signals import StopSignals
 from accel_demo.run.checkpoint import Checkpoints
+from accel_demo.run.folder import describe_run
 from accel_demo.run.log import TrainLog
 from accel_demo.run.manifest import Damaged, checkpoints_of, newest_complete, verify
 from accel_demo.run.progress import Progress
+from accel_demo.run.run import open_run
 from accel_demo.run.state import TrainingState
 
-ENVIRONMENT = describe_run("train_plain", torch.device("cpu"), "no")
+ENVIRONMENT = describe_run("train_plain", "plain", torch.device("cpu"), "no")
 NAMING = r"posix\.(open|mkdir|rename|replace|unlink|rmdir|truncate)|io\.open"
 NAMING += r"|safetensors\._safetensors_rust\.serialize_file"
 WRITING = r"posix\.(write|fsync|close)|(FileIO|BufferedWriter|TextIOWrapper)\.\w+"
@@ -73,6 +75,11 @@ class Training:
             state = TrainingState(0, *parts, torch.amp.GradScaler("cpu", enabled=False))
             self.save_state, self.load_state = state.save, state.load
 
+    def open(self, resume: str = "") -> Checkpoints:
+        config = replace(self.config, resume=resume)
+        run = open_run(config, ENVIRONMENT, StopSignals(1), torch.device("cpu"), 100)
+        return run.checkpoints
+
     def save(self, checkpoints: Checkpoints, step: int) -> None:
         next(self.model.parameters()).data.fill_(step)
         self.optimizer.param_groups[0]["weight_decay"] = self.scheduler.last_epoch = step
@@ -83,7 +90,7 @@ class Training:
         )
 
     def resume(self) -> Checkpoints:
-        checkpoints = Checkpoints(replace(self.config, resume="auto"), ENVIRONMENT, 100)
+        checkpoints = self.open(resume="auto")
         checkpoints.load(self.load_state, self.model, self.scheduler, None, torch.device("cpu"))
         return checkpoints
 
@@ -96,7 +103,7 @@ class Training:
 
 def main(method: str, folder: Path, faults: list[str]) -> dict:
     training = Training(method, folder / "run")
-    checkpoints = Checkpoints(training.config, ENVIRONMENT, 100)
+    checkpoints = training.open()
     for step in (1, 2):
         training.save(checkpoints, step)
     shutil.copytree(checkpoints.folder, folder / "before")

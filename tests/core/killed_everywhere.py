@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
+from accel_demo.metrics import batch_totals
 from accel_demo.processes.environment import number_in
 from accel_demo.run.manifest import newest_complete, verify
 from accel_demo.run.resume import Start
@@ -91,27 +92,29 @@ def run(version: str, choices: dict, precision: str, run_dir: Path) -> Start:
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     torch.manual_seed(random.randrange(2**31))  # the result must not depend on this seed
     options = () if version == "train" else (precision,)
-    starts, resume = [], Run.resume
+    starts, load_checkpoint = [], Run.load_checkpoint
 
-    def recorded_resume(run, *arguments):
-        starts.append(run.checkpoints.start)
-        resume(run, *arguments)
+    def recorded_load(run, *arguments):
+        starts.append(run.start)
+        load_checkpoint(run, *arguments)
 
-    with patch.object(Run, "resume", recorded_resume):
+    with patch.object(Run, "load_checkpoint", recorded_load):
         VERSIONS[version].main(TrainConfig(**choices, run_dir=str(run_dir)), *options)
     return starts[0]
 
 
 @contextmanager
 def killed_after(micro_batch: int):
-    seen, add_totals = itertools.count(1), Run.add_totals
+    seen = itertools.count(1)
 
-    def counted_totals(run, totals):
-        if next(seen) == micro_batch:
+    def counted_totals(logits, labels):
+        if logits.requires_grad and next(seen) == micro_batch:  # not in an evaluation
             raise Killed
-        add_totals(run, totals)
+        return batch_totals(logits, labels)
 
-    with patch.object(Run, "add_totals", counted_totals):
+    with ExitStack() as patches:
+        for module in VERSIONS.values():
+            patches.enter_context(patch.object(module, "batch_totals", counted_totals))
         yield
 
 

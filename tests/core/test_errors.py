@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes.connect import check_processes, use_cpu
+from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import spawn
+from accel_demo.processes.launch_checks import check_launch
 
 
 @pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [20])])
@@ -51,8 +52,8 @@ def test_a_bug_keeps_its_traceback():
 def test_a_process_that_is_not_connected_to_the_others_stops(variable, monkeypatch):
     monkeypatch.setenv(variable, "2")
     with pytest.raises(UserError, match="the launcher started 2 processes, but"):
-        check_processes(1, torch.device("cpu"), "no")
-    check_processes(2, torch.device("cpu"), "no")
+        check_launch(1, torch.device("cpu"), "no")
+    check_launch(2, torch.device("cpu"), "no")
 
 
 @pytest.mark.parametrize(

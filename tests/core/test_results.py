@@ -49,7 +49,6 @@ def test_the_most_confident_mistakes_come_first_with_their_images(run_dir):
 def test_saving_the_results_does_not_copy_the_weights(tmp_path, monkeypatch):
     config = TrainConfig(model="tiny_cnn", test_samples=8)
     weights = make_model(config).state_dict()
-    (tmp_path / "environment.json").write_text('{"mixed_precision": "no"}')
     addresses = []
 
     def record_addresses(model, test_set, *_):
@@ -58,7 +57,7 @@ def test_saving_the_results_does_not_copy_the_weights(tmp_path, monkeypatch):
 
     monkeypatch.setattr(results, "logits_of", record_addresses)
     _, test_set = load_datasets(config)
-    results.save_results(tmp_path, weights, config, test_set, torch.device("cpu"))
+    results.save_results(tmp_path, weights, config, test_set, "no", torch.device("cpu"))
     assert addresses == [{name: tensor.data_ptr() for name, tensor in weights.items()}]
 
 

@@ -20,7 +20,7 @@ STEPS = 6
 
 
 class StopAfter:
-    """A replacement for `StopSignals` that stops the run after `last_step`."""
+    """A replacement for `catch_stop_signals` that stops the run after `last_step`."""
 
     last_step = 0
 
@@ -68,7 +68,7 @@ def test_a_run_stopped_after_any_step_resumes_to_the_same_result(
     step, uninterrupted, tmp_path, monkeypatch, capsys
 ):
     """Step 3 is the last step of the first epoch."""
-    monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
+    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
     monkeypatch.setattr(StopAfter, "last_step", step)
     train(tmp_path / "run")
     assert f"stopped after step {step};" in capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_a_run_stopped_after_any_step_resumes_to_the_same_result(
 
 
 def test_a_signal_in_the_last_step_has_no_effect(uninterrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
+    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
     monkeypatch.setattr(StopAfter, "last_step", STEPS)
     train(tmp_path / "run")
     assert same_end(tmp_path / "run", uninterrupted)
@@ -120,7 +120,7 @@ def test_the_mean_loss_is_printed_every_n_steps_also_after_a_resume(tmp_path, mo
     """With log_every=1, the mean of each printed interval can be computed from metrics.jsonl."""
     choices = {"print_every": 3, "log_every": 1, "epochs": 4, "accumulate": 1, "label_smoothing": 0}
     choices = {**CHOICES, **choices, "run_dir": str(tmp_path / "run")}
-    monkeypatch.setattr(train_plain, "StopSignals", StopAfter)
+    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
     monkeypatch.setattr(StopAfter, "last_step", 7)  # inside an epoch and an interval
     train_plain.main(TrainConfig(**choices))
     monkeypatch.setattr(StopAfter, "last_step", 0)

@@ -174,7 +174,7 @@ def test_keeping_freed_memory_avoids_page_faults():
         program = f"""
 import ctypes, resource, torch
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: use 4-KiB pages on every machine
-from accel_demo.workarounds import keep_freed_memory
+from accel_demo.processes.memory import keep_freed_memory
 {first_line}
 def allocate():
     for megabytes in (48, 32, 16):

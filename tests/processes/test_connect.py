@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.processes.connect import KIND_VARIABLES, check_kind, check_processes
+from accel_demo.processes.launch_checks import KIND_VARIABLES, check_kind, check_launch
 from accel_demo.processes.lost_processes import report_lost_processes
 
 
@@ -24,7 +24,7 @@ import os
 from accel_demo.processes import connect
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.lost_processes import report_lost_processes
-from accel_demo.workarounds import fresh_rendezvous
+from accel_demo.processes.rendezvous import fresh_rendezvous
 
 def rendezvous_and_die(timeout):
     arguments = fresh_rendezvous(timeout)
@@ -79,7 +79,7 @@ def test_a_kind_that_would_silently_become_ddp_is_refused(start, tmp_path, kind,
     assert not (tmp_path / "run").exists()
 
 
-def test_with_enough_gpus_only_fsdp2_is_supported_and_only_by_train_py(monkeypatch):
+def test_with_enough_gpus_only_fsdp2_is_supported_and_only_with_accelerate(monkeypatch):
     gpu = torch.device("cuda")
     for name, value in launched_as("DeepSpeed").items():
         monkeypatch.setenv(name, value)
@@ -88,8 +88,8 @@ def test_with_enough_gpus_only_fsdp2_is_supported_and_only_by_train_py(monkeypat
     monkeypatch.delenv(KIND_VARIABLES["DeepSpeed"])
     monkeypatch.setenv(KIND_VARIABLES["FSDP"], "true")
     check_kind(gpu)
-    with pytest.raises(UserError, match="only train.py supports FSDP2"):
-        check_processes(1, gpu, "no")
+    with pytest.raises(UserError, match="does not use Accelerate, so FSDP2 has no effect"):
+        check_launch(1, gpu, "no")
     monkeypatch.setenv("FSDP_VERSION", "1")
     with pytest.raises(UserError, match="FSDP1 does not work with this project"):
         check_kind(gpu)

@@ -12,7 +12,7 @@ from accel_demo.processes import lost_processes, peers
 from accel_demo.processes.group import TIME_LIMIT
 from accel_demo.processes.peers import (
     Peer,
-    introduce,
+    exchange_process_ids,
     name_of,
     own_host,
     own_machine,
@@ -23,7 +23,7 @@ from accel_demo.processes.peers import (
 
 def known_peers() -> list[tuple[str, int]]:
     """Return (host, process ID) of each rank, as this process knows them."""
-    introduce()
+    exchange_process_ids()
     known = [peer_of(0), peer_of(1)]
     assert peer_of(2) is None
     return [(peer.host, peer.pid) for peer in known if peer]

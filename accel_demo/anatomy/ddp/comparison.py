@@ -18,7 +18,8 @@ from torch.nn.utils import parameters_to_vector
 from accel_demo.anatomy.ddp.by_hand import HandmadeDDP, average_each, average_flat
 from accel_demo.anatomy.ring import all_reduce_chunked_ring
 from accel_demo.anatomy.wire import Wire
-from accel_demo.processes.connect import gather_objects, use_cpu
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.group import PRELOADED, run_in_group
 from accel_demo.show import table

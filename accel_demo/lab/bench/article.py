@@ -27,7 +27,7 @@ from accel_demo.lab import machine
 from accel_demo.lab.bench.article_loop import BATCH_SIZE, LoopResult, warm_up_steps
 from accel_demo.lab.measurements import Report, Table, threads_of_a_command
 from accel_demo.lab.timed_command import accelerate_launch, run_timed
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 
 REPEATS = 5
 QUICK = {"steps": 3}

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from accel_demo.errors import Parser, UserError, one_line_errors
 from accel_demo.lab.bench.input import torchvision_set
 from accel_demo.lab.bench.limit import wait_for
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 
 BATCH_SIZE = 256
 

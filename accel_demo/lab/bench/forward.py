@@ -26,7 +26,7 @@ from accel_demo.lab.measurements import Report, Table, interval_text, median_int
 from accel_demo.models import CLASSES, make_model
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import results_by_rank
-from accel_demo.workarounds import keep_freed_memory
+from accel_demo.processes.memory import keep_freed_memory
 
 PROCESSES = 2
 STEPS = 2  # per measurement

@@ -30,7 +30,7 @@ from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.timed_command import run_timed
 from accel_demo.lab.worker_pool import WorkerResult
 from accel_demo.models import make_model
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 from accel_demo.wording import counted
 
 REPEATS = 7

@@ -18,7 +18,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab.bench.limit import wait_for
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.models import make_model
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 
 REPEATS = 15
 STEPS = {"small_cnn": 100, "vgg11": 4, "resnet101": 4}  # steps per measurement

@@ -32,7 +32,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import precision_training
 from accel_demo.lab.measurements import Report, Table, median_interval
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 from accel_demo.processes.launch import kill_tree
 
 REPEATS = 5

@@ -18,8 +18,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.lab.bench.limit import wait_for
 from accel_demo.models import make_model
-from accel_demo.processes.connect import autocast_for, own_device
-from accel_demo.workarounds import keep_freed_memory
+from accel_demo.processes.devices import autocast_for, own_device
+from accel_demo.processes.memory import keep_freed_memory
 
 LEARNING_RATE = 1e-3
 

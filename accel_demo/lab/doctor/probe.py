@@ -14,7 +14,7 @@ from accelerate import Accelerator, DistributedType
 from torch import nn
 
 from accel_demo.lab.doctor.launch_config import ProbeAnswer
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 KINDS = {
     "DistributedDataParallel": "DDP",

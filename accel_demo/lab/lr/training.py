@@ -14,7 +14,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 from accel_demo.wording import counted
 
 BATCH = 32  # global batch on one process

@@ -21,7 +21,7 @@ from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import STRATEGIES
 from accel_demo.lab.memory.measure import measure_each
 from accel_demo.lab.memory.result import MemoryResult, memory_result
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 from accel_demo.processes.group import PRELOADED, results_by_rank
 from accel_demo.processes.launch import start_preloading
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from accel_demo.anatomy.shards import Batches, loader_of_accelerate, loader_of_torch
-from accel_demo.processes.connect import gather_objects, use_cpu
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.devices import use_cpu
 
 TORCH = "DistributedSampler"
 ACCELERATE = "Accelerate"

@@ -24,7 +24,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab.hosts import own_network
 from accel_demo.lab.timeline import merge
 from accel_demo.lab.timeline.result import RankProfile
-from accel_demo.processes.connect import own_device
+from accel_demo.processes.devices import own_device
 
 # DDP's default. It is not passed to DDP, so that DDP limits the first bucket to 1 MiB.
 DDP_BUCKET_MB = 25

@@ -99,7 +99,7 @@ def report(answer: Path, folder: Path, is_plain: bool) -> None:
     import torch.distributed as dist
     from accelerate import Accelerator
 
-    from accel_demo.processes.connect import use_cpu
+    from accel_demo.processes.devices import use_cpu
 
     launched_rank = os.environ.get("RANK")  # Accelerate changes RANK under debug_launcher
     accelerator = Accelerator() if is_plain else Accelerator(cpu=use_cpu())

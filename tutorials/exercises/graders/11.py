@@ -50,7 +50,7 @@ def observe(answer: Path, device) -> None:
     import torch
     from accelerate import Accelerator
 
-    from accel_demo.processes.connect import use_cpu
+    from accel_demo.processes.devices import use_cpu
 
     accelerator = Accelerator(cpu=use_cpu())
     events: list[str] = []

@@ -34,7 +34,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
     from accelerate import Accelerator
     from accelerate.state import GradientState
 
-    from accel_demo.processes.connect import use_cpu
+    from accel_demo.processes.devices import use_cpu
 
     class Model(torch.nn.Module):
         """A classifier that is wrong only for the samples in `mistakes`."""

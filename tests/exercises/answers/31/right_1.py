@@ -6,7 +6,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader
 
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 
 def train(model, train_set, global_batch, learning_rate):

@@ -7,7 +7,7 @@ from accelerate.utils import set_seed
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from accel_demo.processes.connect import use_cpu
+from accel_demo.processes.devices import use_cpu
 
 SEED, EPOCHS, BATCH_SIZE, ACCUMULATE = 7, 3, 4, 2
 SAVE_AFTER = (3, 7)  # save after 3 and 7 batches of each epoch

@@ -1,18 +1,12 @@
-"""Work around problems in the libraries and the operating system."""
+"""Where the processes of a launch meet: a key-value store that also works after a restart."""
 
 import atexit
-import ctypes
 import gc
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
-import signal
 import socket
-import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 import psutil
@@ -24,74 +18,6 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from accel_demo.errors import UserError
-
-
-def keep_freed_memory() -> None:
-    """Make this process reuse the memory that it frees, instead of returning it to the system.
-
-    Each training step frees the tensors of the previous step and allocates new ones of the same
-    sizes. By default, the C library returns large blocks to the system, which must clear and map
-    their pages again at the next allocation. For a small network on a CPU, this takes a large part
-    of each step's time. The drawback of keeping the memory is that the process never shrinks.
-    Without glibc, the function has no effect.
-    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    m_trim_threshold, m_mmap_threshold = -1, -3  # option numbers from malloc.h
-    with suppress(AttributeError, TypeError):  # no mallopt on macOS, no CDLL(None) on Windows
-        mallopt = ctypes.CDLL(None).mallopt
-        # Versions of glibc before 2.35 reject values above 2**25.
-        if mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25):
-            mallopt(m_trim_threshold, 2**30)
-
-
-def skip_the_search_for_lomo() -> None:
-    """Stop Accelerate from searching the disk for an optimizer package in each training step.
-
-    Accelerate's `optimizer.step` checks twice whether the package `lomo_optim` is installed, and
-    each check searches every folder in `sys.path`. If the package's entry in `sys.modules` is None,
-    Python does not search. We do not use this package.
-    Source: `is_lomo_available` in accelerate/utils/imports.py
-    """
-    sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector, so that a large import in this block is a quarter faster.
-
-    The collector would find nothing to free. Creating the first optimizer in a process triggers
-    such an import: torch._dynamo, which takes about as long to import as torch itself.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
-    """Return DataLoader options that prevent workers from hanging when they start.
-
-    By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if
-    another thread starts to run Python code during the fork, because the worker inherits a lock
-    that is never released. Gloo's threads run Python code shortly after each collective, to release
-    its tensors. So if a process group exists, we fork the workers from a server without such
-    threads, as Python 3.14 does by default. The server imports the modules `preloaded` once, and
-    blocks `stop_signals`.
-    Source: https://github.com/python/cpython/issues/112275
-    """
-    if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
-        return {}
-    multiprocessing.set_forkserver_preload(preloaded)
-    multiprocessing.resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
-    # The server and the workers inherit the blocked signals. Otherwise SIGTERM would kill workers
-    # that the training process needs to finish its step.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
-    multiprocessing.forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-    return {"multiprocessing_context": "forkserver"}
 
 
 def fresh_rendezvous(timeout: float) -> dict:

@@ -1,0 +1,52 @@
+"""The device of each process, and the devices of `nn.DataParallel`."""
+
+import os
+
+import torch
+
+from accel_demo.errors import UserError
+from accel_demo.processes.environment import number_in
+
+
+def use_cpu() -> bool:
+    """Return True unless each process on this machine can have its own GPU.
+
+    Without GPUs, `Accelerator()` would not connect the processes of a launch: each process would be
+    rank 0 of 1. `Accelerator(cpu=use_cpu())` connects them.
+    """
+    if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
+        return True  # no communication backend supports Apple's GPU
+    return torch.accelerator.device_count() < number_in("LOCAL_WORLD_SIZE", 1)
+
+
+def own_device() -> torch.device:
+    """Return the device of this process: the GPU with the index LOCAL_RANK, or the CPU."""
+    if use_cpu():
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None  # without one, use_cpu() returns True
+    return torch.device(accelerator.type, number_in("LOCAL_RANK", 0))
+
+
+def replica_devices(compiled: bool, precision: str) -> list[int]:
+    """Return the indices of the GPUs for `nn.DataParallel`.
+
+    Raises `UserError` if `nn.DataParallel` does not support the options.
+    """
+    count = torch.accelerator.device_count()
+    if count < 2:
+        print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
+    elif compiled:
+        raise UserError("--compile does not affect the replicas of nn.DataParallel. Leave it out.")
+    elif precision == "bf16":
+        raise UserError(
+            "the threads of nn.DataParallel would compute in fp16 instead of bf16. "
+            "Leave --mixed-precision out, or use DistributedDataParallel."
+        )
+    return list(range(count))
+
+
+def autocast_for(device: torch.device, precision: str) -> torch.autocast:
+    """Return the autocast context that Accelerate uses for the precision "no", "bf16" or "fp16"."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "no")
