@@ -175,7 +175,9 @@ def names_of_train_files(path: Path) -> list[str]:
     """Return the strings in a module that name a train file, except docstrings."""
     tree = ast.parse(path.read_text())
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docstrings = {ast.get_docstring(n, clean=False) for n in ast.walk(tree) if isinstance(n, documented)}
+    docstrings = {
+        ast.get_docstring(n, clean=False) for n in ast.walk(tree) if isinstance(n, documented)
+    }
     strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     pattern = re.compile(r"\btrain(_plain|_dp|_ddp|\.py)\b")
     return [s for s in strings if isinstance(s, str) and s not in docstrings and pattern.search(s)]
@@ -183,9 +185,13 @@ def names_of_train_files(path: Path) -> list[str]:
 
 def test_the_modules_below_the_train_files_do_not_know_their_names():
     lowest_user = layer_of("accel_demo.train")
-    below = {n: p for n, p in modules_of(REPOSITORY).items() if "." in n and layer_of(n) > lowest_user}
+    below = {
+        n: p for n, p in modules_of(REPOSITORY).items() if "." in n and layer_of(n) > lowest_user
+    }
     assert len(below) > 30
-    assert {name: found for name, path in below.items() if (found := names_of_train_files(path))} == {}
+    assert {
+        name: found for name, path in below.items() if (found := names_of_train_files(path))
+    } == {}
     assert names_of_train_files(REPOSITORY / "accel_demo/train_dp.py") == ["train_dp"]
 
 
