@@ -1,1 +1,1 @@
-"""One training run: its position, log, folder and checkpoints, and how it is resumed."""
+"""One training run: its position, log, files and checkpoints, and what --resume means."""
