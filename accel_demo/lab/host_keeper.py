@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from accel_demo.lab.networks import replace_hosts_file
+from accel_demo.lab.cables import replace_hosts_file
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from subprocess import PIPE
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import Parser, UserError
-from accel_demo.lab import networks
-from accel_demo.lab.networks import RATE_UNITS, Namespaces, Unavailable
+from accel_demo.lab import cables
+from accel_demo.lab.cables import RATE_UNITS, Cables, Unavailable
 from accel_demo.models import make_model
 from accel_demo.wording import byte_size, duration
 
@@ -100,7 +100,7 @@ def limited_hosts(processes: int, rate: str | None) -> Iterator[Hosts | None]:
     with ExitStack() as stack:
         stack.enter_context(_sigterm_like_ctrl_c())
         try:
-            network = stack.enter_context(Namespaces(processes, rate))
+            network = stack.enter_context(Cables(processes, rate))
             hosts_file = network.identity(0)["hosts_file"]  # the same on every host
             pids = [stack.enter_context(_new_host(hosts_file)) for _ in range(processes)]
         except Unavailable as reason:
@@ -123,10 +123,10 @@ def add_rate(parser: Parser) -> None:
 
 
 def check_rate(rate: str | None, processes: int, config: TrainConfig) -> None:
-    """Raise `UserError` if the value of --rate is invalid, or too slow to train this network."""
+    """Raise `UserError` if the value of --rate is invalid, or too slow to train this model."""
     if rate is None:
         return
-    networks.check_rate(rate)
+    cables.check_rate(rate)
     if processes < 2:
         raise UserError("--rate needs at least 2 processes, because a single process sends nothing")
     if processes > MOST_HOSTS:

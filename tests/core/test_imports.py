@@ -206,8 +206,8 @@ STARTS_ITSELF = {
     "anatomy.gil": "compares a pool of processes with a pool of threads",
     "anatomy.kernel_distance.costs": "runs its measurements in a pool of one process",
     "lab.bench.precision": "runs its measurements in a pool of one process",
+    "lab.cables": "runs ip and tc, and holds the switch's namespace open",
     "lab.hosts": "starts the keeper of a host in the host's namespaces",
-    "lab.networks": "runs ip and tc, and holds the switch's namespace open",
     "lab.nodes.node": "starts the keeper of a node in the node's namespace",
 }
 

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import networks
+from accel_demo.lab import cables
 from accel_demo.lab.doctor import command, connections, meeting
 from accel_demo.lab.doctor.connections import open_port, problem_of_host_name, unreachable_among
 from accel_demo.lab.doctor.machines import (
@@ -435,7 +435,7 @@ DOCTOR = [BIN / "accel-demo", "doctor", "--config", CONFIG]
 
 @pytest.mark.slow
 @pytest.mark.system
-@pytest.mark.skipif(networks.why_not() is not None, reason=f"{networks.why_not()}")
+@pytest.mark.skipif(cables.why_not() is not None, reason=f"{cables.why_not()}")
 def test_doctors_in_two_network_namespaces_meet(start):
     result = start([*NODES, "namespaces", "--", *DOCTOR], timeout=200)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -449,7 +449,7 @@ def test_doctors_in_two_network_namespaces_meet(start):
 
 
 @pytest.mark.system
-@pytest.mark.skipif(networks.why_not() is not None, reason=f"{networks.why_not()}")
+@pytest.mark.skipif(cables.why_not() is not None, reason=f"{cables.why_not()}")
 def test_debians_entry_for_the_host_name_is_noticed(start):
     """Each node has an /etc/hosts of its own, so this changes nothing outside the nodes."""
     spoil = "echo 127.0.1.1 $(hostname) > /etc/hosts; unset GLOO_SOCKET_IFNAME; exec "
@@ -465,7 +465,7 @@ def test_debians_entry_for_the_host_name_is_noticed(start):
 
 
 @pytest.mark.system
-@pytest.mark.skipif(networks.why_not() is not None, reason=f"{networks.why_not()}")
+@pytest.mark.skipif(cables.why_not() is not None, reason=f"{cables.why_not()}")
 def test_a_firewall_that_opens_only_the_main_port_is_noticed(start):
     """Node 1 can only send from or to the main port. Its own rules replace a firewall."""
     rules = "".join(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError
-from accel_demo.lab import host_keeper, hosts, networks
+from accel_demo.lab import cables, host_keeper, hosts
 from accel_demo.lab.scaling import command as scaling
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.timeline import command as timeline
@@ -56,7 +56,7 @@ def can_limit():
     ],
 )
 def test_an_invalid_rate_is_an_error_before_anything_starts(name, flags, message, monkeypatch):
-    monkeypatch.setattr(hosts, "Namespaces", None)
+    monkeypatch.setattr(hosts, "Cables", None)
     monkeypatch.setattr(COMMANDS[name], "measure", None)
     with pytest.raises(UserError) as error:
         COMMANDS[name].main(flags.split())
@@ -83,8 +83,8 @@ def test_a_rate_for_too_many_processes_is_an_error():
 def test_a_rate_on_an_unsuitable_machine_is_an_error(
     name, system, user, path, reason, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(networks.sys, "platform", system)
-    monkeypatch.setattr(networks.os, "geteuid", lambda: user)
+    monkeypatch.setattr(cables.sys, "platform", system)
+    monkeypatch.setattr(cables.os, "geteuid", lambda: user)
     if path is not None:
         monkeypatch.setenv("PATH", path)
     handler = signal.getsignal(signal.SIGTERM)

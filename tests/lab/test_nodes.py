@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import networks
+from accel_demo.lab import cables
 from accel_demo.lab.nodes import command, supervisor
 from accel_demo.lab.nodes.node import Node, environment_for_nodes
 from accel_demo.processes import launch
@@ -32,7 +32,7 @@ from tests.conftest import (
     start_process,
 )
 
-missing = networks.why_not()
+missing = cables.why_not()
 in_namespaces = pytest.mark.skipif(missing is not None, reason=str(missing))
 STEP = "tutorials/44_step.py"  # a plain script that imports nothing from accel_demo
 # Print how many processes are connected.
@@ -108,7 +108,7 @@ def test_a_port_that_may_not_be_used_is_not_said_to_be_in_use(monkeypatch):
 
     monkeypatch.setattr(launch.socket, "socket", ForbiddenSocket)
     with pytest.raises(UserError) as error:
-        command.meeting_port(80, networks.Loopback(2))
+        command.meeting_port(80, cables.Loopback(2))
     problem = "port 80 cannot be used (Permission denied)"
     assert str(error.value) == f"{problem}. Choose another --port, or leave it out."
     with pytest.raises(UserError) as error:
@@ -185,7 +185,7 @@ def test_a_torchrun_inside_a_shell_connects_all_processes(start, tmp_path):
 
 def test_the_cache_of_the_hugging_face_libraries_stays_where_it_is(monkeypatch):
     monkeypatch.setenv("HF_HOME", "/cache")
-    assert environment_for_nodes(networks.Loopback(2))["HF_HOME"] == "/cache"
+    assert environment_for_nodes(cables.Loopback(2))["HF_HOME"] == "/cache"
 
 
 def test_a_file_in_the_working_directory_does_not_shadow_what_nodes_imports(start, tmp_path):
@@ -204,7 +204,7 @@ def test_lines_are_copied_whatever_their_ends_and_signals_have_their_defaults(st
 
 
 def test_a_failure_while_a_node_starts_leaves_no_process_behind(monkeypatch):
-    class BrokenNetwork(networks.Loopback):
+    class BrokenNetwork(cables.Loopback):
         def connect(self, node: int, pid: int) -> None:
             raise KeyboardInterrupt
 
@@ -216,7 +216,7 @@ def test_a_failure_while_a_node_starts_leaves_no_process_behind(monkeypatch):
 def test_a_keeper_on_loopback_that_does_not_start_gets_no_advice_to_use_loopback(monkeypatch):
     monkeypatch.setattr("accel_demo.lab.nodes.node.KEEPER", [sys.executable, "-c", "pass"])
     with nothing_is_left(), pytest.raises(UserError) as error:
-        with Node(0, networks.Loopback(1), SimpleQueue(), set()):
+        with Node(0, cables.Loopback(1), SimpleQueue(), set()):
             pass
     assert str(error.value) == "node 0 could not be started"
 
@@ -582,7 +582,7 @@ def test_without_root_only_loopback_is_used(monkeypatch, capfd):
 @in_namespaces
 @pytest.mark.parametrize("tool", ["ip", "tc", "unshare"])
 def test_a_missing_tool_is_named_with_its_package(tool, start, tmp_path):
-    for other in set(networks.TOOLS) - {tool}:
+    for other in set(cables.TOOLS) - {tool}:
         (tmp_path / other).symlink_to(shutil.which(other))
     ended = start(["accel-demo", "nodes", "--rate", "10mbit", *SLEEP], PATH=str(tmp_path))
     package = "util-linux" if tool == "unshare" else "iproute2"
@@ -660,7 +660,7 @@ def test_a_machine_that_does_not_allow_mounts_uses_loopback(start, tmp_path):
 
 def test_rates_are_checked_in_all_units():
     for rate in ("100kbit", "1.5mbit", "100gbit"):
-        networks.check_rate(rate)
+        cables.check_rate(rate)
     for rate in ("", "mbit", "10MB", "10mbps", "1e3mbit", "101gbit"):
         with pytest.raises(UserError, match="--rate must be like 100mbit"):
-            networks.check_rate(rate)
+            cables.check_rate(rate)

@@ -5,7 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from accel_demo.lab import networks
+from accel_demo.lab import cables
 from accel_demo.lab.nodes import supervisor
 from accel_demo.lab.nodes.node import NodeReport
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
@@ -28,7 +28,7 @@ def supervisor_of_two(reports=(), events=(), elastic=False) -> Supervisor:
     for report in reports:
         queue.put(report)
     nodes = [RecordedNode(0), RecordedNode(1)]
-    return Supervisor(nodes, networks.Loopback(2), queue, list(events), elastic)
+    return Supervisor(nodes, cables.Loopback(2), queue, list(events), elastic)
 
 
 def exited(*codes: tuple[int, int]) -> list[NodeReport]:

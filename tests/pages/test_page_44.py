@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from accel_demo.lab import networks
+from accel_demo.lab import cables
 from tests.pages.pages import TUTORIALS, load_module, rows_below, transcript
 
 PAGE = TUTORIALS / "44_two_machines.md"
 RATES = vars(load_module(TUTORIALS / "44_rates.py"))
-missing = networks.why_not()
+missing = cables.why_not()
 
 
 @pytest.mark.parametrize("name", ["two_machines", "rates"])

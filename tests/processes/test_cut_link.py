@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_demo.lab.networks import why_not
+from accel_demo.lab.cables import why_not
 from tests.conftest import run_training
 from tests.processes.test_stop_and_kill import same_weights
 

@@ -1,1 +1,1 @@
-"""`accel-demo nodes`: several machines on one desk."""
+"""`accel-demo nodes`: run a launch on several nodes, all of them on this machine."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from accel_demo.errors import Parser, UserError
-from accel_demo.lab import networks
-from accel_demo.lab.networks import Loopback, Namespaces, Unavailable
+from accel_demo.lab import cables
+from accel_demo.lab.cables import Cables, Loopback, Unavailable
 from accel_demo.lab.nodes import launches
 from accel_demo.lab.nodes.node import Node, NodeReport, environment_for_nodes
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
@@ -132,9 +132,9 @@ def check(options) -> None:
             f"--processes-per-node must be from 1 to {most // options.nodes}, got {per_node}"
         )
     if options.rate is not None:
-        networks.check_rate(options.rate)
+        cables.check_rate(options.rate)
     if options.delay is not None:
-        networks.check_delay(options.delay)
+        cables.check_delay(options.delay)
     for first, second in (("cut_after", "cut_for"), ("kill_after", "restart_after")):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         values = [getattr(options, name) for name in (first, second)]
@@ -152,21 +152,21 @@ def check(options) -> None:
         raise UserError(f"{flag} needs network namespaces. Leave --network loopback out.")
 
 
-def meeting_port(port: int, network: Loopback | Namespaces) -> int:
+def meeting_port(port: int, network: Loopback | Cables) -> int:
     """Return a port on which the nodes can meet: `port`, or any free port if `port` is 0."""
-    if port and network.name == "namespaces":
+    if port and isinstance(network, Cables):
         return port  # nothing runs in the namespace of node 0 yet
     return free_port(port, advice="Choose another --port, or leave it out.")
 
 
-def enter_network(options, stack: ExitStack) -> Loopback | Namespaces:
+def enter_network(options, stack: ExitStack) -> Loopback | Cables:
     """Return a network that works on this machine, and add it to `stack`.
 
     Raises `UserError` if an option needs namespaces, but this machine does not allow them.
     """
     if options.network != "loopback":
         try:
-            return stack.enter_context(Namespaces(options.nodes, options.rate, options.delay))
+            return stack.enter_context(Cables(options.nodes, options.rate, options.delay))
         except Unavailable as reason:
             if flag := flag_that_needs_namespaces(options):
                 raise UserError(f"{flag} does not work here: {reason}") from None

@@ -24,7 +24,7 @@ from contextlib import suppress
 
 import psutil
 
-from accel_demo.lab.networks import replace_hosts_file
+from accel_demo.lab.cables import replace_hosts_file
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes

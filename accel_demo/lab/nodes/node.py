@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import IO, NamedTuple, TextIO
 
 from accel_demo.errors import UserError
-from accel_demo.lab.networks import Loopback, Namespaces
+from accel_demo.lab.cables import Cables, Loopback
 from accel_demo.processes import fork_server
 from accel_demo.processes.environment import environment_for
 
@@ -40,7 +40,7 @@ class Node:
     def __init__(
         self,
         rank: int,
-        network: Loopback | Namespaces,
+        network: Loopback | Cables,
         reports: SimpleQueue[NodeReport],
         expected_texts: set[str],
     ):
@@ -138,7 +138,7 @@ class Node:
                         self.reports.put(NodeReport(self.rank, text=expected))
 
 
-def environment_for_nodes(network: Loopback | Namespaces) -> dict[str, str]:
+def environment_for_nodes(network: Loopback | Cables) -> dict[str, str]:
     """Return the variables that the commands of all nodes share.
 
     GPUs are hidden, because every node would choose the same ones. Processes are not forked from a

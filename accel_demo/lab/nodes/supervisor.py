@@ -6,7 +6,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from accel_demo.lab.networks import Loopback, Namespaces
+from accel_demo.lab.cables import Cables, Loopback
 from accel_demo.lab.nodes.node import Node, NodeReport
 
 FAILURE_TIMEOUT = 30  # seconds that the other nodes may continue after a node has failed
@@ -40,7 +40,7 @@ class Supervisor:
     def __init__(
         self,
         nodes: list[Node],
-        network: Loopback | Namespaces,
+        network: Loopback | Cables,
         reports: SimpleQueue[NodeReport],
         events: list[NodeEvent],
         is_elastic: bool,
@@ -99,7 +99,7 @@ class Supervisor:
         """Apply an event to the last node. A node that has exited cannot be killed."""
         node = self.nodes[-1]
         if event in ("cut", "plug in"):
-            assert isinstance(self.network, Namespaces)
+            assert isinstance(self.network, Cables)
             self.cable_is_out = event == "cut"
             self.network.set_cable(node.rank, is_plugged_in=not self.cable_is_out)
             done = "pulled out" if self.cable_is_out else "plugged in again"

@@ -1,4 +1,4 @@
-"""Test the networks of `accel-demo nodes`: --delay, alone and together with --rate."""
+"""Test the cables of `accel-demo nodes`: --delay, alone and together with --rate."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import networks
+from accel_demo.lab import cables
 from accel_demo.lab.nodes import command
 from tests.lab.test_nodes import IN_NAMESPACES, in_namespaces, nothing_is_left
 
@@ -39,10 +39,10 @@ else:
 
 def test_delays_are_checked_in_all_units():
     for delay in ("100us", "0.1ms", "0.0001s", "5ms", "1000ms", "1s"):
-        networks.check_delay(delay)
+        cables.check_delay(delay)
     for delay in ("", "5", "ms", "99us", "1.1s", "5 ms", "1e2ms", "-5ms", "٥ms", "5min"):
         with pytest.raises(UserError) as error:
-            networks.check_delay(delay)
+            cables.check_delay(delay)
         assert str(error.value) == f"--delay must be like 5ms, from 100us to 1s, got {delay}"
 
 
@@ -66,7 +66,7 @@ def test_invalid_options_get_one_line(options, message):
 
 
 def test_a_delay_needs_root(monkeypatch):
-    monkeypatch.setattr(networks.sys, "platform", "linux")
+    monkeypatch.setattr(cables.sys, "platform", "linux")
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     with pytest.raises(UserError) as error:
         command.main(["--delay", "5ms", "--", "true"])
@@ -80,8 +80,8 @@ def test_the_node_limits_what_it_sends_and_the_switch_delays_what_the_node_recei
     rate, delay, monkeypatch
 ):
     lines = []
-    monkeypatch.setattr(networks, "run_in_namespace", lambda *line: lines.append(line))
-    network = networks.Namespaces(2, rate, delay)
+    monkeypatch.setattr(cables, "run_in_namespace", lambda *line: lines.append(line))
+    network = cables.Cables(2, rate, delay)
     switch, node = 11, 22  # process IDs
     monkeypatch.setattr(network, "switch", SimpleNamespace(pid=switch), raising=False)
     network.connect(1, node)
@@ -97,9 +97,9 @@ def test_a_tool_that_hangs_gets_one_line(monkeypatch):
     def hang(command, timeout, **options):
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(networks.subprocess, "run", hang)
+    monkeypatch.setattr(cables.subprocess, "run", hang)
     with pytest.raises(UserError) as error:
-        networks.run_in_namespace(1, "ip", "link")
+        cables.run_in_namespace(1, "ip", "link")
     assert str(error.value) == "`ip link` did not finish within 30 s. Try again later."
 
 
@@ -107,9 +107,9 @@ def test_a_folder_for_temporary_files_that_cannot_be_written_gets_one_line(monke
     def refuse(mode):
         raise OSError(errno.ENOENT, "No usable temporary directory found in ['/x']")
 
-    monkeypatch.setattr(networks.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(cables.tempfile, "NamedTemporaryFile", refuse)
     with pytest.raises(SystemExit) as error:
-        networks.replace_hosts_file("127.0.0.1 localhost\n")
+        cables.replace_hosts_file("127.0.0.1 localhost\n")
     reason = "No usable temporary directory found in ['/x']"
     assert error.value.code == f"error: cannot write a temporary file ({reason}). Set TMPDIR."
 

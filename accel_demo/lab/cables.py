@@ -1,9 +1,14 @@
-"""The networks that connect the nodes: this machine's loopback, or network namespaces.
+"""The cables that connect nodes: virtual ones, or none if the nodes share this machine's loopback.
 
 A network namespace has its own network interfaces, addresses and ports. Processes in two namespaces
 can only reach each other through a virtual cable, as if they ran on two machines. Each node has its
 own namespace, with an interface eth0 at one end of a cable. The other ends are plugged into a
 switch (a bridge, in a namespace of its own).
+
+Three words have one meaning each in `lab/`. A *machine* is a real computer. A *node* (nodes/) takes
+the place of a machine in a launch: it has its own launcher and, with a cable, its own host name. A
+*host* (hosts.py) takes the place of a machine for a single process, and separates only its network.
+This module connects both, and calls them nodes.
 
 Source: https://man7.org/linux/man-pages/man7/network_namespaces.7.html
 """
@@ -41,13 +46,13 @@ DELAY_UNITS = {"us": 1, "ms": 1000, "s": 1_000_000}  # in microseconds
 
 
 class Unavailable(Exception):
-    """Network namespaces cannot be made here. The message says why."""
+    """Virtual cables cannot be made here. The message says why."""
 
 
 class Loopback:
     """All nodes use this machine's loopback interface, and have the same host name."""
 
-    name, interface = "loopback", LOOPBACK
+    interface = LOOPBACK
 
     def __init__(self, nodes: int):
         self.nodes = nodes
@@ -73,13 +78,13 @@ class Loopback:
         """Connect a node to the others. `pid` is the process that `wrapped` has started."""
 
 
-class Namespaces:
-    """Each node has its own network namespace. Use it in a `with` statement.
+class Cables:
+    """Each node has its own network namespace and a cable. Use it in a `with` statement.
 
     When the `with` statement ends, or if this process dies, the kernel removes everything.
     """
 
-    name, interface = "namespaces", "eth0"
+    interface = "eth0"
 
     def __init__(self, nodes: int, rate: str | None = None, delay: str | None = None):
         """`rate` limits what each node can send, such as "100mbit". None means no limit.
@@ -88,7 +93,7 @@ class Namespaces:
         """
         self.nodes, self.rate, self.delay = nodes, rate, delay
 
-    def __enter__(self) -> "Namespaces":
+    def __enter__(self) -> "Cables":
         """Start the switch. Raises `Unavailable` if this machine cannot run it."""
         if reason := why_not():
             raise Unavailable(reason)
