@@ -45,7 +45,7 @@ class TrainConfig:
     train_samples: int = option(0, "use only the first N training images; 0 means all")
     test_samples: int = option(0, "use only the first N test images; 0 means all")
     augment: bool = option(False, "randomly shift training images by up to 2 pixels and flip them")
-    model: str = option("small_cnn", "the network to train", MODELS)
+    model: str = option("small_cnn", "the model to train", MODELS)
     dropout: float = option(0.0, "dropout probability before the last layer")
     epochs: int = option(10, "passes over the training images")
     max_steps: int = option(0, "stop after N optimizer steps; 0 means run all epochs")

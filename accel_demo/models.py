@@ -1,4 +1,4 @@
-"""The networks. Each takes images [B, C, H, W] and returns logits [B, 10]."""
+"""The models. Each takes images [B, C, H, W] and returns logits [B, 10]."""
 
 import math
 
@@ -12,9 +12,9 @@ CLASSES = 10
 
 
 def make_model(config: TrainConfig) -> nn.Module:
-    """Return the network `config.model` for `config.dataset`, in channels-last memory format.
+    """Return the model `config.model` for `config.dataset`, in channels-last memory format.
 
-    If `config.compile` is set, the first forward pass compiles the network.
+    If `config.compile` is set, the first forward pass compiles the model.
     """
     channels, size = (3, 32) if config.dataset == "cifar10" else (1, 28)
     if config.model == "small_cnn":
@@ -32,7 +32,7 @@ def make_model(config: TrainConfig) -> nn.Module:
 
 
 def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """Return the default network. Each of its three stages halves the height and the width."""
+    """Return the default model. Each of its three stages halves the height and the width."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, kernel_size=3, padding=1, bias=False),
         nn.MaxPool2d(2),  # pool first, so that the batch norm processes only 1/4 of the values
@@ -51,7 +51,7 @@ def small_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int, size: int, dropout: float) -> nn.Sequential:
-    """Return a network without batch norm, so that images in a batch do not affect each other."""
+    """Return a model without batch norm, so that images in a batch do not affect each other."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
         nn.ReLU(),

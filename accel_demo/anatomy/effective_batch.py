@@ -89,7 +89,7 @@ def train(
 ) -> PlanResult:
     """Train for one epoch on the processes of `group`.
 
-    The optimizer is plain SGD, so that a step is proportional to the gradient. The network has no
+    The optimizer is plain SGD, so that a step is proportional to the gradient. The model has no
     BatchNorm, so that its output for an image does not depend on the rest of the batch.
     """
     config = TrainConfig(model="tiny_cnn", batch_size=plan.batch_size)

@@ -56,10 +56,12 @@ class DeviceMemory:
         return sum(self.by_kind.values())
 
 
-def count_all(device: torch.device, model: str, optimizer: str) -> dict[str, list[DeviceMemory]]:
+def count_all(
+    device: torch.device, model_name: str, optimizer: str
+) -> dict[str, list[DeviceMemory]]:
     """Measure the memory of each device under each strategy. Every rank must call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    setup, here = (model, OPTIMIZERS[optimizer]), {}
+    setup, here = (model_name, OPTIMIZERS[optimizer]), {}
     if rank == 0:  # these two strategies use only one process
         devices = devices_of_a_process(device, world_size)
         here["one process"] = measured(one_process, [device], *setup)
@@ -81,15 +83,15 @@ def devices_of_a_process(device: torch.device, processes: int) -> list[torch.dev
     return [torch.device(device.type, index) for index in range(count)]
 
 
-def one_process(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
+def one_process(devices: list, model_name: str, make_optimizer: Callable) -> list[DeviceMemory]:
     """Train without splitting anything: the whole batch and all tensors are on one device."""
-    network = make_network(model, devices[0])
-    optimizer = make_optimizer(network.parameters())
-    train(network, optimizer, *batch(devices[0]))
-    return [device_memory(network, optimizer)]
+    model = make_contiguous_model(model_name, devices[0])
+    optimizer = make_optimizer(model.parameters())
+    train(model, optimizer, *batch(devices[0]))
+    return [device_memory(model, optimizer)]
 
 
-def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
+def data_parallel(devices: list, model_name: str, make_optimizer: Callable) -> list[DeviceMemory]:
     """Train with DataParallel. Device 0 stores everything, and the others store temporary replicas.
 
     The bytes of a replica come from the event record of our own DataParallel, which also runs on a
@@ -97,28 +99,32 @@ def data_parallel(devices: list, model: str, make_optimizer: Callable) -> list[D
     adds them up.
     Source: Broadcast.backward in torch/nn/parallel/_functions.py
     """
-    network, record = make_network(model, devices[0]), []
-    optimizer = make_optimizer(network.parameters())
+    model, record = make_contiguous_model(model_name, devices[0]), []
+    optimizer = make_optimizer(model.parameters())
     images, labels = batch(devices[0])
-    wrapped = DataParallel(network, devices, record)
+    wrapped = DataParallel(model, devices, record)
     output = train(wrapped, optimizer, images, labels, before_step=record.clear)
-    memories = [device_memory(network, optimizer, gathered=bytes_of([output]))]
+    memories = [device_memory(model, optimizer, gathered=bytes_of([output]))]
     for replica in range(1, len(devices)):
         moved = dict.fromkeys(("replicate", REPLICATE_BACKWARD), 0)
         for event in record:
             if event.replica == replica and event.phase in moved:
                 moved[event.phase] += event.size
-        parameters = moved["replicate"] - bytes_of(network.buffers())  # buffers are omitted
+        parameters = moved["replicate"] - bytes_of(model.buffers())  # buffers are omitted
         sizes = [parameters, moved[REPLICATE_BACKWARD], 0, 0, 0]
         memories.append(DeviceMemory(dict(zip(KINDS, sizes, strict=True)), stays=0))
     if devices[0].type == "cuda":  # measure the peak of PyTorch's own DataParallel
         _start_peaks(devices)
-        train(nn.DataParallel(network, devices), optimizer, images, labels)
+        train(nn.DataParallel(model, devices), optimizer, images, labels)
     return memories
 
 
 def ddp(
-    devices: list, model: str, make_optimizer: Callable, views: bool = False, zero: bool = False
+    devices: list,
+    model_name: str,
+    make_optimizer: Callable,
+    views: bool = False,
+    zero: bool = False,
 ) -> list[DeviceMemory]:
     """Train with DDP. Every rank stores everything, plus a second copy of the gradients in buckets.
 
@@ -126,43 +132,43 @@ def ddp(
     `zero` is True, each rank's optimizer stores the state of only a part of the parameters (ZeRO
     stage 1, https://arxiv.org/abs/1910.02054).
     """
-    network, buckets = make_network(model, devices[0]), []
-    wrapped = DistributedDataParallel(network, gradient_as_bucket_view=views)
+    model, buckets = make_contiguous_model(model_name, devices[0]), []
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views)
 
     def see_bucket(group, bucket: dist.GradBucket):
         buckets.append(bucket.buffer())
         return allreduce_hook(group, bucket)  # what DDP does without a hook
 
     wrapped.register_comm_hook(None, see_bucket)
-    optimizer = make_optimizer(network.parameters())
+    optimizer = make_optimizer(model.parameters())
     if zero:  # imported here because the import prints a warning in torch 2.11
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         kind, options = make_optimizer.func, make_optimizer.keywords
-        optimizer = ZeroRedundancyOptimizer(network.parameters(), kind, **options)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, **options)
     train(wrapped, optimizer, *_local_batch(devices[0]), before_step=buckets.clear)
-    return [device_memory(network, optimizer, buckets)]
+    return [device_memory(model, optimizer, buckets)]
 
 
-def fsdp(devices: list, model: str, make_optimizer: Callable) -> list[DeviceMemory]:
+def fsdp(devices: list, model_name: str, make_optimizer: Callable) -> list[DeviceMemory]:
     """Train with FSDP2. Each rank stores a shard of everything, and gathers one layer at a time.
 
     The "gathered" bytes are the bytes of the largest layer gathered in forward. In backward, two
     layers may be gathered at once, because FSDP2 may prefetch the layer that it needs next.
     """
-    network, gathered = make_network(model, devices[0]), [0]
+    model, gathered = make_contiguous_model(model_name, devices[0]), [0]
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
-    layers = [layer for layer in network.modules() if [*layer.parameters(recurse=False)]]
+    layers = [layer for layer in model.modules() if [*layer.parameters(recurse=False)]]
     for layer in layers:
         fully_shard(layer, mesh=mesh)
         layer.register_forward_pre_hook(  # runs after FSDP's own hook, which gathers the layer
             lambda layer, _: gathered.append(bytes_of(layer.parameters(recurse=False)))
         )
-    fully_shard(network, mesh=mesh)
-    optimizer = make_optimizer(network.parameters())
+    fully_shard(model, mesh=mesh)
+    optimizer = make_optimizer(model.parameters())
     images, labels = _local_batch(devices[0])
-    train(network, optimizer, images, labels)
-    return [device_memory(network, optimizer, gathered=max(gathered))]
+    train(model, optimizer, images, labels)
+    return [device_memory(model, optimizer, gathered=max(gathered))]
 
 
 def train(wrapped, optimizer, images, labels, before_step: Callable = list) -> torch.Tensor:
@@ -176,15 +182,15 @@ def train(wrapped, optimizer, images, labels, before_step: Callable = list) -> t
     return output
 
 
-def device_memory(network, optimizer, buckets: Sequence = (), gathered=0) -> DeviceMemory:
+def device_memory(model, optimizer, buckets: Sequence = (), gathered=0) -> DeviceMemory:
     """Count the stored bytes, then call `zero_grad` and count the bytes that remain."""
-    by_kind = held(network, optimizer, buckets, gathered)
+    by_kind = held(model, optimizer, buckets, gathered)
     optimizer.zero_grad()
-    stays = held(network, optimizer, buckets)  # includes the buckets, which DDP keeps
+    stays = held(model, optimizer, buckets)  # includes the buckets, which DDP keeps
     return DeviceMemory(by_kind, sum(stays.values()))
 
 
-def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> dict[str, int]:
+def held(model: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> dict[str, int]:
     """Return the bytes of each kind. Memory shared by two kinds counts only for the first kind."""
     state = [
         value
@@ -193,8 +199,8 @@ def held(network: nn.Module, optimizer, buckets: Sequence = (), gathered=0) -> d
         for value in values.values()
         if torch.is_tensor(value) and value.dim() > 0
     ]
-    parameters = [parameter.detach() for parameter in network.parameters()]
-    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     counted: set = set()
     sizes = [bytes_of(tensors, counted) for tensors in (parameters, gradients, state, buckets)]
     return dict(zip(KINDS, [*sizes, gathered], strict=True))
@@ -215,10 +221,10 @@ def bytes_of(tensors: Iterable[torch.Tensor], counted: set | None = None) -> int
     return total
 
 
-def make_network(model: str, device: torch.device) -> nn.Module:
-    """Return the network in the contiguous memory format, the only format that FSDP2 supports."""
-    network = make_model(TrainConfig(model=model))
-    return network.to(device=device, memory_format=torch.contiguous_format)  # pyright: ignore
+def make_contiguous_model(model_name: str, device: torch.device) -> nn.Module:
+    """Return a model in the contiguous memory format, the only format that FSDP2 supports."""
+    model = make_model(TrainConfig(model=model_name))
+    return model.to(device=device, memory_format=torch.contiguous_format)  # pyright: ignore
 
 
 def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accel_demo.anatomy.data_parallel import pictures, tables
+from accel_demo.anatomy.data_parallel import picture, tables
 from accel_demo.anatomy.data_parallel.phases import (
     DataParallel,
     data_parallel,
@@ -424,7 +424,7 @@ def test_every_replica_computes_a_loss_only_if_the_loss_is_in_forward():
 
 
 class Traced(nn.Module):
-    """A network that also computes the distance between its kernels, inside or outside forward."""
+    """A model that also computes the distance between its kernels, inside or outside forward."""
 
     def __init__(self, inside):
         super().__init__()
@@ -588,7 +588,7 @@ def test_the_bias_picture_names_the_number_of_replicas_and_its_texts_do_not_over
     errors = {name: [0.0, 0.047][replicas > 8 :] * replicas for name in tables.LOSSES}
     errors = {name: values[:replicas] for name, values in errors.items()}
     weights, sizes = tables.sample_weights(replicas), chunk_sizes(30, replicas)
-    figure = pictures.draw_bias(weights, sizes, errors)
+    figure = picture.draw_bias(weights, sizes, errors)
     figure.draw_without_rendering()
     left, right = figure.axes
     assert left.get_title() == f"30 samples {title}"

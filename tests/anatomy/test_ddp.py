@@ -66,7 +66,7 @@ class Outputs:
 
 
 class Forked(nn.Module):
-    """A network in which some layers are not used on every rank, in every step, or in the loss."""
+    """A model in which some layers are not used on every rank, in every step, or in the loss."""
 
     def __init__(self, use: str):
         super().__init__()
@@ -95,7 +95,7 @@ class Tied(nn.Module):
 
 
 class NotDense(nn.Module):
-    """A network whose weight uses only every second element of its memory."""
+    """A model whose weight uses only every second element of its memory."""
 
     def __init__(self):
         super().__init__()

@@ -22,12 +22,12 @@ from tests.conftest import GPUS, VISIBLE_GPUS
 COMMAND = ["python", "-m", "accel_demo.anatomy.dp_and_ddp"]
 
 
-def count(device, model):
-    return counting.count_all(device, model), os.getpid()
+def count(device, model_name):
+    return counting.count_all(device, model_name), os.getpid()
 
 
 @pytest.mark.parametrize(
-    ("processes", "model"),
+    ("processes", "model_name"),
     [
         (2, "small_cnn"),
         pytest.param(3, "tiny_cnn", marks=pytest.mark.slow),
@@ -35,14 +35,14 @@ def count(device, model):
         pytest.param(2, "vgg11", marks=pytest.mark.slow),  # several buckets
     ],
 )
-def test_each_device_receives_and_holds_the_expected_bytes(processes, model, together):
+def test_each_device_receives_and_holds_the_expected_bytes(processes, model_name, together):
     """The expected numbers are computed here a second time, without the program's formulas."""
-    results = together(count, processes, model=model)
+    results = together(count, processes, model_name=model_name)
     pids = [pid for _, pid in results]
     assert len(set(pids)) == processes
-    network = make_model(TrainConfig(model=model))
-    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    model = make_model(TrainConfig(model=model_name))
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     images = 4 * 28 * 28 * memory.GLOBAL_BATCH // processes
     outputs = 4 * 10 * memory.GLOBAL_BATCH // processes
     for counts, _ in results:
@@ -79,27 +79,27 @@ def test_each_device_receives_and_holds_the_expected_bytes(processes, model, tog
 
 
 def test_after_backward_nothing_of_a_replica_is_left():
-    network = memory.make_network("small_cnn", torch.device("cpu"))
-    log, optimizer = counting.ForwardLog(network), torch.optim.AdamW(network.parameters())
+    model = memory.make_contiguous_model("small_cnn", torch.device("cpu"))
+    log, optimizer = counting.ForwardLog(model), torch.optim.AdamW(model.parameters())
     images, labels = memory.batch(torch.device("cpu"))
 
     def held(replica: int) -> int:
         return counting.held_by(log.tensors[f"replica {replica}"], optimizer).total
 
-    output = DataParallel(network, 2)(images)
+    output = DataParallel(model, 2)(images)
     assert held(1) > 0  # autograd still needs the weights
     F.cross_entropy(output, labels).backward()
     assert held(1) == 0
-    log._note(network, (images,))
+    log._note(model, (images,))
     weights = counting.held_by(log.tensors["main"], optimizer).by_kind
-    size = sum(parameter.nbytes for parameter in network.parameters())
-    buffers = sum(buffer.nbytes for buffer in network.buffers())
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
     assert (weights["parameters"], weights["gradients"]) == (size + buffers, size)
 
 
 def plain_ddp(device):
     """Return the collectives of a step of DDP without a hook, as (name, bytes)."""
-    wrapped = DistributedDataParallel(memory.make_network("small_cnn", device))
+    wrapped = DistributedDataParallel(memory.make_contiguous_model("small_cnn", device))
     images, labels = (tensor.chunk(2)[dist.get_rank()] for tensor in memory.batch(device))
     for _ in range(3):
         with recorded() as forward:
@@ -110,9 +110,9 @@ def plain_ddp(device):
 
 
 def test_ddp_without_our_ring_all_reduces_the_gradients_once_and_sends_no_weights(together):
-    network = make_model(TrainConfig(model="small_cnn"))
-    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    model = make_model(TrainConfig(model="small_cnn"))
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     for forward, backward in together(plain_ddp, 2):
         assert {name for name, _ in forward} == {"broadcast"}
         assert sum(size for _, size in forward) == buffers
@@ -120,13 +120,13 @@ def test_ddp_without_our_ring_all_reduces_the_gradients_once_and_sends_no_weight
 
 
 def trained_in_both_ways(device):
-    """Train two copies of a network for three steps, and return the weights of both."""
+    """Train two copies of a model for three steps, and return the weights of both."""
     torch.manual_seed(0)
-    network = memory.make_network("small_cnn", device)
+    model = memory.make_contiguous_model("small_cnn", device)
     images, labels = memory.batch(device)
     weights = []
     for method in ("DataParallel", "DDP"):
-        module, x, y = copy.deepcopy(network), images, labels
+        module, x, y = copy.deepcopy(model), images, labels
         wrapped = DataParallel(module, 2)
         if method == "DDP":
             wrapped = DistributedDataParallel(module)
@@ -137,7 +137,7 @@ def trained_in_both_ways(device):
             optimizer.step()
             optimizer.zero_grad()
         weights.append([parameter.detach() for parameter in module.parameters()])
-    return [parameter.detach() for parameter in network.parameters()], *weights
+    return [parameter.detach() for parameter in model.parameters()], *weights
 
 
 def test_data_parallel_and_ddp_train_the_same_weights(together):

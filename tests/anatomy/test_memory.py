@@ -35,15 +35,15 @@ def bucket_addresses(device, views: bool) -> list[set[int]]:
 
     `steps` keeps all buckets alive, so that no address is reused.
     """
-    network = memory.make_network("tiny_cnn", device)
-    wrapped, steps = DistributedDataParallel(network, gradient_as_bucket_view=views), []
+    model = memory.make_contiguous_model("tiny_cnn", device)
+    wrapped, steps = DistributedDataParallel(model, gradient_as_bucket_view=views), []
 
     def see_bucket(group, bucket):
         steps[-1].append(bucket.buffer())
         return allreduce_hook(group, bucket)
 
     wrapped.register_comm_hook(None, see_bucket)
-    optimizer = torch.optim.SGD(network.parameters())
+    optimizer = torch.optim.SGD(model.parameters())
     for _ in range(2):  # `memory.train` runs two steps per call
         batch = memory.batch(device)
         memory.train(wrapped, optimizer, *batch, before_step=lambda: steps.append([]))
@@ -63,13 +63,13 @@ def test_each_strategy_keeps_the_expected_bytes_on_every_device(processes, cases
             assert len(later) == 3 and later[0] == later[1] == later[2] and later[0]
             assert first.isdisjoint(later[0])  # the new buckets have new addresses
         assert list(results) == cases
-        for (model, optimizer), memories in results.items():
-            network = make_model(TrainConfig(model=model))
-            size = sum(p.numel() * p.element_size() for p in network.parameters())
+        for (model_name, optimizer), memories in results.items():
+            model = make_model(TrainConfig(model=model_name))
+            size = sum(p.numel() * p.element_size() for p in model.parameters())
             assert list(memories) == STRATEGIES
             check_data_parallel(memories, size, STATES[optimizer], processes)
             check_ddp(memories, size, STATES[optimizer], processes)
-            check_fsdp(memories["FSDP2"], network, STATES[optimizer], processes)
+            check_fsdp(memories["FSDP2"], model, STATES[optimizer], processes)
 
 
 def holds(parameters, gradients, state, buckets=0, gathered=0, stays=0) -> DeviceMemory:
@@ -107,7 +107,7 @@ def check_ddp(memories: dict, all_bytes: int, states: int, processes: int) -> No
         assert rank == holds(all_bytes, all_bytes, share, stays=2 * all_bytes + share)
 
 
-def check_fsdp(memories: list[DeviceMemory], network, states: int, processes: int) -> None:
+def check_fsdp(memories: list[DeviceMemory], model, states: int, processes: int) -> None:
     """Check that each rank holds a shard of every parameter, gradient and optimizer state."""
 
     def padded(parameter) -> int:
@@ -115,12 +115,12 @@ def check_fsdp(memories: list[DeviceMemory], network, states: int, processes: in
         rows = -(-len(parameter) // processes) * processes
         return rows * parameter[0].numel() * parameter.element_size()
 
-    share = sum(map(padded, network.parameters())) // processes
-    layers = [sum(map(padded, layer.parameters(recurse=False))) for layer in network.modules()]
+    share = sum(map(padded, model.parameters())) // processes
+    layers = [sum(map(padded, layer.parameters(recurse=False))) for layer in model.modules()]
     for rank in memories:
         state = rank.by_kind["optimizer state"]
         assert rank == holds(share, share, state, gathered=max(layers), stays=share + state)
-    all_bytes = memory.bytes_of(network.parameters())
+    all_bytes = memory.bytes_of(model.parameters())
     assert sum(rank.by_kind["optimizer state"] for rank in memories) == states * all_bytes
     assert processes * share == all_bytes or processes == 3
 

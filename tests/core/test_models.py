@@ -1,4 +1,4 @@
-"""Test the networks' outputs and weights, and that the networks can learn."""
+"""Test the models' outputs and weights, and that the models can learn."""
 
 import math
 
@@ -13,14 +13,14 @@ from accel_demo.models import make_model
 
 @pytest.mark.parametrize("dataset", ["fashion-mnist", "cifar10"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_network_returns_ten_logits_per_image(name, dataset):
+def test_every_model_returns_ten_logits_per_image(name, dataset):
     model = make_model(TrainConfig(model=name, dataset=dataset)).eval()
     shape = (2, 3, 32, 32) if dataset == "cifar10" else (2, 1, 28, 28)
     assert model(torch.randn(shape)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "tiny_cnn", "resnet18", "vgg11"])
-def test_networks_can_memorize_a_few_images(name):
+def test_models_can_memorize_a_few_images(name):
     torch.manual_seed(0)
     config = TrainConfig(model=name, dataset="synthetic", train_samples=8, dropout=0.0)
     images, labels = load_datasets(config)[0].__getitems__(range(8))
@@ -33,7 +33,7 @@ def test_networks_can_memorize_a_few_images(name):
     assert F.cross_entropy(model(images), labels) < 1.0 < math.log(10)
 
 
-def test_resnet101_is_the_network_of_the_article_with_one_channel():
+def test_resnet101_is_the_model_of_the_article_with_one_channel():
     model = make_model(TrainConfig(model="resnet101"))
     assert tuple(model.conv1.weight.shape) == (64, 1, 7, 7)
     assert sum(parameter.numel() for parameter in model.parameters()) == 42_514_378

@@ -79,13 +79,13 @@ def test_accelerate_does_not_search_the_disk_for_lomo_in_every_step(monkeypatch)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("network", [model for model in MODELS if model != "resnet101"])
-def test_a_fused_step_changes_the_weights_like_an_unfused_step(network, name):
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "resnet101"])
+def test_a_fused_step_changes_the_weights_like_an_unfused_step(model, name):
     """The gradients come from a real backward pass, because their memory layout matters.
 
     The fused CPU kernel processes memory in order and ignores strides.
     """
-    config = TrainConfig(model=network, optimizer=name)
+    config = TrainConfig(model=model, optimizer=name)
     fused, unfused = (three_steps(config, precision) for precision in ("no", "fp16"))
     for before, fused_weight, unfused_weight in zip(
         parameters_of(config), fused, unfused, strict=True

@@ -79,7 +79,7 @@ def test_a_missing_compiler_is_an_error_only_on_a_cpu(monkeypatch):
     precision.check_compiler(torch.device("cuda"))
 
 
-def test_a_large_network_is_compiled_only_on_request():
+def test_a_large_model_is_compiled_only_on_request():
     for model, no_compiled, compile_large, count in (
         ("small_cnn", False, False, 4),
         ("small_cnn", True, False, 2),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accel_demo.anatomy.memory import batch, bytes_of, make_network
+from accel_demo.anatomy.memory import batch, bytes_of, make_contiguous_model
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab.memory import command as memory
@@ -38,20 +38,20 @@ def quick(tmp_path_factory):
     return run_memory(tmp_path_factory.mktemp("memory"))
 
 
-def parameter_bytes(model: str) -> int:
-    return bytes_of(make_network(model, torch.device("cpu")).parameters())
+def parameter_bytes(model_name: str) -> int:
+    return bytes_of(make_contiguous_model(model_name, torch.device("cpu")).parameters())
 
 
 @pytest.mark.parametrize(
-    "model",
+    "model_name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet101")) for name in MODELS],
 )
-def test_the_formula_predicts_the_activations_of_every_model(model):
+def test_the_formula_predicts_the_activations_of_every_model(model_name):
     """Compare with the tensors that autograd saves in a real forward pass."""
-    network = make_network(model, torch.device("cpu"))
+    model = make_contiguous_model(model_name, torch.device("cpu"))
     images, labels = batch(torch.device("cpu"))
     counted: set = set()
-    bytes_of([images, labels, *network.parameters(), *network.buffers()], counted)
+    bytes_of([images, labels, *model.parameters(), *model.buffers()], counted)
     saved = []
 
     def save(tensor):
@@ -59,8 +59,8 @@ def test_the_formula_predicts_the_activations_of_every_model(model):
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        loss = F.cross_entropy(network(images), labels)
-    on_meta = formula.on_meta(model)
+        loss = F.cross_entropy(model(images), labels)
+    on_meta = formula.on_meta(model_name)
     assert all(parameter.is_meta for parameter in on_meta.parameters())
     layers = formula.activations(on_meta, len(images))
     total = layers + formula.activations_of_the_loss(len(images))
@@ -69,9 +69,9 @@ def test_the_formula_predicts_the_activations_of_every_model(model):
 
 
 def test_a_layer_without_a_formula_is_rejected():
-    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid()).to("meta")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid()).to("meta")
     with pytest.raises(ValueError, match="no formula for the activations of Sigmoid"):
-        formula.activations(network, 2)
+        formula.activations(model, 2)
 
 
 def test_every_ddp_rank_keeps_everything_and_two_copies_of_the_gradients():
@@ -84,10 +84,10 @@ def test_every_ddp_rank_keeps_everything_and_two_copies_of_the_gradients():
         assert first == EMPTY | kinds
 
 
-def test_the_shards_of_fsdp_add_up_to_the_whole_network():
-    size, network = parameter_bytes("vgg11"), formula.on_meta("vgg11")
+def test_the_shards_of_fsdp_add_up_to_the_whole_model():
+    size, model = parameter_bytes("vgg11"), formula.on_meta("vgg11")
     for processes in (1, 2, 3, 4, 7):
-        ranks = [formula.fsdp(network, 2, rank, processes) for rank in range(processes)]
+        ranks = [formula.fsdp(model, 2, rank, processes) for rank in range(processes)]
         assert sum(rank["optimizer state"] for rank in ranks) == 2 * size
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
@@ -145,7 +145,7 @@ def test_the_process_grows_by_what_the_formulas_predict(quick):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_network_of_170_megabytes_is_measured_within_three_percent(tmp_path):
+def test_a_model_of_170_megabytes_is_measured_within_three_percent(tmp_path):
     ran = run_memory(tmp_path, *"--model resnet101 --optimizer sgd --batch-size 2".split())
     assert 4 * ran.json["parameters"] > 169e6
     check_measured(ran.json, megabytes=50, kinds_within=0.03, sum_within=0.03)

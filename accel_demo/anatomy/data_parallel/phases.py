@@ -74,7 +74,7 @@ def replicate(
     for replica, device in enumerate(devices):
         copies = {
             # `[...]` returns an alias with the same strides. `view_as` can change the strides of a
-            # channels-last weight with one channel, which makes the network slower.
+            # channels-last weight with one channel, which makes the model slower.
             id(tensor): tensor.to(device, copy=True) if replica > 0 else tensor[...]
             for tensor in (*module.parameters(), *module.buffers())  # yields a shared tensor once
         }

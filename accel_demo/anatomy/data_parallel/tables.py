@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel_demo import show
-from accel_demo.anatomy.data_parallel import pictures
+from accel_demo.anatomy.data_parallel import picture
 from accel_demo.anatomy.data_parallel.phases import data_parallel
 from accel_demo.anatomy.data_parallel.scatter_gather import (
     FORWARD_PHASES,
@@ -75,7 +75,7 @@ def show_step(replicas: int, batch_size: int):
     rows = [[name, *sizes] for name, sizes in device_bytes.items()]
     rows.append(["together", *map(sum, zip(*device_bytes.values(), strict=True))])
     print(show.table(["", *columns], rows))
-    return partial(pictures.draw_step, record, used)
+    return partial(picture.draw_step, record, used)
 
 
 def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
@@ -129,7 +129,7 @@ def shapes_in_words(phase: str, events: list[Event], replica: int) -> str:
 
 
 class LossInside(nn.Module):
-    """A network that computes the loss in its forward, so that every replica returns a loss."""
+    """A model that computes the loss in its forward, so that every replica returns a loss."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -172,7 +172,7 @@ def show_bias(most_replicas: int):
     print(f"Error of the gradient of {SAMPLES} samples, by where the loss is computed:\n")
     print(show.table(["replicas", "samples of each", *LOSSES], rows))
     weights, sizes = sample_weights(most_replicas), chunk_sizes(SAMPLES, most_replicas)
-    return partial(pictures.draw_bias, weights, sizes, errors)
+    return partial(picture.draw_bias, weights, sizes, errors)
 
 
 def gradient_error(loss, replicas: int) -> float:
@@ -211,7 +211,7 @@ def sample_weights(replicas: int) -> list[float]:
 
 
 def whole(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call VGG as one module, so that the whole network is replicated once."""
+    """Call VGG as one module, so that the whole model is replicated once."""
     return data_parallel(net, images, replicas, record=record)
 
 
@@ -243,4 +243,4 @@ def show_parts(replicas: int):
         rows.append([name, *calls, threads, *moved[name].values(), error_in_digits(error)])
     head = ["wrapped", "replications", "gathers", "threads", "bytes replicated", "scattered"]
     print(show.table([*head, "gathered", "error of the gradient"], rows))
-    return partial(pictures.draw_parts, moved)
+    return partial(picture.draw_parts, moved)

@@ -62,7 +62,7 @@ def compare(device: torch.device, folder: Path) -> None:
 
 
 def make_model(device: torch.device) -> nn.Module:
-    """Return a network with the same 7,110 weights on all ranks."""
+    """Return a model with the same 7,110 weights on all ranks."""
     torch.manual_seed(0)
     layers = nn.Linear(29, 67), nn.Tanh(), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 8)
     return nn.Sequential(*layers).to(device)

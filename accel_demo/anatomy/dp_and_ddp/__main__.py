@@ -3,7 +3,7 @@
 python -m accel_demo.anatomy.dp_and_ddp
 python -m accel_demo.anatomy.dp_and_ddp --processes 4 --model tiny_cnn --plot bytes.svg
 
-Both train the same network with AdamW and the same global batch, on N devices. DataParallel is our
+Both train the same model with AdamW and the same global batch, on N devices. DataParallel is our
 own (../data_parallel/phases.py), which also runs on a CPU, and its batch starts on device 0. DDP is
 PyTorch's, but averages its gradients in our ring (../ring.py), which logs every message. This
 program counts the bytes received in the third training step, because DDP creates its final buckets

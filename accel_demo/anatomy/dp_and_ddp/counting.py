@@ -51,47 +51,47 @@ class DeviceCounts:
 
 
 class ForwardLog:
-    """A log of the process, the thread and the number of images in each call of a network.
+    """A log of the process, the thread and the number of images in each call of a model.
 
-    `tensors` maps each thread to weak references to all tensors of the network that it called.
+    `tensors` maps each thread to weak references to all tensors of the model that it called.
     """
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, model: nn.Module):
         self.calls: list[tuple[int, str, int]] = []
         self.tensors: dict[str, list[weakref.ref[torch.Tensor]]] = {}
-        network.register_forward_pre_hook(self._note)  # replicas of the network have the hook too
+        model.register_forward_pre_hook(self._note)  # replicas of the model have the hook too
 
-    def _note(self, network: nn.Module, arguments: tuple) -> None:
+    def _note(self, model: nn.Module, arguments: tuple) -> None:
         thread = threading.current_thread().name.replace("MainThread", "main")
         self.calls.append((os.getpid(), thread, len(arguments[0])))
-        self.tensors[thread] = [weakref.ref(tensor) for tensor in tensors_of(network)]
+        self.tensors[thread] = [weakref.ref(tensor) for tensor in tensors_of(model)]
 
 
-def tensors_of(network: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters and buffers of a network, or their copies in a replica."""
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a model, or their copies in a replica."""
     found = []
-    for module in network.modules():
+    for module in model.modules():
         places = (vars(module), module._parameters, module._buffers)
         found += [value for place in places for value in place.values()]
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
-def count_all(device: torch.device, model: str) -> dict[str, list[DeviceCounts]]:
+def count_all(device: torch.device, model_name: str) -> dict[str, list[DeviceCounts]]:
     """Count for each device of DataParallel and each rank of DDP. Every rank must call this."""
     by_device = []
     if dist.get_rank() == 0:
         devices = memory.devices_of_a_process(device, dist.get_world_size())
-        by_device = count_data_parallel(devices, model)
+        by_device = count_data_parallel(devices, model_name)
     dist.barrier()
-    return {DP: gather_objects(by_device)[0], DDP: gather_objects(count_ddp(device, model))}
+    return {DP: gather_objects(by_device)[0], DDP: gather_objects(count_ddp(device, model_name))}
 
 
-def count_data_parallel(devices: list[torch.device], model: str) -> list[DeviceCounts]:
+def count_data_parallel(devices: list[torch.device], model_name: str) -> list[DeviceCounts]:
     """Train with DataParallel in this process, and return the counts of each device."""
-    network, record = memory.make_network(model, devices[0]), []
-    log, optimizer = ForwardLog(network), memory.OPTIMIZERS["adamw"](network.parameters())
+    model, record = memory.make_contiguous_model(model_name, devices[0]), []
+    log, optimizer = ForwardLog(model), memory.OPTIMIZERS["adamw"](model.parameters())
     images, labels = memory.batch(devices[0])
-    wrapped = DataParallel(network, devices, record)
+    wrapped = DataParallel(model, devices, record)
     events = {CONSTRUCTOR: record.copy()}
     for _ in range(STEPS):
         record.clear()
@@ -105,7 +105,7 @@ def count_data_parallel(devices: list[torch.device], model: str) -> list[DeviceC
         optimizer.step()
         optimizer.zero_grad()
         events[STEP] = record[before:]
-    held = memory.data_parallel(devices, model, memory.OPTIMIZERS["adamw"])
+    held = memory.data_parallel(devices, model_name, memory.OPTIMIZERS["adamw"])
     held[1:] = others  # what `memory` counts for them is temporary, and gone after backward
     calls = sorted(log.calls, key=lambda call: int(call[1].removeprefix("replica ")))
     return [
@@ -146,14 +146,14 @@ def received_by(index: int, events: list[Event]) -> int:
     return sum(event.size for event in own if event.phase in to_others)
 
 
-def count_ddp(device: torch.device, model: str) -> DeviceCounts:
+def count_ddp(device: torch.device, model_name: str) -> DeviceCounts:
     """Train with DDP, and return the counts of this rank. Every rank must call this."""
-    network, wire, buckets = memory.make_network(model, device), Wire(), []
-    log, optimizer = ForwardLog(network), memory.OPTIMIZERS["adamw"](network.parameters())
+    model, wire, buckets = memory.make_contiguous_model(model_name, device), Wire(), []
+    log, optimizer = ForwardLog(model), memory.OPTIMIZERS["adamw"](model.parameters())
     images, labels = (tensor.chunk(wire.world_size)[wire.rank] for tensor in memory.batch(device))
     received: dict[str, int] = {}
     with count_collectives(received, CONSTRUCTOR):
-        wrapped = DistributedDataParallel(network)
+        wrapped = DistributedDataParallel(model)
 
     def average_in_ring(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buckets.append(bucket.buffer().numel())
@@ -174,7 +174,7 @@ def count_ddp(device: torch.device, model: str) -> DeviceCounts:
         optimizer.zero_grad()
     _, received[BACKWARD] = traffic.bytes_sent_and_received(wire.messages(), wire.rank)
     (call,) = log.calls
-    (held,) = memory.ddp([device], model, memory.OPTIMIZERS["adamw"])
+    (held,) = memory.ddp([device], model_name, memory.OPTIMIZERS["adamw"])
     return DeviceCounts(*call, received, held, buckets)
 
 

@@ -57,13 +57,13 @@ class ByteCount:
         return abs(self.actual - self.expected)
 
 
-def sizes_of(model: str) -> Sizes:
-    network = memory.make_network(model, torch.device("cpu"))
+def sizes_of(model_name: str) -> Sizes:
+    model = memory.make_contiguous_model(model_name, torch.device("cpu"))
     images, _ = memory.batch(torch.device("cpu"))
-    dimensions = sum(parameter.dim() for parameter in network.parameters())
+    dimensions = sum(parameter.dim() for parameter in model.parameters())
     return Sizes(
-        parameters=sum(parameter.nbytes for parameter in network.parameters()),
-        buffers=sum(buffer.nbytes for buffer in network.buffers()),
+        parameters=sum(parameter.nbytes for parameter in model.parameters()),
+        buffers=sum(buffer.nbytes for buffer in model.buffers()),
         inputs=images.nbytes,
         outputs=len(images) * CLASSES * 4,  # float32
         # One int64 from each rank, then the shape and the strides of each parameter from rank 0.

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     name = parser.parse_args(arguments[:1]).benchmark
     module = importlib.import_module(f"accel_demo.lab.bench.{name}")
 
-    quick = "measure only once; slow benchmarks use fewer images, steps or networks"
+    quick = "measure only once; slow benchmarks use fewer images, steps or models"
     parser = flags.parser_of(f"bench {name}", module.__doc__, quick, quick_seconds=60)
     help = f"number of times to take each measurement (default: {module.REPEATS})"
     parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)

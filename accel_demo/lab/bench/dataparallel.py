@@ -32,7 +32,7 @@ PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "the network to train (default: small_cnn)"
+    help = "the model to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per optimizer step over all devices (default: 256)"
     parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)

@@ -43,37 +43,37 @@ class Case(NamedTuple):
 
 
 class WithPython(nn.Module):
-    """A network whose forward pass takes most of its time in pure Python."""
+    """A model whose forward pass takes most of its time in pure Python."""
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.network = network
+        self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         gil.preprocess(COPIES * len(images))  # the result is not used: only its time matters
-        return self.network(images)
+        return self.model(images)
 
 
 class Training:
-    """A network with its optimizer and its part of a batch, all on one device or on two GPUs."""
+    """A model with its optimizer and its part of a batch, all on one device or on two GPUs."""
 
-    def __init__(self, case: Case, model: str, batch: int, device: torch.device):
+    def __init__(self, case: Case, model_name: str, batch: int, device: torch.device):
         torch.manual_seed(0)
-        network = make_model(TrainConfig(model=model)).to(device)
-        network = WithPython(network) if case.has_python else network
+        model = make_model(TrainConfig(model=model_name)).to(device)
+        model = WithPython(model) if case.has_python else model
         self.images = torch.randn(batch, 1, 28, 28, device=device)
         self.labels = torch.arange(batch, device=device) % CLASSES
-        self.wrapped, self.device = network, device
+        self.wrapped, self.device = model, device
         if case.method == DP and device.type == "cuda":
-            self.wrapped = nn.DataParallel(network, list(range(PROCESSES)))
+            self.wrapped = nn.DataParallel(model, list(range(PROCESSES)))
         elif case.method == DP:
-            self.wrapped = DataParallel(network, PROCESSES)
+            self.wrapped = DataParallel(model, PROCESSES)
         elif case.method == DDP:
-            self.wrapped = DistributedDataParallel(network)
+            self.wrapped = DistributedDataParallel(model)
             self.images, self.labels = (
                 tensor.chunk(PROCESSES)[dist.get_rank()] for tensor in (self.images, self.labels)
             )
-        self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def run(self, steps: int) -> float:
         """Train for some steps, and return the mean seconds of their forward passes."""
@@ -96,19 +96,19 @@ class Training:
         return time.perf_counter()
 
 
-def measure(model: str, batch: int, repeats: int) -> Report:
+def measure(model_name: str, batch: int, repeats: int) -> Report:
     """Measure every case `repeats` times, in a different order in each repeat."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads != "1":  # each thread of DataParallel would use this many
         raise UserError(f"--forward needs OMP_NUM_THREADS=1, got {threads}")
-    (seconds, device), *_ = results_by_rank(measure_on_rank, PROCESSES, model, batch, repeats)
+    (seconds, device), *_ = results_by_rank(measure_on_rank, PROCESSES, model_name, batch, repeats)
     tables, findings = [], []
     for has_python, name in enumerate(MODELS):
         rates = {
             method: [batch / measured for measured in seconds[method, bool(has_python)]]
             for method in (ONE, DP, DDP)
         }
-        title = f"Forward pass of {name.format(model=model)}, {batch} images per step"
+        title = f"Forward pass of {name.format(model=model_name)}, {batch} images per step"
         tables.append(Table(title, "images/s", rates, ONE, digits=0))
         ratios = [ddp / dp for ddp, dp in zip(rates[DDP], rates[DP], strict=True)]
         times, interval = statistics.median(ratios), interval_text(median_interval(ratios))
@@ -122,7 +122,7 @@ def measure(model: str, batch: int, repeats: int) -> Report:
 
 
 def measure_on_rank(
-    device: torch.device, model: str, batch: int, repeats: int
+    device: torch.device, model_name: str, batch: int, repeats: int
 ) -> tuple[dict[Case, list[float]], str]:
     """Return the seconds of a forward pass. The times of DDP are those of the slowest rank.
 
@@ -133,7 +133,7 @@ def measure_on_rank(
     quiet = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
     cases = [Case(method, has_python) for method in (ONE, DP, DDP) for has_python in (False, True)]
     trainings = {
-        case: Training(case, model, batch, device)
+        case: Training(case, model_name, batch, device)
         for case in cases
         if case.method == DDP or dist.get_rank() == 0
     }

@@ -30,20 +30,22 @@ def measure(options: Namespace) -> Report:
     torch.set_num_threads(1)
     place = "1 thread" if device.type == "cpu" else device.type
     tables, findings = [], []
-    for network, steps in STEPS.items():
-        rows = milliseconds_per_step(network, steps, options.repeats, device)
-        table = Table(f"AdamW's step for {network}, {place}", "ms", rows, "unfused", 2)
+    for model_name, steps in STEPS.items():
+        rows = milliseconds_per_step(model_name, steps, options.repeats, device)
+        table = Table(f"AdamW's step for {model_name}, {place}", "ms", rows, "unfused", 2)
         tables.append(table)
         ratio = table.rows["fused"].median_ratio
-        findings.append(f"{network}: a fused step takes {ratio:.2f} x the time of an unfused one.")
+        findings.append(
+            f"{model_name}: a fused step takes {ratio:.2f} x the time of an unfused one."
+        )
     return Report(tables, findings)
 
 
 def milliseconds_per_step(
-    network: str, steps: int, repeats: int, device: torch.device
+    model_name: str, steps: int, repeats: int, device: torch.device
 ) -> dict[str, list[float]]:
     """Return {optimizer: [milliseconds per step in each repetition]}."""
-    model = make_model(TrainConfig(model=network)).to(device)
+    model = make_model(TrainConfig(model=model_name)).to(device)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizers = {
@@ -52,7 +54,7 @@ def milliseconds_per_step(
     milliseconds: dict[str, list[float]] = {name: [] for name in optimizers}
     for optimizer in optimizers.values():
         optimizer.step()  # not measured, because the first step creates the optimizer's state
-    for _ in tqdm(range(repeats), desc=network, unit="repeat", leave=False):
+    for _ in tqdm(range(repeats), desc=model_name, unit="repeat", leave=False):
         for name, optimizer in optimizers.items():
             wait_for(device)
             started_at = time.perf_counter()

@@ -3,10 +3,10 @@
 accel-demo bench precision
 accel-demo bench precision --repeats 1 --models tiny_cnn --steps 2 --no-compiled
 
-In every setting, the network starts with the same weights and trains on the same images. Each
+In every setting, the model starts with the same weights and trains on the same images. Each
 setting has its own process, and the processes train alternately, a few steps at a time. The first
 step is reported separately because it includes compilation, which starts with an empty cache. Large
-networks take minutes to compile, so they are compiled only with --compile-large.
+models take minutes to compile, so they are compiled only with --compile-large.
 """
 
 import os
@@ -50,7 +50,7 @@ STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 
 @dataclass(frozen=True)
 class PrecisionRun:
-    """Result of training one network in one setting. The lists do not include the first step."""
+    """Result of training one model in one setting. The lists do not include the first step."""
 
     batch_size: int
     first_step_seconds: float
@@ -67,7 +67,7 @@ class PrecisionRun:
 
 @dataclass(kw_only=True)
 class PrecisionReport(Report):
-    """A report that also contains every run, as `runs[network][setting]`."""
+    """A report that also contains every run, as `runs[model][setting]`."""
 
     runs: dict[str, dict[str, PrecisionRun]]
 
@@ -77,7 +77,7 @@ class PrecisionReport(Report):
 
 def add_options(parser: ArgumentParser) -> None:
     default = ["small_cnn", "resnet18"]
-    help = f"networks to train (default: {' '.join(default)})"
+    help = f"models to train (default: {' '.join(default)})"
     parser.add_argument("--models", nargs="+", choices=MODELS, default=default, help=help)
     help = f"steps per turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
@@ -89,7 +89,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def measure(options: Namespace) -> Report:
-    """Train each network in each setting, and report speed, memory, loss and compile time."""
+    """Train each model in each setting, and report speed, memory, loss and compile time."""
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps must be at least 1, got {options.steps}")
     device = own_device()
@@ -111,7 +111,7 @@ def measure(options: Namespace) -> Report:
 
 
 def settings_for(model: str, options: Namespace) -> dict[str, tuple[str, bool]]:
-    """Return `SETTINGS`, without the compiled ones if this network is not to be compiled."""
+    """Return `SETTINGS`, without the compiled ones if this model is not to be compiled."""
     compiles = options.compile_large or not (options.no_compiled or model in LARGE)
     return {name: setting for name, setting in SETTINGS.items() if compiles or not setting[1]}
 
@@ -129,7 +129,7 @@ def check_compiler(device: torch.device) -> None:
 def compare(
     model: str, settings: dict[str, tuple[str, bool]], repeats: int, steps: int, batch_size: int
 ) -> dict[str, PrecisionRun]:
-    """Train the network in all settings alternately. Return {setting: run}."""
+    """Train the model in all settings alternately. Return {setting: run}."""
     processes, first_steps = {}, {}
     turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in settings}
     bar = tqdm(total=len(settings) * (repeats + 1), desc=model, unit="turn")
@@ -186,7 +186,7 @@ def worker() -> Iterator[ProcessPoolExecutor]:
 
 
 def tables_of(runs: dict[str, dict[str, PrecisionRun]], device: torch.device) -> list[Table]:
-    """Return a speed table for each network, and tables of memory, loss and first-step time."""
+    """Return a speed table for each model, and tables of memory, loss and first-step time."""
     tables = []
     for model, by_setting in runs.items():
         rows = {name: run.images_per_second for name, run in by_setting.items()}
@@ -236,12 +236,12 @@ def price(eager: list[float], compiled: list[float], first_step: float) -> str:
 
 
 def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
-    """Draw a column of charts for each network: speed, memory and loss curves."""
+    """Draw a column of charts for each model: speed, memory and loss curves."""
     from matplotlib.ticker import MaxNLocator
 
     figure = show.new_figure(1 + 2.5 * len(runs), 6.6)
     grid = figure.subplots(3, len(runs), squeeze=False, height_ratios=[3, 3, 4])
-    settings = max(runs.values(), key=len)  # a network that is not compiled has fewer
+    settings = max(runs.values(), key=len)  # a model that is not compiled has fewer
     colors = dict(zip(settings, show.COLORS, strict=False))
     for (model, by_setting), column in zip(runs.items(), grid.T, strict=True):
         speed, memory, curves = column
@@ -273,7 +273,7 @@ def draw(runs: dict[str, dict[str, PrecisionRun]], path: Path) -> None:
 def bars(axis, rows: dict[str, list[float]], colors: dict[str, str]) -> None:
     """For each row, draw the median as a bar, and an error bar from minimum to maximum.
 
-    A bar's place is that of its name in `colors`, so that networks can be compared.
+    A bar's place is that of its name in `colors`, so that models can be compared.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""Train one network in one setting, a few steps per call.
+"""Train one model in one setting, a few steps per call.
 
 precision.py calls these functions in a separate process for each setting: `begin`, then `turn` once
 per repetition, and finally `bytes_of_a_step`.
@@ -25,18 +25,18 @@ LEARNING_RATE = 1e-3
 
 
 class SteppedTraining:
-    """A network that is trained step by step, with its optimizer and its training images."""
+    """A model that is trained step by step, with its optimizer and its training images."""
 
-    def __init__(self, model: str, precision: str, is_compiled: bool, batch_size: int):
-        config = TrainConfig(model=model)
+    def __init__(self, model_name: str, precision: str, is_compiled: bool, batch_size: int):
+        config = TrainConfig(model=model_name)
         self.device, self.batch_size, self.batches_done = own_device(), batch_size, 0
         self.train_set, _ = load_datasets(config)
         torch.manual_seed(config.seed)
-        self.network = make_model(config).to(self.device)
+        self.model = make_model(config).to(self.device)
         if is_compiled:
-            self.network.compile()
+            self.model.compile()
         self.autocast = autocast_for(self.device, precision)
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=LEARNING_RATE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on the next batch, and return the logits and the loss."""
@@ -44,7 +44,7 @@ class SteppedTraining:
         indices = [(first + number) % len(self.train_set) for number in range(self.batch_size)]
         images, labels = (part.to(self.device) for part in self.train_set.__getitems__(indices))
         with self.autocast:
-            logits = self.network(images)
+            logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels)
         loss.backward()
         self.optimizer.step()
@@ -57,7 +57,7 @@ _training: SteppedTraining  # created by `begin`
 
 
 def begin(
-    model: str, precision: str, is_compiled: bool, batch_size: int, threads: int, cache: str
+    model_name: str, precision: str, is_compiled: bool, batch_size: int, threads: int, cache: str
 ) -> tuple[float, list[list[float]]]:
     """Perform the first training step. Return its duration in seconds and its logits.
 
@@ -72,7 +72,7 @@ def begin(
     torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False  # compute fp32 convolutions without TF32
     keep_freed_memory()
-    _training = SteppedTraining(model, precision, is_compiled, batch_size)
+    _training = SteppedTraining(model_name, precision, is_compiled, batch_size)
     _take_a_small_step(_training.device)
     started_at = time.perf_counter()
     logits, _ = _training.step()

@@ -27,7 +27,7 @@ ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 process
 
 
 def add_options(parser: ArgumentParser) -> None:
-    help = "the network to train (default: small_cnn)"
+    help = "the model to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per micro-batch in each process (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)

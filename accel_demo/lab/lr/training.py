@@ -86,7 +86,7 @@ def train(rule: ScalingRule, samples: int, learning_rate: float, seed: int = 0) 
     """Train for one epoch with `rule`. `learning_rate` is the peak learning rate on one process.
 
     `seed` determines the initial weights and the order of the images.
-    The network has no batch normalization, so that its output for an image does not depend on the
+    The model has no batch normalization, so that its output for an image does not depend on the
     rest of the batch.
     """
     accelerator = Accelerator(

@@ -67,7 +67,7 @@ def read(arguments: list[str]):
     quick = f"use {QUICK_BATCH_SIZE} images per device, not {BATCH_SIZE}, and {QUICK_OPTIMIZER}"
     parser = flags.parser_of("memory", __doc__, quick=quick)
     flags.add_processes(parser, 2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
-    help = "the network to train (default: vgg11)"
+    help = "the model to train (default: vgg11)"
     parser.add_argument("--model", choices=MODELS, default="vgg11", help=help)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help=f"default: {OPTIMIZER}")
     help = f"images per device (default: {BATCH_SIZE})"

@@ -50,20 +50,20 @@ def formula_of(strategy: str, kind: str, optimizer: str) -> str:
 
 
 def predict(
-    strategy: str, model: str, optimizer: str, processes: int, batch_size: int
+    strategy: str, model_name: str, optimizer: str, processes: int, batch_size: int
 ) -> list[Bytes]:
     """Predict the bytes of each kind of memory on each device, which gets `batch_size` images.
 
     The prediction ignores images, scalars, BatchNorm's buffers, and all tensors that exist only
     during part of forward or backward, except "copies".
     """
-    network, states = on_meta(model), STATES[optimizer]
-    layers = activations(network, batch_size)
+    model, states = on_meta(model_name), STATES[optimizer]
+    layers = activations(model, batch_size)
     kept = layers + activations_of_the_loss(batch_size)
     if strategy == "FSDP2":
-        ranks = [fsdp(network, states, rank, processes) for rank in range(processes)]
+        ranks = [fsdp(model, states, rank, processes) for rank in range(processes)]
         return [sizes | {"activations": kept} for sizes in ranks]
-    size = FLOAT * sum(parameter.numel() for parameter in network.parameters())
+    size = FLOAT * sum(parameter.numel() for parameter in model.parameters())
     first = dict.fromkeys(KINDS, 0)
     first |= {"parameters": size, "gradients": size, "optimizer state": states * size}
     if strategy == "DDP":
@@ -78,7 +78,7 @@ def predict(
     return [first | {"activations": layers + loss}, *[other] * (processes - 1)]
 
 
-def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
+def fsdp(model: nn.Module, states: int, rank: int, processes: int) -> Bytes:
     """Return the bytes of a rank's shards, and of the largest layer after it has been gathered.
 
     FSDP2 splits each parameter along its first dimension into one chunk per rank. If a rank's
@@ -87,13 +87,13 @@ def fsdp(network: nn.Module, states: int, rank: int, processes: int) -> Bytes:
     Source: FSDPParam._init_sharded_param in torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     """
     share = state = 0
-    for parameter in network.parameters():
+    for parameter in model.parameters():
         piece = -(-len(parameter) // processes)
         own = min(piece, max(0, len(parameter) - rank * piece))
         share += FLOAT * piece * parameter[0].numel()
         state += FLOAT * own * parameter[0].numel() * states
     sizes = {"parameters": share, "gradients": share, "optimizer state": state}
-    copies = max(gathered_bytes(layer, processes) for layer in network.modules())
+    copies = max(gathered_bytes(layer, processes) for layer in model.modules())
     return dict.fromkeys(KINDS, 0) | sizes | {"copies": copies}
 
 
@@ -110,7 +110,7 @@ def gathered_bytes(layer: nn.Module, processes: int) -> int:
 
 
 @torch.no_grad()
-def activations(network: nn.Module, batch_size: int) -> int:
+def activations(model: nn.Module, batch_size: int) -> int:
     """Return the bytes of the tensors that the layers save for backward.
 
     Convolutions and linear layers save their input. BatchNorm saves its input and each channel's
@@ -138,9 +138,9 @@ def activations(network: nn.Module, batch_size: int) -> int:
             storage = tensor.untyped_storage()
             saved[storage._cdata] = storage
 
-    layers = [layer for layer in network.modules() if not [*layer.children()]]
+    layers = [layer for layer in model.modules() if not [*layer.children()]]
     handles = [layer.register_forward_hook(save) for layer in layers]
-    network(images)
+    model(images)
     for handle in handles:
         handle.remove()
     saved.pop(images.untyped_storage()._cdata, None)
@@ -152,8 +152,8 @@ def activations_of_the_loss(images: int) -> int:
     return FLOAT * images * CLASSES + FLOAT
 
 
-def on_meta(model: str) -> nn.Module:
-    """Return the network on the meta device, where tensors have a shape but use no memory."""
+def on_meta(model_name: str) -> nn.Module:
+    """Return a model on the meta device, where tensors have a shape but use no memory."""
     with torch.device("meta"):
-        network = make_model(TrainConfig(model=model))
-    return network.to(memory_format=torch.contiguous_format)
+        model = make_model(TrainConfig(model=model_name))
+    return model.to(memory_format=torch.contiguous_format)

@@ -24,7 +24,7 @@ from accel_demo.anatomy.memory import (
     bytes_of,
     devices_of_a_process,
     held,
-    make_network,
+    make_contiguous_model,
 )
 from accel_demo.lab.memory.formula import KINDS, Bytes
 from accel_demo.models import CLASSES
@@ -56,7 +56,12 @@ def measure_each(
 
 
 def measure(
-    device: torch.device, strategy: str, model: str, optimizer: str, replicas: int, batch_size: int
+    device: torch.device,
+    strategy: str,
+    model_name: str,
+    optimizer: str,
+    replicas: int,
+    batch_size: int,
 ) -> ProcessMemory:
     """Train twice in this process: once to count tensors, once to measure memory.
 
@@ -68,7 +73,7 @@ def measure(
     is_data_parallel = strategy == "nn.DataParallel"
     devices = devices_of_a_process(device, replicas) if is_data_parallel else [device]
     images, labels = batch(batch_size * len(devices), device)
-    arguments = (strategy, model, OPTIMIZERS[optimizer], devices, images, labels)
+    arguments = (strategy, model_name, OPTIMIZERS[optimizer], devices, images, labels)
     counted = count_tensors(*arguments)
     if is_data_parallel:
         # Saved-tensor hooks do not run in the replicas' threads, so this count is incomplete.
@@ -79,7 +84,7 @@ def measure(
 
 
 def count_tensors(
-    strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
+    strategy: str, model_name: str, make_optimizer: Callable, devices: list, images, labels
 ) -> Bytes:
     """Train for `STEPS_TO_COUNT` steps, and count the bytes of the live tensors in the last step.
 
@@ -93,9 +98,9 @@ def count_tensors(
         after_copies=lambda tensors: copies.append(bytes_of(tensors)),
         bucket=buckets.append,
     )
-    network = make_network(model, devices[0])
-    wrapped = wrap(strategy, network, devices, watch)
-    optimizer = make_optimizer(network.parameters())
+    model = make_contiguous_model(model_name, devices[0])
+    wrapped = wrap(strategy, model, devices, watch)
+    optimizer = make_optimizer(model.parameters())
 
     def save(tensor: torch.Tensor) -> torch.Tensor:
         base = tensor if tensor._base is None else tensor._base
@@ -109,17 +114,17 @@ def count_tensors(
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             loss = F.cross_entropy(wrapped(images), labels)
         older: set = set()
-        bytes_of([images, labels, *network.buffers()], older)
+        bytes_of([images, labels, *model.buffers()], older)
         activations = bytes_of(saved, older)
         saved.clear()
         loss.backward()
         optimizer.step()
-    sizes = {**held(network, optimizer, buckets), "copies": max(copies), "activations": activations}
+    sizes = {**held(model, optimizer, buckets), "copies": max(copies), "activations": activations}
     return {kind: sizes[kind] for kind in KINDS}
 
 
 def measure_growth(
-    strategy: str, model: str, make_optimizer: Callable, devices: list, images, labels
+    strategy: str, model_name: str, make_optimizer: Callable, devices: list, images, labels
 ) -> list[Bytes]:
     """Train, and return how much each kind of memory grows on each device, in bytes.
 
@@ -138,11 +143,11 @@ def measure_growth(
         note("after copies")
         copies.append(growth("before copies", "after copies"))
 
-    network = make_network(model, devices[0])
-    note("network")
-    wrapped = wrap(strategy, network, devices, Watch(lambda: note("before copies"), after_copies))
+    model = make_contiguous_model(model_name, devices[0])
+    note("model")
+    wrapped = wrap(strategy, model, devices, Watch(lambda: note("before copies"), after_copies))
     note("wrapped")
-    optimizer = make_optimizer(network.parameters())
+    optimizer = make_optimizer(model.parameters())
     # Train for an additional step, because the first step also allocates the optimizer state.
     for step in range(STEPS_TO_COUNT[strategy] + 1):
         note("before")
@@ -158,7 +163,7 @@ def measure_growth(
         optimizer.zero_grad()
     # Measure FSDP2's parameters after wrapping, which frees the unsharded parameters. Measure DDP's
     # parameters before wrapping, which allocates the first buckets.
-    parameters = growth("start", "wrapped" if strategy == "FSDP2" else "network")
+    parameters = growth("start", "wrapped" if strategy == "FSDP2" else "model")
     remaining, forward = growth("start", "before"), growth("before", "forward")
     gradients = growth("before", "backward")
     measured = []
@@ -233,25 +238,25 @@ class Watch:
     bucket: Callable[[torch.Tensor], None] = lambda tensor: None
 
 
-def wrap(strategy: str, network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    """Wrap the network for this strategy. The network must already be on the first device."""
+def wrap(strategy: str, model: nn.Module, devices: list, watch: Watch) -> nn.Module:
+    """Wrap the model for this strategy. The model must already be on the first device."""
     wrapper = {"nn.DataParallel": _data_parallel, "DDP": _ddp, "FSDP2": _fsdp}[strategy]
-    return wrapper(network, devices, watch)
+    return wrapper(model, devices, watch)
 
 
-def _data_parallel(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
+def _data_parallel(model: nn.Module, devices: list, watch: Watch) -> nn.Module:
     """Wrap with nn.DataParallel, or with our version on the CPU, where torch makes no replicas."""
     watch.before_copies()
-    replicas = phases.replicate(network, devices)
-    names = [name for name, _ in network.named_parameters()]
+    replicas = phases.replicate(model, devices)
+    names = [name for name, _ in model.named_parameters()]
     watch.after_copies(_parameter(copy, name) for copy in replicas[1:] for name in names)
     if devices[0].type == "cpu":
-        return phases.DataParallel(network, devices)
-    return nn.DataParallel(network, devices)
+        return phases.DataParallel(model, devices)
+    return nn.DataParallel(model, devices)
 
 
-def _ddp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
-    wrapped = DistributedDataParallel(network)
+def _ddp(model: nn.Module, devices: list, watch: Watch) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
 
     def reduce(group, bucket: dist.GradBucket):
         watch.bucket(bucket.buffer())
@@ -261,7 +266,7 @@ def _ddp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
     return wrapped
 
 
-def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
+def _fsdp(model: nn.Module, devices: list, watch: Watch) -> nn.Module:
     """Shard each layer separately, and gather the largest layer once, so that `watch` measures it.
 
     The measurement does not include the all-gather buffer. FSDP2 keeps this buffer only in forward,
@@ -269,16 +274,16 @@ def _fsdp(network: nn.Module, devices: list, watch: Watch) -> nn.Module:
     Source: wait_for_unshard in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
     """
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
-    layers = [layer for layer in network.modules() if [*layer.parameters(recurse=False)]]
+    layers = [layer for layer in model.modules() if [*layer.parameters(recurse=False)]]
     largest: Any = max(layers, key=lambda layer: bytes_of(layer.parameters(recurse=False)))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(network, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     watch.before_copies()
     largest.unshard()
     watch.after_copies(largest.parameters(recurse=False))
     largest.reshard()
-    return network
+    return model
 
 
 def _parameter(replica: nn.Module, name: str) -> torch.Tensor:

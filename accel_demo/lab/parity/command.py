@@ -53,7 +53,7 @@ def read(arguments: list[str]):
     parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
     help = f"optimizer steps in each run (default: {STEPS})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
-    help = "the network to train (default: small_cnn)"
+    help = "the model to train (default: small_cnn)"
     parser.add_argument("--model", choices=MODELS, default="small_cnn", help=help)
     help = "the optimizer (default: sgd, which keeps rounding errors small)"
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help=help)

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help=help)
     help = f"how many times to measure each case (default: {REPEATS})"
     parser.add_argument("--repeats", type=int, metavar="N", help=help)
-    help = "the network to train (default: small_cnn)"
+    help = "the model to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per step: per process for weak scaling, in total for strong (default: 128)"
     parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)

@@ -3,7 +3,7 @@
 python -m accel_demo.lab.scaling.reasons
 python -m accel_demo.lab.scaling.reasons --quick --json reasons.json
 
-Two connected processes train a small dense network with each method in turn. We compare methods
+Two connected processes train a small dense model with each method in turn. We compare methods
 that differ in a single change, so the difference between their times is the effect of that change.
 The measurements answer the question in an open issue:
 https://github.com/pytorch/pytorch/issues/73600

@@ -1,4 +1,4 @@
-"""Training methods for a small dense network, each with one change that affects the speed."""
+"""Training methods for a small dense model, each with one change that affects the speed."""
 
 import os
 import time
@@ -28,7 +28,7 @@ NO_BUFFERS: dict[str, Any] = {BUFFERS: False}
 
 
 def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
-    """Return all methods by name. Each method trains a separate replica of the network."""
+    """Return all methods by name. Each method trains a separate replica of the model."""
     methods = {
         "one process": TrainingMethod(device, is_alone=True),
         "DDP": TrainingMethod(device),
@@ -54,7 +54,7 @@ def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
 
 
 class TrainingMethod:
-    """A replica of the network, a batch, and one change to the training step.
+    """A replica of the model, a batch, and one change to the training step.
 
     If `is_alone` is true, only rank 0 trains, without DDP. `before` is called before each step, and
     `around` returns a context manager in which the steps run. `options` are passed to DDP.
@@ -77,7 +77,7 @@ class TrainingMethod:
         self.micro_batches, self.no_sync = micro_batches, no_sync
         self.images = torch.randn(batch, 784, device=device)
         self.labels = torch.randint(10, (batch,), device=device)
-        self.model: Any = network().to(device)
+        self.model: Any = dense_model().to(device)
         if not is_alone:
             ids = None if device.type == "cpu" else [device.index]
             self.model = DistributedDataParallel(self.model, device_ids=ids, **options)
@@ -96,8 +96,8 @@ class TrainingMethod:
         self.optimizer.zero_grad()
 
 
-def network() -> torch.nn.Module:
-    """Return a network with 1.9 million gradients to send, but little computation per image."""
+def dense_model() -> torch.nn.Module:
+    """Return a model with 1.9 million gradients to send, but little computation per image."""
     layers: list[torch.nn.Module] = []
     for inputs in (784, 1024):
         layers += [torch.nn.Linear(inputs, 1024), torch.nn.BatchNorm1d(1024), torch.nn.ReLU()]

@@ -54,11 +54,15 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """Parse and check the options. Add the `config` for train.py and the `files` to write."""
-    parser = flags.parser_of("timeline", __doc__, quick="a smaller network and fewer steps")
+    parser = flags.parser_of("timeline", __doc__, quick="a smaller model and fewer steps")
     add = parser.add_argument
     flags.add_processes(parser, 2, "connected processes")
     add("--steps", type=int, metavar="N", help="steps to show (default: 8, or 4 with --quick)")
-    add("--model", choices=MODELS, help="the network (default: vgg11, or small_cnn with --quick)")
+    add(
+        "--model",
+        choices=MODELS,
+        help="the model (default: vgg11, or small_cnn with --quick)",
+    )
     help = "images per process and micro-batch (default: 8)"
     add("--batch-size", type=int, default=8, metavar="N", help=help)
     help = "micro-batches per optimizer step (default: 1)"
