@@ -9,7 +9,7 @@ def keep_freed_memory() -> None:
 
     Each training step frees the tensors of the previous step and allocates new ones of the same
     sizes. By default, the C library returns large blocks to the system, which must clear and map
-    their pages again at the next allocation. For a small network on a CPU, this takes a large part
+    their pages again at the next allocation. For a small model on a CPU, this takes a large part
     of each step's time. The drawback of keeping the memory is that the process never shrinks.
     Without glibc, the function has no effect.
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html

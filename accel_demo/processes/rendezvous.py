@@ -63,7 +63,7 @@ def _limit_wait_for_store(seconds: float) -> None:
     pause = max(1, int(seconds / 3))
     options = {
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): max(1, int(seconds * 1000)),
-        # Send probes while the process waits for an answer and so sends no data that could time out.
+        # Send probes while the process waits for an answer: it sends no data then.
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): min(pause, 32767),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): min(pause, 32767),

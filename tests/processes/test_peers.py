@@ -74,8 +74,8 @@ def test_a_process_on_a_copy_of_this_machine_is_not_looked_up_here(monkeypatch):
 
 
 def test_the_line_that_failed_is_named_without_its_comment(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text('raise RuntimeError("gloo")  # why\n')
+    file = tmp_path / "script.py"
+    file.write_text('def main():\n    raise RuntimeError("gloo")  # why\n\n\nmain()\n')
     with pytest.raises(RuntimeError) as raised:
         exec(compile(file.read_text(), file, "exec"))
     assert lost_processes._failed_line(raised.value) == 'at `raise RuntimeError("gloo")`'
