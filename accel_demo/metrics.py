@@ -7,9 +7,10 @@ import torch.nn.functional as F
 def batch_totals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the summed loss, the number of correct predictions and the batch size as float32 [3].
 
-    We sum totals instead of averaging means, because batches may differ in size. `logits` is
-    [B, classes] and `labels` is int64 [B]. This function does not wait for the device. Float32
-    can count up to 16.7 million images exactly.
+    The loss is without label smoothing, so training and test losses are comparable. We sum totals
+    instead of averaging means, because batches may differ in size. `logits` is [B, classes] and
+    `labels` is int64 [B]. This function does not wait for the device. Float32 can count up to 16.7
+    million images exactly.
     """
     logits = logits.detach().float()
     loss = F.cross_entropy(logits, labels, reduction="sum")

@@ -28,18 +28,16 @@ from accel_demo.processes.fsdp import prepare_for_fsdp
 from accel_demo.processes.launch_checks import check_launch
 from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.processes.memory import keep_freed_memory
-from accel_demo.processes.peers import exchange_process_ids
 from accel_demo.processes.signals import catch_stop_signals
 from accel_demo.results import save_results
 from accel_demo.run.folder import describe_run
-from accel_demo.run.run import open_run
+from accel_demo.run.run import claim_run
 
 
 def main(config: TrainConfig) -> None:
     # Processes: connect them, and assign a device to each
-    connect(config.collective_timeout)  # unlike Accelerator(), also after an elastic restart
+    connect(config.collective_timeout)  # unlike Accelerator(), even after an elastic restart
     stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
-    exchange_process_ids()  # so that an error can name a process that has died
     accelerator = Accelerator(
         cpu=use_cpu(),
         gradient_accumulation_steps=config.accumulate,
@@ -69,20 +67,22 @@ def main(config: TrainConfig) -> None:
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: open the run's folder and, with --resume, load a checkpoint
+    # Resume: with --resume, load a checkpoint; then delete any results after it
     method = f"distributed_type {accelerator.distributed_type.value}"
     environment = describe_run("train", method, device, precision)
-    run = open_run(config, environment, stop_signals, device, len(train_loader))
-    run.load_checkpoint(accelerator.load_state, model, scheduler, train_set)
+    run = claim_run(config, environment, stop_signals, device, len(train_loader))
+    run.settle_buckets(model, train_set)  # so that DDP continues with the same buckets
+    run.load_checkpoint(accelerator.load_state, model, scheduler)
+    run.begin()
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
         train_set.set_epoch(epoch)  # new random augmentation, if there is any
         train_loader.set_epoch(epoch)  # new random order
-        done = run.batches_done
+        done = run.batches_to_skip
         batches = accelerator.skip_first_batches(train_loader, done) if done else train_loader
         model.train()
-        for images, labels in run.batches(batches):  # ends early if the run stops
+        for images, labels in run.batches(batches):  # ends early on --max-steps or a signal
             # Accumulate: average the gradients only on the last micro-batch of a window
             with accelerator.accumulate(model):
                 logits = model(images)
@@ -93,7 +93,7 @@ def main(config: TrainConfig) -> None:
                     accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
                 optimizer.step()  # step() and zero_grad() do nothing until the window ends
                 optimizer.zero_grad()
-            train_totals += batch_totals(logits, labels)
+            train_totals += batch_totals(logits, labels)  # without label smoothing
             if accelerator.sync_gradients:
                 decision = run.finish_step(scheduler.get_last_lr()[0])
                 if not accelerator.optimizer_step_was_skipped:  # fp16 skips steps that overflow
@@ -115,11 +115,10 @@ def main(config: TrainConfig) -> None:
                 test_totals += batch_totals(logits, labels)
 
         # Report: log the epoch, and save a checkpoint
-        run.end_epoch(test_totals)
-        run.save(accelerator.save_state)
+        run.end_epoch(test_totals, accelerator.save_state)
 
-    # Finish: the main process writes the results, and all processes exit together
-    state_dict = accelerator.get_state_dict(model)  # every process must call this
+    # Finish: unless the run was stopped, rank 0 writes the results; then all exit together
+    state_dict = accelerator.get_state_dict(model)  # with FSDP, all processes must call this
     if accelerator.is_main_process and not run.is_stopping:
         save_results(run.folder, state_dict, config, test_set, precision, device)
     run.finish()

@@ -27,11 +27,11 @@ from accel_demo.processes.launch_checks import check_launch
 from accel_demo.processes.lost_processes import report_lost_processes
 from accel_demo.processes.memory import keep_freed_memory
 from accel_demo.processes.peers import exchange_process_ids
-from accel_demo.processes.rendezvous import fresh_rendezvous
+from accel_demo.processes.rendezvous import join_rendezvous
 from accel_demo.processes.signals import catch_stop_signals
 from accel_demo.results import save_results
 from accel_demo.run.folder import describe_run
-from accel_demo.run.run import open_run
+from accel_demo.run.run import claim_run
 from accel_demo.run.state import TrainingState
 
 
@@ -42,7 +42,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     if gpu:
         torch.accelerator.set_device_index(gpu)
     backend = dist.get_default_backend_for_device(device)
-    dist.init_process_group(backend, device_id=gpu, **fresh_rendezvous(config.collective_timeout))
+    dist.init_process_group(backend, device_id=gpu, **join_rendezvous(config.collective_timeout))
     stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
     exchange_process_ids()  # so that an error can name a process that has died
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -71,40 +71,42 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: open the run's folder and, with --resume, load a checkpoint
+    # Resume: with --resume, load a checkpoint; then delete any results after it
     environment = describe_run("train_ddp", "DistributedDataParallel", device, precision)
-    run = open_run(config, environment, stop_signals, device, len(train_loader))
-    state = TrainingState(rank, model.module, optimizer, scheduler, scaler)
-    run.load_checkpoint(state.load, model, scheduler, train_set)
+    run = claim_run(config, environment, stop_signals, device, len(train_loader))
+    state = TrainingState(model.module, optimizer, scheduler, scaler, rank)
+    run.settle_buckets(model, train_set)  # so that DDP continues with the same buckets
+    run.load_checkpoint(state.load, model, scheduler)
+    run.begin()
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
         train_set.set_epoch(epoch)  # new random augmentation, if there is any
         sampler.set_epoch(epoch)  # new random order
-        done = run.batches_done
+        done = run.batches_to_skip
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()
-        for images, labels in run.batches(batches):  # ends early if the run stops
+        for images, labels in run.batches(batches):  # ends early on --max-steps or a signal
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
             # Accumulate: average the gradients only on the last micro-batch of a window
-            sync_gradients = run.ends_window
-            with nullcontext() if sync_gradients else model.no_sync():
+            ends_window = run.ends_window
+            with nullcontext() if ends_window else model.no_sync():
                 with autocast:
                     logits = model(images)
                 logits = logits.float()
                 loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
                 loss = loss * run.window_scale / config.accumulate
                 scaler.scale(loss).backward()
-                if sync_gradients:
+                if ends_window:
                     scaler.unscale_(optimizer)
                     torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
                     scale = scaler.get_scale()
                     scaler.step(optimizer)
                     scaler.update()
                     optimizer.zero_grad()
-            train_totals += batch_totals(logits, labels)
-            if sync_gradients:
+            train_totals += batch_totals(logits, labels)  # without label smoothing
+            if ends_window:
                 decision = run.finish_step(scheduler.get_last_lr()[0])
                 if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
@@ -127,10 +129,9 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         test_totals = batch_totals(logits, test_set.labels.to(device))
 
         # Report: log the epoch, and save a checkpoint
-        run.end_epoch(test_totals)
-        run.save(state.save)
+        run.end_epoch(test_totals, state.save)
 
-    # Finish: the main process writes the results, and all processes exit together
+    # Finish: unless the run was stopped, rank 0 writes the results; then all exit together
     if rank == 0 and not run.is_stopping:
         save_results(run.folder, model.module.state_dict(), config, test_set, precision, device)
     run.finish()
@@ -147,7 +148,7 @@ if __name__ == "__main__":
         if not is_launched():
             processes = 1 if arguments.nproc is None else arguments.nproc
             spawn(main, processes, config, arguments.mixed_precision)
-        elif arguments.nproc is None:  # started by torchrun
+        elif arguments.nproc is None:  # started by torchrun or a similar launcher
             main(config, arguments.mixed_precision)
         else:
             raise UserError("--nproc cannot be used with torchrun. Leave it out.")

@@ -20,7 +20,7 @@ from accel_demo.processes.memory import keep_freed_memory
 from accel_demo.processes.signals import catch_stop_signals
 from accel_demo.results import save_results
 from accel_demo.run.folder import describe_run
-from accel_demo.run.run import open_run
+from accel_demo.run.run import claim_run
 from accel_demo.run.state import TrainingState
 
 
@@ -28,7 +28,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     # Processes: there is only this one; choose its device
     device = own_device()
     stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends the run after a whole step
-    check_launch(1, device, precision)
+    check_launch(1, device, precision)  # fails if a launcher started several
     keep_freed_memory()  # steps are faster on a CPU
     torch.manual_seed(config.seed)
 
@@ -50,39 +50,40 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: open the run's folder and, with --resume, load a checkpoint
+    # Resume: with --resume, load a checkpoint; then delete any results after it
     environment = describe_run("train_plain", "plain", device, precision)
-    run = open_run(config, environment, stop_signals, device, len(train_loader))
-    state = TrainingState(0, model, optimizer, scheduler, scaler)
-    run.load_checkpoint(state.load, model, scheduler, train_set)
+    run = claim_run(config, environment, stop_signals, device, len(train_loader))
+    state = TrainingState(model, optimizer, scheduler, scaler)
+    run.load_checkpoint(state.load, model, scheduler)
+    run.begin()
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
         train_set.set_epoch(epoch)  # new random augmentation, if there is any
         order.manual_seed(config.seed + epoch)  # new random order
-        done = run.batches_done
+        done = run.batches_to_skip
         batches = skip_first_batches(train_loader, done, options) if done else train_loader
         model.train()
-        for images, labels in run.batches(batches):  # ends early if the run stops
+        for images, labels in run.batches(batches):  # ends early on --max-steps or a signal
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
             # Accumulate: update the weights only after the last micro-batch of a window
-            sync_gradients = run.ends_window
+            ends_window = run.ends_window
             with autocast:
                 logits = model(images)
             logits = logits.float()
             loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
             loss = loss * run.window_scale / config.accumulate
             scaler.scale(loss).backward()
-            if sync_gradients:
+            if ends_window:
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
                 scale = scaler.get_scale()
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-            train_totals += batch_totals(logits, labels)
-            if sync_gradients:
+            train_totals += batch_totals(logits, labels)  # without label smoothing
+            if ends_window:
                 decision = run.finish_step(scheduler.get_last_lr()[0])
                 if scaler.get_scale() >= scale:  # fp16 skips steps that overflow
                     scheduler.step()
@@ -103,8 +104,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
                 test_totals += batch_totals(logits, labels.to(device))
 
         # Report: log the epoch, and save a checkpoint
-        run.end_epoch(test_totals)
-        run.save(state.save)
+        run.end_epoch(test_totals, state.save)
 
     # Finish: write the results, unless the run was stopped
     if not run.is_stopping:

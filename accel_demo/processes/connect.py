@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from accel_demo.processes.devices import own_device
 from accel_demo.processes.launch_checks import check_kind
-from accel_demo.processes.rendezvous import fresh_rendezvous
+from accel_demo.processes.peers import exchange_process_ids
+from accel_demo.processes.rendezvous import join_rendezvous
 
 T = TypeVar("T")
 
@@ -16,8 +17,9 @@ T = TypeVar("T")
 def connect(timeout: float) -> torch.device:
     """Connect the processes of a launch, and return the device of this process.
 
-    Collectives time out after `timeout` seconds. Without a launcher, there is nothing to connect.
-    If MPI started the processes, this function leaves it to Accelerate to connect them.
+    The processes also exchange their process IDs, so that an error message can name a process that
+    has died. Collectives time out after `timeout` seconds. Without a launcher, there is nothing to
+    connect. If MPI started the processes, this function leaves it to Accelerate to connect them.
 
     If some processes do not connect, this function raises `UserError`, or a `RuntimeError` that
     `report_lost_processes` turns into a `UserError`.
@@ -30,7 +32,8 @@ def connect(timeout: float) -> torch.device:
         torch.accelerator.set_device_index(device)
     backend = dist.get_default_backend_for_device(device)
     device_id = None if device.type == "cpu" else device
-    dist.init_process_group(backend, device_id=device_id, **fresh_rendezvous(timeout))
+    dist.init_process_group(backend, device_id=device_id, **join_rendezvous(timeout))
+    exchange_process_ids()
     return device
 
 

@@ -34,11 +34,9 @@ def replica_devices(compiled: bool, precision: str) -> list[int]:
     Raises `UserError` if `nn.DataParallel` does not support the options.
     """
     count = torch.accelerator.device_count()
-    if count < 2:
-        print("fewer than two GPUs: nn.DataParallel only calls the module it wraps")
-    elif compiled:
+    if count >= 2 and compiled:
         raise UserError("--compile does not affect the replicas of nn.DataParallel. Leave it out.")
-    elif precision == "bf16":
+    if count >= 2 and precision == "bf16":
         raise UserError(
             "the threads of nn.DataParallel would compute in fp16 instead of bf16. "
             "Leave --mixed-precision out, or use DistributedDataParallel."

@@ -31,11 +31,8 @@ _peers: list[Peer] = []  # by rank
 def exchange_process_ids() -> None:
     """Send this rank's machine, host name and process ID to all others, and keep theirs.
 
-    Every rank must call this after the processes have been connected. If they have not, this
-    function does nothing.
+    Every rank must call this after the processes have been connected.
     """
-    if not dist.is_initialized():
-        return
     store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
     record = f"{own_machine()} {own_host()} {os.getpid()} {int(_store_is_here())}"
     store.set(f"process/{dist.get_rank()}", record)

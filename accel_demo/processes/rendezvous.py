@@ -20,11 +20,12 @@ import torch.distributed.nn.functional  # noqa: F401
 from accel_demo.errors import UserError
 
 
-def fresh_rendezvous(timeout: float) -> dict:
-    """Return keyword arguments for `init_process_group` that also work after an elastic restart.
+def join_rendezvous(timeout: float) -> dict:
+    """Join the other processes at the launch's store. Also works after an elastic restart.
 
-    The arguments are the launch's key-value `store`, the `rank` of this process, the `world_size`,
-    and the `timeout` of every collective. The parameter `timeout` is in seconds.
+    Return keyword arguments for `init_process_group`: the launch's key-value `store`, the `rank` of
+    this process, the `world_size`, and the `timeout` of every collective. The parameter `timeout`
+    is in seconds.
 
     If one worker fails, torchrun can restart all workers. After a restart, the store still contains
     the addresses of the dead processes, and a new process that reads such an address fails with

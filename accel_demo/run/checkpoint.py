@@ -1,4 +1,4 @@
-"""Write each checkpoint completely or not at all, and restore a run's exact state from it."""
+"""Write each checkpoint completely or not at all, and restore a run's state from it."""
 
 import hashlib
 import pickle
@@ -14,11 +14,9 @@ import numpy
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
-from accel_demo.data import ImageSet
 from accel_demo.errors import UserError
 from accel_demo.optimizer import set_schedule
 from accel_demo.processes.connect import gather_objects, is_main_process
@@ -50,20 +48,15 @@ class Checkpoints:
         self.unfinished = folder / "checkpoints" / UNFINISHED
 
     def load(
-        self,
-        load_state: Callable[..., object],
-        model: torch.nn.Module,
-        scheduler: LambdaLR,
-        train_set: ImageSet,
-        device: torch.device,
+        self, load_state: Callable[..., object], model: torch.nn.Module, scheduler: LambdaLR
     ) -> None:
         """Call `load_state` with the checkpoint folder, if the run starts from a checkpoint.
 
-        Before that, a DDP model runs one forward and backward pass: see `_settle_buckets`.
+        If a different number of processes saved the checkpoint, set the schedule to `start.step`.
+        Otherwise, compare digests of the loaded random states with the digests in the manifest,
+        because `accelerator.load_state` silently skips random states that it cannot read.
 
-        Raises `UserError` if the checkpoint cannot be loaded. `accelerator.load_state` silently
-        skips random states that it cannot read, so we compare digests of the loaded random states
-        with the digests in the manifest.
+        Raises `UserError` if the checkpoint cannot be loaded.
         """
         folder = self.start.folder
         if folder is None:
@@ -73,7 +66,6 @@ class Checkpoints:
             raise UserError(
                 f"{folder} was saved {state} FSDP. Resume it with the launch config that saved it."
             )
-        _settle_buckets(model, train_set, self.config.batch_size, device)
         try:
             load_state(folder)
         except (*READ_ERRORS, SafetensorError, *_errors_of_fsdp()) as error:
@@ -81,7 +73,7 @@ class Checkpoints:
                 f"{folder} cannot be loaded ({_first_line(error)}). Resume from another checkpoint."
             ) from None
         rank = dist.get_rank() if dist.is_initialized() else 0
-        if self.start.other_world:
+        if self.start.processes_changed:
             set_schedule(scheduler, self.start.step)
         elif random_states_digest() != self.start.random_states[rank]:
             raise UserError(
@@ -124,7 +116,10 @@ class Checkpoints:
                 self._publish(unfinished, name)
 
     def _publish(self, unfinished: Path, name: str) -> None:
-        """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints."""
+        """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints.
+
+        Folders with unreadable manifests are kept, because their position is not known.
+        """
         folder, place = unfinished.with_name(name), position(unfinished)
         if folder.exists() and position(folder) < place:  # saved with fewer processes
             folder = folder.with_name(f"{name}-{self.environment['processes']}-processes")
@@ -135,25 +130,6 @@ class Checkpoints:
         older = [path for path in others if position(path) < place]
         for path in older[self.config.keep_last - 1 :]:
             discard(path)
-
-
-def _settle_buckets(
-    model: torch.nn.Module, train_set: ImageSet, batch_size: int, device: torch.device
-) -> None:
-    """Run a first forward and backward pass, so that DDP puts its buckets into their final order.
-
-    In its first step, DDP assigns gradients to buckets in the order of the parameters. From the
-    second step on, it uses the order in which the first backward pass produced the gradients. With
-    three or more processes, a gradient's position in its bucket affects the order in which the
-    ranks' values are added, and so the last bits of the sum. Without this pass, the first step of a
-    resumed run would differ in these bits from an uninterrupted run.
-    Source: "Internal Design" in https://docs.pytorch.org/docs/stable/notes/ddp.html
-    """
-    if isinstance(model, DistributedDataParallel):
-        images, _ = train_set.__getitems__(list(range(batch_size)))
-        model.train()
-        model(images.to(device)).float().sum().backward()
-        model.zero_grad()
 
 
 def random_states_digest() -> str:
@@ -167,7 +143,11 @@ def random_states_digest() -> str:
 
 @contextmanager
 def agreement(folder: Path) -> Iterator[None]:
-    """If the block fails in any process, delete `folder` and raise `UserError` in every process."""
+    """If the block cannot write in any process, delete `folder` and raise `UserError` in all.
+
+    Use this only after the run has locked its folder: otherwise, `folder` may belong to another
+    run.
+    """
     problem = None
     try:
         yield

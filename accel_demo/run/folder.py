@@ -1,4 +1,4 @@
-"""The files in a run's folder: config, environment, metrics and summary as JSON, and the model."""
+"""The files in a run's folder: JSON files, metrics.jsonl, and the model."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from accel_demo.wording import counted
 def describe_run(
     script: str, method: str, device: torch.device, mixed_precision: str
 ) -> dict[str, Any]:
-    """Return the environment of a run, as written to environment.json.
+    """Return the environment of a run: its script, processes, device and library versions.
 
     `script` is the name of the train file without ".py". `method` describes how it distributes the
     work, such as "DataParallel". The processes must already be connected.

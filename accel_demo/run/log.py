@@ -20,8 +20,8 @@ class TrainLog:
     """The metrics of a run. Every process computes them, but only the main process writes them.
 
     The images per second are summed over all processes, and measured only during training. If the
-    run continues from a checkpoint, `start_step` is the checkpoint's step, and `saved` is the
-    `state()` stored in the checkpoint.
+    run continues from a checkpoint, `start_step` is the step from which it continues, and `saved`
+    is the `state()` stored in the checkpoint.
     """
 
     def __init__(

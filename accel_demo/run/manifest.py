@@ -75,7 +75,10 @@ def verify(folder: Path) -> dict:
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and a remark about each newer, damaged checkpoint."""
+    """Return the newest complete checkpoint, and a remark about each damaged one that is newer.
+
+    A checkpoint with an unreadable manifest may be newer, so there is a remark about it, too.
+    """
     remarks = []
     for folder in checkpoints_of(run):
         try:

@@ -8,8 +8,9 @@ class Progress:
 
     `epoch` is the index of the current epoch, starting from 0. `batches` counts the micro-batches
     of this epoch on this process, including the current one. `step` counts finished optimizer
-    steps. A window is the group of micro-batches for one optimizer step: `config.accumulate`
-    micro-batches, or fewer at the end of an epoch.
+    steps, including those that fp16 skipped because they overflowed. A window is the group of
+    micro-batches for one optimizer step: `config.accumulate` micro-batches, or fewer at the end of
+    an epoch.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ class Start:
     """The position from which a run starts.
 
     `folder` is the checkpoint, or None for a new run. `epoch` and `step` count the finished epochs
-    and optimizer steps. `batches` counts the micro-batches that each process has finished in the
-    current epoch. If a different number of processes saved the checkpoint, `batches` and `step` are
-    converted: see `next_step_after`.
+    and optimizer steps (see `Progress`). `batches` counts the micro-batches that each process has
+    finished in the current epoch. If a different number of processes saved the checkpoint,
+    `batches` and `step` are converted: see `next_step_after`.
     """
 
     folder: Path | None = None
@@ -42,7 +42,7 @@ class Start:
     step: int = 0
     log: dict = field(default_factory=dict)  # `TrainLog.state()` from the checkpoint
     random_states: tuple[str, ...] = ()  # one digest per rank
-    other_world: bool = False  # True if a different number of processes saved it
+    processes_changed: bool = False  # True if a different number of processes saved it
     remarks: tuple[str, ...] = ()
 
     def as_json(self) -> dict:
@@ -55,9 +55,9 @@ class Start:
 def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:
     """Create the folder of this run, if necessary. Return it, and whether it is new.
 
-    The folder is `config.run_dir`, or a folder in runs/ named after the config. Raises `UserError`
-    if it is not writable, if `--resume` is not a checkpoint, or if an elastic launch has no
-    `--run-dir`.
+    See `folder_of` for which folder this is. Raises `UserError` if it is not writable, if
+    `--resume` is not a checkpoint, or if a launch that can change its number of processes has
+    neither a `--run-dir` nor a checkpoint that says where its run is.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(
@@ -107,9 +107,9 @@ def folder_of(config: TrainConfig, environment: dict) -> Path:
 def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
     """Raise `UserError` if this run may not use the folder.
 
-    A folder contains one run: one config in one environment (see `describe_run`). A run can be
-    resumed in its folder, even with a different number of processes. A finished run can be started
-    again. An unfinished run can only be resumed.
+    A folder contains one run: one config, train file, number of processes and precision. A run can
+    be resumed in its folder, even with a different number of processes. A run that has finished, or
+    has no checkpoint yet, can also be started again.
     """
     if (folder / "config.json").exists():
         wanted = config.fixed_choices() | _launch(environment)
@@ -133,13 +133,14 @@ def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
 
 
 def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_epoch: int) -> Start:
-    """Return the position that `--resume` selects. Every process finds the same position.
+    """Return the position that `--resume` selects.
 
     `auto` selects the newest complete checkpoint in the folder `run`. If there is no checkpoint,
-    the run starts from the beginning.
+    the run starts from the beginning. Every process reads the same folder, and so finds the same
+    position.
 
-    Raises `UserError` if `--resume` is not a complete checkpoint of this run, if
-    continuing would overwrite newer checkpoints or mix two runs.
+    Raises `UserError` if all checkpoints are damaged, if `--resume` is not a complete checkpoint of
+    this run, or if continuing from it would overwrite newer checkpoints or mix two runs.
     """
     if not config.resume:
         return Start()
@@ -165,9 +166,9 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     saved, processes = manifest["environment"], environment["processes"]
     _check_same_run(folder, manifest["config"] | saved, config, environment)
     epoch, batches, step = manifest["epoch"], manifest["batches"], manifest["step"]
-    other_world = saved["processes"] != processes
+    processes_changed = saved["processes"] != processes
     remarks.append(f"resumed from {folder}, after step {step}")
-    if other_world:
+    if processes_changed:
         used = batches * saved["processes"]  # batches of this epoch, on all processes together
         batches = next_step_after(used, processes, config.accumulate, batches_per_epoch)
         # Count the steps that this number of processes would have taken up to this position.
@@ -199,13 +200,13 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         step,
         manifest["log"],
         tuple(manifest["random_states"]),
-        other_world,
+        processes_changed,
         tuple(remarks),
     )
 
 
 def delete_later_results(run: Path, start: Start) -> None:
-    """Delete results that are newer than the start position: metrics, checkpoints, the model."""
+    """Delete the final results, and all metrics and checkpoints from after the start position."""
     metrics = run / "metrics.jsonl"
     for name in ("summary.json", "model.safetensors", "predictions.json"):
         (run / name).unlink(missing_ok=True)
@@ -227,7 +228,7 @@ def next_step_after(used: int, processes: int, accumulate: int, batches_per_epoc
     used by process `k % processes`. If the first `used` batches of the epoch have been used, the
     next step starts at the first multiple of `processes * accumulate` batches that is not below
     `used`. The batches in between are left out. The result counts batches per process, and is
-    `batches_per_epoch` if no whole step is left.
+    `batches_per_epoch` if no batch is left.
     """
     steps = math.ceil(used / (processes * accumulate))
     return min(steps * accumulate, batches_per_epoch)

@@ -1,10 +1,11 @@
-"""Track one training run: its position, metrics and checkpoints, and whether it should stop."""
+"""Track one training run: its position, metrics and checkpoints, and whether it must stop."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
@@ -18,38 +19,33 @@ from accel_demo.run.resume import Start, check_folder, delete_later_results, fin
 from accel_demo.run.shared_folder import lock_folder, raised_everywhere, shared_folder
 
 
-def open_run(
+def claim_run(
     config: TrainConfig,
     environment: dict,
     stop_signals: StopSignals,
     device: torch.device,
     batches_per_epoch: int,
 ) -> "Run":
-    """Claim the run's folder, and return the run at the position that `--resume` selects.
+    """Lock the run's folder, and return the run at the position that `--resume` selects.
 
-    All processes agree on the folder and the position. Then the main process locks the folder,
-    writes config.json and environment.json, deletes results that are newer than the position, and
-    prints which run this is. Every process must call this.
+    Every process must call this. Until `Run.begin`, nothing in the folder is changed or deleted, so
+    a refused run loses nothing.
 
     `environment` comes from `describe_run`. `batches_per_epoch` is the number of micro-batches per
-    epoch on this process. If any process cannot use the folder or the checkpoint, every process
-    raises `UserError` before a result is written or deleted.
+    epoch on this process. If any process cannot use the folder or the checkpoint, or if another run
+    uses the folder, every process raises `UserError`.
     """
     folder = shared_folder(lambda: make_folder(config, environment))
-    with raised_everywhere():  # no process writes before all others have read
+    with raised_everywhere():
         check_folder(folder, config, environment)
         start = find_start(folder, config, environment, batches_per_epoch)
     checkpoints = Checkpoints(folder, config, environment, start)
     progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
     log = TrainLog(folder, config, environment["processes"], start.step, start.log)
-    run = Run(config, stop_signals, device, checkpoints, progress, log)
-    with agreement(checkpoints.unfinished):
+    run = Run(config, environment, stop_signals, device, checkpoints, progress, log)
+    with raised_everywhere():
         if is_main_process():
             lock_folder(folder, owner=run)
-            write_launch(folder, config, environment, start.as_json())
-            delete_later_results(folder, start)
-            for line in start.remarks:
-                print(line, flush=True)
     return run
 
 
@@ -62,23 +58,25 @@ class StepDecision:
 
 
 class Run:
-    """Everything that a train file does besides the training itself.
+    """The bookkeeping of one training run: its position, log and checkpoints, and when to stop.
 
     Every process calls the same methods in the same order. Inside `Run`, the processes communicate
-    only to load and save checkpoints, and to stop after the same step. The train files themselves
+    only to begin, to save checkpoints, and to stop after the same step. The train files themselves
     reduce and gather the metrics.
     """
 
     def __init__(
         self,
         config: TrainConfig,
+        environment: dict,
         stop_signals: StopSignals,
         device: torch.device,
         checkpoints: Checkpoints,
         progress: Progress,
         log: TrainLog,
     ):
-        self.config, self.stop_signals, self.device = config, stop_signals, device
+        self.config, self.environment = config, environment
+        self.stop_signals, self.device = stop_signals, device
         self.checkpoints, self.progress, self.log = checkpoints, progress, log
         self.folder = checkpoints.folder
         self.learning_rate = 0.0  # of the last step
@@ -89,27 +87,54 @@ class Run:
         """The position at which this launch began."""
         return self.checkpoints.start
 
-    def load_checkpoint(
-        self,
-        load_state: Callable[..., object],
-        model: torch.nn.Module,
-        scheduler,
-        train_set: ImageSet,
-    ) -> None:
-        """Call `load_state` with the checkpoint folder. Do nothing if this is a new run.
+    def settle_buckets(self, model: torch.nn.Module, train_set: ImageSet) -> None:
+        """Before a checkpoint is loaded, let DDP put its buckets into their final order.
 
-        `scheduler` may be wrapped by Accelerate. A DDP model first runs a forward and a backward
-        pass on one batch of `train_set`, because DDP sums gradients in a different order after its
-        first step.
+        This has an effect only if the run starts from a checkpoint and `model` is a DDP model: then
+        the model runs one forward and one backward pass on images from `train_set`.
+
+        In its first step, DDP assigns gradients to buckets in the order of the parameters. From the
+        second step on, it uses the order in which the first backward pass produced the gradients.
+        With three or more processes, a gradient's position in its bucket affects the order in which
+        the ranks' values are added, and so the last bits of the sum. Without this pass, the first
+        step of a resumed run would differ in these bits from an uninterrupted run.
+        Source: `Reducer::rebuild_buckets` in torch/csrc/distributed/c10d/reducer.cpp
+        """
+        if self.start.folder and isinstance(model, DistributedDataParallel):
+            images, _ = train_set.__getitems__(list(range(self.config.batch_size)))
+            model.train()
+            model(images.to(self.device)).float().sum().backward()
+            model.zero_grad()
+
+    def load_checkpoint(
+        self, load_state: Callable[..., object], model: torch.nn.Module, scheduler: Any
+    ) -> None:
+        """Call `load_state` with the checkpoint's folder. Do nothing in a new run.
+
+        `scheduler` may be wrapped by Accelerate. If the number of processes has changed, it is set
+        to the step at which this run starts.
         """
         scheduler = getattr(scheduler, "scheduler", scheduler)
-        self.checkpoints.load(load_state, model, scheduler, train_set, self.device)
+        self.checkpoints.load(load_state, model, scheduler)
+
+    def begin(self) -> None:
+        """Write config.json and environment.json, and delete results from after the start position.
+
+        Also print which run this is. If the main process fails to write, every process raises
+        `UserError`.
+        """
+        with agreement(self.checkpoints.unfinished):
+            if is_main_process():
+                write_launch(self.folder, self.config, self.environment, self.start.as_json())
+                delete_later_results(self.folder, self.start)
+                for line in self.start.remarks:
+                    print(line, flush=True)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each remaining epoch.
 
-        After a resume with a different number of processes, an epoch may have no batches left. It
-        still needs its evaluation.
+        After a resume, an epoch may have no batches left, for example if the run was stopped after
+        the epoch's last step. It still needs its evaluation.
         """
         for epoch in range(self.progress.epoch, self.config.epochs):
             if self.progress.is_complete and not self.progress.ends_epoch:
@@ -117,12 +142,9 @@ class Run:
             yield epoch
 
     @property
-    def batches_done(self) -> int:
-        """The number of batches to skip in this epoch, because they were finished before a resume.
-
-        Read this before the first batch, because each batch increases it.
-        """
-        return self.progress.batches
+    def batches_to_skip(self) -> int:
+        """The number of batches of this epoch that were finished before the run was resumed."""
+        return self.start.batches if self.progress.epoch == self.start.epoch else 0
 
     @property
     def ends_window(self) -> bool:
@@ -135,7 +157,7 @@ class Run:
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the batches from `loader`. Stop early if the run is complete or is stopping."""
+        """Yield the batches from `loader`. End early on `--max-steps` or if the run is stopping."""
         progress = self.progress
         self.log.start_epoch(progress)
         for batch in loader:
@@ -148,7 +170,8 @@ class Run:
     def finish_step(self, learning_rate: float | torch.Tensor) -> StepDecision:
         """Count an optimizer step. Return whether to log and to save a checkpoint after it.
 
-        If a signal asks the run to stop after this step, `is_stopping` is true from here on.
+        If a signal asks the run to stop after this step, and it is not the last step anyway,
+        `is_stopping` is true from here on.
         """
         progress, config = self.progress, self.config
         progress.step += 1
@@ -171,13 +194,14 @@ class Run:
         """
         self.log.interval(self.progress.step, self.learning_rate, totals)
 
-    def end_epoch(self, test_totals: torch.Tensor) -> None:
-        """Log the test metrics from totals over the whole test set, and advance to the next epoch.
+    def end_epoch(self, test_totals: torch.Tensor, save_state: Callable[..., object]) -> None:
+        """Log the test metrics, advance to the next epoch, and save a checkpoint.
 
-        Call `save` next. If the run is killed before that, it resumes from an earlier checkpoint.
+        `test_totals` is float32 [3]: the `batch_totals` of the whole test set.
         """
         self.log.end_epoch(self.progress.step, test_totals)
         self.progress.next_epoch()
+        self.save(save_state)
 
     def save(self, save_state: Callable[..., object]) -> None:
         """Write a checkpoint by calling `save_state` with a folder."""

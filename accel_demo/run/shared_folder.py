@@ -51,7 +51,7 @@ def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
         return folder
     folders = gather_objects(str(folder.absolute()))
     if is_new:
-        with suppress(OSError):  # the folder is not empty
+        with suppress(OSError):  # it is not empty, or another rank has already removed it
             folder.rmdir()
     blind = [rank for rank, sees in enumerate(sees_it) if not sees]
     raise UserError(
@@ -61,7 +61,8 @@ def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
 
 
 def lock_folder(folder: Path, owner: object) -> None:
-    """Lock the folder as long as `owner` exists. Raises `UserError` if it is already locked.
+    """Lock the folder as long as `owner` exists. Raises `UserError` if another process has locked
+    it. On Windows, this has no effect.
 
     We do not use `flock`, because loader workers would inherit the lock. If the run was killed, any
     worker that is still running would keep the folder locked.

@@ -1,4 +1,4 @@
-"""Save and load the training state without Accelerate, in the same files that Accelerate uses.
+"""Save and load the training state without Accelerate, in files with the same names.
 
 A checkpoint cannot execute code: it is loaded with safetensors and `torch.load(weights_only=True)`.
 """
@@ -17,11 +17,11 @@ WEIGHTS = "model.safetensors"
 class TrainingState:
     """The state that one process needs to resume a run.
 
-    `model` is the module inside `nn.DataParallel` or DDP, so that the weights have the same names
-    with any number of processes.
+    `model` is the unwrapped model, not `nn.DataParallel` or DDP, so that the weights have the same
+    names with any number of processes.
     """
 
-    def __init__(self, rank: int, model, optimizer, scheduler, scaler):
+    def __init__(self, model, optimizer, scheduler, scaler, rank: int = 0):
         self.rank, self.model = rank, model
         self.others = {
             "optimizer.bin": optimizer,

@@ -23,7 +23,7 @@ from accel_demo.run.manifest import position
 from accel_demo.run.run import Run
 
 PAUSE = 0.08  # seconds per micro-batch, so that the test can interrupt the run
-open_run, get_items, set_epoch = train.open_run, ImageSet.__getitems__, ImageSet.set_epoch
+claim_run, get_items, set_epoch = train.claim_run, ImageSet.__getitems__, ImageSet.set_epoch
 records: list[Path] = []
 
 
@@ -33,7 +33,7 @@ def record(line) -> None:
 
 
 def record_start(*arguments) -> Run:
-    run = open_run(*arguments)
+    run = claim_run(*arguments)
     start = run.start
     header = {
         "start": gather_objects(time.time())[0],
@@ -50,7 +50,7 @@ def record_start(*arguments) -> Run:
 
 
 def record_epoch(self, epoch: int) -> None:
-    # `Run.load_checkpoint` reads a batch, too, but before the first epoch of a start.
+    # `Run.settle_buckets` reads a batch, too, but before the first epoch of a start.
     self.recorded_epoch = epoch if records else None
     set_epoch(self, epoch)
 
@@ -63,7 +63,7 @@ def record_samples(self, indices):
 
 
 if __name__ == "__main__":
-    train.open_run = record_start
+    train.claim_run = record_start
     ImageSet.__getitems__, ImageSet.set_epoch = record_samples, record_epoch
     with one_line_errors(), report_lost_processes():
         config, _ = CommandLine("").read()

@@ -36,7 +36,7 @@ from accel_demo.run.folder import describe_run
 from accel_demo.run.log import TrainLog
 from accel_demo.run.manifest import Damaged, checkpoints_of, newest_complete, verify
 from accel_demo.run.progress import Progress
-from accel_demo.run.run import open_run
+from accel_demo.run.run import claim_run
 from accel_demo.run.state import TrainingState
 
 ENVIRONMENT = describe_run("train_plain", "plain", torch.device("cpu"), "no")
@@ -72,12 +72,14 @@ class Training:
             accelerator.prepare(*parts)
             self.save_state, self.load_state = accelerator.save_state, accelerator.load_state
         else:
-            state = TrainingState(0, *parts, torch.amp.GradScaler("cpu", enabled=False))
+            state = TrainingState(*parts, torch.amp.GradScaler("cpu", enabled=False))
             self.save_state, self.load_state = state.save, state.load
 
     def open(self, resume: str = "") -> Checkpoints:
         config = replace(self.config, resume=resume)
-        run = open_run(config, ENVIRONMENT, StopSignals(1), torch.device("cpu"), 100)
+        run = claim_run(config, ENVIRONMENT, StopSignals(1), torch.device("cpu"), 100)
+        run.load_checkpoint(self.load_state, self.model, self.scheduler)
+        run.begin()
         return run.checkpoints
 
     def save(self, checkpoints: Checkpoints, step: int) -> None:
@@ -88,11 +90,6 @@ class Training:
         checkpoints.save(
             self.save_state, progress, TrainLog(checkpoints.folder, self.config, 1, step, {})
         )
-
-    def resume(self) -> Checkpoints:
-        checkpoints = self.open(resume="auto")
-        checkpoints.load(self.load_state, self.model, self.scheduler, None, torch.device("cpu"))
-        return checkpoints
 
     def steps(self) -> list[float]:
         """Return the step that each part of the training state stores."""
@@ -231,7 +228,7 @@ def what_is_left(training: Training) -> dict:
         except Damaged as reason:
             damaged.append(f"{path.name}: {reason}")
     _, remarks = newest_complete(folder)
-    checkpoints = training.resume()
+    checkpoints = training.open(resume="auto")
     resumed, loaded = checkpoints.start.step, training.steps()
     training.save(checkpoints, 4)
     names = sorted(os.listdir(folder / "checkpoints"))

@@ -24,15 +24,15 @@ import os
 from accel_demo.processes import connect
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.lost_processes import report_lost_processes
-from accel_demo.processes.rendezvous import fresh_rendezvous
+from accel_demo.processes.rendezvous import join_rendezvous
 
 def rendezvous_and_die(timeout):
-    arguments = fresh_rendezvous(timeout)
+    arguments = join_rendezvous(timeout)
     if os.environ["RANK"] == "1":
         os._exit(0)
     return arguments
 
-connect.fresh_rendezvous = rendezvous_and_die
+connect.join_rendezvous = rendezvous_and_die
 with one_line_errors(), report_lost_processes():
     connect.connect(3.0)
 """
