@@ -1,8 +1,12 @@
-"""Helpers for the page tests: they read the tables of a page, and grade exercises."""
+"""Helpers for the page tests: they read a page, compare versions, and grade exercises."""
 
 import importlib.util
 import re
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+from packaging.version import Version
 
 from accel_demo.lab import grading
 from tests.conftest import REPOSITORY
@@ -46,6 +50,26 @@ def transcript(name: str) -> dict[str, str]:
     text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def bound_to(package: str, page: str, claim: str) -> None:
+    """Skip the test if the package is older than the version in the page's claim; fail if newer.
+
+    `claim` is a text on the page, with "{version}" in place of the version. So only the page
+    contains the version, and a page that names 2.15 is also about 2.15.1.
+    """
+    pattern = re.escape(claim).replace(re.escape("{version}"), r"(\d+(?:\.\d+)*)")
+    match = re.search(pattern, " ".join((TUTORIALS / page).read_text().split()))
+    assert match, f"{page} does not contain {claim!r}"
+    named, installed = Version(match[1]), Version(metadata.version(package))
+    release = installed.release[: len(named.release)]
+    if release < named.release:
+        pytest.skip(f"{page} is about {package} {named}, but {installed} is older")
+    if release > named.release:
+        pytest.fail(
+            f'tutorials/{page} says "{match[0]}", but {package} {installed} is installed. Find out '
+            "if this is still true. Then update the sentence and its version."
+        )
 
 
 def check(start, number: str, file=None, **options):

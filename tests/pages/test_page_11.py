@@ -7,7 +7,6 @@ import json
 import re
 import runpy
 import shlex
-from importlib.metadata import version
 
 import pytest
 import torch
@@ -161,11 +160,14 @@ def test_the_code_before_the_full_files_is_short():
     assert sum(len(block.splitlines()) for _, block in blocks) <= MOST_LINES_OF_CODE
 
 
-def test_the_quoted_line_of_the_sampler_makes_its_seed():
-    assert "`torch/utils/data/distributed.py`, line 111 in torch 2.15" in " ".join(TEXT.split())
-    if torch.__version__.startswith("2.15."):
-        line = inspect.getsource(torch.utils.data.distributed).splitlines()[110]
-        assert "self.seed + self.epoch" in line
+def test_distributed_sampler_shuffles_with_its_own_seed_plus_the_epoch():
+    def order(epoch: int, torch_seed: int = 0, **own_seed) -> list[int]:
+        torch.manual_seed(torch_seed)
+        sampler = torch.utils.data.DistributedSampler(range(50), 1, 0, **own_seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert order(3) == order(3, torch_seed=1) == order(0, seed=3) == order(1, seed=2) != order(0)
 
 
 @pytest.mark.parametrize("is_seedable", [False, True])
@@ -186,8 +188,8 @@ def test_a_prepared_loader_changes_the_order_of_each_epoch_without_set_epoch(
 
 
 def test_two_processes_share_the_test_images_evenly():
-    assert len(packaged_set("test")) == 2000
-    assert "two processes share 2,000 test images evenly" in " ".join(TEXT.split())
+    count = len(packaged_set("test"))
+    assert count % 2 == 0 and f"{count:,} test images evenly" in TEXT
 
 
 def test_the_picture_shows_the_first_step_of_the_ddp_program(start):
@@ -209,7 +211,6 @@ def test_the_picture_shows_the_first_step_of_the_ddp_program(start):
         assert re.findall(line, code) == re.findall(line, ddp) != []
 
 
-@pytest.mark.skipif(version("accelerate") != "1.15.0", reason="the page is about 1.15.0")
 def test_processes_of_accelerate_share_gpus_if_there_are_too_few():
     source = inspect.getsource(PartialState.set_device)
     assert "self.local_process_index % device_module.device_count()" in source
@@ -218,8 +219,8 @@ def test_processes_of_accelerate_share_gpus_if_there_are_too_few():
 def test_the_ddp_program_needs_a_launcher(start):
     result = start(["python", TUTORIALS / "11_ddp.py"])
     assert result.returncode != 0
-    assert "environment variable RANK expected, but not set" in result.stderr
-    assert "`environment variable RANK expected, but not set`" in " ".join(TEXT.split())
+    message = "environment variable RANK expected, but not set"
+    assert message in result.stderr and f"`{message}`" in TEXT
 
 
 def test_weights_of_the_wrapper_cannot_be_loaded_into_the_model():

@@ -64,12 +64,8 @@ def test_every_forward_copies_the_module_and_other_code_runs_in_the_main_thread(
     assert "\nReplications in 2 steps: 2\n" in page and "\ndevice_ids on a CPU: []\n" in page
 
 
-def test_data_parallel_replicates_in_forward_on_the_line_that_the_page_names():
-    lines = inspect.getsource(inspect.getmodule(nn.DataParallel)).splitlines()
-    (line,) = [n for n, text in enumerate(lines, 1) if "= self.replicate(" in text]
-    page = (TUTORIALS / "24_data_parallel.md").read_text()
-    assert "`torch/nn/parallel/data_parallel.py`, line 195 in torch 2.15" in page
-    assert line == 195 or not torch.__version__.startswith("2.15.")
+def test_data_parallel_replicates_in_every_forward():
+    assert "= self.replicate(" in inspect.getsource(nn.DataParallel.forward)
 
 
 @pytest.mark.gpu

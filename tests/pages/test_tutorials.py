@@ -3,13 +3,18 @@
 import re
 import runpy
 import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.conftest import REPOSITORY
 from tests.pages.pages import TUTORIALS, check, table_rows
 
 EXERCISES = TUTORIALS / "exercises"
+CONSTRAINTS = REPOSITORY / "constraints.txt"
 ANCHOR = runpy.run_path(str(TUTORIALS / "course.py"))["anchor"]
 PAGES = sorted(TUTORIALS.glob("*.md"))
 OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
@@ -201,6 +206,26 @@ def test_every_link_leads_to_a_file_or_a_heading():
                 assert heading in map(ANCHOR, titles), f"{page.name}: {target}"
             links += 1
     assert links > 200
+
+
+IN_A_LIBRARY = r"`([\w.]+)` \(?in `((torch|torchvision|accelerate)/[\w/]+\.py)`"
+CITED = {
+    (page.name, *match)
+    for page in PAGES
+    for match in re.findall(IN_A_LIBRARY, " ".join(page.read_text().split()))
+}
+
+assert CITED, "no page cites a library, so the next test would test nothing"
+
+
+@pytest.mark.parametrize(("page", "name", "file", "package"), sorted(CITED))
+def test_a_name_that_a_page_finds_in_a_file_of_a_library_is_there(page, name, file, package):
+    [tested] = re.findall(rf"^{package}==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    if Version(version(package)) < Version(tested):
+        pytest.skip(f"the pages are about {package} {tested}, but {version(package)} is older")
+    source = (Path(find_spec(package).origin).parent.parent / file).read_text()
+    for part in name.split("."):
+        assert re.search(rf"\b{part}\b", source), f"{page}: {file} does not contain {part}"
 
 
 def without_code(page):
