@@ -1,5 +1,6 @@
 """Page 20: eight collectives, an asynchronous call, and the exercise on all-reduce."""
 
+import math
 import re
 import tempfile
 import time
@@ -89,9 +90,8 @@ def test_the_text_follows_from_the_recorded_times():
         if row[0].endswith("B")
     }
     assert len(rows) == 8
-    assert "The model is within 20% of every measured message." in text
-    assert all(message == pytest.approx(model, rel=0.25) for message, model, _, _ in rows.values())
-    assert all(model == pytest.approx(message, rel=0.2) for message, model, _, _ in rows.values())
+    worst = max(abs(model / message - 1) for message, model, _, _ in rows.values())
+    assert f"The model is within {10 * math.ceil(10 * worst)}% of every measured message." in text
     for size in ("8 B", "64 B", "512 B", "4 KiB", "32 KiB"):
         assert rows[size][0] == pytest.approx(1.2e-4, rel=0.12)
     ratios = [all_reduce / model for _, _, all_reduce, model in rows.values()]
@@ -107,7 +107,7 @@ def test_the_answer_on_latency_and_bandwidth_follows_from_the_model():
     [large, small] = [link.ring_all_reduce(size, ranks=3) for size in (3e6, 3e3)]
     text = " ".join((TUTORIALS / PAGE).read_text().split())
     assert f"= {1e3 * large:.1f} ms, versus" in text and f"= {1e6 * small:.0f} ms." in text
-    assert "almost 50 times as long" in text and 45 < 1000 * small / large < 50
+    assert f"almost {10 * math.ceil(100 * small / large)} times as long" in text
 
 
 def only_rank_0_calls(device):
@@ -126,9 +126,11 @@ def only_rank_0_calls(device):
 def test_a_call_that_only_one_rank_makes_ends_with_the_message_on_the_page(together):
     (world_size, message), _ = together(only_rank_0_calls, 2)
     assert world_size == 2
-    assert message.endswith("Timed out waiting 2000ms for recv operation to complete")
+    ending = "Timed out waiting {:.0f}ms for recv operation to complete"
+    assert message.endswith(ending.format(2000))
+    by_default = 1000 * dist.default_pg_timeout.total_seconds()
     text = " ".join((TUTORIALS / PAGE).read_text().split())
-    assert "`Timed out waiting 1800000ms for recv operation to complete`" in text
+    assert f"`{ending.format(by_default)}`" in text
 
 
 def different_shapes(device):

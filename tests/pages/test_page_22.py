@@ -176,9 +176,7 @@ def test_the_page_quotes_the_errors_that_ddp_raises(start, tmp_path):
     assert len(quoted) == 3
     for text in quoted:
         assert text in result.stdout
-    assert "The error message lists the unused parameters' indices." in page
     assert "indices which did not receive grad for rank 0: 2 3" in result.stdout
-    assert "by default, an unused parameter is an error" in page
     assert "not have been used in the graph" in result.stdout.splitlines()[-1]
 
 

@@ -1,9 +1,12 @@
 """Page 41: recorded speed-ups, and the reasons why DDP can be slow."""
 
 import json
+import math
 import re
+from dataclasses import fields
 
 import pytest
+from accelerate import DistributedDataParallelKwargs
 
 from accel_demo.anatomy.alpha_beta import NCCL_LINKS
 from accel_demo.lab.scaling.fit import amdahl
@@ -28,8 +31,9 @@ def test_each_transcript_matches_its_command_and_is_on_the_page(name):
 def test_the_numbers_in_the_text_are_those_of_the_transcripts():
     text = " ".join(PAGE.read_text().split())
     [first, *_] = rows_below(PAGE, "reason")
-    assert "batch 8 0.58 ×, batch 512 1.48 ×" in first[3]
-    assert "handle 0.58 times as many images" in text and "speed-up is then 1.48" in text
+    with_8, with_512 = re.findall(r"batch (?:8|512) (\S+) ×", first[3])
+    assert f"handle {with_8} times as many images" in text
+    assert f"speed-up is then {with_512}" in text
     speedups = {row[2]: row[5:7] for row in table_rows(PAGE.name, 8) if row[0] == "raw DDP"}
     (strong, strong_interval), (weak, weak_interval) = speedups["2 × 64"], speedups["2 × 128"]
     assert f"(with raw DDP, {strong} against {weak})" in text
@@ -52,10 +56,15 @@ def test_only_the_named_fixes_have_an_effect_and_three_of_them_a_clear_one():
 
 def test_the_buckets_of_gpt_2_are_calculated_and_the_text_follows():
     text = " ".join(PAGE.read_text().split())
-    assert "Backward takes 65 ms on each GPU." in text and f"{50257 * 768 * 4 / 1e6:.0f} MB" in text
-    assert "DDP sends 498 MB of gradients in 13 buckets. The last bucket has 176 MB." in text
-    assert f"13 × 2,046 × 14 µs is {13 * 2046 * 14e-3:.0f} ms" in text
-    assert f"20 steps, which is {13 * 20 * 14e-3:.0f} ms" in text
+    program = load_module(TUTORIALS / "41_will_it_hide.py")
+    backward, count, last = 1e3 * program.backward, len(program.buckets), program.buckets[-1]
+    assert f"Backward takes {backward:.0f} ms on each GPU." in text
+    assert f"{50257 * 768 * 4 / 1e6:.0f} MB" in text
+    sent = f"DDP sends {sum(program.buckets) / 1e6:.0f} MB of gradients in {count} buckets."
+    assert f"{sent} The last bucket has {last / 1e6:.0f} MB." in text
+    latency, ring, tree = 14e-3, 2 * (1024 - 1), 2 * math.log2(1024)  # ms, steps, steps
+    assert f"{count} × {ring:,} × 14 µs is {count * ring * latency:.0f} ms" in text
+    assert f"{tree:.0f} steps, which is {count * tree * latency:.0f} ms" in text
     rows = {
         row[0]: [float(cell.split()[0].replace(",", "")) for cell in row[1:] if cell != "–"]
         for row in rows_below(PAGE, "connection")
@@ -64,19 +73,19 @@ def test_the_buckets_of_gpt_2_are_calculated_and_the_text_follows():
     assert [name for name, cells in rows.items() if len(cells) == 4] == [
         name for name in rows if "Gbit/s" in name
     ]
-    last = {name: 1e3 * link.ring_all_reduce(176e6, 8) for name, link in NCCL_LINKS.items()}
-    assert "only 10 Gbit/s Ethernet inevitably exposes more than the last all-reduce" in text
-    more = [name for name, (_, exposed, *_) in rows.items() if exposed > 1.05 * last[name]]
-    assert more == ["Ethernet, 10 Gbit/s"] and round(rows[more[0]][0] / 65, -1) == 10
-    assert all(exposed >= max(0, total - 66) for total, exposed, *_ in rows.values())
+    of_last = {name: 1e3 * link.ring_all_reduce(last, 8) for name, link in NCCL_LINKS.items()}
+    more = [name for name, (_, exposed, *_) in rows.items() if exposed > 1.05 * of_last[name]]
+    assert more == ["Ethernet, 10 Gbit/s"] and round(rows[more[0]][0] / backward, -1) == 10
+    assert all(exposed >= max(0, total - backward - 1) for total, exposed, *_ in rows.values())
     assert [name for name, (total, *_) in rows.items() if total < 8] == [
         name for name in rows if "NVLink" in name
     ]
 
 
 def test_the_answer_on_amdahls_law_is_right():
-    assert (f"{amdahl(0.1, 8):.1f}", f"{amdahl(0.1, 1000):.1f}") == ("4.7", "9.9")
-    assert "= 4.7 times" in PAGE.read_text() and "= 9.9 times" in PAGE.read_text()
+    for processes in (8, 1000):
+        speedup = f"1 / (0.1 + 0.9 / {processes}) = {amdahl(0.1, processes):.1f} times"
+        assert speedup in PAGE.read_text()
     assert amdahl(0.5, 1000) < 2
 
 
@@ -94,12 +103,6 @@ def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
     assert len(rows) == 13
     for reason, sign, cure, figure in rows:
         assert reason and sign and cure and re.search(r"\d", figure)
-    words = " ".join(" ".join(row) for row in rows)
-    for cure in (
-        *("larger batch", "`accumulate`", "`bucket_cap_mb`", "`gradient_as_bucket_view=True`"),
-        *("`bf16_compress_hook`", "cores / processes", "equal work", "find_unused_parameters"),
-    ):
-        assert cure in words
 
 
 @pytest.mark.slow
@@ -118,7 +121,6 @@ def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path)
     assert len([line for line in result.stdout.splitlines() if line.startswith("|")]) == 2 + reasons
 
 
-def test_the_page_links_to_the_issue_and_to_the_next_page():
-    text = PAGE.read_text()
-    assert "pytorch/issues/73600" in text
-    assert "(42_when_it_does_not_fit.md)" in text.split("## Next")[1]
+def test_accelerate_has_only_the_old_argument_for_buffers():
+    arguments = [field.name for field in fields(DistributedDataParallelKwargs)]
+    assert "broadcast_buffers" in arguments and "forward_sync_buffers" not in arguments
