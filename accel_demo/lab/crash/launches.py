@@ -1,7 +1,6 @@
 """Launch a training run as a user would, watch it from outside, and kill one of its ranks."""
 
 import json
-import re
 import statistics
 import subprocess
 import time
@@ -166,10 +165,11 @@ class Launch:
 
         `first_start` is the value of `time.monotonic()` when the first launch was started.
         """
+        has_connected = self.has_connected()
         resumed_from, resumed_after_step = None, 0 if self.points else None
-        resumed = re.search(r"^resumed from (.+), after step (\d+)$", self.stdout.read_text(), re.M)
-        if resumed:
-            resumed_from, resumed_after_step = resumed[1], int(resumed[2])
+        start = read_json(self.run / "environment.json")["start"] if has_connected else {}
+        if start.get("checkpoint"):
+            resumed_from, resumed_after_step = start["checkpoint"], start["step"]
         known = earlier[-1].complete_checkpoints if earlier else []
         newest = known[0] if known else None
         last_step = max((step for launch in earlier for _, step in launch.points), default=0)
@@ -182,7 +182,7 @@ class Launch:
                 damaged.append(f"{checkpoint}: {reason}")
         return LaunchResult(
             started_at=self.started_at - first_start,
-            has_connected=self.has_connected(),
+            has_connected=has_connected,
             resumed_after_step=resumed_after_step,
             resumed_from=resumed_from,
             used_newest_checkpoint=resumed_after_step is None or resumed_from == newest,
