@@ -108,13 +108,12 @@ def measure(model_name: str, batch: int, repeats: int) -> Report:
             method: [batch / measured for measured in seconds[method, bool(has_python)]]
             for method in (ONE, DP, DDP)
         }
-        title = f"Forward pass of {name.format(model=model_name)}, {batch} images per step"
-        tables.append(Table(title, "images/s", rates, ONE, digits=0))
+        title = f"Forward pass of {name.format(model=model_name)}"
+        tables.append(Table(f"{title}, {batch} images per step", "images/s", rates, ONE, digits=0))
         ratios = [ddp / dp for ddp, dp in zip(rates[DDP], rates[DP], strict=True)]
         times, interval = statistics.median(ratios), interval_text(median_interval(ratios))
         findings.append(
-            f"{title.partition(',')[0]}: DDP is {times:.2f} times as fast as DataParallel "
-            f"(90 % interval {interval})."
+            f"{title}: DDP is {times:.2f} times as fast as DataParallel (90 % interval {interval})."
         )
     used = "nn.DataParallel on two GPUs" if device == "cuda" else "our DataParallel on the CPU"
     findings.append(f"Measured with {used}. Each thread and each process uses one CPU core.")
