@@ -59,7 +59,7 @@ def cause_in(stderr: str) -> str:
     errors = [
         line
         for line in lines
-        if re.match(r"[\w.]*(error|Error|Exception): ", line)
+        if re.match(r"[\w.]*(Error|Exception): ", line)
         and not re.search("CalledProcessError|ChildFailedError", line)
     ]
     return (errors or lines or [""])[-1]
