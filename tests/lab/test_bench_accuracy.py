@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,8 +13,20 @@ import pytest
 from accel_demo.data import ASSETS, FASHION_MNIST_SUMS
 from accel_demo.errors import UserError
 from accel_demo.lab.bench import accuracy, baseline
-from accel_demo.lab.bench.accuracy import BASELINE, OURS, TimedTraining, compare, read_run, time_to
-from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
+from accel_demo.lab.bench.accuracy import (
+    BASELINE,
+    OURS,
+    TimedTraining,
+    compare,
+    evaluations_of,
+    time_to,
+)
+from accel_demo.lab.timed_command import (
+    TimedRun,
+    accelerate_launch,
+    run_timed,
+    time_training,
+)
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -76,53 +90,84 @@ def test_runs_with_different_numbers_of_threads_are_not_compared():
         compare({0.90: [run_of(0.91)]}, [run_of(0.91, threads=2)])
 
 
-def test_the_output_of_both_programs_is_parsed():
-    lines = [
-        (5.0, "1 process on cpu (distributed_type NO): small_cnn on fashion-mnist, 128 images"),
-        (9.0, "epoch 1/2: train loss 0.9, accuracy 0.7; test loss 0.6951, accuracy 0.8955"),
-        (13.0, "epoch 2/2: train loss 0.6, accuracy 0.8; test loss 0.5951, accuracy 0.9203"),
-        (13.1, "done: test accuracy 0.9203, 14,000 images/s, 8.0 s of training, 1 process on cpu"),
-    ]
-    ours = read_run(Timed(lines, 13.5), "1 process on cpu ", threads=2)
-    assert ours == TimedTraining(5.0, [(9.0, 0.8955), (13.0, 0.9203)], 2)
-    lines = [(3.0, "first step, threads: 2"), (60.0, "epoch 1: test accuracy 0.8812")]
-    assert read_run(Timed(lines, 61.0), "first step", 2).evaluations == [(60.0, 0.8812)]
+TRAINING = """
+import json, sys, time
+from pathlib import Path
+folder = Path(sys.argv[-1])
+(folder / "environment.json").write_text(json.dumps({"processes": 1, "device": "cpu"}))
+with open(folder / "metrics.jsonl", "a", buffering=1) as metrics:
+    for line in ('{"train_loss": 0.6}', '{"test_accuracy": 0.8955}', '{"test_accuracy": 0.9203}'):
+        time.sleep(0.5)
+        metrics.write(line[:5])
+        metrics.flush()
+        metrics.write(line[5:] + "\\n")
+"""
+
+
+def test_the_files_of_a_run_are_timed_when_they_are_written():
+    started_at = time.perf_counter()
+    run = time_training(["python", "-c", TRAINING], processes=1)
+    seconds = time.perf_counter() - started_at
+    moments = [run.first_step_seconds, *(moment for moment, _ in run.metrics)]
+    # On a busy machine, a file may be read late, but still well before the next one is written.
+    assert all(later - earlier > 0.25 for earlier, later in zip(moments, moments[1:], strict=False))
+    assert 0 < moments[0] and moments[-1] <= seconds
+    assert run.environment == {"processes": 1, "device": "cpu"}
+    lines = [{"train_loss": 0.6}, {"test_accuracy": 0.8955}, {"test_accuracy": 0.9203}]
+    assert [line for _, line in run.metrics] == lines
 
 
 def test_two_processes_are_not_mistaken_for_one():
-    lines = [(5.0, "2 processes on cpu (distributed_type MULTI_CPU, gloo): small_cnn on …")]
-    with pytest.raises(RuntimeError, match="the first line is '2 processes"):
-        read_run(Timed(lines, 6.0), "1 process on cpu ", threads=1)
+    with pytest.raises(RuntimeError, match="1 processes trained instead of 2"):
+        time_training(["python", "-c", TRAINING], processes=2)
 
 
-def test_each_line_is_timed_when_it_is_printed():
-    code = "import time; print('a'); time.sleep(0.5); print('b')"
-    timed = run_timed(["python", "-c", code])
-    (first, a), (second, b) = timed.lines
-    assert (a, b) == ("a", "b")
-    # On a busy machine, "a" may be read late, but still well before "b".
-    assert 0 < first < first + 0.25 < second <= timed.seconds
+def test_the_evaluations_are_those_of_a_run_on_the_cpu():
+    environment = {"processes": 1, "device": "cpu", "threads_per_process": 2}
+    metrics: list[tuple[float, dict]] = [
+        (8.0, {"step": 90, "train_loss": 0.9, "train_accuracy": 0.7}),
+        (9.0, {"step": 90, "test_loss": 0.6951, "test_accuracy": 0.8955}),
+        (13.0, {"step": 180, "test_loss": 0.5951, "test_accuracy": 0.0}),
+    ]
+    expected = TimedTraining(5.0, [(9.0, 0.8955), (13.0, 0.0)], 2)
+    assert evaluations_of(TimedRun(environment, 5.0, metrics)) == expected
+    with pytest.raises(RuntimeError, match="trained on cuda instead of the CPU"):
+        evaluations_of(TimedRun(environment | {"device": "cuda"}, 5.0, metrics))
+
+
+def test_train_py_and_the_baseline_write_the_same_results_that_they_print(capfd):
+    samples = ["--train-samples", "128"]
+    launch = [*accelerate_launch("cpu.yaml"), "accel_demo/train.py", *samples, "--epochs", "2"]
+    program = ["python", "-m", "accel_demo.lab.bench.baseline", "--data-dir", ASSETS, *samples]
+    for command in (launch, [*program, "--epochs", "2", "--targets", "1"]):
+        run = accuracy.train(command)
+        (first, first_accuracy), (second, last_accuracy) = run.evaluations
+        assert 0 < run.first_step_seconds < first < second and run.threads == 1
+        printed = capfd.readouterr().err
+        assert f"accuracy {first_accuracy:.4f}\n" in printed
+        assert f"accuracy {last_accuracy:.4f}\n" in printed
 
 
 def test_a_user_error_in_a_command_is_reported_in_one_sentence():
-    with pytest.raises(UserError, match="^no such thing$"):
-        run_timed(["python", "-c", "import sys; sys.exit('error: no such thing')"])
+    for launcher in (["python"], accelerate_launch("cpu.yaml")):  # Accelerate exits with code 1
+        with pytest.raises(UserError, match="^batch_size must be at least 1, got 0$"):
+            run_timed([*launcher, "accel_demo/train.py", "--batch-size", "0"])
     with pytest.raises(RuntimeError, match="exit code 1\n(.|\n)*ZeroDivisionError"):
         run_timed(["python", "-c", "1 / 0"])
+    with pytest.raises(RuntimeError, match="exit code 1\nerror: not ours\n"):
+        run_timed(["python", "-c", "import sys; sys.exit('error: not ours')"])
 
 
-def test_a_command_that_hangs_is_stopped_with_its_child_processes():
+def test_a_command_that_hangs_is_stopped_with_its_child_processes(tmp_path):
     code = "import subprocess, sys\nsleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
-    code += "child = subprocess.Popen(sleep)\nprint(child.pid)\nchild.wait()"
-    children = []
+    code += "child = subprocess.Popen(sleep)\nopen(sys.argv[-1], 'w').write(str(child.pid))\n"
+    code += "child.wait()"
     with pytest.raises(RuntimeError, match="took too long"):
-        run_timed(
-            ["python", "-c", code],
-            on_line=lambda pid: children.append(psutil.Process(int(pid))),
-            time_limit=2,
-        )
-    gone, alive = psutil.wait_procs(children, timeout=5)
-    assert (len(gone), alive) == (1, [])
+        run_timed(["python", "-c", code, tmp_path / "pid"], time_limit=2)
+    child = int((tmp_path / "pid").read_text())
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(child).wait(timeout=5)  # raises an error if it is still running
+    assert not psutil.pid_exists(child)
 
 
 def test_a_missing_launch_config_is_reported(tmp_path, monkeypatch):

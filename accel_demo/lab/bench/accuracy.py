@@ -7,17 +7,14 @@ Both programs train on the 60,000 images of Fashion-MNIST, in one process on the
 number of threads. Our program is train.py under `accelerate launch`, with its default
 hyperparameters and a training length that depends on the target. The baseline is PyTorch's MNIST
 example (accel_demo/lab/bench/baseline.py). Repetition i of each measurement uses seed i. The clock
-stops when a program prints a test accuracy at or above the target. The last accuracy of a run may
-be up to 0.3 percentage points too low, but the mean of our runs must reach the target. The
-benchmark takes half an hour on two cores.
+stops when a program writes a test accuracy at or above the target to its metrics.jsonl. The last
+accuracy of a run may be up to 0.3 percentage points too low, but the mean of our runs must reach
+the target. The benchmark takes half an hour on two cores.
 """
 
-import json
 import math
-import re
 import statistics
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +27,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import baseline
 from accel_demo.lab.measurements import Report, Table, threads_of_a_command
-from accel_demo.lab.timed_command import Timed, accelerate_launch, run_timed
+from accel_demo.lab.timed_command import TimedRun, accelerate_launch, time_training
 
 REPEATS = 3
 QUICK = {"train_samples": 2000, "epochs_baseline": 1}
@@ -39,7 +36,6 @@ QUICK = {"train_samples": 2000, "epochs_baseline": 1}
 LENGTH = {0.90: ["--epochs", 1, "--max-steps", 375], 0.92: ["--epochs", 3]}
 MARGIN = 0.003  # a run may miss its target by this much, but the mean of our runs may not
 OURS, BASELINE = "accel-demo", "conventional baseline"
-EVALUATION = re.compile(r"epoch .* accuracy (\d\.\d+)$")  # both programs print such lines
 
 
 @dataclass(frozen=True)
@@ -96,11 +92,12 @@ def measure(options: Namespace) -> Report:
             flags = ["--seed", seed, "--train-samples", samples]
             for target, length in LENGTH.items():
                 bar.write(f"seed {seed}: {OURS} to {percent(target)}", sys.stderr)
-                ours[target].append(run_ours([*launch, *length, *flags]))
+                ours[target].append(train([*launch, *length, *flags]))
                 bar.update()
             bar.write(f"seed {seed}: {BASELINE}", sys.stderr)
             flags += ["--data-dir", unpacked, "--epochs", epochs, "--targets", *LENGTH]
-            baseline_runs.append(run_baseline(flags))
+            command = ["python", "-m", "accel_demo.lab.bench.baseline", *flags]
+            baseline_runs.append(train(command))
             bar.update()
 
     report = compare(ours, baseline_runs)
@@ -114,31 +111,19 @@ def measure(options: Namespace) -> Report:
     return report
 
 
-def run_ours(command: list) -> TimedTraining:
-    """Run `command`, which launches train.py, with a temporary run folder."""
-    with tempfile.TemporaryDirectory() as run_dir:
-        timed = run_command([*command, "--run-dir", run_dir])
-        environment = json.loads(Path(run_dir, "environment.json").read_text())
-    return read_run(timed, "1 process on cpu ", environment["threads_per_process"])
+def train(command: list) -> TimedTraining:
+    """Run `command`, which trains with train.py or the baseline. Both write the same files."""
+    options = {"show_lines": True, "OMP_NUM_THREADS": threads_of_a_command()}
+    return evaluations_of(time_training(command, processes=1, **options))
 
 
-def run_baseline(flags: list) -> TimedTraining:
-    timed = run_command(["python", "-m", "accel_demo.lab.bench.baseline", *flags])
-    return read_run(timed, "first step", int(timed.lines[0][1].split()[-1]))
-
-
-def run_command(command: list) -> Timed:
-    def show(line: str) -> None:
-        tqdm.write(f"  {line}", sys.stderr)
-
-    return run_timed(command, show, OMP_NUM_THREADS=threads_of_a_command())
-
-
-def read_run(timed: Timed, first_line: str, threads: int) -> TimedTraining:
-    """Parse the output of a training run, which must begin with `first_line`."""
-    matches = [(seconds, EVALUATION.match(line)) for seconds, line in timed.lines]
-    evaluations = [(seconds, float(match[1])) for seconds, match in matches if match]
-    return TimedTraining(timed.first_step(first_line), evaluations, threads)
+def evaluations_of(run: TimedRun) -> TimedTraining:
+    """Return the evaluations of a run. Raises `RuntimeError` if it did not train on the CPU."""
+    if run.environment["device"] != "cpu":
+        raise RuntimeError(f"trained on {run.environment['device']} instead of the CPU")
+    name, threads = "test_accuracy", run.environment["threads_per_process"]
+    evaluations = [(seconds, line[name]) for seconds, line in run.metrics if name in line]
+    return TimedTraining(run.first_step_seconds, evaluations, threads)
 
 
 def compare(

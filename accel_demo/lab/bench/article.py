@@ -17,16 +17,14 @@ normalize the images differently.
 
 import json
 import statistics
-import tempfile
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from tqdm import tqdm
 
 from accel_demo.lab import machine
 from accel_demo.lab.bench.article_loop import BATCH_SIZE, LoopResult, warm_up_steps
 from accel_demo.lab.measurements import Report, Table, threads_of_a_command
-from accel_demo.lab.timed_command import accelerate_launch, run_timed
+from accel_demo.lab.timed_command import accelerate_launch, run_timed, time_training
 from accel_demo.processes.devices import own_device
 
 REPEATS = 5
@@ -81,8 +79,9 @@ def our_launches(device: str) -> dict[str, tuple[str, list[str]]]:
 
 def train_article(steps: int, seed: int) -> LoopResult:
     command = ["python", "-m", "accel_demo.lab.bench.article_loop"]
-    *_, last_line = output_of([*command, "--steps", str(steps), "--seed", str(seed)])
-    return LoopResult(**json.loads(last_line))
+    command += ["--steps", str(steps), "--seed", str(seed)]
+    timed = run_timed(command, on_cpu=False, OMP_NUM_THREADS=threads_of_a_command())
+    return LoopResult(**json.loads(timed.lines[-1]))
 
 
 def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopResult:
@@ -92,14 +91,8 @@ def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopR
     command += ["accel_demo/train.py", *FLAGS.split(), *flags, "--seed", str(seed)]
     command += ["--max-steps", str(steps), "--epochs", str(steps)]
     command += ["--log-every", str(warm_up_steps(steps))]
-    with tempfile.TemporaryDirectory() as run_dir:
-        first_line, *_ = output_of([*command, "--run-dir", run_dir])
-        environment = json.loads(Path(run_dir, "environment.json").read_text())
-        lines = Path(run_dir, "metrics.jsonl").read_text().splitlines()
-    if not first_line.startswith("1 process on "):
-        raise RuntimeError(f"train.py should have run in one process, but printed: {first_line}")
-    metrics = [json.loads(line) for line in lines]
-    warm_up, *intervals = (line for line in metrics if "train_loss" in line)
+    run = time_training(command, 1, on_cpu=False, OMP_NUM_THREADS=threads_of_a_command())
+    warm_up, *intervals = (line for _, line in run.metrics if "train_loss" in line)
     seconds, loss, steps_done = 0.0, 0.0, warm_up["step"]
     for line in intervals:
         interval, steps_done = line["step"] - steps_done, line["step"]
@@ -109,15 +102,9 @@ def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopR
     return LoopResult(
         images_per_second=measured * BATCH_SIZE / seconds,
         mean_loss=loss / measured,
-        device=environment["device"],
-        threads=environment["threads_per_process"],
+        device=run.environment["device"],
+        threads=run.environment["threads_per_process"],
     )
-
-
-def output_of(command: list[str]) -> list[str]:
-    """Run the command, and return the lines that it prints."""
-    timed = run_timed(command, on_cpu=False, OMP_NUM_THREADS=threads_of_a_command())
-    return [line for _, line in timed.lines]
 
 
 def check_alike(result: LoopResult, article: LoopResult, device: str) -> None:

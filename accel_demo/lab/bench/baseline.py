@@ -10,6 +10,7 @@ in which the test accuracy reaches the highest target.
 """
 
 import gzip
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -40,13 +41,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="maximum number of epochs")
     help = "train on only the first N images; 0 means all"
     parser.add_argument("--train-samples", type=int, default=0, metavar="N", help=help)
+    help = "write environment.json and metrics.jsonl to this folder, like train.py"
+    parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help=help)
     options = parser.parse_args()
     with torchvision_folder(options.data_dir) as folder:
         train(options, folder)
 
 
 def train(options, folder: Path) -> None:
-    """Train, and print the test accuracy after every epoch."""
+    """Train, and print the test accuracy after every epoch. `--run-dir` also writes it."""
     torch.manual_seed(options.seed)
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     train_set = datasets.FashionMNIST(folder, train=True, transform=transform)
@@ -59,7 +62,10 @@ def train(options, folder: Path) -> None:
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 
-    print(f"first step, threads: {torch.get_num_threads()}", flush=True)
+    threads = torch.get_num_threads()
+    environment = {"processes": 1, "device": "cpu", "threads_per_process": threads}
+    append_json(options.run_dir, "environment.json", environment)
+    print(f"first step, threads: {threads}", flush=True)
     for epoch in range(1, options.epochs + 1):
         model.train()
         for images, labels in tqdm(train_loader, f"epoch {epoch}", unit="batch", leave=False):
@@ -69,9 +75,17 @@ def train(options, folder: Path) -> None:
             optimizer.step()
         scheduler.step()
         accuracy = evaluate(model, test_loader)
+        append_json(options.run_dir, "metrics.jsonl", {"epoch": epoch, "test_accuracy": accuracy})
         print(f"epoch {epoch}: test accuracy {accuracy:.4f}", flush=True)
         if accuracy >= max(options.targets):
             break
+
+
+def append_json(folder: Path | None, name: str, values: dict) -> None:
+    """Append a line to a JSON file in the folder, if there is a folder."""
+    if folder:
+        with open(folder / name, "a") as file:
+            file.write(json.dumps(values) + "\n")
 
 
 class Net(nn.Sequential):

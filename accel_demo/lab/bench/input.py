@@ -13,6 +13,7 @@ steps 6 to 40 of a run with the default settings. This run uses OMP_NUM_THREADS 
 thread per CPU core if the variable is not set.
 """
 
+import json
 import statistics
 import sys
 import tempfile
@@ -140,7 +141,7 @@ def wait_of_a_run() -> float:
     with tempfile.TemporaryDirectory() as run_dir:
         command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
         timed = run_timed(command, OMP_NUM_THREADS=threads_of_a_command())
-    return float(timed.lines[-1][1])
+    return json.loads(timed.lines[-1])
 
 
 def data_wait(run_dir: str) -> float:

@@ -4,21 +4,20 @@ accel-demo bench startup
 accel-demo bench startup --repeats 3 --json startup.json
 
 The commands train on 256 packaged images on the CPU. Their runs alternate. The clock starts with
-the command, and stops when the train file prints a line just before its first step. For
+the command, and stops when the train file writes environment.json just before its first step. For
 `accel-demo --help`, the clock stops when the command exits. Each import is timed in a new Python
 process. Under a launcher, torch is imported twice: by the launcher and by the training process.
 Creating the first optimizer imports torch._dynamo.
 """
 
+import json
 import statistics
-import tempfile
 from argparse import Namespace
-from pathlib import Path
 
 from tqdm import tqdm
 
 from accel_demo.lab.measurements import Report, Table
-from accel_demo.lab.timed_command import accelerate_launch, run_timed
+from accel_demo.lab.timed_command import accelerate_launch, run_timed, time_training
 
 REPEATS = 5
 TIME_LIMIT = 120  # seconds per command
@@ -56,8 +55,9 @@ def measure(options: Namespace) -> Report:
     with tqdm(total=total, desc="starting", unit="command", leave=False) as bar:
         for _ in range(options.repeats):
             for name, command in commands.items():
-                first_line = "2 processes on " if name in (TWO, SPAWNED) else "1 process on "
-                starts[name].append(seconds_to_first_step(command, first_line))
+                processes = 2 if name in (TWO, SPAWNED) else 1
+                run = time_training([*command, *SHORT], processes, time_limit=TIME_LIMIT)
+                starts[name].append(run.first_step_seconds)
                 bar.update()
             starts[HELP].append(run_timed(["accel-demo", "--help"], time_limit=TIME_LIMIT).seconds)
             bar.update()
@@ -80,15 +80,8 @@ def measure(options: Namespace) -> Report:
     return Report([commands_table, imports_table], findings, facts)
 
 
-def seconds_to_first_step(command: list[str], first_line: str) -> float:
-    """Time the command until it prints its first line, which must begin with `first_line`."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = [*command, *SHORT, "--run-dir", str(Path(folder, "run"))]
-        return run_timed(run, time_limit=TIME_LIMIT).first_step(first_line)
-
-
 def seconds_of(before: str, statement: str) -> float:
     """Run `before` and `statement` in a new Python process. Return the seconds of `statement`."""
     code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{statement}\n"
     code += "print(time.perf_counter() - started_at)"
-    return float(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1][1])
+    return json.loads(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1])
