@@ -25,9 +25,9 @@ PAUSE = 0.005  # seconds between two looks at a run folder
 
 @dataclass(frozen=True)
 class Timed:
-    """Output lines of a command, and its duration."""
+    """What a command has printed, and its duration."""
 
-    lines: list[str]
+    printed_lines: list[str]
     seconds: float
 
 

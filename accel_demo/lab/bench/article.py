@@ -81,7 +81,7 @@ def train_article(steps: int, seed: int) -> LoopResult:
     command = ["python", "-m", "accel_demo.lab.bench.article_loop"]
     command += ["--steps", str(steps), "--seed", str(seed)]
     timed = run_timed(command, on_cpu=False, OMP_NUM_THREADS=threads_of_a_command())
-    return LoopResult(**json.loads(timed.lines[-1]))
+    return LoopResult(**json.loads(timed.printed_lines[-1]))
 
 
 def train_ours(precision: str, flags: list[str], steps: int, seed: int) -> LoopResult:

@@ -141,7 +141,7 @@ def wait_of_a_run() -> float:
     with tempfile.TemporaryDirectory() as run_dir:
         command = ["python", "-m", "accel_demo.lab.bench.input", run_dir]
         timed = run_timed(command, OMP_NUM_THREADS=threads_of_a_command())
-    return json.loads(timed.lines[-1])
+    return json.loads(timed.printed_lines[-1])
 
 
 def data_wait(run_dir: str) -> float:

@@ -85,7 +85,7 @@ def measure(options: Namespace) -> Report:
     if device.type == "cpu":  # not on a GPU, where kernels and Python run at the same time
         # Profile in a new process, to hide the stderr output of the profiler's C++ code.
         command = ["python", "-m", "accel_demo.lab.bench.limit", precision]
-        *_, line = run_timed(command, OMP_NUM_THREADS=str(every_thread)).lines
+        *_, line = run_timed(command, OMP_NUM_THREADS=str(every_thread)).printed_lines
         title = f"Where a step's time goes, {place}, under the profiler"
         tables.append(Table(title, "%", json.loads(line)))
     findings.append(

@@ -84,4 +84,4 @@ def seconds_of(before: str, statement: str) -> float:
     """Run `before` and `statement` in a new Python process. Return the seconds of `statement`."""
     code = f"import time\n{before}\nstarted_at = time.perf_counter()\n{statement}\n"
     code += "print(time.perf_counter() - started_at)"
-    return json.loads(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).lines[-1])
+    return json.loads(run_timed(["python", "-c", code], time_limit=TIME_LIMIT).printed_lines[-1])
