@@ -13,6 +13,7 @@ from accel_demo.lab.bench import article, article_loop, input
 from accel_demo.lab.bench import command as bench
 from accel_demo.lab.flags import write_json
 from accel_demo.lab.measurements import Report, Table, median_interval
+from accel_demo.lab.timed_command import run_timed
 from accel_demo.models import make_model
 
 
@@ -73,7 +74,7 @@ def test_the_findings_report_a_cpu_without_bf16_instructions():
 
 def test_the_error_for_a_child_that_fails_contains_its_stderr():
     with pytest.raises(RuntimeError, match="the disk is full"):
-        article.output_of([sys.executable, "-c", "raise SystemExit('the disk is full')"])
+        run_timed([sys.executable, "-c", "raise SystemExit('the disk is full')"])
 
 
 @pytest.mark.slow
@@ -163,7 +164,7 @@ def test_invalid_arguments_print_one_line_before_any_measurement(
     arguments, message, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(input, "measure", None)  # calling it would raise a TypeError
-    monkeypatch.setattr(article, "output_of", None)
+    monkeypatch.setattr(article, "run_timed", None)
     with pytest.raises(SystemExit) as stopped, one_line_errors():
         bench.main([argument.format(folder=tmp_path) for argument in arguments])
     assert stopped.value.code == 2
