@@ -45,13 +45,14 @@ def time_training(command: list, processes: int, **options) -> TimedRun:
     """Run a training command with a temporary run folder. `options` are passed to `run_timed`.
 
     A thread looks at the folder every `PAUSE` seconds. So each time is late by at most `PAUSE`,
-    plus the time until the thread gets a CPU core: a few milliseconds.
+    plus the time until the thread gets a CPU core.
 
     Raises `RuntimeError` if the number of processes that trained is not `processes`.
     """
     with tempfile.TemporaryDirectory() as folder:
         run, has_ended = TimedRun(), threading.Event()
-        watcher = threading.Thread(target=_watch, args=[Path(folder), run, has_ended])
+        started_at = time.perf_counter()
+        watcher = threading.Thread(target=_watch, args=[Path(folder), run, started_at, has_ended])
         watcher.start()
         try:
             run_timed([*command, "--run-dir", folder], **options)
@@ -66,9 +67,9 @@ def time_training(command: list, processes: int, **options) -> TimedRun:
     return run
 
 
-def _watch(folder: Path, run: TimedRun, has_ended: threading.Event) -> None:
+def _watch(folder: Path, run: TimedRun, started_at: float, has_ended: threading.Event) -> None:
     """Add the times at which a run writes its files to `run`, until the run has ended."""
-    started_at, bytes_read, is_last_look = time.perf_counter(), 0, False
+    bytes_read, is_last_look = 0, False
     while not is_last_look:
         is_last_look = has_ended.wait(PAUSE)
         if not run.first_step_seconds and (folder / "environment.json").exists():
