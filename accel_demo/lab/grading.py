@@ -5,7 +5,7 @@ run it, and write one report each. The first process only judges the reports, so
 answer that hangs, crashes or exits.
 
 In a report, "mistake" describes what is wrong with the answer, or is "" if nothing is wrong. "read"
-is the heading of the section to read, or "" for the exercise's usual one.
+is the heading of the section to read, or "" for the exercise's default section.
 "seen" lists what the process observed, so that a judge can compare the processes.
 """
 
@@ -34,7 +34,7 @@ from accel_demo.wording import counted
 
 TIME_LIMIT = 120  # seconds for one run of an answer; enough even on a busy machine
 ANSWER = "answer_to_the_exercise"  # module name of the learner's file
-# Parts of gloo's messages if a message does not fit into the tensor that receives it.
+# Parts of gloo's errors if a message and the tensor that receives it have different sizes.
 GLOO_SIZE_ERRORS = ("preamble.length", "Received data size")
 GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks' reports
 
@@ -42,7 +42,7 @@ GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks'
 class Wrong(Exception):
     """A mistake in the answer. The message is printed after "wrong: ".
 
-    `read` is the heading of the section to read, if it is not the exercise's usual one.
+    `read` is the heading of the section to read, if it is not the exercise's default section.
     """
 
     def __init__(self, message: str, read: str = ""):
@@ -58,11 +58,12 @@ SIZES_DIFFER = Wrong(
 )
 # Mistakes with send and receive
 STUCK_SENDING = Wrong(
-    "Is there a receive for each send? If every rank sends before it receives, all ranks wait "
-    "forever"
+    "Does every send have a matching receive? If every rank sends before it receives, all ranks "
+    "wait forever"
 )
 NOT_AWAITED = Wrong(
-    "a message may not have arrived when it is used: call wait() on what isend and irecv return"
+    "a tensor may be used before its message has arrived: call wait() on the objects that isend "
+    "and irecv return"
 )
 
 
@@ -99,8 +100,8 @@ def grade(
     `observe(answer)` runs in a separate process. It uses the answer, and raises `Wrong` if it finds
     a mistake. If `group_sizes` is given, a group of connected processes runs for each size instead,
     and each rank calls `observe(answer, device)`. A rank may take `patience` seconds, unless the
-    environment variable ACCEL_DEMO_PATIENCE sets a different limit. If it takes longer, the message
-    ends with that of `stuck`. If a rank receives a message of the wrong size, `sizes_differ` is
+    environment variable ACCEL_DEMO_PATIENCE sets a different limit. If it takes longer, the learner's
+    message ends with that of `stuck`. If a rank receives a message of the wrong size, `sizes_differ` is
     raised.
 
     `observe` may be a generator that yields one observation after each use of the answer. For each
@@ -155,7 +156,7 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
         text, code = f"wrong: {mistake}{_advice(Path(file).stem, mistake.read)}", 1
     except Exception:
         traceback.print_exc()
-        text, code = "the check itself has failed, so your answer was not judged", 3
+        text, code = "the check itself failed, so your answer was not graded", 3
     finally:
         kill_children()
     try:
@@ -166,7 +167,7 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
 
 
 def _advice(number: str, heading: str) -> str:
-    """Return two lines that say what to read. `heading` is "" for the exercise's usual section."""
+    """Return two lines about what to read. `heading` is "" for the exercise's default section."""
     exercise = all_exercises().get(number)
     if exercise is None:
         return ""
@@ -183,7 +184,7 @@ def run_answer(
 ) -> Outcome:
     """Run `grader` with `--report` and return the outcome.
 
-    Kills the processes that are still running after `time_limit` seconds.
+    Kill the processes that are still running after `time_limit` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         words = shlex.join([str(Path(grader).resolve()), str(answer), "--report", folder])
@@ -209,9 +210,9 @@ def check(
                 raise
             end = "" if str(mistake).endswith("?") else "."
             raise Wrong(
-                f"{where} {mistake}{f'{end} {passed}' if passed else ''}", mistake.read
+                f"{where}, {mistake}{f'{end} {passed}' if passed else ''}", mistake.read
             ) from None
-        passed = f"(It is right {where}.)"
+        passed = f"(It is correct {where}.)"
     if outcome.exit_code != 0:
         raise _early_end(outcome)
 
@@ -237,9 +238,9 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None, sizes_diff
 
 def _early_end(outcome: Outcome) -> Wrong:
     if outcome.exit_code is None:
-        hint = "is there an endless loop, or does the answer wait for something?"
-        return Wrong(f"it did not end within {outcome.time_limit:g} s: {hint}")
-    return Wrong(f"it ended early, with exit code {outcome.exit_code}\n{outcome.stderr}".rstrip())
+        hint = "is there an infinite loop, or is the answer waiting for something?"
+        return Wrong(f"it did not finish within {outcome.time_limit:g} s: {hint}")
+    return Wrong(f"it exited early with exit code {outcome.exit_code}\n{outcome.stderr}".rstrip())
 
 
 def _observe_as_rank(
@@ -261,7 +262,7 @@ def _observe_as_rank(
     watch = threading.Timer(patience, give_up)
     watch.daemon = True
     watch.start()
-    failure = f"rank {rank} cannot use the file"
+    failure = f"rank {rank} raised an error"
     write_report(folder, name, fill_in(report, observe, answer, device, failure=failure))
     watch.cancel()
     # A barrier could be matched with a collective that the answer calls on another rank, so poll.
@@ -276,7 +277,7 @@ def fill_in(
     report: dict,
     observe: Callable[..., Iterable | None],
     *arguments,
-    failure: str = "the file cannot be used",
+    failure: str = "your file raised an error",
 ) -> dict:
     """Call `observe(*arguments)`, and add its observations and the mistake to the report.
 
@@ -289,9 +290,9 @@ def fill_in(
     except Wrong as mistake:
         report.update(mistake=str(mistake), read=mistake.read)
     except NotImplementedError as error:
-        report["mistake"] = f"a function is not written yet{_place(error)}"
+        report["mistake"] = f"a function is not implemented yet{_place(error)}"
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        report["mistake"] = f"{failure}: {described(error)}"
+        report["mistake"] = f"{failure}: {describe_error(error)}"
     return report
 
 
@@ -320,9 +321,9 @@ def import_answer(answer: Path) -> ModuleType:
 def call_without_collectives(function: Callable, *arguments) -> Any:
     """Return `function(*arguments)`. Raise `Wrong` if it calls a collective other than a barrier.
 
-    Also raise it for a message to or from a rank that does not exist, and if nobody has waited for
-    a message. Process groups count their operations. Those that are not counted here, too, are
-    collectives.
+    Also raise it if a message is sent to or received from a rank that does not exist, or if `wait`
+    was not called on a message. Process groups count their operations, so any operation that is not
+    also counted here is a collective.
     """
     import torch.distributed as dist
 
@@ -385,7 +386,7 @@ class WatchedWork:
         return getattr(self.work, name)
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Format an error as one line: "ValueError: too many values (line 12 of your file)"."""
     first_line = str(error).partition("\n")[0]
     return f"{type(error).__name__}{': ' * bool(first_line)}{first_line}{_place(error)}"

@@ -149,6 +149,6 @@ def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd):
     )
     assert main(["90"]) == 3
     printed = capfd.readouterr()
-    assert printed.out == "the check itself has failed, so your answer was not judged\n"
+    assert printed.out == "the check itself failed, so your answer was not graded\n"
     assert "ZeroDivisionError" in printed.err
     assert states(capfd)["90"] == "not checked yet"

@@ -159,13 +159,13 @@ def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exe
             assert not re.search(TOO_LATE, result.stdout)  # which would not prove that it is wrong
 
 
-TOO_LATE = "did not end within|has not finished"
+TOO_LATE = "did not finish within|has not finished"
 MISBEHAVIOR = {  # {first lines of an answer: regular expression for the message}
     "while True:\n    pass\n": TOO_LATE,
     "raise ValueError('oops')\n": r"ValueError: oops \(line 1 of your file\)",
     "raise SystemExit(3)\n": r"SystemExit: 3 \(line 1 of your file\)",
     "raise KeyboardInterrupt\n": r"KeyboardInterrupt \(line 1 of your file\)",
-    "import os\nos._exit(3)\n": "ended early",
+    "import os\nos._exit(3)\n": "exited early",
     "import missing_module\n": r"ModuleNotFoundError: No module named 'missing_module' \(line 1",
     "def broken(:\n": "SyntaxError",
 }

@@ -49,12 +49,12 @@ def test_a_correct_answer_passes(graded):
         ("def double(n):\n    return n * n\n", "double(1) returns 1"),
         (
             "import nothing_of_this_name\n",
-            "the file cannot be used: ModuleNotFoundError: No module named 'nothing_of_this_name' "
+            "your file raised an error: ModuleNotFoundError: No module named 'nothing_of_this_name' "
             "(line 1 of your file)",
         ),
-        ("def double(\n", "the file cannot be used: SyntaxError"),
-        ("raise SystemExit(0)\n", "the file cannot be used: SystemExit: 0 (line 1"),
-        ("import os\nos._exit(0)\n", "it ended early, with exit code 0"),
+        ("def double(\n", "your file raised an error: SyntaxError"),
+        ("raise SystemExit(0)\n", "your file raised an error: SystemExit: 0 (line 1"),
+        ("import os\nos._exit(0)\n", "it exited early with exit code 0"),
         # The mistake in the first call is named, although the second call raises an error.
         ("def double(n):\n    return 3 if n == 1 else n / 0\n", "double(1) returns 3"),
     ],
@@ -67,7 +67,7 @@ def test_the_mistake_in_an_incorrect_answer_is_named(graded, answer, said):
 def test_an_answer_that_hangs_is_stopped(graded):
     exit_code, printed = graded("while True:\n    pass\n", time_limit=2)
     assert exit_code == 1
-    assert printed.startswith("wrong: it did not end within 2 s: is there an endless loop")
+    assert printed.startswith("wrong: it did not finish within 2 s: is there an infinite loop")
 
 
 ON_TWO_RANKS = """import time
@@ -86,13 +86,13 @@ def double(n):
         # Rank 1 fails first. Rank 0 fails only because it waits for rank 1.
         (
             "dist.barrier() if dist.get_rank() == 0 else 1 / 0",
-            "on 2 processes rank 1 cannot use the file: ZeroDivisionError: division by zero (line "
-            "6 of your file). (It is right on 1 process.)\n",
+            "on 2 processes, rank 1 raised an error: ZeroDivisionError: division by zero (line "
+            "6 of your file). (It is correct on 1 process.)\n",
         ),
-        ("return dist.get_rank()", "on 2 processes double(1) returns 0 and 1. (It is right on 1"),
+        ("return dist.get_rank()", "on 2 processes, double(1) returns 0 and 1. (It is correct on 1"),
         (
             "dist.get_rank() or time.sleep(60)",
-            "on 2 processes rank 0 has not finished after 3 s. Do all ranks call the same",
+            "on 2 processes, rank 0 has not finished after 3 s. Do all ranks call the same",
         ),
     ],
 )

@@ -201,8 +201,8 @@ def all_reduce(tensor):
         (None, "rank 0 ends with numbers that are not a sum of the tensors"),
         ([0, 0, 0], "rank 0 ends with numbers that are not a sum of the tensors"),
         ([1, 2, 0], "rank 0 has added the tensor of rank 1 more than once"),
-        ([0, 1, 1], "rank 0 has overwritten its own tensor: it ends with the tensors of ranks 1 a"),
-        ([1, 0, 1], "rank 0 ends with the tensors of ranks 0 and 2 alone"),
+        ([0, 1, 1], "rank 0 has overwritten its own tensor: it ends with only the tensors of ra"),
+        ([1, 0, 1], "rank 0 ends with only the tensors of ranks 0 and 2"),
         ([1, 0, 0], "the tensor of ranks 1 and 2 contains the sum, but rank 0 still has"),
     ],
 )

@@ -78,28 +78,28 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
     (
         EXCHANGE,
         "if wire.rank: raise KeyError(step)",
-        "on 2 processes rank 1 cannot use the file: KeyError",
+        "on 2 processes, rank 1 raised an error: KeyError",
     ),
     (
         "torch.empty_like(own_values)",
         "torch.empty_like(own_values)[:-1]",
-        "on 2 processes a rank receives a message into a tensor with a different number of bytes",
+        "on 2 processes, a rank receives a message into a tensor with a different number of bytes",
     ),
     (
         EXCHANGE,
         f"{EXCHANGE}\n        own_values += received",
-        "on 2 processes with 12 elements, rank 0 has the values of rank 1 more than once",
+        "on 2 processes, with 12 elements, rank 0 has the values of rank 1 more than once",
     ),
     (
         "partial_sum = chunks[(wire.rank - step)",
         "partial_sum = chunks[(wire.rank + step)",
-        "on 3 processes with 12 elements, rank 0 has numbers in chunk 0 that do not belong there",
+        "on 3 processes, with 12 elements, rank 0 has numbers in chunk 0 that do not belong there",
     ),
     (
         EXCHANGE,
         "from torch.distributed import isend, recv; sending = isend(partial_sum, right); "
         "recv(received, left); sending.wait()",
-        "on 2 processes with 12 elements, rank 0 has sent 0 of 48 bytes with `wire`",
+        "on 2 processes, with 12 elements, rank 0 has sent 0 of 48 bytes with `wire`",
     ),
 ]
 
@@ -123,8 +123,8 @@ def test_the_grader_distinguishes_less_typical_mistakes(start, tmp_path, right, 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("def reduce_scatter(chunks):\n    pass\n", "cannot use the file: TypeError"),
-        ("def reduce(chunks, wire):\n    pass\n", "cannot use the file: AttributeError"),
+        ("def reduce_scatter(chunks):\n    pass\n", "raised an error: TypeError"),
+        ("def reduce(chunks, wire):\n    pass\n", "raised an error: AttributeError"),
     ],
 )
 def test_an_answer_with_a_different_signature_fails_with_the_error(start, tmp_path, answer, said):

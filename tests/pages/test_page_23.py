@@ -12,7 +12,7 @@ CHANGED = [  # (text in our answer, replacement, part of the grader's message or
     ("", "", ""),
     ("    for index", "    optimizer.zero_grad()\n    for index", ""),
     ("            (loss / length).backward()", "        (loss / length).backward()", ""),
-    ("model(inputs)", "model(inputs, 1)", "the file cannot be used: TypeError"),
+    ("model(inputs)", "model(inputs, 1)", "your file raised an error: TypeError"),
     ("for index", "return\n    for index", "the optimizer steps 0 times instead of 3 times"),
     ("(inputs)", "(inputs + 1)", "the gradients do not match their windows: off by"),
     ("optimizer.step()", "optimizer.zero_grad(); optimizer.step()", "all gradients are zero when"),
@@ -58,7 +58,7 @@ def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake)
     answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
     result = start(["accel-demo", "check", "23", "--file", answer])
     named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
-    assert result.stdout.startswith(f"wrong: rank 1 cannot use the file: {named}"), result.stdout
+    assert result.stdout.startswith(f"wrong: rank 1 raised an error: {named}"), result.stdout
     assert (result.returncode, result.stderr) == (1, "")
 
 

@@ -148,7 +148,7 @@ MISTAKES = [  # (text in the model answer, replacement, part of the grader's mes
     (" if first.dim() > 0 else torch.stack(moved)", "", "gather of scalars stops with RuntimeErr"),
     (JOINED, f"gather(list(values), device).{DETACH} for", "gather cuts the graph of tensors in a"),
     (JOINED, "gather(list(values), torch.device('cpu')) for", "tensors in a tuple or list on the"),
-    ("def scatter(", "def scater(", "the file cannot be used: AttributeError"),
+    ("def scatter(", "def scater(", "your file raised an error: AttributeError"),
 ]
 
 

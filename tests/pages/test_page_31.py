@@ -88,7 +88,7 @@ WRONG = [  # (edits to the model answer, part of the grader's message)
         [("1 - step / total_steps", "1 / (1 + step)")],
         "the learning rates of the steps are 0.1 0.05",
     ),
-    ([("model(inputs)", "model(inputs, 1)")], "the file cannot be used: TypeError"),
+    ([("model(inputs)", "model(inputs, 1)")], "your file raised an error: TypeError"),
     ([("        loss = mse", "        break\n        loss = mse")], "the optimizer never steps"),
 ]
 
@@ -309,6 +309,6 @@ def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake)
     answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
     result = check(start, "31", answer)
     named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
-    said = f"wrong: on 2 processes rank 1 cannot use the file: {named}"
+    said = f"wrong: on 2 processes, rank 1 raised an error: {named}"
     assert result.stdout.startswith(said), result.stdout
     assert (result.returncode, result.stderr) == (1, "")

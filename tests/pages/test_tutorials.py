@@ -247,10 +247,10 @@ def test_a_model_answer_passes(start, name):
 def test_an_unsolved_exercise_fails(start):
     result = check(start, "10")
     assert result.returncode == 1
-    assert "under python alone, a function is not written yet" in result.stdout
+    assert "with python alone, a function is not implemented yet" in result.stdout
     result = check(start, "11")
     assert result.returncode == 1
-    assert "on 1 process plain_step does not clip" in result.stdout
+    assert "on 1 process, plain_step does not clip" in result.stdout
     result = check(start, "34")
     assert result.returncode == 1
     assert "on 1 process" in result.stdout

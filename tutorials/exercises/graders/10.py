@@ -19,7 +19,7 @@ class Launch:
     name: str
     processes: int  # how many processes the launcher starts
     connected: int  # how many processes Accelerate connects
-    asked: tuple[int, ...]  # values of n for assert_distributed(n)
+    n_values: tuple[int, ...]  # of assert_distributed(n)
     launcher: str = "python"
     flags: str = ""  # passed to this program
 
@@ -51,22 +51,22 @@ def judge_launch(answer: Path, launch: Launch) -> None:
         connected = {observation["connected"] for observation in seen}
         if connected != {launch.connected}:
             raise RuntimeError(f"unexpected: {connected} connected processes under {launch.name}")
-        for n in launch.asked:
+        for n in launch.n_values:
             judge_calls(n, launch, [observation["calls"][str(n)] for observation in seen])
 
     outcome = grading.run_answer(
         __file__, answer, launch.launcher, launch.flags, time_limit=TIME_LIMIT
     )
-    is_found = any(report["mistake"] for report in outcome.reports.values())
+    has_mistake = any(report["mistake"] for report in outcome.reports.values())
     try:
-        if outcome.exit_code is None and launch.connected > 1 and not is_found:
+        if outcome.exit_code is None and launch.connected > 1 and not has_mistake:
             raise Wrong(
-                f"it did not end within {outcome.time_limit:g} s. Does only one process make a "
+                f"it did not finish within {outcome.time_limit:g} s. Does only one process make a "
                 "call, such as gather, that every process must make?"
             )
         grading.check(outcome, (launch.processes,), judge)
     except Wrong as mistake:
-        raise Wrong(f"under {launch.name}, {mistake}", mistake.read) from None
+        raise Wrong(f"with {launch.name}, {mistake}", mistake.read) from None
 
 
 def judge_calls(n: int, launch: Launch, calls: list[dict]) -> None:
@@ -105,7 +105,7 @@ def report(answer: Path, folder: Path, is_plain: bool) -> None:
     accelerator = Accelerator() if is_plain else Accelerator(cpu=use_cpu())
     rank = accelerator.process_index if launched_rank is None else launched_rank
     name = f"{os.environ.get('WORLD_SIZE', 1)}-{rank}"
-    if dist.is_initialized():  # clones also have a group: none may exit while others still connect
+    if dist.is_initialized():  # clones also have a group: no process may exit while another is connecting
         dist.barrier()
     grading.write_report(folder, name, grading.fill_in({}, observe, answer, accelerator))
     accelerator.wait_for_everyone()
@@ -117,7 +117,7 @@ def observe(answer: Path, accelerator) -> Iterator[dict]:
 
     ranks = torch.tensor([accelerator.process_index], device=accelerator.device)
     connected = len(accelerator.gather(ranks))
-    # Close descriptors in processes that the answer forks: debug_launcher would wait for theirs.
+    # Close inherited files in processes that the answer forks: debug_launcher would wait for them.
     os.register_at_fork(after_in_child=lambda: os.closerange(3, os.sysconf("SC_OPEN_MAX")))
     function, calls = grading.import_answer(answer).assert_distributed, {}
     for n in (1, 2, 3):
@@ -127,7 +127,7 @@ def observe(answer: Path, accelerator) -> Iterator[dict]:
         except NotImplementedError:  # a subclass of RuntimeError: the function is not written yet
             raise
         except (Exception, SystemExit) as error:
-            raised, is_runtime_error = grading.described(error), isinstance(error, RuntimeError)
+            raised, is_runtime_error = grading.describe_error(error), isinstance(error, RuntimeError)
         calls[str(n)] = {"raised": raised, "is_runtime_error": is_runtime_error}
     yield {"connected": connected, "calls": calls}
 

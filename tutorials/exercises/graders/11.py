@@ -9,25 +9,25 @@ from functools import wraps
 from pathlib import Path
 from unittest.mock import patch
 
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 from accel_demo.wording import counted
 
 VERSIONS = ("plain_step", "data_parallel_step", "ddp_step", "accelerate_step")
 BATCH, MAX_NORM, TOLERANCE = 8, 0.7, 1e-5
-SIZES = (10, 0.1, 5, 10)  # size of the images of each step. The second gradient needs no clipping.
-RIGHT = "all four versions clip correctly, and end with the same weights, on one process and on two"
+SIZES = (10, 0.1, 5, 10)  # scale of the pixels in each step; the second gradient is not clipped
+RIGHT = "all four versions clip correctly and end with the same weights, on one process and on two"
 # {mistake: description}. `reference` trains with a mistake to find the weights that it leads to.
 MISTAKES = {
-    "never": "does not clip: its weights equal those of training without clipping",
-    "before the average": "clips the gradients of each process before they are averaged: the "
-    "optimizer uses the average over all processes",
+    "never": "does not clip: the final weights are the same as without clipping",
+    "before the average": "clips the gradients of each process before they are averaged: clip the "
+    "average, which is what the optimizer uses",
     "without the average": "does not average the gradients over the processes, so each process "
     "has different weights",
     "each value": "limits each element of the gradients instead of the total norm",
     "each weight": "limits the norm of each weight's gradient instead of the total norm",
     "scale": "changes gradients whose total norm is below max_norm: these should stay as they are",
-    "no reset": "adds the gradients of each batch to those of the batch before",
-    "no gradients": "does not change the weights: the optimizer gets no gradients",
+    "no reset": "adds the gradients of each batch to those of the previous batch: they are never reset",
+    "no gradients": "does not change the weights: the optimizer has no gradients",
     **dict.fromkeys(
         ("divide, clip", "clip, divide"),
         "divides the gradients by the number of processes, but they are already averaged",
@@ -69,13 +69,13 @@ def observe(answer: Path, device) -> None:
             except NotImplementedError:
                 raise
             except (Exception, SystemExit) as error:
-                raise Wrong(f"{version} fails with {described(error)}") from None
+                raise Wrong(f"{version} fails with {describe_error(error)}") from None
             judge(f"{version}{unlike}", weights, list(events), accelerator)
             unlike = f", unlike {version},"
 
 
 def recorded(clip_function: Callable, events: list[str]) -> Callable:
-    """Return a version of `clip_function` that notes in `events` if there is anything to clip."""
+    """Return a version of `clip_function` that records in `events` whether there is anything to clip."""
     import torch
 
     @wraps(clip_function)
@@ -91,7 +91,8 @@ def recorded(clip_function: Callable, events: list[str]) -> Callable:
 def judge(name: str, weights, events: list[str], accelerator) -> None:
     """Raise `Wrong` if the weights are wrong. `events` are the answer's optimizer steps and clips.
 
-    The events do not show if an answer is right, because it may clip without PyTorch's functions.
+    The events do not show whether an answer is right, because it may clip without PyTorch's
+    functions.
     """
 
     def distance(mistake: str) -> float:
@@ -150,7 +151,7 @@ def reference(mistake: str, rank: int, processes: int):
     weights = list(model.parameters())
     for number in range(len(SIZES)):
         ranks = [rank] if mistake == "without the average" else range(processes)
-        gradients = [gradients_of(model, number, one, mistake) for one in ranks]
+        gradients = [gradients_of(model, number, each, mistake) for each in ranks]
         for weight, *by_rank in zip(weights, *gradients, strict=True):
             average = torch.stack(by_rank).mean(dim=0)
             has_old = mistake == "no reset" and weight.grad is not None
@@ -177,7 +178,7 @@ def gradients_of(model, number: int, rank: int, mistake: str) -> list:
 
 
 def clip(weights: list, mistake: str, processes: int) -> None:
-    """Clip the gradients of `weights`, or do with them what the mistake does."""
+    """Clip the gradients of `weights`, with the mistake if it affects clipping."""
     from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
     def multiply(factor) -> None:

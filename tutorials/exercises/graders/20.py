@@ -18,11 +18,11 @@ from accel_demo.lab.grading import (
 )
 
 GROUP_SIZES = (1, 2, 3, 4)
-SHAPES = [(5,), (300, 1000)]  # small and large: isend returns long before a large tensor has left
-BASE = 50  # in this number system, digit r of a sum is the part that rank r's tensor added
+SHAPES = [(5,), (300, 1000)]  # small and large: isend returns long before it has sent a large tensor
+BASE = 50  # digit r of a sum in this base comes from rank r's tensor
 WAIT = "Asynchronous calls: async_op and wait()"  # headings of the page
 MISTAKES = "Common mistakes"
-RIGHT = "with 1, 2, 3 and 4 processes, every rank gets the sum, using only send and receive"
+RIGHT = "with 1, 2, 3 and 4 processes, every rank ends with the sum, using only send and receive"
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
@@ -49,7 +49,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
 
 def counts(tensor, originals: list) -> list[int] | None:
-    """Return how often each rank's original tensor was added, or None if `tensor` is no such sum.
+    """Return how often each rank's original tensor was added, or None if `tensor` is not such a sum.
 
     [1, 2, 0, 1] means that the tensor of rank 0 was added once, that of rank 1 twice, that of rank
     2 not at all, and that of rank 3 once.
@@ -74,20 +74,20 @@ def judge(number: int, calls: list[dict]) -> None:
     if all(call["returned_sum"] for call in calls):
         raise Wrong("it returns the sum, but does not write it into the tensor that was passed")
     if all(call["is_mean"] for call in calls):
-        raise Wrong("every rank has the mean, and not the sum", MISTAKES)
+        raise Wrong("every rank has the mean instead of the sum", MISTAKES)
     if len(own) == len(calls):
-        raise Wrong("every rank ends with its original tensor: write the sum into this tensor")
+        raise Wrong("every rank still has its original tensor: write the sum into the tensor that was passed")
     if right and len(own) + len(right) == len(calls):
         raise Wrong(
-            f"the tensor of {named(right)} contains the sum, but {named(own)} still has the "
+            f"the tensor of {list_ranks(right)} contains the sum, but {list_ranks(own)} still has the "
             "original tensor: every rank needs the sum, in the tensor that was passed"
         )
     wrong = next(rank for rank in ranks if rank not in right)
-    raise Wrong(f"rank {wrong} {described(wrong, calls[wrong]['counts'])}")
+    raise Wrong(f"rank {wrong} {describe_result(wrong, calls[wrong]['counts'])}")
 
 
-def described(rank: int, counts: list[int] | None) -> str:
-    """Describe a wrong result. `counts` says how often each rank's tensor was added."""
+def describe_result(rank: int, counts: list[int] | None) -> str:
+    """Describe a wrong result. `counts` is how often each rank's tensor was added, or None."""
     if counts is None or not any(counts):
         return "ends with numbers that are not a sum of the tensors"
     for other, count in enumerate(counts):
@@ -97,13 +97,13 @@ def described(rank: int, counts: list[int] | None) -> str:
                 "may already have been a sum"
             )
     added = [other for other, count in enumerate(counts) if count]
-    tensors = f"the tensor{'s' * (len(added) > 1)} of {named(added)}"
+    tensors = f"the tensor{'s' * (len(added) > 1)} of {list_ranks(added)}"
     if not counts[rank]:
-        return f"has overwritten its own tensor: it ends with {tensors} alone"
-    return f"ends with {tensors} alone, and not with every tensor once"
+        return f"has overwritten its own tensor: it ends with only {tensors}"
+    return f"ends with only {tensors}, but every tensor must be added once"
 
 
-def named(ranks: list[int]) -> str:
+def list_ranks(ranks: list[int]) -> str:
     """Return "rank 0", "ranks 0 and 1" or "ranks 0, 1 and 2"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -19,9 +19,9 @@ from accel_demo.lab.grading import (
 
 GROUP_SIZES = (2, 3, 4)
 LENGTHS = (12, 7, 2)  # tensor lengths that lead to equal, unequal and empty chunks
-BASE = 1000  # in this number system, digit r of a sum is the part of the sum that rank r added
+BASE = 1000  # digit r of a sum in this base comes from rank r's values
 RIGHT = (
-    "on 2, 3 and 4 ranks each rank has the sum of its chunk, and has sent N − 1 chunks to the right"
+    "on 2, 3 and 4 ranks, each rank has the sum of its chunk and has sent N − 1 chunks to the right"
 )
 BYTES = "How many bytes each rank sends"
 
@@ -65,7 +65,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
 @dataclass(frozen=True)
 class Call:
-    """What one rank had in its chunks, and has sent, when the function had returned."""
+    """One rank's chunks and the messages it has sent, after the function has returned."""
 
     rank: int
     chunks: list[list[float]]
@@ -120,12 +120,12 @@ def check_targets(call: Call, calls: list[Call]) -> None:
 
 
 def check_sum(call: Call, calls: list[Call]) -> None:
-    """Check the chunk of which this rank has to have the sum."""
+    """Check that this rank has the sum of its own chunk."""
     own, ranks = call.rank, range(len(calls))
     if call.has_sum(own):
         return
     if call.has_new_tensors:
-        raise Wrong("has different tensors in the list: add to the tensors in place")
+        raise Wrong("has put new tensors into the list: change the existing tensors in place")
     for index in ranks:
         if call.chunks[index] and call.has_sum(index):
             raise Wrong(f"has the sum of chunk {index}, but needs the sum of chunk {own}")
@@ -142,21 +142,21 @@ def check_sum(call: Call, calls: list[Call]) -> None:
             why = f"and has sent {sent} of {limit} bytes: maybe a step is missing"
         raise Wrong(f"has only its own values in chunk {own}, {why}")
     if not counts[own]:
-        raise Wrong(f"has lost its own values in chunk {own}: what arrives must be added to them")
+        raise Wrong(f"has lost its own values in chunk {own}: add the received values to them")
     for rank in ranks:
         if counts[rank] > 1:
             raise Wrong(f"has the values of rank {rank} more than once in chunk {own}")
-    missing = ", ".join(str(rank) for rank in ranks if not counts[rank])
+    missing = [str(rank) for rank in ranks if not counts[rank]]
     raise Wrong(
-        f"has chunk {own} without the values of rank {missing}: a rank must send on what it has "
-        "received together with its own values"
+        f"is missing the values of rank{'s' * (len(missing) > 1)} {', '.join(missing)} in chunk "
+        f"{own}: each step must send the received values plus the rank's own values"
     )
 
 
 def check_bytes(call: Call, calls: list[Call]) -> None:
     sent, limit = call.sent_bytes, call.byte_limit
     if sent < limit:
-        raise Wrong(f"has sent {sent} of {limit} bytes with `wire`: send all chunks with it")
+        raise Wrong(f"has sent {sent} of {limit} bytes with `wire`: send every chunk with `wire`")
     if sent == limit:
         return
     if all(one.has_sum(index) for one in calls for index in range(len(calls))):
@@ -164,7 +164,7 @@ def check_bytes(call: Call, calls: list[Call]) -> None:
     elif all((one.sent_bytes > one.byte_limit) == (one.rank > 0) for one in calls):
         why = "it seems that rank 0 collects everything"
     elif sent == limit + 8 * len(call.chunks[call.rank]):
-        why = "maybe there is a step too many"
+        why = "maybe there is one step too many"
     else:
         why = f"the size of all chunks except chunk {call.rank}"
     raise Wrong(f"has sent {sent} bytes, but the limit is {limit} bytes: {why}", BYTES)

@@ -1,4 +1,4 @@
-"""Grade exercise 22: unused parameters of hidden models, and training with them on 3 processes.
+"""Grade exercise 22: find unused parameters of hidden models, and train on 3 processes.
 
 The bonus is graded by bonus_22.py, and only if the rest is right. It does not affect the exit code.
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from accel_demo.lab.grading import (
     Wrong,
     check,
-    described,
+    describe_error,
     grade,
     import_answer,
     parser_of,
@@ -25,9 +25,9 @@ BONUS = Path(__file__).with_name("bonus_22.py")
 GROUP_SIZES = (3,)
 RANKS, STEPS, BATCH, FEATURES, LEARNING_RATE = 3, 6, 8, 6, 0.3
 SEARCHES, TRAININGS = range(8), range(8, 10)  # seeds of the models for each function
-TOLERANCE = 1e-5  # absolute; the wrong ways to average differ by more than 1e-3
+TOLERANCE = 1e-5  # absolute; with a wrong average, weights differ by more than 1e-3
 PATIENCE = 30  # seconds; a correct answer takes less than a second
-RIGHT = "unused_parameters finds them in all models, and on 3 processes train averages correctly"
+RIGHT = "unused_parameters is correct for all models, and train averages correctly on 3 processes"
 
 
 def main() -> int:
@@ -49,10 +49,10 @@ def judge_bonus(answer: Path) -> str:
     try:
         check(run_answer(str(BONUS), answer), GROUP_SIZES)
     except Wrong as mistake:
-        if str(mistake).startswith("a function is not written yet"):
-            return "The bonus is not written yet."
+        if str(mistake).startswith("a function is not implemented yet"):
+            return "The bonus is not implemented yet."
         return f"The bonus is not solved: {mistake}."
-    return "The bonus is solved: on 3 processes, share_gradients has DDP's bits."
+    return "The bonus is solved: on 3 processes, share_gradients matches DDP bit for bit."
 
 
 def observe(answer: Path, device) -> None:
@@ -85,7 +85,7 @@ def check_search(unused_parameters: Callable, seed: int, device) -> None:
     except NotImplementedError:
         raise
     except (Exception, SystemExit) as error:
-        raise Wrong(f"unused_parameters fails with {described(error)}") from None
+        raise Wrong(f"unused_parameters fails with {describe_error(error)}") from None
     for name, parameter in model.named_parameters():
         if not same(parameter.grad, before[name]):
             raise Wrong(f"unused_parameters changes the `.grad` of {name}")
@@ -106,11 +106,11 @@ def judge_names(returned, gradients: dict, before: dict, detached: str) -> None:
     except TypeError:
         names = [returned]
     if not all(isinstance(name, str) for name in names) or isinstance(returned, str):
-        raise Wrong(f"unused_parameters returns {short(returned)} instead of a list of names")
+        raise Wrong(f"unused_parameters returns {shorten(returned)} instead of a list of names")
     for name in names:
         if name not in before:
             raise Wrong(
-                f"unused_parameters returns {short(name)}, which is no name in "
+                f"unused_parameters returns {shorten(name)}, which is not a name in "
                 "`model.named_parameters()`"
             )
         if name not in gradients:
@@ -156,21 +156,21 @@ def check_training(train: Callable, seed: int, device) -> None:
     distances = distances_between(weights, expected)
     if max(distances.values()) <= TOLERANCE:
         return
-    wrong_ways = {
-        "train leaves the weights of `model` as they were: train it in place": untrained,
+    weights_by_mistake = {
+        "train does not change the weights of `model`: train it in place": untrained,
         "every rank trains alone, so the ranks end with different weights: does each forward go "
-        "through DDP?": (train_in_one_process(seed, device, lambda all, used: all[rank])),
-        "each change of the weights is 3 times too large: the gradients of the ranks are added "
+        "through DDP?": (train_in_one_process(seed, device, lambda gradients, used: gradients[rank])),
+        "each weight update is 3 times too large: the gradients of the ranks are added "
         "instead of averaged, or the learning rate was multiplied": (
-            train_in_one_process(seed, device, lambda all, used: sum(all))
+            train_in_one_process(seed, device, lambda gradients, used: sum(gradients))
         ),
-        "train averages a gradient over the ranks that use the parameter: a rank that does not use "
-        "it counts, too, as a gradient of 0": (
-            train_in_one_process(seed, device, lambda all, used: sum(all) / max(1, used))
+        "train averages a gradient over only the ranks that use the parameter: the other ranks "
+        "count too, with a gradient of 0": (
+            train_in_one_process(seed, device, lambda gradients, used: sum(gradients) / max(1, used))
         ),
     }
-    for mistake, others in wrong_ways.items():
-        if max(distances_between(weights, others).values()) <= TOLERANCE:
+    for mistake, wrong_weights in weights_by_mistake.items():
+        if max(distances_between(weights, wrong_weights).values()) <= TOLERANCE:
             raise Wrong(mistake)
     for name, parameter in make_model(seed).named_parameters():
         if not parameter.requires_grad and distances[name] > 0:
@@ -179,7 +179,7 @@ def check_training(train: Callable, seed: int, device) -> None:
     if any(not torch.equal(other[name], by_rank[0][name]) for other in by_rank):
         raise Wrong(
             f"after {STEPS} steps of train, the ranks have different values of {name}. If their "
-            "tasks differ, do they still add the gradients of the same parameters?"
+            "tasks differ, do they still all-reduce the gradients of the same parameters?"
         )
     raise Wrong(
         f"after {STEPS} steps of train, {name} differs on rank {rank} by up to "
@@ -194,15 +194,15 @@ def training_error(error: BaseException) -> Wrong:
     enabled = "`find_unused_parameters=True` is enabled"
     if "Expected to have finished reduction" in message and enabled not in message:
         return Wrong(
-            "train stops in its second step, because DDP still waits for gradients of the first "
+            "train fails in its second step, because DDP is still waiting for gradients of the first "
             "step: it expects a gradient for every parameter"
         )
     if "training graph has changed" in message:
         return Wrong(
-            "train stops, because static_graph=True promises that every step uses the same "
+            "train fails, because static_graph=True promises that every step uses the same "
             "parameters, but the tasks change"
         )
-    return Wrong(f"train fails with {described(error)}")
+    return Wrong(f"train fails with {describe_error(error)}")
 
 
 def make_model(seed: int):
@@ -237,7 +237,7 @@ def make_model(seed: int):
 
 
 def tasks_of(seed: int) -> list[str]:
-    """Return the four tasks in a random order. No batch has the last one."""
+    """Return the four tasks in a random order. No batch uses the last task."""
     return random.Random(seed).sample(["age", "color", "depth", "shape"], 4)
 
 
@@ -316,7 +316,7 @@ def same(gradient, other) -> bool:
     return gradient.equal(other)
 
 
-def short(value) -> str:
+def shorten(value) -> str:
     text = repr(value).replace("\n", " ")
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -7,7 +7,7 @@ import math
 import sys
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 SEED, TOLERANCE = 24, 1e-6
 RIGHT = "the gradients equal those of the whole batch, for 1 to 8 replicas and all batches"
@@ -36,7 +36,7 @@ def observe(answer: Path) -> None:
         except (Wrong, NotImplementedError):
             raise
         except (Exception, SystemExit) as error:
-            raise Wrong(f"{subject} stops with {described(error)}") from None
+            raise Wrong(f"{subject} stops with {describe_error(error)}") from None
 
 
 def check_scatter(scatter) -> None:
@@ -129,7 +129,7 @@ def check_scatter_of_other_values_first(scatter) -> None:
         try:
             parts = scatter(batch, [torch.device("cpu")] * 4)
         except Exception as error:
-            raise Wrong(f"{call} stops with {described(error)}") from None
+            raise Wrong(f"{call} stops with {describe_error(error)}") from None
         if not isinstance(parts, list | tuple) or not parts:
             raise Wrong(f"{call} should return a list of parts")
         for part in parts:

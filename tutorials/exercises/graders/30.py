@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import STUCK, Wrong, described, grade, import_answer
+from accel_demo.lab.grading import STUCK, Wrong, describe_error, grade, import_answer
 
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15
@@ -68,7 +68,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             where = f"on rank {dist.get_rank()}, for {samples} samples"
-            raise Wrong(f"{where}, accuracy raises {described(error)}") from None
+            raise Wrong(f"{where}, accuracy raises {describe_error(error)}") from None
         try:
             result = float(result)
         except (TypeError, ValueError, RuntimeError):
@@ -129,7 +129,7 @@ def judge_results(
     mistakes: list[int],
     for_metrics: bool,
 ) -> None:
-    """Check the results of all ranks. If a result is not a number, it is described by a string.
+    """Check the results of all ranks. If a result is not a number, it is describe_error by a string.
 
     `for_metrics` is True if the answer called `gather_for_metrics`.
     """

@@ -77,7 +77,7 @@ def saved_seconds(machine: dict) -> float:
     return machine["steps"] * per_step
 
 
-def described(machine: dict) -> str:
+def describe_error(machine: dict) -> str:
     """Describe the machine and the run for a message."""
     if machine["device"] == "cpu":
         device = f"a CPU {'with' if machine['bf16_instructions'] else 'without'} bf16 instructions"
@@ -94,7 +94,7 @@ def observe(answer: Path) -> None:
         try:
             judge_setting(machine, setting_of(machine, setting))
         except Wrong as mistake:
-            raise Wrong(f"{described(machine)}: {mistake}", mistake.read) from None
+            raise Wrong(f"{describe_error(machine)}: {mistake}", mistake.read) from None
 
 
 def setting_of(machine: dict, setting: Callable):
@@ -104,7 +104,7 @@ def setting_of(machine: dict, setting: Callable):
     except NotImplementedError:
         raise
     except (Exception, SystemExit) as error:
-        raise Wrong(f"setting raises {grading.described(error)}") from None
+        raise Wrong(f"setting raises {grading.describe_error(error)}") from None
 
 
 def judge_setting(machine: dict, setting) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 TRACES = Path(__file__).parent.parent / "40_traces"
 STEPS, FIRST_STEP = 12, 5
@@ -115,7 +115,7 @@ def observe(answer: Path) -> None:
         except NotImplementedError:
             raise
         except (Exception, SystemExit) as error:
-            raise Wrong(f"{case.name}: cause(trace) raises {described(error)}") from None
+            raise Wrong(f"{case.name}: cause(trace) raises {describe_error(error)}") from None
         check_form(case, seen)
         if tuple(seen) != case.cause:
             mistakes.append(Mistake(case, tuple(seen), longest_all_reduce(json.loads(text))))

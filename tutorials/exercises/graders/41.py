@@ -11,7 +11,7 @@ from itertools import product
 from math import isclose
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 TOLERANCE = 1e-3  # relative
 
@@ -232,7 +232,7 @@ def call(step_ms: Callable, name: str, case: Case) -> float:
     except NotImplementedError:
         raise
     except (Exception, SystemExit) as error:
-        raise Wrong(f"{name}: step_ms raises {described(error)}") from None
+        raise Wrong(f"{name}: step_ms raises {describe_error(error)}") from None
     try:
         return float(result)
     except (TypeError, ValueError):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 STEPS, TOLERANCE = 4, 1e-5
 PATIENCE = 5  # seconds to wait until memory is released
@@ -66,7 +66,7 @@ def take_step(optimizer) -> None:
     except NotImplementedError:
         raise
     except (Exception, SystemExit) as error:
-        raise Wrong(f"step raises {described(error)}") from None
+        raise Wrong(f"step raises {describe_error(error)}") from None
 
 
 def make_references(weights: list, gradients: list, options: dict) -> dict[str, list]:

@@ -11,7 +11,7 @@ from unittest import mock
 
 from accel_demo.anatomy import devices
 from accel_demo.anatomy.devices import visible_devices
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 STARTS = "5e01 5e7c 0b3a 91d4 c2f8 d660 7a15 3f9b".split()  # two UUIDs start with GPU-5e
 UUIDS = [f"GPU-{start}2d1c-77aa-4b1e-9c0d-{start}00aa55bb" for start in STARTS]
@@ -67,7 +67,7 @@ def compare(function: Callable) -> None:
         except (Wrong, NotImplementedError):
             raise
         except (Exception, SystemExit) as error:
-            seen = described(error)
+            seen = describe_error(error)
         if seen != expected:
             machine = f"{value!r} on {len(uuids)} GPUs{named(value, uuids)}"
             raise Wrong(f"{rule}. {machine} should be {expected}, got {seen}", read)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, described, grade, import_answer
+from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
 RIGHT = "on two and on three processes every rank has the total distance and its gradient"
@@ -47,7 +47,7 @@ def call(name: str, function: Callable):
     except NotImplementedError:
         raise
     except (Exception, SystemExit) as error:
-        raise Wrong(f"{name} raises {described(error)}") from None
+        raise Wrong(f"{name} raises {describe_error(error)}") from None
 
 
 def judge_gradient(gradient, gradients: dict, processes: int) -> None:

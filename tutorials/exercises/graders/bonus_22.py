@@ -32,13 +32,13 @@ def observe(answer: Path, device) -> None:
     if torch.equal(weights, with_ddp):
         return
     if not all(torch.equal(weights, other) for other in by_rank):
-        raise Wrong("the weights differ between the ranks: the gradients are not shared")
+        raise Wrong("the ranks end with different weights: the gradients are not averaged over all ranks")
     for name, other in at_levels.items():
-        # A sum is named whatever its last bits are, which depend on the order.
+        # Recognize a sum even if its last bits differ, because they depend on the order.
         if torch.equal(weights, other) or (name == SUM and torch.allclose(weights, other)):
             raise Wrong(f"the weights differ from DDP's: this is {name}")
     raise Wrong(
-        "the weights match no known level. They differ from DDP's weights by up to "
+        "the weights do not match any known level. They differ from DDP's weights by up to "
         f"{(weights - with_ddp).abs().max().item():.1e}"
     )
 

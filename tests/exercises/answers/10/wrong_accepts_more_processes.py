@@ -1,4 +1,4 @@
-# wrong: under two connected processes, assert_distributed(1) returns, although 2 processes are
+# wrong: with two connected processes, assert_distributed(1) returns, although 2 processes are
 
 from accelerate import PartialState
 

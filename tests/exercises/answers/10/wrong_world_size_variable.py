@@ -1,4 +1,4 @@
-# wrong: under two clones from torchrun, assert_distributed(2) returns, although Accelerate has not
+# wrong: with two clones from torchrun, assert_distributed(2) returns, although Accelerate has not
 
 import os
 

@@ -1,4 +1,4 @@
-# wrong: on 2 processes ddp_step clips the gradients of each process before they are averaged
+# wrong: on 2 processes, ddp_step clips the gradients of each process before they are averaged
 
 import torch
 import torch.distributed as dist

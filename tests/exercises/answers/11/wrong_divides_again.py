@@ -1,4 +1,4 @@
-# wrong: on 2 processes ddp_step divides the gradients by the number of processes
+# wrong: on 2 processes, ddp_step divides the gradients by the number of processes
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-# wrong: on 2 processes accelerate_step, unlike ddp_step, limits the norm to max_norm divided by
+# wrong: on 2 processes, accelerate_step, unlike ddp_step, limits the norm to max_norm divided by
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-# wrong: every rank has the mean, and not the sum
+# wrong: every rank has the mean instead of the sum
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# wrong: ends with the tensors of ranks 0 and 2 alone, and not with every tensor once. (It is right
+# wrong: ends with only the tensors of ranks 0 and 2, but every tensor must be added once. (It is
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# wrong: on 3 processes rank 0 has added the tensor of rank 2 more than once
+# wrong: on 3 processes, rank 0 has added the tensor of rank 2 more than once
 import torch
 import torch.distributed as dist
 

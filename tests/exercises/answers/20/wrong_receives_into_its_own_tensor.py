@@ -1,4 +1,4 @@
-# wrong: on 2 processes rank 0 has overwritten its own tensor: it ends with the tensor of rank 1
+# wrong: on 2 processes, rank 0 has overwritten its own tensor: it ends with only the tensor of
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# wrong: on 2 processes rank 0 ends with numbers that are not a sum of the tensors
+# wrong: on 2 processes, rank 0 ends with numbers that are not a sum of the tensors
 import torch.distributed as dist
 
 

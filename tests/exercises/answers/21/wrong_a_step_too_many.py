@@ -1,4 +1,4 @@
-# wrong: has sent 96 bytes, but the limit is 48 bytes: maybe there is a step too many
+# wrong: has sent 96 bytes, but the limit is 48 bytes: maybe there is one step too many
 import torch
 
 

@@ -1,4 +1,4 @@
-# wrong: on 2 processes with 12 elements, rank 0 has lost its own values in chunk 0
+# wrong: on 2 processes, with 12 elements, rank 0 has lost its own values in chunk 0
 
 
 def reduce_scatter(chunks, wire):

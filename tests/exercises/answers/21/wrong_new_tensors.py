@@ -1,4 +1,4 @@
-# wrong: has different tensors in the list: add to the tensors in place
+# wrong: has put new tensors into the list: change the existing tensors
 import torch
 
 

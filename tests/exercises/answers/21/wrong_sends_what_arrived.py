@@ -1,4 +1,4 @@
-# wrong: on 3 processes with 12 elements, rank 0 has chunk 0 without the values of rank 2:
+# wrong: on 3 processes, with 12 elements, rank 0 is missing the values of rank 2 in chunk
 import torch
 
 

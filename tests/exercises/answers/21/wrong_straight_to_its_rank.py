@@ -1,4 +1,4 @@
-# wrong: on 3 processes with 12 elements, rank 0 has sent to its left neighbor, rank 2, but
+# wrong: on 3 processes, with 12 elements, rank 0 has sent to its left neighbor, rank 2, but
 import torch
 
 

@@ -1,4 +1,4 @@
-# wrong: train averages a gradient over the ranks that use the parameter
+# wrong: train averages a gradient over only the ranks that use the parameter
 import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss

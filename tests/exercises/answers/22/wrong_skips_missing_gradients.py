@@ -1,4 +1,4 @@
-# wrong: do they still add the gradients of the same parameters?
+# wrong: do they still all-reduce the gradients of the same parameters?
 import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss

@@ -1,4 +1,4 @@
-# wrong: a whole global batch. Also wrong: the schedule. (It is right on 1 process.)
+# wrong: a whole global batch. Also wrong: the schedule. (It is correct on 1 process.)
 import torch
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss

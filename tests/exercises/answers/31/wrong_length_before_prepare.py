@@ -1,4 +1,4 @@
-# wrong: on 2 processes only 1/2 of the schedule is done when the epoch ends
+# wrong: on 2 processes, only 1/2 of the schedule is done when the epoch ends
 import torch
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss

@@ -1,4 +1,4 @@
-# wrong: on 2 processes every process reads all samples
+# wrong: on 2 processes, every process reads all samples
 import torch
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss

@@ -1,4 +1,4 @@
-# wrong: on 2 processes the first learning rate is 2 times `learning_rate`
+# wrong: on 2 processes, the first learning rate is 2 times `learning_rate`
 import torch
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss

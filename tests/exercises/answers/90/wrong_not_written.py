@@ -1,3 +1,3 @@
-# wrong: a function is not written yet
+# wrong: a function is not implemented yet
 def visible_devices(value, uuids):
     raise NotImplementedError
