@@ -100,9 +100,9 @@ def grade(
     `observe(answer)` runs in a separate process. It uses the answer, and raises `Wrong` if it finds
     a mistake. If `group_sizes` is given, a group of connected processes runs for each size instead,
     and each rank calls `observe(answer, device)`. A rank may take `patience` seconds, unless the
-    environment variable ACCEL_DEMO_PATIENCE sets a different limit. If it takes longer, the learner's
-    message ends with that of `stuck`. If a rank receives a message of the wrong size, `sizes_differ` is
-    raised.
+    environment variable ACCEL_DEMO_PATIENCE sets a different limit. If it takes longer, what the
+    learner reads ends with the message of `stuck`. If a rank receives a message of the wrong size,
+    `sizes_differ` is raised.
 
     `observe` may be a generator that yields one observation after each use of the answer. For each
     use, numbered from 0, `judge(number, seen)` compares the observations of all ranks, which are in

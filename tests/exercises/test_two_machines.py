@@ -36,7 +36,7 @@ def judge(nodes):
     return importlib.import_module("judge_44")
 
 
-# An answer that notes in a file of its own which process it runs in, and who is connected.
+# An answer whose processes each write a file with their ranks and the IDs of connected processes.
 NOTES = """import json, os
 from pathlib import Path
 
@@ -141,12 +141,12 @@ EVALUATED = "0 evaluate, 1 evaluate, 0 evaluated, 1 evaluated"
         ("0 create run, 2 download", ""),
         ("0 download, 2 download, 1 prepare, 3 prepare", ""),
         ("0 download, 0 download", "rank 0 downloads twice"),
-        ("0 no data", "nobody has downloaded to node 0's disk yet"),
+        ("0 no data", "no rank has downloaded to node 0's disk yet"),
         ("0 download, 0 downloaded, 2 no data", "node 1 never downloads: rank 0 has"),
         ("2 download, 3 no data", "rank 3 calls prepare before rank 2 has downloaded everything"),
         ("0 download, 0 clean_up", "rank 0 cleans up node 0's disk before it has called evaluate"),
         ("1 clean_up", "rank 1 cleans up node 0's disk before it has called evaluate"),
-        ("2 evaluate, 3 evaluate, 2 evaluated, 2 clean_up", "while rank 3 of the same node is sti"),
+        ("2 evaluate, 3 evaluate, 2 evaluated, 2 clean_up", "while rank 3 on the same node is sti"),
         (f"{EVALUATED}, 0 clean_up, 3 evaluate", ""),
         (f"{EVALUATED}, 0 clean_up, 0 clean_up", "cleans up node 0's disk twice"),
         (f"{EVALUATED}, 0 clean_up, 1 no data", "calls prepare after rank 0 has deleted"),
@@ -166,9 +166,9 @@ def test_the_first_mistake_in_the_log_is_explained(nodes, judge, log, message):
 
 
 def barrier(nodes, *places: str):
-    """Return the event of each rank at a barrier: "9 in 8" is line 9, inside the block in line 8.
+    """Return the event of each rank at a barrier: "9 in 8" is line 9, inside the block on line 8.
 
-    "9 entry" and "9 exit" are the barriers of the block in line 9.
+    "9 entry" and "9 exit" are the barriers of the block on line 9.
     """
     events = []
     for rank, place in enumerate(places):
@@ -198,7 +198,7 @@ RANK_1_IS_EARLY = ", so rank 1 entered its `with` block too early"
 def test_ranks_at_different_places_of_one_barrier_are_found(nodes, judge, places, expected):
     complete = judge.complete_barriers(barrier(nodes, *places))
     pairs = [judge.mismatch(one[0], one) for one in complete]
-    message = "".join(judge.matched(pair) for pair in pairs if pair)
+    message = "".join(judge.describe_mismatch(pair) for pair in pairs if pair)
     assert message.removeprefix("rank ").replace(" was matched with rank", ",") == expected
 
 
@@ -216,7 +216,7 @@ DISK = "rank 1 calls prepare before rank 0 has downloaded everything to node 0's
             f"{MATCHED}{RANK_1_IS_EARLY}: {DISK}. All ranks must reach the same barriers in the "
             "same order",
         ),
-        (  # which may be meant
+        (  # which may be intended
             ["8", "9", "8", "9"],
             False,
             f"{DISK}. Is this because {MATCHED}?",
@@ -244,8 +244,8 @@ def test_a_right_answer_with_a_barrier_inside_a_block_gets_a_remark(start, tmp_p
     line = text.splitlines().index(f"        {call.rstrip()}") + 1
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
     assert result.stdout.endswith(
-        f"1 on the other. But the barrier in line {line + 1} works only because it happens to be "
-        f"matched with that of the `with` block in line {line - 1}. Call it after the block\n"
+        f"1 on the other. But the barrier on line {line + 1} works only because it happens to "
+        f"match the barrier of the `with` block on line {line - 1}. Call it after the block\n"
     )
     assert check(start, "44", EXERCISE.answer).stdout.endswith("1 on the other\n")
 

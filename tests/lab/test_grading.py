@@ -24,10 +24,10 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def graded(start, tmp_path):
-    """`graded(answer, sizes)` runs a grader and returns its exit code and its output."""
+def run_grader(start, tmp_path):
+    """`run_grader(answer, sizes)` grades an answer and returns the exit code and the output."""
 
-    def graded(answer: str, sizes: tuple = (), time_limit=100, **environment):
+    def run_grader(answer: str, sizes: tuple = (), time_limit=100, **environment):
         grader, file = tmp_path / "a grader.py", tmp_path / "an answer.py"
         text = GRADER.replace("SIZES", repr(sizes)).replace("TIME_LIMIT", repr(time_limit))
         grader.write_text(text)
@@ -36,21 +36,24 @@ def graded(start, tmp_path):
         assert result.stderr == ""
         return result.returncode, result.stdout
 
-    return graded
+    return run_grader
 
 
-def test_a_correct_answer_passes(graded):
-    assert graded("def double(n):\n    return 2 * n\n") == (0, "right: all numbers are doubled\n")
+def test_a_correct_answer_passes(run_grader):
+    assert run_grader("def double(n):\n    return 2 * n\n") == (
+        0,
+        "right: all numbers are doubled\n",
+    )
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ("def double(n):\n    return n * n\n", "double(1) returns 1"),
         (
             "import nothing_of_this_name\n",
-            "your file raised an error: ModuleNotFoundError: No module named 'nothing_of_this_name' "
-            "(line 1 of your file)",
+            "your file raised an error: ModuleNotFoundError: No module named "
+            "'nothing_of_this_name' (line 1 of your file)",
         ),
         ("def double(\n", "your file raised an error: SyntaxError"),
         ("raise SystemExit(0)\n", "your file raised an error: SystemExit: 0 (line 1"),
@@ -59,13 +62,13 @@ def test_a_correct_answer_passes(graded):
         ("def double(n):\n    return 3 if n == 1 else n / 0\n", "double(1) returns 3"),
     ],
 )
-def test_the_mistake_in_an_incorrect_answer_is_named(graded, answer, said):
-    exit_code, printed = graded(answer)
-    assert exit_code == 1 and printed.startswith(f"wrong: {said}")
+def test_the_mistake_in_an_incorrect_answer_is_named(run_grader, answer, message):
+    exit_code, printed = run_grader(answer)
+    assert exit_code == 1 and printed.startswith(f"wrong: {message}")
 
 
-def test_an_answer_that_hangs_is_stopped(graded):
-    exit_code, printed = graded("while True:\n    pass\n", time_limit=2)
+def test_an_answer_that_hangs_is_stopped(run_grader):
+    exit_code, printed = run_grader("while True:\n    pass\n", time_limit=2)
     assert exit_code == 1
     assert printed.startswith("wrong: it did not finish within 2 s: is there an infinite loop")
 
@@ -81,7 +84,7 @@ def double(n):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         # Rank 1 fails first. Rank 0 fails only because it waits for rank 1.
         (
@@ -89,13 +92,16 @@ def double(n):
             "on 2 processes, rank 1 raised an error: ZeroDivisionError: division by zero (line "
             "6 of your file). (It is correct on 1 process.)\n",
         ),
-        ("return dist.get_rank()", "on 2 processes, double(1) returns 0 and 1. (It is correct on 1"),
+        (
+            "return dist.get_rank()",
+            "on 2 processes, double(1) returns 0 and 1. (It is correct on 1",
+        ),
         (
             "dist.get_rank() or time.sleep(60)",
             "on 2 processes, rank 0 has not finished after 3 s. Do all ranks call the same",
         ),
     ],
 )
-def test_the_first_mistake_in_a_group_of_processes_is_named(graded, line, said):
-    exit_code, printed = graded(ON_TWO_RANKS.format(line), (1, 2), ACCEL_DEMO_PATIENCE="3")
-    assert exit_code == 1 and printed.startswith(f"wrong: {said}")
+def test_the_first_mistake_in_a_group_of_processes_is_named(run_grader, line, message):
+    exit_code, printed = run_grader(ON_TWO_RANKS.format(line), (1, 2), ACCEL_DEMO_PATIENCE="3")
+    assert exit_code == 1 and printed.startswith(f"wrong: {message}")

@@ -186,7 +186,11 @@ BONUS = [  # (text in the model answer, replacement, part of the sentence about 
     ("parameters if step == 0 else ", "", "in reverse, but from the first step on"),
     ("    dist.all_reduce(flat)\n", "", "the gradients are not averaged over all ranks"),
     ("flat *= 1 /", "flat /=", "level 2, one flat buffer in the right order, but divided"),
-    ("    flat = torch", "    raise SystemExit(0)\n    flat = torch", "raised an error: SystemExit"),
+    (
+        "    flat = torch",
+        "    raise SystemExit(0)\n    flat = torch",
+        "raised an error: SystemExit",
+    ),
     ("def share_gradients", "def share", "The bonus is not implemented yet."),
 ]
 

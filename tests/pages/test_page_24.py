@@ -109,17 +109,17 @@ JOINED = "gather(list(values), device) for"
 DETACH = "detach() if isinstance(values[0], torch.Tensor) else gather(list(values), device)"
 MISTAKES = [  # (text in the model answer, replacement, part of the grader's message)
     (CHUNKS, "batch.chunk(len(devices), 1)", "a dimension other than 0"),
-    (CHUNKS, f"batch.detach(){CHUNKS[5:]}", "scatter of 12 samples on 4 devices cuts the graph"),
+    (CHUNKS, f"batch.detach(){CHUNKS[5:]}", "scatter of 12 samples to 4 devices cuts the graph"),
     (CHUNKS, f"batch.flip(0){CHUNKS[5:]}", "every sample once, in order"),
     (
         CHUNKS,
         "[batch]",
-        "scatter of 12 samples on 4 devices should make parts of at most 3 samples",
+        "scatter of 12 samples to 4 devices should return parts of at most 3 samples",
     ),
     (
         CHUNKS,
         "batch.split([len(batch) - len(devices) + 1] + [1] * (len(devices) - 1))",
-        "scatter of 12 samples on 4 devices should make parts of at most 3 samples, not [9, 1, 1, ",
+        "scatter of 12 samples to 4 devices should return parts of at most 3 samples, got [9, 1",
     ),
     (MOVED, "[chunk for", "put part i on devices[i], but uses cpu, cpu"),
     (
@@ -135,17 +135,17 @@ MISTAKES = [  # (text in the model answer, replacement, part of the grader's mes
         "scatter should also move tensors inside tuples, lists and dicts to dev",
     ),
     (" and batch:", ":", "returns no parts. Does it return one for a value without"),
-    ("type(batch)(part)", "list(part)", "scatter of a tuple with a list should return such a tup"),
+    ("type(batch)(part)", "list(part)", "scatter of a tuple that contains a list should"),
     (OTHER, "    return [None] * len(devices)", "every replica unchanged: 'a batch' became None"),
     (
         "torch.cat(moved)",
         "torch.cat(moved, dim=-1)",
-        "gather should join dimension 0: 2×2 and 2×2 should be 4×2, not (2, 4)",
+        "gather should join dimension 0: 2×2 and 2×2 should become 4×2, got (2, 4)",
     ),
     ("torch.cat(moved)", "torch.stack(moved)", "gather should join dimension 0"),
     ("in outputs]", "in outputs[::-1]]", "does not return all rows in the order"),
     ("output.to(device)", "output.detach()", "gather cuts the graph: no gradient"),
-    (" if first.dim() > 0 else torch.stack(moved)", "", "gather of scalars stops with RuntimeErr"),
+    (" if first.dim() > 0 else torch.stack(moved)", "", "gather of scalars raises RuntimeErr"),
     (JOINED, f"gather(list(values), device).{DETACH} for", "gather cuts the graph of tensors in a"),
     (JOINED, "gather(list(values), torch.device('cpu')) for", "tensors in a tuple or list on the"),
     ("def scatter(", "def scater(", "your file raised an error: AttributeError"),

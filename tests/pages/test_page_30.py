@@ -28,13 +28,19 @@ PREPARED = "accelerator.prepare(DataLoader(dataset, batch_size))"
 RESULT = "return right / counted"
 WRONG = [  # (text in the model answer, replacement, …, part of the grader's message)
     (*UNEVEN, LINE, "", RESULT, OWN_MEAN, "It is a mean of the ranks' accuracies"),
-    (*UNEVEN, LINE, "", COUNT, MEAN, RESULT, OWN_MEAN, "a mean of means, of batches and of ranks"),
+    (*UNEVEN, LINE, "", COUNT, MEAN, RESULT, OWN_MEAN, "a mean over ranks of means over batches"),
     (RESULT, "return right / 30", "Only the divisor is wrong: it is 30, because 8 samples"),
-    (GATHER, PADDED, RESULT, "return right / len(dataset)", "predictions are those of 30 samples"),
-    (RESULT, "return right / 22", "for 30 samples it returns 1.2273 instead of 0.9"),
-    (RESULT, "print()", "rank 0 returns nothing instead of a number"),
+    (
+        GATHER,
+        PADDED,
+        RESULT,
+        "return right / len(dataset)",
+        "predictions are counted over 30 samples",
+    ),
+    (RESULT, "return right / 22", "for 30 samples, it returns 1.2273 instead of 0.9"),
+    (RESULT, "print()", "rank 0 returns None instead of a number"),
     (RESULT, f"{RESULT} + accelerator.process_index", "different numbers (0.8182, 1.8182, 2.8182)"),
-    (RESULT, f"{RESULT} - 0.5", "for 22 samples it returns 0.3182 instead of 0.8182"),
+    (RESULT, f"{RESULT} - 0.5", "for 22 samples, it returns 0.3182 instead of 0.8182"),
     ("model(inputs)", "model(inputs, 1)", "accuracy raises TypeError"),
     (START, "    raise SystemExit(0)\n", "accuracy raises SystemExit: 0"),
 ]

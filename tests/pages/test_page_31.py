@@ -70,7 +70,7 @@ WRONG = [  # (edits to the model answer, part of the grader's message)
     ([MORE, (ONCE, "")], "whole global batch. Also wrong: the schedule"),
     ([FASTER, (ONCE, "")], "as on one process. Also wrong: the schedule"),
     ([MORE, FASTER, BEFORE, EARLIER], "Also wrong: the first learning rate and the schedule"),
-    ([(DIVIDED, "batch_size=8")], "a step uses 16 samples, instead of 12"),
+    ([(DIVIDED, "batch_size=8")], "a step uses 16 samples instead of 12"),
     ([("        scheduler.step()\n", "")], "the learning rate never changes"),
     ([("        optimizer.zero_grad()\n", "")], "but the weights are off by"),
     (
@@ -83,7 +83,7 @@ WRONG = [  # (edits to the model answer, part of the grader's message)
         "the processes end with different weights",
     ),
     ([("        optimizer.step()\n", "")], "the optimizer never steps"),
-    ([(DIVIDED, "batch_size=4")], "a step uses 8 samples, instead of 16"),
+    ([(DIVIDED, "batch_size=4")], "a step uses 8 samples instead of 16"),
     (
         [("1 - step / total_steps", "1 / (1 + step)")],
         "the learning rates of the steps are 0.1 0.05",

@@ -34,7 +34,7 @@ WRONG = [  # (text in the model answer, replacement, part of the grader's messag
     ("(8, 0), capability >= (7, 0)", "(8, 0), True", "fp16 is not faster on a GPU without tensor"),
     ("(8, 0), capability >= (7, 0)", "(8, 0), False", "this GPU has tensor cores"),
     (">= (8, 0)", ">= (9, 9)", "9.0, for 35,121 steps: fp16 works, but bf16 is as fast"),
-    ('precision == "fp16"', "False", "fp16 without a scaler: gradients below 3e-8 become zero"),
+    ('precision == "fp16"', "False", "fp16 needs a scaler: without one, gradients below"),
     ('machine["steps"] * saved', 'machine["steps"] * abs(saved)', "compiled steps are slower here"),
     ("can_compile and", "can_compile and False and", "but compiling takes"),
     ('machine["has_cxx_compiler"]', 'machine["has_c_compiler"]', "the error InvalidCxxCompiler"),

@@ -223,7 +223,10 @@ def test_the_model_answer_reads_a_trace_that_the_timeline_has_merged():
         (("disk", None), "returns ('disk', None). Return a pair"),
         (("computation", None), "The second item must be a rank, an int from 0 to 3"),
         (("computation", "2"), "The second item must be a rank, an int from 0 to 3"),
-        (("communication", 2), '"communication" concerns all ranks, so the second item is None'),
+        (
+            ("communication", 2),
+            '"communication" concerns all ranks, so the second item must be None',
+        ),
     ],
 )
 def test_the_grader_explains_results_in_a_wrong_form(tmp_path, result, message):

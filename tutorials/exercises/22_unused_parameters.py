@@ -3,7 +3,7 @@
 1. `unused_parameters(model, loss)` returns a list of names: the trainable parameters that `loss`, a
    scalar, does not reach. Use the names in `model.named_parameters()`, in any order. Don't list
    frozen parameters (`requires_grad` is False). A parameter whose gradient is 0 counts as used. The
-   function changes no `.grad`, and the caller can still call `loss.backward()` afterwards.
+   function must not change any `.grad`, and the caller can still call `loss.backward()` afterwards.
    You don't see the models. They have several heads, and a loss uses only some of them. Some
    parameters are frozen, some are shared by two heads, and some are never used.
 
@@ -22,8 +22,8 @@
    each backward of a model whose parameters are all used, and it replaces each gradient with the
    mean over all ranks. `parameters` is a list in the order of registration: the weight and bias of
    the first layer, then those of the next. `step` starts at 0 (step 1 on the page). The model is so
-   small that DDP puts all gradients into one bucket. If the bits differ from DDP's, the check tells
-   you which level your function has reached: (1) it averages each gradient separately, (2) all in
+   small that DDP puts all gradients into one bucket. If the bits differ from DDP's, the check names
+   the level that your function has reached: (1) it averages each gradient separately, (2) all in
    one buffer, (3) it also computes the mean as DDP does, (4) it also changes the order of the
    gradients.
 

@@ -24,8 +24,8 @@ It returns a dictionary with the fastest setting that trains well:
     compile                   True if torch.compile works on this machine and makes the run end
                               sooner (the times don't depend on the precision)
 
-The check calls `setting` for more than a hundred machines, old and new. All values are of Python's
-own types, such as bool.
+The check calls `setting` for more than a hundred machines, old and new. All values have
+built-in Python types, such as bool.
 
 accel-demo check 33
 """

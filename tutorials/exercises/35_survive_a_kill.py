@@ -19,8 +19,8 @@ one `latest` returned, so it may be the step of a save that was killed, or a sma
    `latest` then returns the checkpoint before, and the next save is for the same step as the
    damaged one.
 
-How you name and arrange your files in `folder` is up to you, but each checkpoint must have files of
-its own. Write them with Python's own `open(...)`, as `Path.write_bytes` does, because the check
+How you name and arrange your files in `folder` is up to you, but each checkpoint must have its own
+files. Write them with Python's built-in `open(...)`, as `Path.write_bytes` does, because the check
 kills a save in the middle of its writes. `folder` may be on a different file system than /tmp. Only
 one process saves. `fsync` is not graded: without it, a power failure loses data, but a kill
 doesn't.

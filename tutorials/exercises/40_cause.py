@@ -1,7 +1,7 @@
 """Exercise 40: name the cause in four traces.
 
-exercises/40_traces/ contains four traces, a.json to d.json, in the format of `accel-demo timeline`,
-with nothing in them but the phases and the all-reduces. To look at one, open it in
+exercises/40_traces/ contains four traces, a.json to d.json, in the format of `accel-demo timeline`.
+They contain only the phases and the all-reduces. To look at one, open it in
 https://ui.perfetto.dev. In each trace, several ranks train together for some steps. Each step has
 two buckets, so there are two all-reduces on each rank.
 

@@ -1,8 +1,8 @@
 """Exercise 44: choose the processes for six actions on two nodes.
 
 `run` below is the skeleton of a training program, and every process calls it. As it is, it's only
-right for a single process. Make it right for several processes on several nodes. Each node has a
-disk of its own, and all nodes share one folder, as with NFS. A file that one node writes to this
+right for a single process. Make it right for several processes on several nodes. Each node has
+its own disk, and all nodes share one folder, as with NFS. A file that one node writes to this
 folder is visible to the others at once. (On a real network, this may take up to a minute.)
 
     state       a `PartialState`, which knows which process this is; an `Accelerator` has the same
@@ -30,7 +30,7 @@ Graded:
    it returns, the checkpoint is complete.
 2. Nothing is done twice: there is one run folder and one checkpoint, and for each disk one
    download, one cache and one clean-up.
-3. No process uses what another is still writing, or deletes what another still needs.
+3. No process uses data that another is still writing, or deletes data that another still needs.
 
 The check runs your file in four connected processes on two simulated nodes: first with two
 processes on each, then with three on one node and one on the other. It looks at what they do to the

@@ -14,7 +14,7 @@ SEED, EPOCHS, BATCH_SIZE, ACCUMULATE = 7, 3, 4, 2
 SAVE_AFTER = (3, 7)  # save after 3 and 7 batches of each epoch
 
 
-class Place:
+class Position:
     """The position in the training run. Accelerate saves it in every checkpoint."""
 
     epoch, batches = 0, 0
@@ -38,15 +38,15 @@ def train(folder: Path, dataset, begin_batch) -> torch.nn.Module:
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    place = Place()
-    accelerator.register_for_checkpointing(place)
+    position = Position()
+    accelerator.register_for_checkpointing(position)
 
     checkpoint = folder / "checkpoint"
     if checkpoint.exists():
         model(dataset[:BATCH_SIZE][1]).sum().backward()  # so that DDP orders its buckets
         optimizer.zero_grad()
         accelerator.load_state(checkpoint)
-    first_epoch, batches_done = place.epoch, place.batches
+    first_epoch, batches_done = position.epoch, position.batches
     for epoch in range(first_epoch, EPOCHS):
         loader.set_epoch(epoch)
         done = batches_done if epoch == first_epoch else 0
@@ -60,7 +60,7 @@ def train(folder: Path, dataset, begin_batch) -> torch.nn.Module:
                 optimizer.zero_grad()
             is_due = is_due or index + 1 in SAVE_AFTER
             if is_due and accelerator.sync_gradients:
-                place.epoch, place.batches = epoch, index + 1
+                position.epoch, position.batches = epoch, index + 1
                 accelerator.save_state(checkpoint)
                 is_due = False
     return accelerator.unwrap_model(model)

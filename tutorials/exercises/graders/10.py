@@ -105,7 +105,9 @@ def report(answer: Path, folder: Path, is_plain: bool) -> None:
     accelerator = Accelerator() if is_plain else Accelerator(cpu=use_cpu())
     rank = accelerator.process_index if launched_rank is None else launched_rank
     name = f"{os.environ.get('WORLD_SIZE', 1)}-{rank}"
-    if dist.is_initialized():  # clones also have a group: no process may exit while another is connecting
+    if (
+        dist.is_initialized()
+    ):  # clones also have a group: no process may exit while another is connecting
         dist.barrier()
     grading.write_report(folder, name, grading.fill_in({}, observe, answer, accelerator))
     accelerator.wait_for_everyone()
@@ -127,7 +129,10 @@ def observe(answer: Path, accelerator) -> Iterator[dict]:
         except NotImplementedError:  # a subclass of RuntimeError: the function is not written yet
             raise
         except (Exception, SystemExit) as error:
-            raised, is_runtime_error = grading.describe_error(error), isinstance(error, RuntimeError)
+            raised, is_runtime_error = (
+                grading.describe_error(error),
+                isinstance(error, RuntimeError),
+            )
         calls[str(n)] = {"raised": raised, "is_runtime_error": is_runtime_error}
     yield {"connected": connected, "calls": calls}
 

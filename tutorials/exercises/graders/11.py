@@ -26,7 +26,7 @@ MISTAKES = {
     "each value": "limits each element of the gradients instead of the total norm",
     "each weight": "limits the norm of each weight's gradient instead of the total norm",
     "scale": "changes gradients whose total norm is below max_norm: these should stay as they are",
-    "no reset": "adds the gradients of each batch to those of the previous batch: they are never reset",
+    "no reset": "adds the gradients of each batch to those of the previous batch",
     "no gradients": "does not change the weights: the optimizer has no gradients",
     **dict.fromkeys(
         ("divide, clip", "clip, divide"),
@@ -75,7 +75,7 @@ def observe(answer: Path, device) -> None:
 
 
 def recorded(clip_function: Callable, events: list[str]) -> Callable:
-    """Return a version of `clip_function` that records in `events` whether there is anything to clip."""
+    """Return `clip_function`, changed to record in `events` whether there is anything to clip."""
     import torch
 
     @wraps(clip_function)

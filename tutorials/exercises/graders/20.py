@@ -18,7 +18,10 @@ from accel_demo.lab.grading import (
 )
 
 GROUP_SIZES = (1, 2, 3, 4)
-SHAPES = [(5,), (300, 1000)]  # small and large: isend returns long before it has sent a large tensor
+SHAPES = [
+    (5,),
+    (300, 1000),
+]  # small and large: isend returns long before it has sent a large tensor
 BASE = 50  # digit r of a sum in this base comes from rank r's tensor
 WAIT = "Asynchronous calls: async_op and wait()"  # headings of the page
 MISTAKES = "Common mistakes"
@@ -49,7 +52,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
 
 def counts(tensor, originals: list) -> list[int] | None:
-    """Return how often each rank's original tensor was added, or None if `tensor` is not such a sum.
+    """Return how often each rank's original was added, or None if `tensor` is not a sum of them.
 
     [1, 2, 0, 1] means that the tensor of rank 0 was added once, that of rank 1 twice, that of rank
     2 not at all, and that of rank 3 once.
@@ -76,11 +79,14 @@ def judge(number: int, calls: list[dict]) -> None:
     if all(call["is_mean"] for call in calls):
         raise Wrong("every rank has the mean instead of the sum", MISTAKES)
     if len(own) == len(calls):
-        raise Wrong("every rank still has its original tensor: write the sum into the tensor that was passed")
+        raise Wrong(
+            "every rank still has its original tensor: write the sum into the tensor it passed"
+        )
     if right and len(own) + len(right) == len(calls):
         raise Wrong(
-            f"the tensor of {list_ranks(right)} contains the sum, but {list_ranks(own)} still has the "
-            "original tensor: every rank needs the sum, in the tensor that was passed"
+            f"the tensor of {list_ranks(right)} contains the sum, but {list_ranks(own)} still "
+            f"{'has' if len(own) == 1 else 'have'} the original tensor: every rank needs the sum, "
+            "in the tensor that was passed"
         )
     wrong = next(rank for rank in ranks if rank not in right)
     raise Wrong(f"rank {wrong} {describe_result(wrong, calls[wrong]['counts'])}")

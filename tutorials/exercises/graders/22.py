@@ -159,14 +159,18 @@ def check_training(train: Callable, seed: int, device) -> None:
     weights_by_mistake = {
         "train does not change the weights of `model`: train it in place": untrained,
         "every rank trains alone, so the ranks end with different weights: does each forward go "
-        "through DDP?": (train_in_one_process(seed, device, lambda gradients, used: gradients[rank])),
+        "through DDP?": (
+            train_in_one_process(seed, device, lambda gradients, used: gradients[rank])
+        ),
         "each weight update is 3 times too large: the gradients of the ranks are added "
         "instead of averaged, or the learning rate was multiplied": (
             train_in_one_process(seed, device, lambda gradients, used: sum(gradients))
         ),
         "train averages a gradient over only the ranks that use the parameter: the other ranks "
         "count too, with a gradient of 0": (
-            train_in_one_process(seed, device, lambda gradients, used: sum(gradients) / max(1, used))
+            train_in_one_process(
+                seed, device, lambda gradients, used: sum(gradients) / max(1, used)
+            )
         ),
     }
     for mistake, wrong_weights in weights_by_mistake.items():
@@ -194,8 +198,8 @@ def training_error(error: BaseException) -> Wrong:
     enabled = "`find_unused_parameters=True` is enabled"
     if "Expected to have finished reduction" in message and enabled not in message:
         return Wrong(
-            "train fails in its second step, because DDP is still waiting for gradients of the first "
-            "step: it expects a gradient for every parameter"
+            "train fails in its second step, because DDP is still waiting for gradients of the "
+            "first step: it expects a gradient for every parameter"
         )
     if "training graph has changed" in message:
         return Wrong(

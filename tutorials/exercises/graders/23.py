@@ -22,9 +22,9 @@ SHORT = "Why the last window needs its own factor"
 
 @dataclass
 class Record:
-    """What happens on one rank while the answer trains.
+    """What one rank does while the answer trains.
 
-    `is_sync` lists for each forward whether DDP was asked to all-reduce, first in the forward and
+    For each forward, `is_sync` lists whether DDP was set to all-reduce, first in the forward and
     then in its backward. `most_alive` is the largest number of forwards without their backward.
     """
 
@@ -140,7 +140,7 @@ def judge_memory(record: Record) -> None:
     if record.most_alive > 1:
         raise Wrong(
             f"{record.most_alive} forwards run before the first backward, so the activations of "
-            "as many micro-batches are in memory at once: only those of one fit",
+            f"{record.most_alive} micro-batches are in memory at once: there is room for only one",
             read="Predict",
         )
 
@@ -155,7 +155,7 @@ def judge_steps(steps: int, batches: int, window: int) -> None:
         )
     if steps == windows - 1 and batches % window:
         raise Wrong(
-            "the last window, which is short, never reaches the optimizer: it needs a step",
+            "there is no optimizer step for the last window, which is short: it needs one too",
             read=SHORT,
         )
     if steps < windows:
@@ -185,19 +185,19 @@ def judge_gradients(
         raise Wrong("the gradient is nan: is a loss divided by 0?", read=SHORT)
     if "different on each rank" in differences:
         raise Wrong(
-            "each rank uses a gradient of its own: the gradients of the whole window must be "
+            "each rank uses its own gradient: the gradients of the whole window must be "
             "all-reduced before the step",
             read=SEND,
         )
     if set(differences) == {"×0"}:
         raise Wrong(
-            "all gradients are zero when the optimizer steps: they were deleted too early",
+            "all gradients are zero when the optimizer steps: they were reset too early",
             read=WAIT,
         )
     if is_last:
         raise Wrong(
-            "each step uses the gradient of the last micro-batch alone: those of the micro-batches "
-            "before it were deleted",
+            "each step uses only the gradient of the last micro-batch: the gradients of the "
+            "earlier micro-batches were deleted",
             read=WAIT,
         )
     length = batches % window or window  # of the last window
@@ -210,8 +210,8 @@ def judge_gradients(
         )
     if full <= {EQUAL} and length < window:
         raise Wrong(
-            f"the short window is wrongly scaled ({short}): it has only {length} of {window} "
-            "micro-batches",
+            f"the gradient of the short window has the wrong scale ({short}): the window has only "
+            f"{length} of {window} micro-batches",
             read=SHORT,
         )
     raise Wrong(f"the gradients do not match their windows: {', '.join(differences)}", read=DIVIDE)
@@ -223,7 +223,7 @@ def judge_sharing(record: Record, windows: int) -> None:
     if times == [1] * windows and len(record.all_reduces) == windows:
         return
     numbers = ", ".join(map(str, times))
-    message = f"DDP should all-reduce once per optimizer step, but the numbers are {numbers}"
+    message = f"DDP should all-reduce once per optimizer step, but the counts are {numbers}"
     if [True, False] in record.is_sync:
         message += ": no_sync surrounds a backward, but not its forward"
     elif max(times) > 1 and all(all(syncs) for syncs in record.is_sync):

@@ -36,14 +36,14 @@ def observe(answer: Path) -> None:
         except (Wrong, NotImplementedError):
             raise
         except (Exception, SystemExit) as error:
-            raise Wrong(f"{subject} stops with {describe_error(error)}") from None
+            raise Wrong(f"{subject} raises {describe_error(error)}") from None
 
 
 def check_scatter(scatter) -> None:
     import torch
 
     for samples, count in ((12, 4), (10, 4), (30, 8), (9, 8), (3, 8), (5, 1)):
-        call = f"scatter of {samples} samples on {count} devices"
+        call = f"scatter of {samples} samples to {count} devices"
         batch = torch.randn(samples, 40, requires_grad=True)
         parts = scatter(batch, [torch.device("cpu")] * count)
         if not is_list_of(parts, torch.Tensor):
@@ -57,11 +57,13 @@ def check_scatter(scatter) -> None:
         if 0 in sizes:
             raise Wrong(f"{call} returns empty parts: {sizes}")
         if sum(sizes) < samples:
-            raise Wrong(f"{call} loses samples: the parts have {sizes}")
+            raise Wrong(f"{call} loses samples: the part sizes are {sizes}")
         if not torch.equal(torch.cat(list(parts)), batch):
-            raise Wrong(f"{call} does not keep every sample once, in order: the parts have {sizes}")
+            raise Wrong(
+                f"{call} does not keep every sample once, in order: the part sizes are {sizes}"
+            )
         if max(sizes) > (most := math.ceil(samples / count)):
-            raise Wrong(f"{call} should make parts of at most {most} samples, not {sizes}")
+            raise Wrong(f"{call} should return parts of at most {most} samples, got {sizes}")
         if not has_gradient(torch.cat(list(parts)), [batch]):
             raise Wrong(f"{call} cuts the graph: no gradient reaches the batch")
 
@@ -70,7 +72,7 @@ def check_scatter_of_containers(scatter) -> None:
     import torch
 
     for samples, count in ((10, 4), (3, 8)):
-        call = f"scatter of a dict with {samples} samples on {count} devices"
+        call = f"scatter of a dict with {samples} samples to {count} devices"
         images, labels = torch.randn(samples, 4, requires_grad=True), torch.arange(samples)
         others = {"name": "a batch", "scale": 0.5, "empty": [], "info": {"id": 3}, "tags": ["x"]}
         batch = {"data": (images, [labels]), **others}
@@ -95,21 +97,21 @@ def check_scatter_of_containers(scatter) -> None:
                     )
             if not has_same_structure(part["data"], batch["data"]):
                 raise Wrong(
-                    "scatter of a tuple with a list should return such a tuple per replica, and "
-                    f"not {structure_of(part['data'])}"
+                    "scatter of a tuple that contains a list should return a tuple with the same "
+                    f"structure for each replica, got {structure_of(part['data'])}"
                 )
         first, second = [part["data"][0] for part in parts], [part["data"][1][0] for part in parts]
         for name, whole, tensors in (("first", images, first), ("second", labels, second)):
             sizes = [len(tensor) for tensor in tensors]
             if 0 in sizes or max(sizes) > math.ceil(samples / count):
                 raise Wrong(
-                    f"{call} should split the {name} tensor of a tuple inside as it splits a "
-                    f"tensor, but its parts have {sizes} samples"
+                    f"{call} should split the {name} tensor of a tuple as it splits a single "
+                    f"tensor, but the part sizes are {sizes}"
                 )
             if not torch.equal(torch.cat(tensors), whole):
                 raise Wrong(f"scatter loses or reorders samples of the {name} tensor of a tuple")
         if [len(tensor) for tensor in first] != [len(tensor) for tensor in second]:
-            raise Wrong(f"{call} gives two tensors in one part different numbers of samples")
+            raise Wrong(f"{call} returns parts whose tensors have different numbers of samples")
         if not has_gradient(torch.cat(first), [images]):
             raise Wrong("scatter cuts the graph of a tensor in a tuple in a dict")
 
@@ -125,11 +127,11 @@ def check_scatter_of_other_values_first(scatter) -> None:
         ([], images),
         [{"id": ("x", 7)}, [images]],
     ):
-        call = f"scatter of {structure_of(batch)} with 10 samples on 4 devices"
+        call = f"scatter of {structure_of(batch)} with 10 samples to 4 devices"
         try:
             parts = scatter(batch, [torch.device("cpu")] * 4)
         except Exception as error:
-            raise Wrong(f"{call} stops with {describe_error(error)}") from None
+            raise Wrong(f"{call} raises {describe_error(error)}") from None
         if not isinstance(parts, list | tuple) or not parts:
             raise Wrong(f"{call} should return a list of parts")
         for part in parts:
@@ -150,7 +152,7 @@ def check_devices_of_scatter(scatter) -> None:
     batch = {"data": (torch.ones(4, 2), [torch.ones(4)])}
     parts = list(scatter(batch, devices))
     if not has_same_structure(parts, [batch, batch]):
-        raise Wrong("scatter of a dict to cpu and meta should return two dicts like the batch")
+        raise Wrong("scatter of a dict to cpu and meta should return two dicts with its structure")
     for part, device in zip(parts, devices, strict=True):
         matrix, (vector,) = part["data"]
         if {matrix.device, vector.device} != {device}:
@@ -165,11 +167,11 @@ def check_gather(gather) -> None:
     device = torch.device("cpu")
     square = shape_of(gather([torch.zeros(2, 2), torch.ones(2, 2)], device))
     if square != (4, 2):
-        raise Wrong(f"gather should join dimension 0: 2×2 and 2×2 should be 4×2, not {square}")
+        raise Wrong(f"gather should join dimension 0: 2×2 and 2×2 should become 4×2, got {square}")
     parts = [torch.randn(size, 3, requires_grad=True) for size in (4, 4, 2)]
     joined = gather(parts, device)
     if shape_of(joined) != (10, 3):
-        raise Wrong(f"gather of 4×3, 4×3 and 2×3 should return 10×3, not {shape_of(joined)}")
+        raise Wrong(f"gather of 4×3, 4×3 and 2×3 should return 10×3, got {shape_of(joined)}")
     if not torch.equal(joined, torch.cat(parts)):
         raise Wrong("gather of tensors does not return all rows in the order of the replicas")
     if not has_gradient(joined, parts):
@@ -183,7 +185,7 @@ def check_gather_of_scalars(gather) -> None:
     vector = gather(scalars, torch.device("cpu"))
     if shape_of(vector) != (2,) or vector.tolist() != [1, 2]:
         raise Wrong(
-            f"gather of the scalars 1 and 2 should return the vector [1, 2], not {vector}", SCALARS
+            f"gather of the scalars 1 and 2 should return the vector [1, 2], got {vector}", SCALARS
         )
     if not has_gradient(vector, scalars):
         raise Wrong("gather cuts the graph of scalars: no gradient reaches the replicas", SCALARS)
@@ -204,11 +206,11 @@ def check_gather_of_containers(gather) -> None:
     both, losses = joined["both"], joined["loss"]
     if not has_same_structure(both, outputs[0]["both"]):
         raise Wrong(
-            "gather of tuples with a list inside should return such a tuple, and not "
-            f"{structure_of(both)}"
+            "gather of tuples that contain a list should return a tuple with the same structure, "
+            f"got {structure_of(both)}"
         )
     if shape_of(losses) != (3,) or not torch.equal(losses, torch.stack(scalars)):
-        raise Wrong(f"gather of scalars in dicts should return a vector, not {losses}", SCALARS)
+        raise Wrong(f"gather of scalars in dicts should return a vector, got {losses}", SCALARS)
     if shape_of(both[0]) != (10, 2) or not torch.equal(both[0], torch.cat(matrices)):
         raise Wrong("gather loses or reorders rows of tensors in a tuple in a dict")
     if not torch.equal(both[1][0], torch.cat(vectors)):
@@ -228,7 +230,9 @@ def check_devices_of_gather(gather) -> None:
     if tensor.device != meta:
         raise Wrong(f"gather to the device meta returns a tensor on {tensor.device}")
     if not has_same_structure(joined, outputs[0]):
-        raise Wrong("gather of dicts to the device meta should return such a dict")
+        raise Wrong(
+            "gather of dicts to the device meta should return a dict with the same structure"
+        )
     matrix, (vector,) = joined["data"]
     if {matrix.device, vector.device} != {meta}:
         raise Wrong("gather should also return tensors in a tuple or list on the given device")
@@ -264,7 +268,7 @@ def check_gradients(module) -> None:
             error = largest_difference(torch.autograd.grad(loss, parameters), expected)
             if not error <= TOLERANCE:
                 raise Wrong(
-                    f"with {samples} samples on {count} replicas the gradients are off by "
+                    f"with {samples} samples on {count} replicas, the gradients are off by "
                     f"{error:.1e}, but at most {TOLERANCE:.0e} is allowed",
                     GRADIENTS,
                 )
@@ -274,17 +278,17 @@ def is_list_of(parts, kind: type) -> bool:
     return isinstance(parts, list | tuple) and all(isinstance(part, kind) for part in parts)
 
 
-def has_same_structure(value, model) -> bool:
-    """Return True if the containers are the same, and the same items of them are tensors."""
+def has_same_structure(value, expected) -> bool:
+    """Return True if both have the same containers, with tensors in the same places."""
     import torch
 
-    if isinstance(model, dict):
-        is_like = isinstance(value, dict) and value.keys() == model.keys()
-        return is_like and all(has_same_structure(value[key], model[key]) for key in model)
-    if isinstance(model, list | tuple):
-        is_like = isinstance(value, type(model)) and len(value) == len(model)
-        return is_like and all(map(has_same_structure, value, model))
-    return isinstance(value, torch.Tensor) == isinstance(model, torch.Tensor)
+    if isinstance(expected, dict):
+        is_like = isinstance(value, dict) and value.keys() == expected.keys()
+        return is_like and all(has_same_structure(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        is_like = isinstance(value, type(expected)) and len(value) == len(expected)
+        return is_like and all(map(has_same_structure, value, expected))
+    return isinstance(value, torch.Tensor) == isinstance(expected, torch.Tensor)
 
 
 def structure_of(value) -> str:

@@ -52,7 +52,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     accuracy = import_answer(answer).accuracy
     for samples, mistakes in CASES:
-        # Seeds differ, as in real processes, so ranks that shuffle on their own are not in step.
+        # As in real processes, the seeds differ, so ranks that shuffle by themselves do not agree.
         torch.manual_seed(dist.get_rank())
         random.seed(dist.get_rank())
         GradientState._reset_state()  # in case the last call did not read its loader to the end
@@ -72,7 +72,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
         try:
             result = float(result)
         except (TypeError, ValueError, RuntimeError):
-            result = "nothing" if result is None else repr(result)[:80]
+            result = repr(result)[:80]
         yield {"result": result, "batches": model.batches, "for_metrics": bool(calls)}
 
 
@@ -102,13 +102,13 @@ def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
     most = max(map(len, read))
     if most > share and sum(map(bool, read)) == 1:
         raise Wrong(
-            f"one process does it all: {most} samples go through the model on one rank, and none "
+            f"one rank does all the work: {most} samples go through the model on it, and none "
             "on the others",
             SPLITTING,
         )
     if most > share:
         raise Wrong(
-            f"the work is not shared: of {samples} samples {most} go through the model on one "
+            f"the work is not shared: of {samples} samples, {most} go through the model on one "
             f"rank, but {share} are enough. Does every rank read the whole dataset?",
             SPLITTING,
         )
@@ -118,8 +118,8 @@ def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
             f"({', '.join(map(str, missing))})"
         )
         if missing == list(range(samples - samples % (PROCESSES * BATCH), samples)):
-            raise Wrong(f"{lost}. Does the loader leave out the last batches?", NO_PADDING)
-        raise Wrong(f"{lost}. Does the loader leave out samples, or is it split twice?", SPLITTING)
+            raise Wrong(f"{lost}. Does the loader drop the last batches?", NO_PADDING)
+        raise Wrong(f"{lost}. Does the loader drop samples, or is it split twice?", SPLITTING)
 
 
 def judge_results(
@@ -129,7 +129,7 @@ def judge_results(
     mistakes: list[int],
     for_metrics: bool,
 ) -> None:
-    """Check the results of all ranks. If a result is not a number, it is describe_error by a string.
+    """Check the results of all ranks. If a result is not a number, it is a description.
 
     `for_metrics` is True if the answer called `gather_for_metrics`.
     """
@@ -155,7 +155,7 @@ def judge_results(
         raise Wrong(different)
     if abs(numbers[0] - right) < TOLERANCE:
         return
-    wrong = f"for {samples} samples it returns {numbers[0]:.4f} instead of {right:.4f}"
+    wrong = f"for {samples} samples, it returns {numbers[0]:.4f} instead of {right:.4f}"
     for number, mistake, read in typical_mistakes(batches_by_rank, samples, mistakes, for_metrics):
         if abs(numbers[0] - number) < TOLERANCE:
             raise Wrong(f"{wrong}. {mistake}", read)
@@ -180,11 +180,11 @@ def typical_mistakes(
     read = [sum(batches, []) for batches in batches_by_rank]
     everything = sum(read, [])
     right = sum(sample not in mistakes for sample in everything)
-    cut, remaining = [], samples  # gathered batches without padding; samples not yet in `cut`
+    unpadded, remaining = [], samples  # gathered batches without padding; samples not yet in them
     for index in range(max(map(len, batches_by_rank))):
         round_of_batches = [batches[index] for batches in batches_by_rank if index < len(batches)]
-        cut.append(sum(round_of_batches, [])[:remaining])
-        remaining -= len(cut[-1])
+        unpadded.append(sum(round_of_batches, [])[:remaining])
+        remaining -= len(unpadded[-1])
     padded = len(everything)
     if padded > samples:
         again = f"{padded - samples} samples were read again, as padding"
@@ -198,18 +198,18 @@ def typical_mistakes(
         yield (
             accuracy_of(everything[:samples], mistakes),
             f"It is the accuracy of the first {samples} gathered predictions, but the padding is "
-            "not at their end: in which order do the ranks read the samples?",
+            "not at the end: in which order do the ranks read the samples?",
             "The change",
         )
         yield right / padded, f"It counts {padded} predictions: {not_removed}", read_more
         yield (
-            sum(sample not in mistakes for sample in sum(cut, [])) / padded,
+            sum(sample not in mistakes for sample in sum(unpadded, [])) / padded,
             f"Only the divisor is wrong: it is {padded}, because {again}",
             PADDING,
         )
         yield (
             right / samples,
-            f"The correct predictions are those of {padded} samples: {not_removed}",
+            f"The correct predictions are counted over {padded} samples: {not_removed}",
             read_more,
         )
     yield (
@@ -219,9 +219,9 @@ def typical_mistakes(
     )
     of_ranks = [mean(batches) for batches in batches_by_rank if any(batches)]
     for accuracy, message in (
-        (mean(cut), "It is a mean of the batches' accuracies, and the last batch is smaller"),
+        (mean(unpadded), "It is a mean of the batches' accuracies, and the last batch is smaller"),
         (mean(read), "It is a mean of the ranks' accuracies, and some ranks have fewer samples"),
-        (sum(of_ranks) / len(of_ranks), "It is a mean of means, of batches and of ranks"),
+        (sum(of_ranks) / len(of_ranks), "It is a mean over ranks of means over batches"),
     ):
         yield accuracy, message, MEANS
 

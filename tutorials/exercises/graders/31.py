@@ -91,7 +91,7 @@ def check_training(train: Callable, case: Case) -> None:
 
 
 def mistakes_in_batches(samples_by_rank: list[list[int]], case: Case) -> Iterator[tuple[str, str]]:
-    """Yield at most one mistake in the number of samples of each step, as a topic and a message.
+    """Yield at most one mistake in the samples per step, as a topic and a message.
 
     Raise `Wrong` if the learning rates cannot be judged.
     """
@@ -113,9 +113,9 @@ def mistakes_in_batches(samples_by_rank: list[list[int]], case: Case) -> Iterato
             "process uses a whole global batch",
         )
     elif batches[0] != expected:
-        raise Wrong(f"a step uses {batches[0]} samples, instead of {expected}", SCALING)
+        raise Wrong(f"a step uses {batches[0]} samples instead of {expected}", SCALING)
     else:
-        used = f"{sum(batches)} samples are used in the epoch, instead of {case.samples}"
+        used = f"{sum(batches)} samples are used in the epoch instead of {case.samples}"
         raise Wrong(used, SCALING)
 
 
@@ -147,15 +147,16 @@ def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterato
     if decrease_to_zero_in(steps / processes):
         yield (
             SCHEDULE,
-            f"the schedule is over after {steps // processes} of {steps} steps: the prepared "
+            f"the schedule ends after {steps // processes} of {steps} steps: the prepared "
             f"scheduler advances {processes} times per optimizer step, but the length of the "
             "schedule assumes only one",
         )
     elif decrease_to_zero_in(steps * processes):
         yield (
             SCHEDULE,
-            f"only 1/{processes} of the schedule is done when the epoch ends: its length is that "
-            "of the loader before prepare, but the scheduler advances only once per optimizer step",
+            f"only 1/{processes} of the schedule is done when the epoch ends: its length comes "
+            "from the loader before prepare, but the scheduler advances only once per optimizer "
+            "step",
         )
     elif len(set(rates)) == 1 and steps > 1:
         yield SCHEDULE, "the learning rate never changes: the scheduler does not advance"

@@ -15,7 +15,7 @@ from accel_demo.lab.grading import Wrong, grade, import_answer
 KEYS = ("mixed_precision", "grad_scaler", "compile")
 PRECISIONS = ("no", "fp16", "bf16")
 CAPABILITIES = [(9, 0), (7, 5), (6, 1), (7, 0), (8, 0), (5, 2), (8, 6), (8, 9), (10, 0), (12, 0)]
-RUNS = ("slower", "short", "as long", "long")  # only in a long run, compiling pays off
+RUNS = ("slower", "short", "break-even", "long")  # compiling pays off only in a long run
 SEED = 33
 COMPILERS = {"has_c_compiler": "C", "has_cxx_compiler": "C++"}
 # Headings of page 33
@@ -36,14 +36,14 @@ def machines() -> list[dict]:
     devices = [*cpus, *({**gpu, "compute_capability": capability} for capability in CAPABILITIES)]
     compilers = [dict(zip(COMPILERS, has, strict=True)) for has in product((True, False), repeat=2)]
     return [
-        {**device, **has, **drawn_run(draw, kind)}
+        {**device, **has, **random_run(draw, kind)}
         for has, kind, device in product(compilers, RUNS, devices)
     ]
 
 
-def drawn_run(draw: random.Random, kind: str) -> dict:
-    """Draw the times of a run. Only in "as long" do the steps save what compiling takes."""
-    if kind == "as long":
+def random_run(draw: random.Random, kind: str) -> dict:
+    """Draw the times of a run. "break-even": the steps save as much time as compiling takes."""
+    if kind == "break-even":
         steps = 4 * draw.randint(10, 90)
         times = {"seconds_per_step": 0.5, "seconds_per_step_compiled": 0.25}
         return {"steps": steps, "compile_seconds": steps / 4, **times}
@@ -72,12 +72,12 @@ def right_setting(machine: dict) -> dict:
 
 
 def saved_seconds(machine: dict) -> float:
-    """Return the time that the run's steps save if they are compiled, or less than 0."""
+    """Return the time that compilation saves in the run's steps. It may be negative."""
     per_step = machine["seconds_per_step"] - machine["seconds_per_step_compiled"]
     return machine["steps"] * per_step
 
 
-def describe_error(machine: dict) -> str:
+def describe_machine(machine: dict) -> str:
     """Describe the machine and the run for a message."""
     if machine["device"] == "cpu":
         device = f"a CPU {'with' if machine['bf16_instructions'] else 'without'} bf16 instructions"
@@ -94,11 +94,11 @@ def observe(answer: Path) -> None:
         try:
             judge_setting(machine, setting_of(machine, setting))
         except Wrong as mistake:
-            raise Wrong(f"{describe_error(machine)}: {mistake}", mistake.read) from None
+            raise Wrong(f"{describe_machine(machine)}: {mistake}", mistake.read) from None
 
 
 def setting_of(machine: dict, setting: Callable):
-    """Return what the learner's function returns for a copy of the machine."""
+    """Call the learner's function with a copy of the machine, and return its result."""
     try:
         return setting(dict(machine))
     except NotImplementedError:
@@ -109,7 +109,7 @@ def setting_of(machine: dict, setting: Callable):
 
 def judge_setting(machine: dict, setting) -> None:
     if not isinstance(setting, dict) or set(setting) != set(KEYS):
-        raise Wrong(f"setting returns {setting!r}, instead of a dictionary with {', '.join(KEYS)}")
+        raise Wrong(f"setting returns {setting!r} instead of a dictionary with {', '.join(KEYS)}")
     precision, has_scaler, is_compiled = (setting[key] for key in KEYS)
     if precision not in PRECISIONS:
         raise Wrong(f"mixed_precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
@@ -120,9 +120,9 @@ def judge_setting(machine: dict, setting) -> None:
     if precision != right_precision:
         raise wrong_precision(machine, right_precision, precision)
     if needs_scaler and not has_scaler:
-        raise Wrong("fp16 without a scaler: gradients below 3e-8 become zero", SCALING)
+        raise Wrong("fp16 needs a scaler: without one, gradients below 3e-8 become zero", SCALING)
     if has_scaler and not needs_scaler:
-        raise Wrong(f"a scaler for {precision}, which has the range of fp32", SCALING)
+        raise Wrong(f'"{precision}" needs no scaler, because its range is that of fp32', SCALING)
     if is_compiled != should_compile:
         raise wrong_compile(machine, is_compiled)
 
@@ -131,7 +131,7 @@ def wrong_precision(machine: dict, right: str, precision: str) -> Wrong:
     if machine["device"] == "cpu":
         if precision == "fp16":
             return Wrong(
-                "fp16 is for GPUs. On a CPU Accelerate silently trains without it: with this "
+                "fp16 is for GPUs. On a CPU, Accelerate silently trains without it: with this "
                 f"setting a layer returns {dtype_on_cpu(precision)}",
                 MISTAKES,
             )
@@ -172,7 +172,7 @@ def wrong_compile(machine: dict, is_compiled: bool) -> Wrong:
 
 
 def dtype_on_cpu(precision: str) -> str:
-    """Return the type of the numbers that a layer returns with Accelerate on a CPU."""
+    """Return the dtype of a layer's output if Accelerate prepares the layer on a CPU."""
     import torch
     from accelerate import Accelerator
 
@@ -184,4 +184,4 @@ def dtype_on_cpu(precision: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(grade(__file__, __doc__, observe, right=f"{len(machines())} machines"))
+    sys.exit(grade(__file__, __doc__, observe, right=f"all {len(machines())} settings are correct"))

@@ -23,7 +23,7 @@ from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environ
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
 
-PATIENCE = 30  # seconds for one start of the training; a correct answer takes about one second
+PATIENCE = 30  # seconds for one launch of the training; a correct answer takes about one second
 WORLD_SIZES = (1, 3)  # with one or two processes, the order of additions makes no difference
 EPOCHS, BATCHES, BATCH_SIZE, ACCUMULATE = 3, 10, 4, 2  # BATCHES is per process and epoch
 ALL = EPOCHS * BATCHES
@@ -41,7 +41,7 @@ EPOCH, WINDOW = "Level 3: the epoch number", "Level 4: no saving inside an accum
 LOADER = "Level 5: the random number a loader draws"
 FIRST_STEP = "Level 6: DDP's first step adds in a different order"
 EVERY_RANK = "Every rank calls `save_state`"
-# Fork the processes of every start from a server that has already imported torch.
+# Fork the processes of every launch from a server that has already imported torch.
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -62,11 +62,11 @@ def judge_all(answer: Path, seed: int) -> str:
         except Wrong as mistake:
             where = f"on {counted(world_size, 'process')}"
             grader = "python tutorials/exercises/graders/34.py FILE"
-            same = f"(The same kills again: {grader} --seed {seed})"
+            same = f"(To repeat the same kills: {grader} --seed {seed})"
             raise Wrong(f"{where}, {mistake}\n{same}", mistake.read) from None
     return (
-        "the last level. The weights are the same, bit for bit, as without a kill, on one process "
-        f"and on three. The runs were killed after {', '.join(map(str, kills))} batches"
+        "level 6, the last. The final weights are bitwise identical with and without kills, on one "
+        f"process and on three. The runs were killed after {', '.join(map(str, kills))} batches"
     )
 
 
@@ -75,20 +75,20 @@ def limit(variable: str, default: float) -> float:
 
 
 def judge_kills(answer: Path, world_size: int, kills: list[int], deadline: float) -> None:
-    """Kill a run again and again. After each kill, let a copy of the run end, and judge it."""
+    """Kill a run several times. After each kill, let a copy of the run finish, and judge it."""
     with tempfile.TemporaryDirectory() as folder:
         uninterrupted = train(answer, world_size, Path(folder, "uninterrupted"), deadline)
         judge_uninterrupted(uninterrupted)
-        run, place = Path(folder, "killed"), 0
+        run, resumed_at = Path(folder, "killed"), 0
         for done in kills:
             try:
-                train(answer, world_size, run, deadline, kill_after=done - place)
+                train(answer, world_size, run, deadline, kill_after=done - resumed_at)
                 shutil.copytree(run / "answers", run / "copy")
                 resumed = train(answer, world_size, run, deadline)
                 judge_resumed(uninterrupted, resumed, done, run)
             except Wrong as mistake:
                 raise Wrong(f"killed after {done} batches: {mistake}", mistake.read) from None
-            place = ALL - len(resumed[0]["samples"])
+            resumed_at = ALL - len(resumed[0]["samples"])
             shutil.rmtree(run / "answers")
             (run / "copy").rename(run / "answers")
 
@@ -98,7 +98,7 @@ def train(
 ) -> list[dict]:
     """Run the training in the folder `run`, and return the observation of each rank.
 
-    If `kill_after` is given, the ranks kill themselves after so many batches, and [] is returned.
+    If `kill_after` is given, the ranks kill themselves after this many batches. Then return [].
     """
     reports = run / "reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -117,11 +117,11 @@ def train(
 
 
 def run_ranks(world_size: int, deadline: float, *arguments) -> list[int]:
-    """Call `be_rank(rank, *arguments)` in `world_size` processes, and return their exit codes.
+    """Call `run_rank(rank, *arguments)` in `world_size` processes, and return their exit codes.
 
-    As soon as a process fails, kill the others, and return only the exit codes of failed ones.
+    As soon as a process fails, kill the others, and return only the exit codes of failed processes.
     """
-    ranks = [PROCESSES.Process(target=be_rank, args=(n, *arguments)) for n in range(world_size)]
+    ranks = [PROCESSES.Process(target=run_rank, args=(n, *arguments)) for n in range(world_size)]
     patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
     for process in ranks:
         process.start()
@@ -137,20 +137,20 @@ def run_ranks(world_size: int, deadline: float, *arguments) -> list[int]:
     if is_running and not failed:
         if end == deadline:
             seconds = limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
-            raise Wrong(f"all starts together have not finished after {seconds:g} s")
+            raise Wrong(f"all launches together have not finished after {seconds:g} s")
         raise Wrong(
-            f"a start has not finished after {patience:g} s: is there an endless loop, or does a "
-            "rank wait for another?"
+            f"a launch has not finished after {patience:g} s: is there an infinite loop, or is a "
+            "rank waiting for another?"
         )
     return failed or [0] * world_size
 
 
-def be_rank(
+def run_rank(
     rank: int, answer: Path, run: Path, world_size: int, port: int, kill_after: int | None
 ) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what the answer prints must not come before the result
-        os.dup2(nowhere, stream)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # discard the answer's output, so that the result comes first
+        os.dup2(devnull, stream)
     if world_size > 1:
         os.environ.update(rank_environment(rank, world_size, port))
     reports, name, samples = run / "reports", f"{world_size}-{rank}", []
@@ -234,7 +234,7 @@ def observe(
             raise Wrong(f"{name} was changed: keep {name} = {value}")
     model = module.train(folder, dataset, begin_batch)
     if not isinstance(model, torch.nn.Module):
-        raise Wrong(f"train returned {type(model).__name__}, and not the model")
+        raise Wrong(f"train returned {type(model).__name__} instead of the model")
     if (connected := PartialState().num_processes) != world_size:
         raise Wrong(f"Accelerate connected {counted(connected, 'process')}: keep cpu=use_cpu()")
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu()
@@ -258,7 +258,7 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
     for rank in uninterrupted:
         if len(rank["samples"]) != ALL:
             raise Wrong(
-                f"an uninterrupted training run had {len(rank['samples'])} batches, not {ALL}: "
+                f"an uninterrupted run had {len(rank['samples'])} batches, not {ALL}: "
                 "call begin_batch once per batch, and train all epochs"
             )
     epochs = [
@@ -269,12 +269,12 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
         numbers = {number for batches in epoch for batch in batches for number in batch}
         if len(numbers) != BATCHES * BATCH_SIZE * len(uninterrupted):
             raise Wrong(
-                "an epoch does not have every sample once. Do all ranks shuffle with the same "
-                "seed?",
+                "an epoch does not contain every sample exactly once. Do all ranks shuffle with "
+                "the same seed?",
                 ORDER,
             )
     if epochs[0] in epochs[1:]:
-        raise Wrong("without a kill, several epochs have the same order of the samples", EPOCH)
+        raise Wrong("without a kill, several epochs read the samples in the same order", EPOCH)
     for rank in uninterrupted:
         if len(rank["masks"]) != ALL:
             raise Wrong(
@@ -296,10 +296,10 @@ def judge_uninterrupted(uninterrupted: list[dict]) -> None:
 def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run: Path) -> None:
     """Check a run that was killed after `done` batches. Most errors name a level of page 34."""
     followed = [len(rank["samples"]) for rank in resumed]
-    place = ALL - followed[0]  # the run resumed after this many batches
+    resumed_at = ALL - followed[0]  # batches before the restart
     if len(set(followed)) > 1:
         raise Wrong(f"after the restart, the ranks had different numbers of batches: {followed}")
-    if place <= 0:
+    if resumed_at <= 0:
         if not any(path.is_file() for path in (run / "copy").rglob("*")):
             raise Wrong(
                 f"it saved nothing in {done} batches. What does the docstring say about a "
@@ -307,34 +307,37 @@ def judge_resumed(uninterrupted: list[dict], resumed: list[dict], done: int, run
                 WINDOW,
             )
         raise Wrong(
-            "it started again with the first batch of the first epoch: level 0. What does the "
-            "checkpoint contain about the position in the run?",
+            "it started again from the first batch of the first epoch: level 0. Does the "
+            "checkpoint contain the position in the run?",
             POSITION,
         )
-    if place > done:
+    if resumed_at > done:
         raise Wrong(
-            f"only {followed[0]} batches followed, and not {ALL - done} or more, so some batches "
-            "were never used. In which epochs does it skip batches?",
+            f"only {followed[0]} batches followed instead of at least {ALL - done}, so some "
+            "batches were never used. In which epochs does it skip batches?",
             POSITION,
         )
-    if done - place > MOST_LOST:
-        raise Wrong(f"it continued after {place} batches: at most {MOST_LOST} may be repeated")
-    judge_samples(uninterrupted, resumed, place)
+    if done - resumed_at > MOST_LOST:
+        raise Wrong(
+            f"it repeated {done - resumed_at} batches after the kill, but at most "
+            f"{MOST_LOST} are allowed"
+        )
+    judge_samples(uninterrupted, resumed, resumed_at)
     pairs = list(zip(uninterrupted, resumed, strict=True))
     if any(expected["weights"] != rank["weights"] for expected, rank in pairs):
-        raise wrong_weights(uninterrupted, resumed, place, run)
+        raise wrong_weights(uninterrupted, resumed, resumed_at, run)
 
 
-def judge_samples(uninterrupted: list[dict], resumed: list[dict], place: int) -> None:
-    expected = [rank["samples"][place:] for rank in uninterrupted]
+def judge_samples(uninterrupted: list[dict], resumed: list[dict], resumed_at: int) -> None:
+    expected = [rank["samples"][resumed_at:] for rank in uninterrupted]
     continued = [rank["samples"] for rank in resumed]
     if continued == expected:
         return
     for epoch, other in permutations(range(EPOCHS), 2):
         first, last, shift = epoch * BATCHES, (epoch + 1) * BATCHES, (other - epoch) * BATCHES
-        first = max(first, place)  # batches of this epoch before `place` were not repeated
+        first = max(first, resumed_at)  # earlier batches of this epoch were not repeated
         order = uninterrupted[0]["samples"][first + shift : last + shift]
-        if first < last and continued[0][first - place : last - place] == order:
+        if first < last and continued[0][first - resumed_at : last - resumed_at] == order:
             raise Wrong(
                 f"it continued the {ORDINALS[epoch]} epoch with the order of the "
                 f"{ORDINALS[other]}: level 1 or 2. Does the order depend only on a seed and the "
@@ -347,33 +350,36 @@ def judge_samples(uninterrupted: list[dict], resumed: list[dict], place: int) ->
         for before, after in zip(*pair, strict=True)
     ]
     raise Wrong(
-        f"{sum(is_same)} of {len(is_same)} batches after the checkpoint have the same samples as "
-        "without a kill: level 1. Does the order depend only on a seed and the epoch?",
+        f"only {sum(is_same)} of {len(is_same)} batches after the checkpoint have the same samples "
+        "as without a kill: level 1. Does the order depend only on a seed and the epoch?",
         ORDER,
     )
 
 
-def wrong_weights(uninterrupted: list[dict], resumed: list[dict], place: int, run: Path) -> Wrong:
-    """Find out why the weights differ, although the samples are the same."""
-    but = f"it continued after {place} batches with the right samples, but the weights differ"
+def wrong_weights(
+    uninterrupted: list[dict], resumed: list[dict], resumed_at: int, run: Path
+) -> Wrong:
+    """Return why the weights differ, although the samples are the same."""
+    but = f"it continued after {resumed_at} batches with the right samples, but the weights differ"
     now, before = resumed[0]["weights_before"][0], uninterrupted[0]["weights_before"]
-    if now != before[place]:
-        after = f" (but the weights after {before.index(now)} batches)" if now in before else ""
+    if now != before[resumed_at]:
+        which = f" (they are those after {before.index(now)} batches)" if now in before else ""
         return Wrong(
-            f"it continued after {place} batches, but did not begin with the weights that a run "
-            f"without a kill has there{after}. Are the position and the weights of the same batch?",
+            f"it continued after {resumed_at} batches, but its weights differ from those of a run "
+            f"without a kill at that point{which}. Were the position and the weights saved after "
+            "the same batch?",
             POSITION,
         )
-    if place % ACCUMULATE:
+    if resumed_at % ACCUMULATE:
         return Wrong(f"{but}: level 3. Which gradients existed when it saved?", WINDOW)
     if any(rank["has_leftover_gradient"] for rank in resumed):
         return Wrong(
-            f"{but}: there were gradients before its first batch. Whose, and does zero_grad have "
-            "an effect there?",
+            f"{but}: there were gradients before its first batch. Where do they come from, and "
+            "does zero_grad have an effect there?",
             FIRST_STEP,
         )
     for number, (expected, rank) in enumerate(zip(uninterrupted, resumed, strict=True)):
-        if expected["masks"][place:] == rank["masks"]:
+        if expected["masks"][resumed_at:] == rank["masks"]:
             continue
         if any(run.rglob("random_states_0.*")) and not any(run.rglob(f"random_states_{number}.*")):
             return Wrong(f"{but}: the checkpoint has no random states of rank {number}", EVERY_RANK)
@@ -381,13 +387,14 @@ def wrong_weights(uninterrupted: list[dict], resumed: list[dict], place: int, ru
             why = "because the model drew dropout masks between load_state and the first batch"
             return Wrong(f"{but}, {why}", FIRST_STEP)
         return Wrong(
-            f"{but}, because the dropout masks differ: level 4. What else draws, or sets a seed?",
+            f"{but}, because the dropout masks differ: level 4. What else draws random "
+            "numbers or sets a seed?",
             LOADER,
         )
     difference = largest_difference(uninterrupted[0]["weights"], resumed[0]["weights"])
     if len(resumed) > 2 and difference < ROUNDING:
         return Wrong(
-            f"{but} by at most {difference:.0e}, although the dropout masks are the same, too: "
+            f"{but} by at most {difference:.0e}, although the dropout masks are also the same: "
             "level 5. What is different in the first step after a restart?",
             FIRST_STEP,
         )

@@ -3,8 +3,8 @@
 python tutorials/exercises/graders/35.py FILE
 
 A save is killed before it opens, renames, creates or deletes a file or folder, and before and in
-the middle of every write. Each call of the answer runs in a process of its own. It is forked after
-the answer was imported, so it knows nothing of the calls before.
+the middle of every write. Each call of the answer runs in a separate process, which is forked after
+the answer was imported, so no state is carried over from earlier calls.
 """
 
 import itertools
@@ -31,20 +31,20 @@ OTHERS = {
     "scheduler.bin": 40,
     "random_0.bin": 12_000,
     "config.bin": 2,
-}  # three each
-MOST_GROWTH = 1.1  # of the size of two checkpoints; one leftover random_0.bin makes it 1.14 or more
+}  # every checkpoint has three of these
+MOST_GROWTH = 1.1  # factor on the size of two checkpoints; a leftover random_0.bin makes it 1.14
 MIXTURE = "Why an incomplete checkpoint is worse than none"
 MANIFEST = "Detect damage with a manifest"
 RIGHT = (
-    "latest returned a complete checkpoint after each of {} kills, also when a file was damaged, "
-    "and nothing was left behind"
+    "latest returned a complete checkpoint after each of {} kills and after damage to each file, "
+    "and no leftover files took up space"
 )
 
 Checkpoint = tuple[int, dict[str, bytes]]  # step and files
 
 
 def judge(answer: Path) -> str:
-    # If possible, use a file system other than /tmp's, so that no rename from /tmp works.
+    # If possible, use a different file system than /tmp, so that a rename from /tmp fails.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         flags = f"--folder {folder}"
@@ -66,17 +66,15 @@ def observe(answer: Path, folder: Path) -> Iterator[int]:
 
 
 class Run:
-    """Calls of the answer, always with the same folder. `states` are copies of it."""
+    """Calls the answer, always with the same folder. `states` are copies of this folder."""
 
     def __init__(self, module: ModuleType, folder: Path, copies: Path):
         self.module, self.folder, self.copies = module, folder, copies
-        self.kills, self.points = 0, 0  # kills until now, and kill points of one save
+        self.kills, self.points = 0, 0  # kills so far, and kill points of one save
         self.overhead = 1.0  # bytes in the folder after two saves, per byte of their contents
         self.states: dict[str, Path] = {}
         self.saved: dict[int, Checkpoint] = {}  # by step, the checkpoints in `states`
-        self.known_files: set[tuple[str, bytes]] = (
-            set()
-        )  # names and contents of all files ever saved
+        self.known_files: set[tuple[str, bytes]] = set()  # name and content of each saved file
         self.random = random.Random(SEED)
         folder.mkdir()
 
@@ -93,10 +91,10 @@ class Run:
             self.keep(", ".join(str(earlier) for earlier in self.saved))
 
     def kill_everywhere(self, state: Path, before: Checkpoint | None, earlier: str = "") -> None:
-        """Save in `state`, and kill this save at each point. After each kill, save again.
+        """Save in `state`, and kill this save at each kill point. After each kill, save again.
 
-        Also kill this second save at each point, once for each kind of state of the folder, unless
-        `earlier` says what has happened before.
+        Also kill this second save at each point, once for each kind of folder state, unless
+        `earlier` is given. It describes what happened before.
         """
         known, old_names = set(), set(os.listdir(state))
         step = before[0] + 3 if before else 3
@@ -126,7 +124,7 @@ class Run:
                 self.save_completely(next_step, after, when)
 
     def kill_repeatedly(self) -> None:
-        """Kill many saves, one after the other, and then save completely."""
+        """Kill many saves, one after another, and then save without a kill."""
         self.restore(self.states["3, 6"])
         before: Checkpoint | None = self.saved[6]
         steps = []
@@ -137,25 +135,25 @@ class Run:
             when = f"step {new[0]} was saved" if killed is None else f"a save was killed {killed}"
             before = self.expect(f"after other kills, {when}", before, new)
         step = before[0] + 1 if before else 3
-        last = f"the last three had the steps {', '.join(steps[-3:])}"
+        last = f"the last three were for steps {', '.join(steps[-3:])}"
         when = f"after {KILLS} saves, most of them killed ({last}), step {step} was saved"
         self.save_completely(step, before, when)
 
     def check_that_two_are_kept(self) -> None:
-        """Check that the folder has enough bytes for two checkpoints. Random bytes can't shrink."""
+        """Check that the folder has the size of two checkpoints. Random bytes don't compress."""
         self.restore(self.states["3, 6, 9, 12, 15"])
         needed = content_bytes(self.saved[12], self.saved[15])
         if self.size() < needed:
             raise Wrong(
-                f"after step 15 was saved without a kill, folder contains {self.size():,} bytes, "
-                f"but the checkpoints of steps 12 and 15 need {needed:,}: keep both"
+                f"after step 15 was saved without a kill, the folder contains {self.size():,} "
+                f"bytes, but the checkpoints of steps 12 and 15 need {needed:,}: keep both"
             )
 
     def damage(self) -> None:
-        """Damage the files of the newest checkpoint on the disk, one after the other."""
+        """Damage the files of the newest checkpoint on disk, one at a time."""
         state, before, newest = self.states["3, 6, 9, 12, 15"], self.saved[12], self.saved[15]
         self.restore(state)
-        # A content of less than 20 bytes is too short to find it.
+        # Contents of less than 20 bytes are too short to search for.
         places = dict(self.find(content) for content in newest[1].values() if len(content) >= 20)
         for path in self.files_of_newest():
             places.setdefault(path, path.stat().st_size // 2)
@@ -163,8 +161,8 @@ class Run:
         for path, how in itertools.product(places, DAMAGE):
             self.restore(state)
             DAMAGE[how](path, places[path])
-            where = f"{how} in {path.relative_to(self.folder)}, a file of step 15"
-            # A checkpoint that is stored twice may be still complete.
+            where = f"after {how} {path.relative_to(self.folder)} (a file of step 15)"
+            # If a checkpoint is stored twice, it may still be complete.
             if self.expect(where, before, newest, read=MANIFEST) == before:
                 damaged = self.keep("damaged")
         if damaged:  # the next save has the same step
@@ -187,7 +185,7 @@ class Run:
         ]
 
     def find(self, content: bytes) -> tuple[Path, int]:
-        """Return the file that contains `content`, and the place of its middle in the file."""
+        """Return the file that contains `content`, and the position of its middle in the file."""
         middle = content[len(content) // 2 :][:20]
         files = sorted(files_in(self.folder), key=lambda path: path.stat().st_mtime_ns)
         for path in files:
@@ -257,26 +255,26 @@ class Run:
             return f"step {step} with {extra[0]}, which is not one of its files", MIXTURE
         name = next(name for name in expected if files[name] != expected[name])
         if files[name] and (name, files[name]) in self.known_files:
-            return f"a mixture: step {step}, but {name} is from another save", MIXTURE
+            return f"a mixture: step {step}, but {name} is from a different save", MIXTURE
         if expected[name].startswith(files[name]):
             size, full = len(files[name]), len(expected[name])
             return f"step {step} with only {size:,} of the {full:,} bytes of {name}", ""
         return f"step {step} with changed bytes in {name}", ""
 
     def new_checkpoint(self, step: int) -> Checkpoint:
-        """Return random files. Each save has different contents and different other files."""
+        """Return random files. Contents and the choice of `OTHERS` differ from save to save."""
         sizes = {**SIZES, **dict(self.random.sample(sorted(OTHERS.items()), 3))}
         files = {name: self.random.randbytes(size) for name, size in sizes.items()}
         self.known_files.update(files.items())
         return step, files
 
     def check_size(self, when: str, *kept: Checkpoint | None) -> None:
-        """Check that nothing but the kept checkpoints is left, whatever their format is."""
+        """Check that the folder contains only the kept checkpoints, in whatever format."""
         needed = round(self.overhead * content_bytes(*kept))
         if len(self.saved) > 1 and self.size() > MOST_GROWTH * needed:
             raise Wrong(
-                f"{when}: folder contains {self.size():,} bytes, but the last two checkpoints need "
-                f"only {needed:,}. What should be deleted, and when?"
+                f"{when}: the folder contains {self.size():,} bytes, but the last two checkpoints "
+                f"need only {needed:,}. What should be deleted, and when?"
             )
 
     def size(self) -> int:
@@ -285,7 +283,7 @@ class Run:
         return sum(files.values())
 
     def keep(self, name: str) -> Path:
-        """Copy the folder, so that `restore` can bring it back."""
+        """Copy the folder, so that `restore` can restore it."""
         copy = self.states[name] = self.copies / name
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.folder, copy, symlinks=True)
@@ -309,8 +307,8 @@ def change_byte(path: Path, place: int) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path, int], None]] = {
-    "after a byte changed": change_byte,
-    "after the end was lost": os.truncate,
+    "a byte changed in": change_byte,
+    "the end was cut off from": os.truncate,
 }
 
 

@@ -15,15 +15,15 @@ from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 TRACES = Path(__file__).parent.parent / "40_traces"
 STEPS, FIRST_STEP = 12, 5
-MOST_STEPS = 8  # if a rank is slower in one phase in all steps, the command names it
+# `accel-demo timeline` names a rank that is slower in one phase in all steps, so some cases delay a
+# rank only in most of them.
+MOST_STEPS = 8
 NAMES = ("data", "computation", "communication", "nothing")
 WAITS = "Why the waiting rank is not the slow rank"
 STRAGGLER = "How `accel-demo timeline` finds a straggler"
 COLUMNS = "What the columns mean"
-WAITING = "Rank {rank} spends a long time in all-reduce, but what does it do there?"
-EXPOSED = (
-    "How long does each rank only wait for all-reduces, after it has computed all its gradients?"
-)
+WAITING = "Rank {rank} spends a long time in all-reduce, but what is it doing there?"
+EXPOSED = "How long does each rank wait for all-reduces after it has computed all its gradients?"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
     more: dict[str, dict[int, float]] = field(default_factory=dict)  # {phase: {rank: delay}}
     delayed_steps: int = STEPS  # only the first ones have the delays above
     once: dict[tuple[int, int], float] = field(default_factory=dict)  # {(rank, step): delay}
-    varies: float = 0  # the most that a forward is delayed at random, differently in each step
+    varies: float = 0  # largest random delay of a forward, which differs from step to step
     sending: tuple[float, float] = (3, 3)  # duration of each bucket's all-reduce, without waits
     data_wait: float = 1
     scale: float = 1  # of forward, backward and optimizer
@@ -55,12 +55,12 @@ MORE = [
     Case("five ranks, rank 4 waiting for data", 5, ("data", 4), {4: 15}, "data wait"),
     Case("five ranks, slow single steps", 5, ("nothing", None), once={(3, 1): 90, (3, 5): 90}),
     Case(
-        "four ranks, rank 1 slow, rank 3 quick",
+        "four ranks, rank 1 slow, rank 3 fast",
         *(4, ("computation", 1), {1: 22, 3: -8}, "backward"),
         once={(2, 0): 60},
     ),
     Case("three ranks, rank 2 slow", 3, ("computation", 2), {2: 14}, "optimizer"),
-    Case("four ranks, rank 1 quick", 4, ("nothing", None), {1: -9}),
+    Case("four ranks, rank 1 fast", 4, ("nothing", None), {1: -9}),
     Case("three ranks, hidden all-reduces", 3, ("nothing", None), sending=(17, 3)),
     Case("four ranks, long waits for data", 4, ("data", None), data_wait=40),
     Case("two ranks, long all-reduces", 2, ("communication", None), sending=(3, 45)),
@@ -75,7 +75,7 @@ MORE = [
     Case("three ranks wait", 4, ("nothing", None), {0: 40, 1: 40, 2: 40}, "data wait"),
     Case("two ranks, both causes", 2, ("data", None), sending=(3, 60), data_wait=60),
     Case("two ranks, long steps", 2, ("nothing", None), data_wait=30, scale=4),
-    Case("four ranks, rank 1 much quicker", 4, ("nothing", None), {1: -19}),
+    Case("four ranks, rank 1 much faster", 4, ("nothing", None), {1: -19}),
     Case(
         "four ranks, rank 1 waits for data, but catches up",
         *(4, ("nothing", None), {1: 18}, "data wait", {"forward": {1: -18}}, MOST_STEPS),
@@ -93,15 +93,15 @@ MORE = [
         *(2, ("nothing", None), {0: 59}, "data wait", {"forward": {1: 59}}, MOST_STEPS),
     ),
 ]
-RIGHT = f"in all {len(STORED)} traces, and in {len(MORE)} more"
+RIGHT = f"the cause is correct in all {len(STORED)} traces and in {len(MORE)} more"
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A case in which the answer returned `seen` instead of `case.cause`."""
+    """A case for which the answer returned a wrong cause."""
 
     case: Case
-    seen: tuple
+    returned: tuple
     longest: int  # the rank that spends the most time in all-reduce
 
 
@@ -111,38 +111,38 @@ def observe(answer: Path) -> None:
     for case in STORED + MORE:
         text = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
         try:
-            seen = module.cause(json.loads(text))
+            returned = module.cause(json.loads(text))
         except NotImplementedError:
             raise
         except (Exception, SystemExit) as error:
             raise Wrong(f"{case.name}: cause(trace) raises {describe_error(error)}") from None
-        check_form(case, seen)
-        if tuple(seen) != case.cause:
-            mistakes.append(Mistake(case, tuple(seen), longest_all_reduce(json.loads(text))))
+        check_form(case, returned)
+        if tuple(returned) != case.cause:
+            mistakes.append(Mistake(case, tuple(returned), longest_all_reduce(json.loads(text))))
     if mistakes:
         first = mistakes[0]
         because, read = explanation(mistakes)
         raise Wrong(
-            f"{first.case.name}: cause(trace) returns {first.seen!r}, but the right answer is "
+            f"{first.case.name}: cause(trace) returns {first.returned!r}, but the right answer is "
             f"{first.case.cause!r}. {because}",
             read,
         )
 
 
-def check_form(case: Case, seen) -> None:
+def check_form(case: Case, returned) -> None:
     """Raise `Wrong` if the answer is not one of the pairs in the exercise's docstring."""
-    returns = f"{case.name}: cause(trace) returns {seen!r}"
-    if not isinstance(seen, tuple | list) or len(seen) != 2 or seen[0] not in NAMES:
+    returns = f"{case.name}: cause(trace) returns {returned!r}"
+    if not isinstance(returned, tuple | list) or len(returned) != 2 or returned[0] not in NAMES:
         raise Wrong(f'{returns}. Return a pair, such as ("computation", 2) or ("nothing", None)')
-    name, rank = seen
+    name, rank = returned
     if rank is None and name != "computation":
         return
     if name in ("communication", "nothing"):
-        raise Wrong(f'{returns}. "{name}" concerns all ranks, so the second item is None')
+        raise Wrong(f'{returns}. "{name}" concerns all ranks, so the second item must be None')
     if rank in range(case.ranks):
         return
     if rank in range(1000, 1000 * case.ranks, 1000):
-        raise Wrong(f"{returns}. That is the process number (pid) of the trace: return the rank")
+        raise Wrong(f"{returns}. That is the process ID (pid) in the trace: return the rank")
     raise Wrong(f"{returns}. The second item must be a rank, an int from 0 to {case.ranks - 1}")
 
 
@@ -150,33 +150,33 @@ def explanation(mistakes: list[Mistake]) -> tuple[str, str]:
     """Return a sentence that explains the mistakes, and the heading of the section to read."""
     for is_typical, sentence, heading in TYPICAL:
         if all(is_typical(mistake) for mistake in mistakes):
-            return sentence.format(rank=mistakes[0].seen[1]), heading
+            return sentence.format(rank=mistakes[0].returned[1]), heading
     return explanation_of(mistakes[0])
 
 
-def accuses_a_waiting_rank(mistake: Mistake) -> bool:
-    (_, slow), (_, accused) = mistake.case.cause, mistake.seen
-    return accused is not None and (accused == mistake.longest or slow not in (None, accused))
+def blames_a_waiting_rank(mistake: Mistake) -> bool:
+    (_, slow), (_, blamed) = mistake.case.cause, mistake.returned
+    return blamed is not None and (blamed == mistake.longest or slow not in (None, blamed))
 
 
 # Mistakes that explain all wrong results of an answer: (test, sentence, heading of the section).
 TYPICAL: list[tuple[Callable[[Mistake], bool], str, str]] = [
     (
-        lambda mistake: mistake.seen[1] in {rank for rank, _ in mistake.case.once},
-        "Rank {rank} is slow in single steps only, which must not count",
+        lambda mistake: mistake.returned[1] in {rank for rank, _ in mistake.case.once},
+        "Rank {rank} is slow only in single steps, which must not count",
         STRAGGLER,
     ),
-    (accuses_a_waiting_rank, WAITING, WAITS),
+    (blames_a_waiting_rank, WAITING, WAITS),
     (
         lambda mistake: (
-            "data" in (mistake.case.cause[0], mistake.seen[0])
-            and (mistake.case.cause[1], mistake.seen[1]) != (None, None)
+            "data" in (mistake.case.cause[0], mistake.returned[0])
+            and (mistake.case.cause[1], mistake.returned[1]) != (None, None)
         ),
         "How long does each rank wait for data, compared with the other ranks?",
         COLUMNS,
     ),
     (
-        lambda mistake: "communication" in (mistake.case.cause[0], mistake.seen[0]),
+        lambda mistake: "communication" in (mistake.case.cause[0], mistake.returned[0]),
         EXPOSED,
         COLUMNS,
     ),
@@ -185,10 +185,10 @@ TYPICAL: list[tuple[Callable[[Mistake], bool], str, str]] = [
 
 def explanation_of(mistake: Mistake) -> tuple[str, str]:
     """Return a sentence that explains one mistake, and the heading of the section to read."""
-    (name, rank), (seen, accused) = mistake.case.cause, mistake.seen
-    if accuses_a_waiting_rank(mistake):
-        return WAITING.format(rank=accused), WAITS
-    if accused == rank is not None:
+    (name, rank), (blamed_for, blamed) = mistake.case.cause, mistake.returned
+    if blames_a_waiting_rank(mistake):
+        return WAITING.format(rank=blamed), WAITS
+    if blamed == rank is not None:
         return f"Rank {rank} is slow, but it loses its time in {mistake.case.phase}", COLUMNS
     if rank is not None:
         return (
@@ -196,15 +196,15 @@ def explanation_of(mistake: Mistake) -> tuple[str, str]:
             f"{mistake.case.phase}",
             WAITS,
         )
-    if accused is not None:
+    if blamed is not None:
         return (
-            f"Rank {accused} does not start the all-reduces 5 ms later than every other rank in "
+            f"Rank {blamed} does not start the all-reduces 5 ms later than every other rank in "
             "most steps",
             STRAGGLER,
         )
-    if "data" in (name, seen):
+    if "data" in (name, blamed_for):
         return (
-            "How much of a step does each rank wait for data, and which cause comes first?",
+            "What share of a step does each rank wait for data, and which cause comes first?",
             COLUMNS,
         )
     return EXPOSED, COLUMNS

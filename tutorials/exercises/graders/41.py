@@ -52,7 +52,7 @@ def make_cases() -> dict[str, Case]:
         "one bucket and eight processes": make(1, 60, 8, 80, 2.5),
         "64 processes and small buckets": make(4, 0.05, 64, 250, 12.5),
         "large buckets and a slow connection": make(4, 27, 4, 50, 1.25),
-        "all-reduces that end before backward": early,
+        "all-reduces that finish before backward does": early,
         "pauses between the all-reduces": make(5, 8, 6, 40, 6),
         "six large buckets": make(6, 25, 3, 100, 5),
         "eight buckets and five processes": make(8, 6, 5, 300, 3),
@@ -60,12 +60,12 @@ def make_cases() -> dict[str, Case]:
 
 
 CASES = make_cases()
-RIGHT = f"the step times of all {len(CASES)} cases, from one process to 64"
+RIGHT = f"the step times are correct in all {len(CASES)} cases, from one process to 64"
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A way to calculate the time of an all-reduce, and what is wrong with it.
+    """A method of calculating the time of an all-reduce, and its mistake, if it has one.
 
     `messages` and `share` depend on the number of processes. `share` is the number of bytes that
     each process sends, relative to the bucket.
@@ -87,14 +87,14 @@ class Ring:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A way to calculate the time of a step from the all-reduces, and what is wrong with it."""
+    """A method of calculating the time of a step from its all-reduces, and its mistake."""
 
     mistake: str
     step_ms: Callable[[Case, list[float]], float]
 
 
 def chain(case: Case, sends: list[float], *, origin=None, unit=None, waits=True) -> float:
-    """Return the time at which the last all-reduce ends. The options are typical mistakes."""
+    """Return the time at which the last all-reduce ends. The options introduce mistakes."""
     origin = case.forward_ms if origin is None else origin
     unit = case.backward_ms if unit is None else unit
     end = 0.0
@@ -134,7 +134,7 @@ RINGS = [
     Ring(WHOLE, share=lambda n: 1),
     Ring("each message seems to be a whole bucket, but it is a chunk", share=lambda n: 2 * (n - 1)),
     Ring("each process seems to send N chunks in each half: count them", share=lambda n: 2),
-    Ring("each process seems to send only one chunk in all", lambda n: 1, lambda n: 1 / n),
+    Ring("each process seems to send only one chunk in total", lambda n: 1, lambda n: 1 / n),
     Ring("all messages together seem to have one chunk's bytes", share=lambda n: 1 / n),
     Ring("each half seems to consist of one message", lambda n: 2, lambda n: 2 / n),
     Ring("all messages of a half together seem to have one chunk's bytes", share=lambda n: 2 / n),
@@ -149,7 +149,7 @@ RINGS = [
     Ring(BITS, bytes_per_ms=8e6),
     Ring("the latency seems to be much too large: it is in µs, and the result in ms", ms_per_us=1),
 ]
-READY = "the buckets seem to be ready at other times: `ready` is a share of backward alone"
+READY = "the buckets seem to be ready at the wrong times: `ready` is a share of backward alone"
 MAXIMUM = (
     "the all-reduces seem to start before their buckets are ready: what is the second number of "
     "each bucket?"
@@ -192,7 +192,8 @@ SCHEDULES = [
         lambda case, sends: max(case.computed + case.optimizer_ms, chain(case, sends)),
     ),
     Schedule(
-        "the optimizer seems to start when the last all-reduce ends, even if backward still runs",
+        "the optimizer seems to start when the last all-reduce ends, even if backward is still "
+        "running",
         lambda case, sends: chain(case, sends) + case.optimizer_ms,
     ),
     Schedule(
@@ -253,7 +254,7 @@ def is_close(result: float, expected: float) -> bool:
 def explanation(predicted: dict[str, float], wrong: list[str]) -> str:
     """Return the typical mistake that explains all predictions, or "" if none does."""
     if wrong == ["one process"]:
-        return ". With one process nothing is sent"
+        return ". With one process, nothing is sent"
     # Try the pairs with a single mistake first.
     pairs = sorted(product(RINGS, SCHEDULES), key=lambda pair: sum(bool(x.mistake) for x in pair))
     for ring, schedule in pairs:

@@ -13,7 +13,7 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 STEPS, TOLERANCE = 4, 1e-5
-PATIENCE = 5  # seconds to wait until memory is released
+PATIENCE = 5  # seconds to wait for memory to be released
 # Shapes and arguments of Adam. There are 1200, 1205 and 1207 elements. `eps` is large, because with
 # a tiny one the update is almost the same for the sum of the gradients as for their mean.
 CASES = [
@@ -21,12 +21,12 @@ CASES = [
     ([(35, 24), (24,), (), (20, 17)], {"lr": 0.05, "betas": (0.8, 0.95), "eps": 0.1}),
     ([(12, 10, 10), (7,)], {"lr": 0.02, "betas": (0.7, 0.99), "eps": 0.05}),
 ]
-RIGHT = "on 2 and on 3 processes the parameters match torch.optim.Adam's, and its state is sharded"
+RIGHT = "on 2 and 3 processes, the parameters match torch.optim.Adam, and the state is sharded"
 MISTAKES = {  # {name of a reference: mistake that leads to its values}
     "sum": "the gradients of the ranks seem to be added up, but Adam needs their mean",
     "no correction": "Adam's bias correction seems to be missing: both moments start at 0",
-    "first correction": "the bias correction seems to be that of step 1 in every step",
-    "restart": "the moments seem to start at 0 in every step, but they have to be kept",
+    "first correction": "every step seems to use the bias correction of step 1",
+    "restart": "the moments seem to start at 0 in every step, but they must be kept between steps",
 }
 
 
@@ -45,7 +45,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
         ]
         references = make_references(weights, gradients, options)
         parameters = [torch.nn.Parameter(weight.to(device)) for weight in weights]
-        gc.freeze()  # tensors that exist already do not count
+        gc.freeze()  # do not count tensors that already exist
         optimizer = optimizer_class(parameters, **options)
         for step in range(STEPS):
             for parameter, gradient in zip(parameters, gradients[step][rank], strict=True):
@@ -116,8 +116,8 @@ def adam(weights, gradients: list, mistake: str, lr: float, betas: tuple, eps: f
 def compared(parameters: list, references: dict[str, list], step: int) -> dict:
     """Compare the parameters after step `step`, counted from 0, with the references.
 
-    Each element gets a letter: r if it is right, u if the step has not changed it (or all steps
-    have not), and w if it is wrong.
+    Each element gets a letter: r if it is right, u if it still has the right value of the step
+    before, and w if it is wrong.
     """
     import torch
 
@@ -166,16 +166,16 @@ def check_memory(parameters: list) -> None:
     if any(tensor.nbytes < memory_of(tensor).nbytes() for tensor in new_tensors(parameters)):
         raise Wrong(f"{kept}: a slice keeps the whole tensor that it was cut from in memory")
     if any(tensor.numel() == elements for tensor in new_tensors(parameters)):
-        raise Wrong(f"{kept}: a tensor with all {elements} elements is left after step")
+        raise Wrong(f"{kept}: a tensor with all {elements} elements still exists after step")
     if memory + free >= 2 * 4 * elements:
         raise Wrong(f"{kept}: it seems to have the moments of all elements")
-    raise Wrong(f"{kept}. Shares of equal size need a cut in the middle of a parameter")
+    raise Wrong(f"{kept}. For equal shares, a parameter has to be split between ranks")
 
 
 def kept_bytes(parameters: list) -> tuple[int, int]:
-    """Return the memory behind all new tensors and arrays that counts, and what does not count.
+    """Return the bytes of new tensors and arrays that count, and the bytes that do not.
 
-    The gradients of other tensors than the parameters do not count, up to the size of a share,
+    The gradients of tensors other than the parameters do not count, up to the size of a share,
     because `torch.optim.Adam` needs them.
     """
     import torch.distributed as dist
@@ -258,31 +258,32 @@ def judge_elements(elements: list[str], seen: list[dict]) -> None:
             at_the_end = all(never[never.index(True) :])
             which = "at the end " if at_the_end else ""
             raise Wrong(
-                f"{sum(never)} of the elements {which}have not changed on any rank: which rank "
+                f"{sum(never)} elements {which}have not changed on any rank: which rank "
                 "should update them?"
             )
         rank = next(rank for rank, letters in enumerate(elements) if "u" in letters)
         raise Wrong(
-            f"rank {rank} has new values for {elements[rank].count('r')} elements only: it needs "
+            f"rank {rank} has new values for only {elements[rank].count('r')} elements: it needs "
             "the shares that the other ranks have updated"
         )
     if any(one["has_nan"] for one in seen):
         raise Wrong(
-            "some new parameters are nan. If the bias correction divides by zero: the first step "
-            "is step 1"
+            "some new parameters are nan: does the bias correction divide by zero? Count the "
+            "steps from 1"
         )
     for name, mistake in MISTAKES.items():
         if all(name in one["is_like"] for one in seen):
             raise Wrong(mistake)
     if all(one["is_from_one_rank"] for one in seen):
         raise Wrong(
-            "each share is updated with the gradients of one rank, not with the mean over all ranks"
+            "each share is updated with the gradients of one rank instead of the mean over all "
+            "ranks"
         )
     rank = next(rank for rank, letters in enumerate(elements) if set(letters) != {"r"})
     raise Wrong(
         f"on rank {rank}, {elements[rank].count('r')} of {len(elements[rank])} elements are right. "
-        f"The others differ from those of torch.optim.Adam with {seen[rank]['options']} by up to "
-        f"{seen[rank]['difference']:.2g}"
+        f"The others differ from the results of torch.optim.Adam with {seen[rank]['options']} by "
+        f"up to {seen[rank]['difference']:.2g}"
     )
 
 

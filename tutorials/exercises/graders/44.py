@@ -14,15 +14,15 @@ from pathlib import Path
 
 from judge_44 import (
     MISTAKES,
+    events_named,
     judge_end,
     judge_order,
-    named,
     places,
     remark,
     stuck,
     waits_inside_block,
 )
-from nodes_44 import ENDED, WAITING, Event, Layout, Log, be_rank, states
+from nodes_44 import ENDED, WAITING, Event, Layout, Log, run_rank, states
 
 from accel_demo.lab import grading
 from accel_demo.lab.grading import Wrong
@@ -54,7 +54,7 @@ def judge_all(answer: Path) -> str:
             ]
             end = "" if str(mistake).endswith("?") else "."
             raise Wrong(
-                f"with {' and '.join(counts)}, {mistake}{end} (It is right with 2 ranks on each "
+                f"with {' and '.join(counts)}, {mistake}{end} (It is correct with 2 ranks on each "
                 "node.)",
                 mistake.read,
             ) from None
@@ -86,19 +86,21 @@ def run_and_judge(answer: Path, folder: Path, layout: Layout, deadline: float) -
         (folder / name).mkdir()
     events, exit_codes = run_ranks(answer, folder, layout, deadline)
     judge_order(events, layout)
-    doing = states(events, layout.world_size)
+    rank_states = states(events, layout.world_size)
     for rank, code in enumerate(exit_codes):
-        if code is not None and doing[rank] != ENDED:
-            raise Wrong(f"rank {rank} ended early, with exit code {code}")
-    for event in named(events, "fail"):  # such as a lost connection
+        if code is not None and rank_states[rank] != ENDED:
+            raise Wrong(f"rank {rank} exited early with exit code {code}")
+    for event in events_named(events, "fail"):  # such as a lost connection
         raise Wrong(event.details["mistake"])
-    if WAITING in doing and set(doing) <= {WAITING, ENDED}:
-        raise stuck(events, doing)
+    if WAITING in rank_states and set(rank_states) <= {WAITING, ENDED}:
+        raise stuck(events, rank_states)
     if None in exit_codes:
         if mistake := waits_inside_block(events, layout.world_size):
             raise mistake
         seconds = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
-        raise Wrong(f"it has not finished after {seconds:g} s: {places(events, doing)}", MISTAKES)
+        raise Wrong(
+            f"it has not finished after {seconds:g} s: {places(events, rank_states)}", MISTAKES
+        )
     for rank, report in enumerate(grading.read_reports(folder / "reports").values()):
         if [seen["connected"] for seen in report["seen"]] != [layout.world_size]:
             raise RuntimeError(f"rank {rank} is not connected to the others")
@@ -117,7 +119,7 @@ def run_ranks(
     log, count, since = Log(folder / "log"), 0, time.monotonic()
     arguments = (answer, folder, layout, free_port())
     ranks = [
-        PROCESSES.Process(target=be_rank, args=(rank, *arguments))
+        PROCESSES.Process(target=run_rank, args=(rank, *arguments))
         for rank in range(layout.world_size)
     ]
     for process in ranks:
@@ -126,14 +128,14 @@ def run_ranks(
     while True:
         time.sleep(0.02)
         exit_codes = [process.exitcode for process in ranks]
-        events = log.events()  # before the ranks are killed, which would be errors for others
-        doing = states(events, layout.world_size)
+        events = log.events()  # read before killing, which causes errors in other ranks
+        rank_states = states(events, layout.world_size)
         if len(events) != count:
             count, since = len(events), time.monotonic()
-        is_stuck = WAITING in doing and set(doing) <= {WAITING, ENDED}
+        is_stuck = WAITING in rank_states and set(rank_states) <= {WAITING, ENDED}
         is_lost = any(
             code is not None and (code or state != ENDED)
-            for code, state in zip(exit_codes, doing, strict=True)
+            for code, state in zip(exit_codes, rank_states, strict=True)
         )
         if (
             None not in exit_codes

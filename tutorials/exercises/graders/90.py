@@ -53,7 +53,7 @@ def observe(answer: Path) -> None:
 
 
 def not_allowed(*_, **__):
-    raise Wrong("it calls the function of accel_demo.anatomy.devices: write one of your own")
+    raise Wrong("it calls the function of accel_demo.anatomy.devices: write your own")
 
 
 def compare(function: Callable) -> None:
@@ -61,19 +61,19 @@ def compare(function: Callable) -> None:
     cases = [(rule, read, value, UUIDS) for rule, read, values in RULES for value in values]
     cases.append((*RULES[1][:2], "", UUIDS[:1]))  # every UUID starts with ""
     for rule, read, value, uuids in cases + random_cases(random.Random(SEED)):
-        expected = in_words(visible_devices(value, uuids))
+        expected = as_text(visible_devices(value, uuids))
         try:
-            seen = in_words(function(value, list(uuids)))
+            result = as_text(function(value, list(uuids)))
         except (Wrong, NotImplementedError):
             raise
         except (Exception, SystemExit) as error:
-            seen = describe_error(error)
-        if seen != expected:
-            machine = f"{value!r} on {len(uuids)} GPUs{named(value, uuids)}"
-            raise Wrong(f"{rule}. {machine} should be {expected}, got {seen}", read)
+            result = describe_error(error)
+        if result != expected:
+            machine = f"{value!r} on {len(uuids)} GPUs{matching_uuids(value, uuids)}"
+            raise Wrong(f"{rule}. {machine} should be {expected}, got {result}", read)
 
 
-def named(value: str | None, uuids: list[str]) -> str:
+def matching_uuids(value: str | None, uuids: list[str]) -> str:
     """Return the UUIDs that share a beginning with an id: " (GPU 0 is GPU-5e01…)"."""
     ids = [one for one in (value or "").split(",") if one.startswith("GPU-")]
     names = [
@@ -106,8 +106,8 @@ def random_cases(generator: random.Random) -> list[tuple[str, str, str, list[str
     return cases
 
 
-def in_words(devices) -> str:
-    """Return the same text for equal dictionaries, whatever the order of their keys."""
+def as_text(devices) -> str:
+    """Return the same text for equal dictionaries, regardless of the order of their keys."""
     if isinstance(devices, dict):
         devices = dict(sorted(devices.items(), key=str))
     return repr(devices)

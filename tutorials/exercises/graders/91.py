@@ -55,20 +55,20 @@ def judge_all(answer: Path) -> str:
         without_kill = pool.submit(launch, answer, full, 2)
         until_kill = pool.submit(launch, answer, killed, 2, is_killed=True)
         reference(2)  # while the launches import torch
-        with place("on two processes"):
+        with prefixed("on two processes"):
             judge(full, without_kill.result())
             until_kill.result()
         after_kill = pool.submit(launch, answer, killed, 2)
         alone = pool.submit(launch, answer, single, 1)
-        with place(f"on two processes, killed after epoch {KILL_AFTER} and started again"):
+        with prefixed(f"on two processes, killed after epoch {KILL_AFTER} and started again"):
             judge(killed, after_kill.result(), first_epoch=KILL_AFTER + 1)
-        with place("on one process"):
+        with prefixed("on one process"):
             judge(single, alone.result())
     changes = changed_lines(OLD_SCRIPT.read_text(), answer.read_text())
     if changes > MOST_CHANGES:
         raise Wrong(
-            f"it works, but {changes} lines differ from the old script (removed and added lines "
-            f"together), and at most {MOST_CHANGES} may: leave the other lines as they were"
+            f"it works, but {changes} lines differ from the old script, counting removed and added "
+            f"lines, and at most {MOST_CHANGES} may: leave the other lines unchanged"
         )
     return (
         "the weights, the test results and the files are as expected, on one process, on two, and "
@@ -77,7 +77,8 @@ def judge_all(answer: Path) -> str:
 
 
 @contextmanager
-def place(where: str) -> Iterator[None]:
+def prefixed(where: str) -> Iterator[None]:
+    """Put `where` in front of the message of a `Wrong`."""
     try:
         yield
     except Wrong as mistake:
@@ -95,12 +96,12 @@ def launch(answer: Path, folder: Path, processes: int, is_killed: bool = False) 
         return []
     check_end(outcome, records, processes)
     if is_killed:
-        raise Wrong(f"it prints the line of epoch {KILL_AFTER} in some runs, but not in all")
+        raise Wrong(f"it prints the line of epoch {KILL_AFTER} in some runs, but not in others")
     return [records[f"{processes}-{rank}"] for rank in range(processes)]
 
 
 def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> None:
-    """Raise `Wrong` if the script failed, or did not end. The oldest record comes first."""
+    """Raise `Wrong` if the script failed or did not finish. The oldest record comes first."""
     if any(0 < record.connected < processes for record in records.values()):
         raise Wrong(
             "the processes are not connected: each one trains alone, as if it were the only one",
@@ -109,8 +110,8 @@ def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> N
     errors = [outcome.stderr, *(record.error for record in records.values())]
     if any(text in error for text in grading.GLOO_SIZE_ERRORS for error in errors):
         raise Wrong(
-            "the processes communicate at the same time, but not in the same call: a process gets "
-            "a message of the wrong size. Does only one process make a call that all must make?"
+            "a process receives a message of the wrong size, so the processes are not in the same "
+            "call. Does only one process make a call that all must make?"
         )
     for name, record in records.items():
         if record.error.startswith("FileNotFoundError"):  # another rank may have renamed the file
@@ -118,18 +119,20 @@ def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> N
         if record.error:
             same = len([one for one in records.values() if one.error == record.error]) == processes
             who = "it" if same else f"rank {name[-1]}"
-            raise Wrong(f"{who} ended early, with {record.error}")
+            raise Wrong(f"{who} exited early with {record.error}")
         if record.is_stuck:
             lines = {name[-1]: one.is_at for name, one in records.items() if one.is_at}
             places = [f"rank {rank} is at line {line}" for rank, line in sorted(lines.items())]
             raise Wrong(
                 f"it has not finished after {patience():g} s: {' and '.join(places)} of your file. "
-                "Does each process make the same calls that communicate, in the same order?"
+                "Does every process make the same communication calls, in the same order?"
             )
     if outcome.exit_code is None:
-        raise Wrong(f"it did not end within {outcome.time_limit:g} s: is there an endless loop?")
+        raise Wrong(
+            f"it did not finish within {outcome.time_limit:g} s: is there an infinite loop?"
+        )
     if outcome.exit_code != 0:
-        raise Wrong("a process ended early, without an error, as after os._exit or a crash")
+        raise Wrong("a process exited early without an error. Does it call os._exit, or crash?")
 
 
 def check_files(records: list[Record]) -> None:
@@ -155,8 +158,8 @@ def judge(folder: Path, records: list[Record], first_epoch: int = 0) -> None:
         least, most = scores[epoch]
         if not least <= correct <= most:
             raise Wrong(
-                f"it prints {correct} correct predictions after epoch {epoch}, but the weights "
-                f"give {least}. Does each test image count once?"
+                f"it prints {correct} correct predictions after epoch {epoch} instead of {least}. "
+                "Does each test image count exactly once?"
             )
     check_files(records)
 
@@ -164,13 +167,13 @@ def judge(folder: Path, records: list[Record], first_epoch: int = 0) -> None:
 def judge_lines(records: list[Record], first_epoch: int) -> None:
     printing = [rank for rank, record in enumerate(records) if record.lines]
     if not printing:
-        raise Wrong(f"it prints no line such as {EXAMPLE}")
+        raise Wrong(f"it does not print a line such as {EXAMPLE}")
     if len(printing) > 1:
         raise Wrong("every process prints the line of each epoch: only the main process should")
     lines = records[printing[0]].lines
     epochs = [epoch for epoch, _, _ in lines]
     if first_epoch and epochs[0] == 0:
-        raise Wrong("it starts again with epoch 0, instead of the epoch after the kill")
+        raise Wrong("it starts again with epoch 0 instead of the epoch after the kill")
     if first_epoch and epochs[0] < first_epoch:
         raise Wrong(
             f"it repeats epoch {epochs[0]}, whose line was already printed: save the checkpoint "
@@ -207,7 +210,7 @@ def load_weights(folder: Path):
         ) from None
     shapes = {name: tuple(value.shape) for name, value in new_network().state_dict().items()}
     if not isinstance(state, dict):
-        raise Wrong(f"model.pth contains a {type(state).__name__}, and not a state_dict", SAVE)
+        raise Wrong(f"model.pth contains a {type(state).__name__} instead of a state_dict", SAVE)
     if set(state) != set(shapes):
         start = (
             " (of the DDP wrapper)" if any(str(key).startswith("module.") for key in state) else ""
@@ -220,7 +223,7 @@ def load_weights(folder: Path):
     for name, shape in shapes.items():
         if tuple(state[name].shape) != shape:
             raise Wrong(
-                f"{name} in model.pth has the shape {tuple(state[name].shape)}: keep the network"
+                f"{name} in model.pth has the shape {tuple(state[name].shape)} instead of {shape}"
             )
     return torch.cat([state[name].flatten().float() for name in shapes])
 
@@ -272,18 +275,18 @@ def explain_batches(records: list[Record], first_epoch: int) -> str:
     if size > 1 and any(
         set(sum(one[: steps[0] // epochs], [])) == set(range(TRAIN)) for one in seen
     ):
-        return "every process reads all training images, instead of its own share"
+        return "every process reads all training images instead of its own share"
     if sizes != {BATCH}:
-        return f"an optimizer step uses {max(sizes)} images of a process, instead of {BATCH}"
+        return f"an optimizer step uses {max(sizes)} images per process instead of {BATCH}"
     expected = TRAIN // (BATCH * size)
     if steps != [epochs * expected] * size:
-        return f"the optimizer makes {steps[0] / epochs:g} steps in an epoch, instead of {expected}"
+        return f"the optimizer makes {steps[0] / epochs:g} steps per epoch instead of {expected}"
     read = []
     for epoch in range(epochs):
         span = range(epoch * expected, (epoch + 1) * expected)
         read.append([sorted(sum((one[step] for one in seen), [])) for step in span])
     if size > 1 and any(len(set(step)) < len(step) for epoch in read for step in epoch):
-        return "the processes read the same training images, instead of different ones"
+        return "the processes read the same training images instead of different ones"
     orders = {number: global_batches(number, size) for number in range(EPOCHS)}
     if read == [orders[number] for number in range(first_epoch, EPOCHS)]:
         return ""
@@ -293,7 +296,7 @@ def explain_batches(records: list[Record], first_epoch: int) -> str:
         for other, order in orders.items():
             if batches == order and other != number:
                 return f"epoch {number} reads the training images in the order of epoch {other}"
-    return "the training images have a different order than the exercise asks for"
+    return "the training images are not in the order that the exercise specifies"
 
 
 def vector(weights: str):
@@ -309,7 +312,7 @@ def distance(first, second) -> float:
 
 
 def changed_lines(old: str, new: str) -> int:
-    """Return the added and removed lines of code. Indentation does not count."""
+    """Return the number of added and removed lines of code. Indentation does not count."""
     diff = difflib.unified_diff(code_lines(old), code_lines(new), n=0, lineterm="")
     return sum(line[0] in "+-" for line in list(diff)[2:])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
-RIGHT = "on two and on three processes every rank has the total distance and its gradient"
+RIGHT = "on two and on three processes, every rank has the total distance and its gradient"
 SEED = 93
 
 
@@ -33,7 +33,7 @@ def observe(answer: Path, device) -> None:
     expected, gradients = references(kernels, own)
     if not is_close(total.detach().reshape(()), expected):
         returned = f"{total.item():.4f} instead of {expected.item():.4f}"
-        numbers = f"on rank {rank} total_distance returns {returned}"
+        numbers = f"on rank {rank}, total_distance returns {returned}"
         share = (kernels[own, None] - kernels).abs().sum()
         is_share = is_close(total.detach().reshape(()), share)
         raise Wrong(numbers + ": only pairs with a row of this rank are counted" * is_share)
@@ -65,8 +65,8 @@ def judge_gradient(gradient, gradients: dict, processes: int) -> None:
         )
     if is_close(gradient, gradients["whole"] / processes):
         raise Wrong(
-            f"the gradient is {processes} times too small: the gradients of the ranks are not "
-            "parts of a mean"
+            f"the gradient is {processes} times too small: the gradients of the ranks must not be "
+            "averaged"
         )
     if any(is_close(gradient, gradients[name]) for name in ("first of a pair", "own share")):
         raise Wrong(

@@ -32,7 +32,9 @@ def observe(answer: Path, device) -> None:
     if torch.equal(weights, with_ddp):
         return
     if not all(torch.equal(weights, other) for other in by_rank):
-        raise Wrong("the ranks end with different weights: the gradients are not averaged over all ranks")
+        raise Wrong(
+            "the ranks end with different weights: the gradients are not averaged over all ranks"
+        )
     for name, other in at_levels.items():
         # Recognize a sum even if its last bits differ, because they depend on the order.
         if torch.equal(weights, other) or (name == SUM and torch.allclose(weights, other)):

@@ -1,6 +1,6 @@
 """Judge the log of exercise 44: find the first event that is a mistake, or what is missing.
 
-nodes_44.py says what the events mean.
+nodes_44.py explains the events.
 """
 
 import re
@@ -23,7 +23,7 @@ class TooEarly(Wrong):
 
 @dataclass(frozen=True)
 class Moment:
-    """One event of the log `events`. `index` is its place there."""
+    """One event of the log `events`. `index` is its position in the log."""
 
     events: list[Event]
     index: int
@@ -43,17 +43,17 @@ class Moment:
 
     def before(self, name: str) -> list[Event]:
         """Return the earlier events with this name, of all ranks."""
-        return named(self.events[: self.index], name)
+        return events_named(self.events[: self.index], name)
 
-    def before_here(self, name: str) -> list[Event]:
+    def before_on_node(self, name: str) -> list[Event]:
         """Return the earlier events with this name, of the ranks on the same node."""
-        return [event for event in self.before(name) if self.is_here(event)]
+        return [event for event in self.before(name) if self.is_on_node(event)]
 
-    def all_here(self, name: str) -> list[Event]:
+    def all_on_node(self, name: str) -> list[Event]:
         """Return all events with this name, earlier or later, of the ranks on the same node."""
-        return [event for event in named(self.events, name) if self.is_here(event)]
+        return [event for event in events_named(self.events, name) if self.is_on_node(event)]
 
-    def is_here(self, event: Event) -> bool:
+    def is_on_node(self, event: Event) -> bool:
         return event.rank in self.layout.ranks_on(self.node)
 
     def has_called(self, name: str, rank: int) -> bool:
@@ -74,8 +74,8 @@ def judge_order(events: list[Event], layout: Layout) -> None:
 def create_run(now: Moment) -> None:
     if now.before("create run"):
         raise TooEarly(
-            f"{ranks(named(now.events, 'create run'))} each create a run folder, because each "
-            "looked before any other had created one",
+            f"{ranks(events_named(now.events, 'create run'))} each create a run folder, because "
+            "each looked for one before another rank had created it",
             read=MAIN_PROCESS,
         )
 
@@ -83,19 +83,19 @@ def create_run(now: Moment) -> None:
 def download(now: Moment) -> None:
     if now.has_called("download", now.rank):
         raise Wrong(f"rank {now.rank} downloads twice", MAIN_PROCESS)
-    if now.before_here("download"):
+    if now.before_on_node("download"):
         raise Wrong(
-            f"{ranks(now.all_here('download'))} each download to node {now.node}'s disk, but only "
-            "one rank on each node should",
+            f"{ranks(now.all_on_node('download'))} each download to node {now.node}'s disk, but "
+            "only one rank on each node should",
             MAIN_PROCESS,
         )
 
 
 def no_data(now: Moment) -> None:
     calls, disk = f"rank {now.rank} calls prepare", f"node {now.node}'s disk"
-    if cleaners := now.before_here("clean_up"):
+    if cleaners := now.before_on_node("clean_up"):
         raise Wrong(f"{calls} after {ranks(cleaners)} has deleted everything on {disk}", MISTAKES)
-    if downloaders := now.before_here("download"):
+    if downloaders := now.before_on_node("download"):
         raise TooEarly(
             f"{calls} before {ranks(downloaders)} has downloaded everything to {disk}",
             read=MAIN_PROCESS,
@@ -107,14 +107,14 @@ def no_data(now: Moment) -> None:
             f"disk, which rank {now.rank} on node {now.node} cannot read",
             MAIN_PROCESS,
         )
-    raise Wrong(f"{calls}, but nobody has downloaded to {disk} yet", MAIN_PROCESS)
+    raise Wrong(f"{calls}, but no rank has downloaded to {disk} yet", MAIN_PROCESS)
 
 
 def build_cache(now: Moment) -> None:
-    if now.before_here("build cache"):
+    if now.before_on_node("build cache"):
         raise TooEarly(
-            f"{ranks(now.all_here('build cache'))} each build the cache on node {now.node}'s disk, "
-            "because it was not complete when they called prepare",
+            f"{ranks(now.all_on_node('build cache'))} each build the cache on node {now.node}'s "
+            "disk, because it was not complete when they called prepare",
             read=MAIN_PROCESS,
         )
 
@@ -123,11 +123,11 @@ def bad_samples(now: Moment) -> None:
     samples = now.event.details["samples"]
     if not now.has_called("prepare", now.rank):
         raise Wrong(
-            f"rank {now.rank} never prepares: it calls evaluate with {samples}, because the "
+            f"rank {now.rank} never calls prepare: it calls evaluate with {samples}, because the "
             "samples are in another process's memory",
             MAIN_PROCESS,
         )
-    raise Wrong(f"rank {now.rank} calls evaluate with {samples}, which prepare has not returned")
+    raise Wrong(f"rank {now.rank} calls evaluate with {samples}, which prepare did not return")
 
 
 def evaluate(now: Moment) -> None:
@@ -140,16 +140,16 @@ def save(now: Moment) -> None:
         raise Wrong(f"rank {now.rank} calls save twice")
     if now.before("save"):
         raise Wrong(
-            f"{ranks(named(now.events, 'save'))} each write the checkpoint to the same shared "
-            "folder, but only one rank of all should",
+            f"{ranks(events_named(now.events, 'save'))} each write the checkpoint to the same "
+            "shared folder, but only one rank should",
             MAIN_PROCESS,
         )
 
 
 def bad_save(now: Moment) -> None:
     raise Wrong(
-        f"rank {now.rank} calls save with {now.event.details['values']}, and not with the run's "
-        "folder and the number that evaluate returns"
+        f"rank {now.rank} calls save with {now.event.details['values']} instead of the run's "
+        "folder and the number that evaluate returned"
     )
 
 
@@ -157,9 +157,9 @@ def clean_up(now: Moment) -> None:
     disk = f"node {now.node}'s disk"
     if now.has_called("clean_up", now.rank):
         raise Wrong(f"rank {now.rank} cleans up {disk} twice")
-    if now.before_here("clean_up"):
+    if now.before_on_node("clean_up"):
         raise Wrong(
-            f"{ranks(now.all_here('clean_up'))} each clean up {disk}, but only one rank on each "
+            f"{ranks(now.all_on_node('clean_up'))} each clean up {disk}, but only one rank on each "
             "node should",
             MAIN_PROCESS,
         )
@@ -172,7 +172,7 @@ def clean_up(now: Moment) -> None:
     for rank in now.layout.ranks_on(now.node):  # all of them have called evaluate: it's collective
         if not now.has_called("evaluated", rank):
             raise TooEarly(
-                f"{does} while rank {rank} of the same node is still in evaluate", read=MISTAKES
+                f"{does} while rank {rank} on the same node is still in evaluate", read=MISTAKES
             )
 
 
@@ -206,22 +206,22 @@ def with_cause(mistake: TooEarly, now: Moment) -> Wrong:
 
     Only the last collective before the mistake can be the cause, because it made this rank wait.
     """
-    *_, last = Event(now.rank, ""), *by_rank(now.before("enter"), now.rank)
+    *_, last = Event(now.rank, ""), *events_of_rank(now.before("enter"), now.rank)
     for barrier in complete_barriers(now.events[: now.index]):
         if not any(event is last for event in barrier):
             continue
-        neighbors_first = sorted(barrier, key=lambda event: (not now.is_here(event), event.rank))
+        neighbors_first = sorted(barrier, key=lambda event: (not now.is_on_node(event), event.rank))
         if pair := mismatch(last, neighbors_first):
-            if is_surely_wrong(pair):
-                return Wrong(f"{matched(pair)}: {mistake}. {SAME_BARRIERS}", MAIN_PROCESS)
-            return Wrong(f"{mistake}. Is this because {matched(pair)}?", MAIN_PROCESS)
+            if is_certainly_wrong(pair):
+                return Wrong(f"{describe_mismatch(pair)}: {mistake}. {SAME_BARRIERS}", MAIN_PROCESS)
+            return Wrong(f"{mistake}. Is this because {describe_mismatch(pair)}?", MAIN_PROCESS)
     return mistake
 
 
 def complete_barriers(events: list[Event]) -> list[list[Event]]:
     """Return the barriers that all their members have reached, each with one event per member."""
     calls: dict[tuple, dict[int, list[Event]]] = {}  # {group and members: {rank: its barriers}}
-    for event in named(events, "enter"):
+    for event in events_named(events, "enter"):
         if event.details["collective"] == "barrier":
             members = event.details["members"]
             key = event.details["group"], *members
@@ -233,10 +233,10 @@ def complete_barriers(events: list[Event]) -> list[list[Event]]:
 
 
 def mismatch(event: Event, barrier: list[Event]) -> tuple[Event, Event] | None:
-    """Return the event, and the first one that's at another place in the learner's file, or None.
+    """Return the event and the first event at a different place in the learner's file, or None.
 
-    A barrier inside a `with` block is at the same place as those of the block. If one of the two
-    ranks enters a block, it comes second.
+    A barrier inside a `with` block counts as being at the place of the block's own barriers. If one
+    of the two ranks is entering a block, its event comes second.
     """
 
     def place(event: Event) -> int:
@@ -253,15 +253,15 @@ def is_entry(event: Event) -> bool:
     return event.details["at"] == "entry"
 
 
-def is_surely_wrong(pair: tuple[Event, Event]) -> bool:
-    """Return True if one of the barriers is that of a `with` block, which has a partner already.
+def is_certainly_wrong(pair: tuple[Event, Event]) -> bool:
+    """Return True if one of the barriers belongs to a `with` block, so it has its own partner.
 
-    Two calls of wait_for_everyone in different lines may belong together.
+    Two calls of wait_for_everyone on different lines may be meant to match.
     """
     return any(event.details["at"] for event in pair)
 
 
-def matched(pair: tuple[Event, Event]) -> str:
+def describe_mismatch(pair: tuple[Event, Event]) -> str:
     """Return "rank 0's barrier (line 8) was matched with rank 1's (line 9)", and the effect."""
     one, other = pair
     effect = f", so rank {other.rank} entered its `with` block too early" if is_entry(other) else ""
@@ -274,15 +274,17 @@ def matched(pair: tuple[Event, Event]) -> str:
 def judge_end(events: list[Event], layout: Layout) -> None:
     """Raise `Wrong` if something is missing after every rank has returned."""
     for name in ("evaluate", "save"):
-        if not named(events, name):
+        if not events_named(events, name):
             raise Wrong(f"no rank calls {name}")
     for node in range(len(layout.ranks_per_node)):
-        if not any(event.rank in layout.ranks_on(node) for event in named(events, "clean_up")):
+        if not any(
+            event.rank in layout.ranks_on(node) for event in events_named(events, "clean_up")
+        ):
             raise Wrong(f"node {node}'s disk is never cleaned up", MAIN_PROCESS)
-    for event in named(events, "return"):
+    for event in events_named(events, "return"):
         if not event.details["is_right"]:
             raise wrong_return(event, events)
-    saved = named(events, "saved")[0]
+    saved = events_named(events, "saved")[0]
     for index, event in enumerate(events[: events.index(saved)]):
         if event.name == "return":
             mistake = TooEarly(
@@ -294,7 +296,7 @@ def judge_end(events: list[Event], layout: Layout) -> None:
 
 
 def wrong_return(event: Event, events: list[Event]) -> Wrong:
-    """Return what is wrong with the value that `run` has returned on a rank."""
+    """Return the mistake in the value that `run` returned on a rank."""
     called = [other.name for other in events if other.rank == event.rank]
     hint = "" if "open_run" in called else f". Rank {event.rank} never called open_run"
     return Wrong(
@@ -304,28 +306,34 @@ def wrong_return(event: Event, events: list[Event]) -> Wrong:
     )
 
 
-def stuck(events: list[Event], doing: list[str]) -> Wrong:
-    """Return the mistake of ranks that wait for each other forever. `doing` has their states."""
-    if mistake := waits_inside_block(events, len(doing)):
+def stuck(events: list[Event], rank_states: list[str]) -> Wrong:
+    """Return the mistake that makes ranks wait for each other forever."""
+    if mistake := waits_inside_block(events, len(rank_states)):
         return mistake
-    where = places(events, doing)
+    where = places(events, rank_states)
     pairs = [mismatch(barrier[0], barrier) for barrier in complete_barriers(events)]
     for pair in filter(None, pairs):
-        if is_surely_wrong(pair):
-            return Wrong(f"{matched(pair)}. It never ends: {where}. {SAME_BARRIERS}", MAIN_PROCESS)
-    last = [by_rank(events, rank)[-1] for rank, state in enumerate(doing) if state == WAITING]
+        if is_certainly_wrong(pair):
+            return Wrong(
+                f"{describe_mismatch(pair)}. It hangs: {where}. {SAME_BARRIERS}", MAIN_PROCESS
+            )
+    last = [
+        events_of_rank(events, rank)[-1]
+        for rank, state in enumerate(rank_states)
+        if state == WAITING
+    ]
     in_evaluate = [event.line for event in last if is_in_evaluate(events, event.rank)]
     elsewhere = [event.line for event in last if not is_in_evaluate(events, event.rank)]
     # A rank that waits in an earlier line may still call evaluate.
     is_left_out = in_evaluate and not (elsewhere and min(elsewhere) < min(in_evaluate))
     call = "call evaluate" if is_left_out else "reach the same barriers"
-    return Wrong(f"it never ends: {where}. Does every rank {call}?", MISTAKES)
+    return Wrong(f"it hangs: {where}. Does every rank {call}?", MISTAKES)
 
 
 def waits_inside_block(events: list[Event], world_size: int) -> Wrong | None:
     """Return the mistake if ranks in a `with` block wait for ranks that can't enter it."""
-    last = [by_rank(events, rank)[-1:] for rank in range(world_size)]
-    waiting = named(sum(last, []), "enter")
+    last = [events_of_rank(events, rank)[-1:] for rank in range(world_size)]
+    waiting = events_named(sum(last, []), "enter")
     for line in [event.line for event in waiting if is_entry(event)]:
         outside = [event for event in waiting if is_entry(event) and event.line == line]
         inside = [
@@ -337,8 +345,8 @@ def waits_inside_block(events: list[Event], world_size: int) -> Wrong | None:
             is_evaluate = is_in_evaluate(events, inside[0].rank)
             call = "evaluate's all-reduce" if is_evaluate else "a collective"
             return Wrong(
-                f"it never ends: {ranks(inside)} {verb(inside, 'waits', 'wait')} in {call} (line "
-                f"{inside[0].line}) for {ranks(outside)}, which can't enter the `with` block in "
+                f"it hangs: {ranks(inside)} {verb(inside, 'waits', 'wait')} in {call} (line "
+                f"{inside[0].line}) for {ranks(outside)}, which can't enter the `with` block on "
                 f"line {line} before {ranks(inside)} {verb(inside, 'leaves', 'leave')} it. Don't "
                 f"call {'evaluate' if is_evaluate else call} inside the block",
                 MAIN_PROCESS,
@@ -348,7 +356,7 @@ def waits_inside_block(events: list[Event], world_size: int) -> Wrong | None:
 
 def is_in_evaluate(events: list[Event], rank: int) -> bool:
     """Return True if the last collective of the rank is that of evaluate."""
-    return [event.name for event in by_rank(events, rank)[-2:]] == ["evaluate", "enter"]
+    return [event.name for event in events_of_rank(events, rank)[-2:]] == ["evaluate", "enter"]
 
 
 def remark(events: list[Event]) -> str:
@@ -358,18 +366,18 @@ def remark(events: list[Event]) -> str:
         of_block = [event for event in barrier if event.details["at"] and event not in inside]
         if inside and of_block:
             return (
-                f". But the barrier in line {inside[0].line} works only because it happens to be "
-                f"matched with that of the `with` block in line {of_block[0].line}. Call it after "
+                f". But the barrier on line {inside[0].line} works only because it happens to "
+                f"match the barrier of the `with` block on line {of_block[0].line}. Call it after "
                 "the block"
             )
     return ""
 
 
-def places(events: list[Event], doing: list[str]) -> str:
+def places(events: list[Event], rank_states: list[str]) -> str:
     """Return where the ranks are: "rank 0 waits in evaluate (line 9), rank 1 has returned"."""
     by_place: dict[tuple[str, str], list[Event]] = {}
-    for rank, state in enumerate(doing):
-        last = [Event(rank, ""), *by_rank(events, rank)][-1]
+    for rank, state in enumerate(rank_states):
+        last = [Event(rank, ""), *events_of_rank(events, rank)][-1]
         if state == WAITING:
             is_barrier = last.details["collective"] == "barrier"
             call = "a barrier" if is_barrier else "a collective"
@@ -392,11 +400,11 @@ def verb(events: list[Event], one: str, several: str) -> str:
     return several if len({event.rank for event in events}) > 1 else one
 
 
-def named(events: list[Event], name: str) -> list[Event]:
+def events_named(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event.name == name]
 
 
-def by_rank(events: list[Event], rank: int) -> list[Event]:
+def events_of_rank(events: list[Event], rank: int) -> list[Event]:
     return [event for event in events if event.rank == rank]
 
 

@@ -1,4 +1,4 @@
-"""Call a function in a forked process, and kill the process at a chosen change of its files.
+"""Call a function in a forked process, and kill the process at a chosen file operation.
 
 A kill point is the moment before a process opens, renames, creates or deletes a file or folder, and
 the moments before and in the middle of each write. Writes by C and C++ code are not kill points,
@@ -29,7 +29,7 @@ PROCESSES = multiprocessing.get_context("fork")
 class Kill:
     """The next kill: the process is killed at point number `at`, counted from 1."""
 
-    at: int  # 0 if the process is not to be killed
+    at: int  # 0: do not kill the process
     folder: Path
     send: Callable[[str], None]
     points: int = 0
@@ -37,7 +37,7 @@ class Kill:
 
 kill: Kill | None = None  # only in a process that calls `save`
 write = os.write
-written: Counter[int] = Counter()  # by inode, the bytes that os.write has written to the file
+bytes_written: Counter[int] = Counter()  # by os.write, per inode
 
 
 def call_in_process(
@@ -45,8 +45,8 @@ def call_in_process(
 ) -> tuple[str | None, dict]:
     """Call `function` in a forked process. Return where it was killed, or None, and its report.
 
-    The process is killed at point number `kill_at`. If `kill_at` is 0, its points are not used, but
-    as for other numbers, all writes must be possible points. They need not be if it is None.
+    The process is killed at kill point number `kill_at`, counted from 1. If `kill_at` is 0, it is
+    not killed, but every write must still be a kill point. If it is None, writes may bypass them.
     """
     receiver, sender = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=_call, args=(sender, function, call, folder, kill_at))
@@ -55,13 +55,13 @@ def call_in_process(
     try:
         if not receiver.poll(PATIENCE):
             raise Wrong(
-                f"{call} has not finished after {PATIENCE:g} s: is there an endless loop, or does "
-                "it wait for something that a killed save has left?"
+                f"{call} has not finished after {PATIENCE:g} s: is there an infinite loop, or is "
+                "it waiting for something that a killed save left behind?"
             )
         killed, report = receiver.recv()
     except EOFError:
         process.join()
-        raise Wrong(f"{call} ended the process, with exit code {process.exitcode}") from None
+        raise Wrong(f"{call} ended the process with exit code {process.exitcode}") from None
     finally:
         if sys.exc_info()[0] is not None:
             process.kill()
@@ -77,17 +77,18 @@ def _call(sender, function: Callable, call: str, folder: Path, kill_at: int | No
         kill = Kill(kill_at, folder, lambda where: sender.send((where, {})))
     before = contents(folder)
     report = grading.fill_in({}, function, failure=f"{call} fails")
-    if kill and not report["mistake"] and (path := changed_secretly(folder, before)):
+    if kill and not report["mistake"] and (path := changed_without_open(folder, before)):
         report["mistake"] = (
-            f"save changes {short(path)} without Python's own open(...), so the check cannot kill "
-            "it in the middle of a write. Open the file with open(...), and pass on what it returns"
+            f"save changes {relative(path)} without Python's built-in open(...), so the check "
+            "cannot kill it in the middle of a write. Open the file with open(...), and pass "
+            "the file object on"
         )
     kill = None
     sender.send((None, report))
 
 
 def install() -> None:
-    """Make all operations of this process on files possible points for a kill."""
+    """Make every file operation of this process a kill point."""
     # The Python versions of `open` and the file classes write with os.write.
     builtins.open = io.open = _pyio.open  # type: ignore[assignment]
     os.write = write_in_halves
@@ -104,13 +105,13 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def changed_secretly(folder: Path, before: dict[int, bytes]) -> Path | None:
-    """Return a file with new bytes that os.write has not written, such as a C++ program's."""
+def changed_without_open(folder: Path, before: dict[int, bytes]) -> Path | None:
+    """Return a file with new bytes that were not written by os.write, for example by C++ code."""
     for path in files_in(folder):
         inode, content = path.stat().st_ino, path.read_bytes()
         old = before.get(inode, b"")
         is_same = old.startswith(content)  # or shorter
-        if not is_same and written[inode] < max(1, len(content) - len(old)):
+        if not is_same and bytes_written[inode] < max(1, len(content) - len(old)):
             return path
     return None
 
@@ -123,7 +124,7 @@ def on_event(event: str, arguments: tuple) -> None:
         path, _, flags = arguments
         if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return
-    kill_point(EVENTS[event].format(*(short(argument) for argument in arguments)))
+    kill_point(EVENTS[event].format(*(relative(argument) for argument in arguments)))
 
 
 EVENTS = {  # {audit event: description of the moment before it}
@@ -134,7 +135,7 @@ EVENTS = {  # {audit event: description of the moment before it}
     "os.rmdir": "before it deleted the folder {0}",
     "os.link": "before it linked {0} to {1}",
     "os.symlink": "before it linked {0} to {1}",
-    "os.truncate": "before it shortened {0}",
+    "os.truncate": "before it truncated {0}",
     "shutil.copyfile": "before it copied {0} to {1}",
     "subprocess.Popen": "before it started {0}",
 }
@@ -154,12 +155,12 @@ def write_in_halves(descriptor: int, content) -> int:
 
 def counted_write(descriptor: int, content) -> int:
     size = write(descriptor, content)
-    written[os.fstat(descriptor).st_ino] += size
+    bytes_written[os.fstat(descriptor).st_ino] += size
     return size
 
 
 def kill_point(where: str) -> None:
-    """Kill this process with SIGKILL, if this point is the one for the kill."""
+    """Count a kill point, and kill this process with SIGKILL if it is the chosen one."""
     assert kill is not None
     kill.points += 1
     if kill.points == kill.at:
@@ -169,12 +170,12 @@ def kill_point(where: str) -> None:
 
 def name_of(descriptor: int) -> str:
     try:
-        return short(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return relative(os.readlink(f"/proc/self/fd/{descriptor}"))
     except OSError:  # not Linux
         return "a file"
 
 
-def short(path) -> str:
+def relative(path) -> str:
     """Return a path relative to the folder with the checkpoints."""
     assert kill is not None
     text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)

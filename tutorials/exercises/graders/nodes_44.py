@@ -1,10 +1,10 @@
 """Simulate the nodes of exercise 44: each rank, its six actions, and the log of what happens.
 
-Every node is a folder, which only its own ranks use, and all nodes share another one. The ranks
+Each node is a folder that only its own ranks use, and all nodes share one more folder. The ranks
 append events to one file, in the order in which they happen.
 
-An action that takes time waits in its middle until no other rank can continue without it. So a
-mistake such as a missing barrier shows in every run, and not only if the ranks happen to be slow.
+An action that takes time pauses halfway until no other rank can continue without it. So a mistake
+such as a missing barrier shows up in every run, not only when the timing is unlucky.
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Any
 from accel_demo.lab import grading
 from accel_demo.processes.environment import rank_environment
 
-LONGEST_WAIT = 3  # seconds an action waits for the other ranks, in case a rank never stops
+LONGEST_WAIT = 3  # seconds an action is paused at most, in case a rank never stops running
 SAMPLES = list(range(60))
 CORRECT = len([number for number in SAMPLES if number % 7])  # what evaluate returns
 COLLECTIVES = (
@@ -30,13 +30,13 @@ COLLECTIVES = (
     "broadcast", "gather", "monitored_barrier", "reduce", "_reduce_scatter_base", "reduce_scatter",
     "scatter",
 )  # fmt: skip
-# What a rank is doing
+# States of a rank
 RUNNING, WAITING, HOLDING, ENDED = "running", "waiting", "holding", "ended"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks each node has, and the order in which waiting actions continue."""
+    """Number of ranks on each node, and the order in which paused actions continue."""
 
     ranks_per_node: tuple[int, ...]
     is_last_rank_first: bool = False
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def order(self) -> list[int]:
-        """All ranks. If several of them wait in an action, the first one continues first."""
+        """All ranks. If several of them are paused in an action, the first one continues first."""
         return sorted(range(self.world_size), reverse=self.is_last_rank_first)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class Event:
 
 
 class Log:
-    """A file with the events of all ranks. Appending to it is atomic, so its order is the order."""
+    """A file with the events of all ranks, in order, because appending a line is atomic."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -112,20 +112,20 @@ def states(events: list[Event], world_size: int) -> list[str]:
     return [state(last.get(rank)) for rank in range(world_size)]
 
 
-def be_rank(rank: int, answer: Path, folder: Path, layout: Layout, port: int) -> None:
+def run_rank(rank: int, answer: Path, folder: Path, layout: Layout, port: int) -> None:
     """Call the learner's function on this rank, and write a report. Does not return."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what the answer prints must not come before the result
-        os.dup2(nowhere, stream)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # discard the answer's output, so that the result comes first
+        os.dup2(devnull, stream)
     node, local_rank = layout.place(rank)
     os.environ.update(rank_environment(rank, layout.world_size, port))
     os.environ["LOCAL_RANK"] = str(local_rank)
     os.environ["LOCAL_WORLD_SIZE"] = str(layout.ranks_per_node[node])
-    os.environ["GROUP_RANK"] = str(node)  # torchrun's name for the number of the node
+    os.environ["GROUP_RANK"] = str(node)  # torchrun's variable for the number of the node
     reports, name = folder / "reports", f"{layout.world_size}-{rank}"
     log = Log(folder / "log")
     threading.Thread(target=end_with_parent, daemon=True).start()
-    failure = f"rank {rank} ends with an error"
+    failure = f"rank {rank} raised an error"
     report = grading.fill_in({}, observe, answer, folder, layout, log, failure=failure)
     if report["mistake"]:
         log.add(Event(rank, "fail", 0, {"mistake": report["mistake"]}))
@@ -168,9 +168,9 @@ def observe(answer: Path, folder: Path, layout: Layout, log: Log) -> list[dict]:
 
 @dataclass
 class Blocks:
-    """Where this rank is in `main_process_first` and `local_main_process_first`.
+    """The `main_process_first` and `local_main_process_first` blocks that this rank is in.
 
-    `lines` are the lines of the `with` blocks that the rank is in, the outermost first. `at` is
+    `lines` are the lines of the `with` statements, the outermost first. `at` is
     "entry" or "exit" if the rank is at the barrier of such a block, and "" otherwise.
     """
 
@@ -179,7 +179,7 @@ class Blocks:
 
 
 def record_blocks(blocks: Blocks) -> None:
-    """Keep `blocks` up to date. An `Accelerator` has the same blocks, because it calls these."""
+    """Keep `blocks` up to date. `Accelerator` calls the same methods."""
     from accelerate import PartialState
 
     def recording(name: str) -> Callable:
@@ -227,7 +227,7 @@ def record_collectives(log: Log, rank: int, blocks: Blocks) -> None:
 
 
 def line_of_answer() -> int:
-    """Return the line at which the learner's file is now, or 0."""
+    """Return the line of the learner's file that is now running, or 0."""
     frame = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != grading.ANSWER:
         frame = frame.f_back
@@ -235,7 +235,7 @@ def line_of_answer() -> int:
 
 
 class Actions:
-    """The six actions that a rank may call. See the exercise for what they do."""
+    """The six actions that a rank may call. The exercise describes them."""
 
     def __init__(self, rank: int, folder: Path, layout: Layout, log: Log, group: Any):
         self._rank, self._layout, self._log, self._group = rank, layout, log, group
@@ -244,8 +244,8 @@ class Actions:
 
     def open_run(self) -> Path:
         self.add("open_run")
-        if found := sorted(self._shared.glob("run-*")):
-            return found[0]
+        if existing := sorted(self._shared.glob("run-*")):
+            return existing[0]
         run = self._shared / f"run-{time.time_ns()}-{self._rank}"
         self.add("create run")
         self._hold()
@@ -278,7 +278,7 @@ class Actions:
         import torch.distributed as dist
 
         if not isinstance(samples, list) or samples != SAMPLES:
-            self._refuse("bad samples", samples=shortened(samples))
+            self._refuse("bad samples", samples=shorten(samples))
         self.add("evaluate")
         share = samples[self._rank :: self._layout.world_size]
         wrong = [number for number in share if number % 7 == 0]
@@ -290,7 +290,7 @@ class Actions:
 
     def save(self, run: Path, correct: int) -> None:
         if not self.is_right((run, correct)):
-            self._refuse("bad save", values=shortened((run, correct)))
+            self._refuse("bad save", values=shorten((run, correct)))
         self.add("save")
         self._hold()
         self._write(Path(run, "checkpoint.json"), json.dumps({"correct": correct}), "saved")
@@ -317,9 +317,9 @@ class Actions:
         return is_run and not isinstance(correct, bool) and correct == CORRECT
 
     def _write(self, path: Path, text: str, event: str) -> None:
-        """Write a file that appears only when it is complete, and when the event is in the log.
+        """Write a file that appears only once it is complete and the event is in the log.
 
-        So a rank that waits for the file itself has waited for the event, too.
+        So if a rank waits for the file, the event comes before what the rank does next.
         """
         unfinished = path.with_name(f"{path.name}-{self._rank}.unfinished")
         unfinished.write_text(text)
@@ -327,24 +327,24 @@ class Actions:
         unfinished.replace(path)
 
     def _hold(self) -> None:
-        """Wait until no other rank is running, and no earlier one in `order` is holding."""
+        """Pause until no other rank is running and no earlier rank in `order` is paused."""
         self.add("hold")
         deadline = time.monotonic() + LONGEST_WAIT
         while time.monotonic() < deadline:
-            doing = states(self._log.events(), self._layout.world_size)
-            holding = [rank for rank in self._layout.order if doing[rank] == HOLDING]
-            if RUNNING not in doing and holding[0] == self._rank:
+            rank_states = states(self._log.events(), self._layout.world_size)
+            holding = [rank for rank in self._layout.order if rank_states[rank] == HOLDING]
+            if RUNNING not in rank_states and holding[0] == self._rank:
                 break
             time.sleep(0.003)
         self.add("resume")
 
     def _refuse(self, name: str, **details) -> None:
-        """End this process, because the action cannot be done. The event says why."""
+        """Add an event that explains why the action is impossible, and end this process."""
         self.add(name, **details)
-        self.add("fail", mistake=f"rank {self._rank} cannot go on")
+        self.add("fail", mistake=f"rank {self._rank} cannot continue")
         os._exit(1)
 
 
-def shortened(value) -> str:
+def shorten(value) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

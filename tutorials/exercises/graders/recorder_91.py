@@ -1,8 +1,8 @@
 """Run the learner's script of exercise 91 on one rank, and record what it does.
 
 graders/91.py calls `run` on every rank that torchrun starts. Hooks of PyTorch and Python record
-which images each optimizer step uses, which files are written and what is printed. The record says
-why a result is wrong. Whether it is wrong, only the result says.
+which images each optimizer step uses, which files are written and what is printed. The result
+alone decides whether the answer is wrong, and the record explains why.
 """
 
 import os
@@ -28,10 +28,10 @@ GRACE = 3  # seconds that a rank with a mistake waits for the reports of the oth
 
 @dataclass
 class Record:
-    """What one rank has done until now.
+    """What one rank has done so far.
 
-    `error` is the error that ended the script, or "". `is_at` is the script's line at the end, if
-    the time was up (`is_stuck`) or another rank failed.
+    `error` is the error that ended the script, or "". `is_at` is the line that the script had
+    reached when the time was up (`is_stuck`) or another rank failed.
     """
 
     error: str = ""
@@ -83,13 +83,13 @@ def run(
 
 
 class Rank:
-    """This rank. If it fails or is stuck, the other ranks report, too: one may show the cause."""
+    """This rank. If it fails or is stuck, all ranks report, because another may show the cause."""
 
     def __init__(self, answer: Path, reports: Path, kill_after: int):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.answer, self.reports, self.kill_after = answer, reports, kill_after
         self.failed = reports / "failed"  # exists as soon as a rank has failed or is stuck
-        self.record, self.last_words = Record(), ""
+        self.record, self.last_error_line = Record(), ""
         self.lock, self.is_reported = threading.Lock(), False
 
     def report(self) -> None:
@@ -108,7 +108,7 @@ class Rank:
                 self.kill_all()
 
     def on_error_line(self, line: str) -> None:
-        self.last_words = line.strip() or self.last_words
+        self.last_error_line = line.strip() or self.last_error_line
 
     def watch(self, patience: float) -> None:
         """Report where the script is when the time is up or another rank has failed."""
@@ -127,7 +127,7 @@ class Rank:
             os._exit(1)
 
     def fail(self, error: BaseException) -> None:
-        self.record.error = described(error, self.answer, self.last_words)
+        self.record.error = describe_error(error, self.answer, self.last_error_line)
         self.report()
         self.end_all()
 
@@ -146,14 +146,14 @@ class Rank:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def described(error: BaseException, answer: Path, last_words: str) -> str:
+def describe_error(error: BaseException, answer: Path, last_error_line: str) -> str:
     """Format an error as one line, such as "ValueError: too many values (line 12 of your file)".
 
-    argparse prints its errors and then exits: `last_words` is the last line on stderr.
+    argparse prints its errors and then exits: `last_error_line` is the last line on stderr.
     """
     message = str(error).strip().partition("\n")[0]
-    if isinstance(error, SystemExit) and last_words:
-        message += f", {last_words}"
+    if isinstance(error, SystemExit) and last_error_line:
+        message += f", {last_error_line}"
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if is_in(frame, answer)]
     place = f" (line {lines[-1]} of your file)" if lines else ""
@@ -188,9 +188,9 @@ class Watched:
 
 
 def record_files(folder: Path, files: list[str]) -> None:
-    """Add every file in `folder` to `files` when it is written, or when it gets its name.
+    """Add every file in `folder` to `files` when it is written, renamed or linked.
 
-    Python reports its own operations on files, but not those of C++ and Rust: torch.save and
+    Audit events cover Python's file operations, but not those of C++ and Rust. So torch.save and
     safetensors are replaced by functions that add the file first.
     """
     import safetensors.torch
@@ -254,7 +254,7 @@ def record_training(record: Record):
         if "accelerate" in sys.modules:
             from accelerate import PartialState
 
-            # Without a GPU, each process of a plain `Accelerator()` believes it is the only one.
+            # Without a GPU, each process of a plain `Accelerator()` is not connected to the others.
             if PartialState._shared_state:
                 record.connected = PartialState().num_processes
 

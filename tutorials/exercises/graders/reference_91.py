@@ -9,8 +9,8 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 NEAR = 1e-3  # if the two largest logits are closer, rounding may change the prediction
 # {mistake: what it does}. `reference` trains with a mistake to find the weights that it leads to.
 MISTAKES = {
-    "sum": "the gradients of the processes are added up, instead of averaged",
-    "no reset": "the gradients of each batch are added to those of the batch before",
+    "sum": "the gradients of the processes are added up instead of averaged",
+    "no reset": "the gradients of each batch are added to those of the previous batch",
 }
 MISTAKES_AFTER_KILL = {
     "no momentum": "the optimizer starts without its momentum: what does the checkpoint need "

@@ -1,4 +1,4 @@
-# wrong: the numbers are 4, 4, 2: every micro-batch sends its gradients
+# wrong: the counts are 4, 4, 2: every micro-batch sends its gradients
 
 from torch.nn.functional import mse_loss
 

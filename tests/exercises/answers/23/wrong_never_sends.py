@@ -1,4 +1,4 @@
-# wrong: each rank uses a gradient of its own
+# wrong: each rank uses its own gradient
 
 from torch.nn.functional import mse_loss
 

@@ -1,4 +1,4 @@
-# wrong: the numbers are 4, 4, 2: no_sync surrounds a backward, but not its forward
+# wrong: the counts are 4, 4, 2: no_sync surrounds a backward, but not its forward
 
 from contextlib import nullcontext
 

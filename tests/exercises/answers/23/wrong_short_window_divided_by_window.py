@@ -1,4 +1,4 @@
-# wrong: the short window is wrongly scaled (×0.5)
+# wrong: the gradient of the short window has the wrong scale (×0.5)
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-# wrong: with 7 micro-batches and a window of 4, the short window is wrongly scaled
+# wrong: with 7 micro-batches and a window of 4, the gradient of the short window
 
 from contextlib import nullcontext
 

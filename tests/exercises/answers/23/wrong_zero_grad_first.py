@@ -1,4 +1,4 @@
-# wrong: each step uses the gradient of the last micro-batch alone
+# wrong: each step uses only the gradient of the last micro-batch
 # Read "Why each loss is divided by the number of micro-batches" in tutorials/23_accumulation.md.
 # For a hint: accel-demo check 23 --hint
 import contextlib

@@ -13,7 +13,7 @@ def scatter(batch, devices: list[torch.device]) -> list:
     if isinstance(batch, list | tuple) and batch:
         parts = zip(*[scatter(value, devices) for value in batch], strict=False)
         return [type(batch)(part) for part in parts]
-    return [batch] * len(devices)  # zip ignores those that no tensor needs
+    return [batch] * len(devices)  # zip ignores the copies that no tensor needs
 
 
 def gather(outputs: list, device: torch.device):

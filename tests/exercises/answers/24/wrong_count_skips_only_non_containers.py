@@ -1,4 +1,4 @@
-# wrong: scatter of ([], tensor) with 10 samples on 4 devices stops with
+# wrong: scatter of ([], tensor) with 10 samples to 4 devices raises
 import torch
 
 

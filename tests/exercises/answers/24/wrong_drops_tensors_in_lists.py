@@ -1,4 +1,4 @@
-# wrong: scatter of a tuple with a list should return such a tuple per replica
+# wrong: scatter of a tuple that contains a list should return a tuple with the same
 import torch
 
 
@@ -15,7 +15,7 @@ def scatter(batch, devices: list[torch.device]) -> list:
     if isinstance(batch, tuple) and batch:
         parts = zip(*[scatter(value, devices) for value in batch], strict=False)
         return [type(batch)(part) for part in parts]
-    return [batch] * len(devices)  # zip ignores those that no tensor needs
+    return [batch] * len(devices)  # zip ignores the copies that no tensor needs
 
 
 def gather(outputs: list, device: torch.device):

@@ -1,4 +1,4 @@
-# wrong: scatter of 3 samples on 8 devices returns empty parts: [1, 1, 1, 0, 0, 0, 0, 0]
+# wrong: scatter of 3 samples to 8 devices returns empty parts: [1, 1, 1, 0, 0, 0, 0, 0]
 import torch
 
 

@@ -1,4 +1,4 @@
-# wrong: with 10 samples on 4 devices stops with
+# wrong: with 10 samples to 4 devices raises
 import torch
 
 

@@ -1,4 +1,4 @@
-# wrong: gather from two devices stops with RuntimeError: Tensor on device
+# wrong: gather from two devices raises RuntimeError: Tensor on device
 import torch
 
 

@@ -1,4 +1,4 @@
-# wrong: scatter of 10 samples on 4 devices loses samples: the parts have [2, 2, 2, 2]
+# wrong: scatter of 10 samples to 4 devices loses samples: the part sizes are [2, 2, 2, 2]
 import torch
 
 

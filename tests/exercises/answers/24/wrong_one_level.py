@@ -1,4 +1,4 @@
-# wrong: scatter of a dict with 10 samples on 4 devices should split the second tensor of a tuple
+# wrong: scatter of a dict with 10 samples to 4 devices should split the second tensor of a tuple
 import torch
 
 

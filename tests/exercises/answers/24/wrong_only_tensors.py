@@ -1,4 +1,4 @@
-# wrong: scatter of dicts, lists and tuples stops with AttributeError: 'str' object has no attribute
+# wrong: scatter of dicts, lists and tuples raises AttributeError: 'str' object has no attribute
 import torch
 
 

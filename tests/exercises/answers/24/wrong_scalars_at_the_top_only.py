@@ -1,4 +1,4 @@
-# wrong: gather of dicts, lists and tuples stops with RuntimeError: zero-dimensional tensor
+# wrong: gather of dicts, lists and tuples raises RuntimeError: zero-dimensional tensor
 import torch
 
 
@@ -11,7 +11,7 @@ def scatter(batch, devices: list[torch.device]) -> list:
     if isinstance(batch, list | tuple) and batch:
         parts = zip(*[scatter(value, devices) for value in batch], strict=False)
         return [type(batch)(part) for part in parts]
-    return [batch] * len(devices)  # zip ignores those that no tensor needs
+    return [batch] * len(devices)  # zip ignores the copies that no tensor needs
 
 
 def gather(outputs: list, device: torch.device):

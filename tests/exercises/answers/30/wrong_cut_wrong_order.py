@@ -1,4 +1,4 @@
-# wrong: but the padding is not at their end
+# wrong: but the padding is not at the end
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 

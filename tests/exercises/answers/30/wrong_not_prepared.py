@@ -1,4 +1,4 @@
-# wrong: the work is not shared: of 22 samples 22 go through the model on one rank
+# wrong: the work is not shared: of 22 samples, 22 go through the model on one rank
 from torch.utils.data import DataLoader
 
 

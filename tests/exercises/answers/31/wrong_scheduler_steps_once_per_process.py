@@ -1,4 +1,4 @@
-# wrong: on 2 processes, the schedule is over after 4 of 8 steps
+# wrong: on 2 processes, the schedule ends after 4 of 8 steps
 import torch
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss

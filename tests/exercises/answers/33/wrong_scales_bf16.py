@@ -1,4 +1,4 @@
-# wrong: a scaler for bf16
+# wrong: "bf16" needs no scaler
 
 
 def setting(machine: dict) -> dict:

@@ -1,4 +1,4 @@
-# wrong: Are the position and the weights of the same batch?
+# wrong: Were the position and the weights saved after
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-# wrong: the dropout masks are the same, too: level 5
+# wrong: the dropout masks are also the same: level 5
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-# wrong: it started again with the first batch of the first epoch: level 0
+# wrong: it started again from the first batch of the first epoch: level 0
 
 from pathlib import Path
 

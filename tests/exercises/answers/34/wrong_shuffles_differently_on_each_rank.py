@@ -1,4 +1,4 @@
-# wrong: on 3 processes, an epoch does not have every sample once
+# wrong: on 3 processes, an epoch does not contain every sample exactly once
 
 from pathlib import Path
 

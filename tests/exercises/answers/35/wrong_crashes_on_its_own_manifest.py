@@ -1,4 +1,4 @@
-# wrong: in 15/manifest.json, a file of step 15: latest(folder) fails: JSONDecodeError
+# wrong: 15/manifest.json (a file of step 15): latest(folder) fails: JSONDecodeError
 
 import hashlib
 import json

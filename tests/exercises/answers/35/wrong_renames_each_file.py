@@ -1,4 +1,4 @@
-# wrong: latest(folder) returns a mixture: step 6, but model.bin is from another save
+# wrong: latest(folder) returns a mixture: step 6, but model.bin is from a different save
 
 import json
 import os

@@ -1,4 +1,4 @@
-# wrong: save changes latest.pt without Python's own open(...)
+# wrong: save changes latest.pt without Python's built-in open(...)
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-# wrong: How long does each rank only wait for all-reduces
+# wrong: How long does each rank wait for all-reduces
 # Read "What the columns mean" in tutorials/40_where_the_time_goes.md.
 # For a hint: accel-demo check 40 --hint
 """mine"""

@@ -1,4 +1,4 @@
-# wrong: How long does each rank only wait for all-reduces
+# wrong: How long does each rank wait for all-reduces
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-# wrong: spends a long time in all-reduce, but what does it do there?
+# wrong: spends a long time in all-reduce, but what is it doing there?
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-# wrong: That is the process number (pid) of the trace
+# wrong: That is the process ID (pid) in the trace
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-# wrong: With one process nothing is sent
+# wrong: With one process, nothing is sent
 def step_ms(
     forward_ms, backward_ms, optimizer_ms, buckets, world_size, latency_us, gigabytes_per_s
 ):

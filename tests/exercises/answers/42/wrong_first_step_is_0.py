@@ -1,4 +1,4 @@
-# wrong: the first step is step 1
+# wrong: does the bias correction divide by zero? Count the steps from 1
 import torch
 import torch.distributed as dist
 from torch.nn.functional import pad

@@ -1,4 +1,4 @@
-# wrong: with the gradients of one rank, not with the mean over all ranks
+# wrong: with the gradients of one rank instead of the mean over all ranks
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# wrong: of the same node is still in evaluate
+# wrong: on the same node is still in evaluate
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: rank 0's barrier (line 16) was matched with rank 1's (line 18). It never ends: rank 0 waits
+# wrong: rank 0's barrier (line 16) was matched with rank 1's (line 18). It hangs: rank 0 waits
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: it never ends: ranks 0 and 2 wait in evaluate
+# wrong: it hangs: ranks 0 and 2 wait in evaluate
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: it never ends: rank 0 waits in evaluate (line 16), ranks 1, 2 and 3 wait in a barrier
+# wrong: it hangs: rank 0 waits in evaluate (line 16), ranks 1, 2 and 3 wait in a barrier
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: it never ends: ranks 0 and 2 wait in a barrier (line 19), ranks 1 and 3 have returned
+# wrong: it hangs: ranks 0 and 2 wait in a barrier (line 19), ranks 1 and 3 have returned
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: rank 0 calls prepare, but nobody has downloaded to node 0's disk yet
+# wrong: rank 0 calls prepare, but no rank has downloaded to node 0's disk yet
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: never prepares: it calls evaluate with None
+# wrong: never calls prepare: it calls evaluate with None
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: ranks 0, 1, 2 and 3 each create a run folder, because each looked before any other
+# wrong: ranks 0, 1, 2 and 3 each create a run folder, because each looked for one before another
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: it never ends: rank 0 waits in a barrier (line 17), ranks 1, 2 and 3 have returned
+# wrong: it hangs: rank 0 waits in a barrier (line 17), ranks 1, 2 and 3 have returned
 from pathlib import Path
 
 from accelerate import PartialState

@@ -1,4 +1,4 @@
-# wrong: the gradients of the processes are added up, instead of averaged
+# wrong: the gradients of the processes are added up instead of averaged
 import argparse
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-# wrong: an optimizer step uses 16 images of a process, instead of 32
+# wrong: an optimizer step uses 16 images per process instead of 32
 import argparse
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-# wrong: correct predictions after epoch 0, but the weights give
+# wrong: correct predictions after epoch 0 instead of
 import argparse
 import os
 from pathlib import Path

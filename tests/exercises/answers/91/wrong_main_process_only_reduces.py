@@ -1,4 +1,4 @@
-# wrong: the processes communicate at the same time, but not in the same call
+# wrong: a process receives a message of the wrong size, so the processes are not
 import argparse
 import os
 from pathlib import Path
