@@ -135,9 +135,9 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
     ids, and the process names may be missing.
     """
 
-    def ask(question: str, *arguments):
+    def query(function: str, *arguments):
         try:
-            return getattr(nvml, question)(*arguments)
+            return getattr(nvml, function)(*arguments)
         except nvml.NVMLError:  # not supported by this GPU or driver, or not permitted
             return None
 
@@ -145,21 +145,21 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
     nvml.nvmlInit()
     try:
         for number in range(nvml.nvmlDeviceGetCount()):
-            gpu = ask("nvmlDeviceGetHandleByIndex", number)
+            gpu = query("nvmlDeviceGetHandleByIndex", number)
             if gpu is None:
                 rows.append((f"GPU {number}", "does not respond and may be lost"))
                 continue
-            name = ask("nvmlDeviceGetName", gpu) or "unknown name"
-            uuid, memory = ask("nvmlDeviceGetUUID", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
+            name = query("nvmlDeviceGetName", gpu) or "unknown name"
+            uuid, memory = query("nvmlDeviceGetUUID", gpu), query("nvmlDeviceGetMemoryInfo", gpu)
             used = f"{byte_size(memory.used)} of {byte_size(memory.total)} used" if memory else ""
             rows.append((f"GPU {number}", f"{name}, {used or 'unknown memory'}"))
             torch_name = f"{torch_names.get(str(uuid), 'hidden')} here, {uuid}"
             rows.append(
                 ("", torch_name if uuid else "unknown UUID, so its name in torch is unknown")
             )
-            processes = ask("nvmlDeviceGetComputeRunningProcesses", gpu)
+            processes = query("nvmlDeviceGetComputeRunningProcesses", gpu)
             for process in processes or []:
-                name = ask("nvmlSystemGetProcessName", process.pid) or "unknown name"
+                name = query("nvmlSystemGetProcessName", process.pid) or "unknown name"
                 used = process.usedGpuMemory
                 size = "unknown memory" if used is None else byte_size(used)
                 rows.append(("", f"process {process.pid}, {name[-40:]}: {size}"))
@@ -167,7 +167,7 @@ def nvml_rows(nvml, torch_names: dict[str, str]) -> list[tuple[str, str]]:
                 rows.append(("", "unknown processes" if processes is None else "no process"))
     finally:
         nvml.nvmlShutdown()
-    return rows or [("GPU", "NVML answers, but lists no GPU")]
+    return rows or [("GPU", "NVML responds, but lists no GPU")]
 
 
 def gloo_rows() -> list[tuple[str, str]]:

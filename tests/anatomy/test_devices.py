@@ -243,7 +243,7 @@ def test_each_gpu_is_listed_with_its_processes_and_its_name_in_pytorch():
         ("", "unknown processes"),
     ]
     assert not nvml.is_open
-    assert devices.nvml_rows(FakeNvml(0), {}) == [("GPU", "NVML answers, but lists no GPU")]
+    assert devices.nvml_rows(FakeNvml(0), {}) == [("GPU", "NVML responds, but lists no GPU")]
 
 
 @pytest.mark.parametrize(

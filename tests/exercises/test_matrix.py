@@ -18,7 +18,7 @@ from tests.pages.pages import check
 ANSWERS = Path(__file__).parent / "answers"
 EXERCISES = all_exercises()
 RIGHT = sorted(ANSWERS.glob("*/right_*.py"))
-WRONG = [  # more than three of an exercise only in a run of all tests, which includes the slow ones
+WRONG = [  # from the fourth wrong answer of an exercise on, the tests are marked slow
     pytest.param(file, marks=pytest.mark.slow if index >= 3 else ())
     for folder in sorted(ANSWERS.glob("*"))
     for index, file in enumerate(sorted(folder.glob("wrong_*.py")))
@@ -114,7 +114,9 @@ def sections_named_in(grader: Path) -> set[str]:
             found += node.args[1:2] if is_wrong else []
         elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
             found += node.value.elts[1:]
-    found += [way for one in found if isinstance(one, ast.IfExp) for way in (one.body, one.orelse)]
+    found += [
+        part for one in found if isinstance(one, ast.IfExp) for part in (one.body, one.orelse)
+    ]
     values = [
         constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None)
         for one in found
@@ -130,7 +132,7 @@ def blocks_of(page: Path) -> list[str]:
     """Return the Python code of a page: each block, and all blocks together."""
     text = page.read_text()
     blocks = re.findall(r"^ *```(?:python|py)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
-    # A diff shows a changed file: take the lines that are left in the new version.
+    # A diff shows a changed file: take the lines of the new version.
     for diff in re.findall(r"^ *```diff\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
         lines = [line for line in diff.splitlines() if not line.startswith(("-", "@@", "+++"))]
         blocks.append("\n".join(line[1:] for line in lines) + "\n")
@@ -150,7 +152,7 @@ def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exe
             try:
                 ast.parse(text)
             except SyntaxError:
-                continue  # a part of a function, or a diff, which cannot be an answer
+                continue  # a part of a function or a diff cannot be an answer
             (tmp_path / name).write_text(text)
             result = check(start, exercise.number, tmp_path / name, ACCEL_DEMO_TIME_LIMIT="60")
             assert is_rejected(result, exercise.number), (

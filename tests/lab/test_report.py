@@ -427,14 +427,14 @@ def test_the_confusion_matrix_has_a_row_for_each_true_class(tmp_path):
     text = as_text([run])
     assert "24 of 30 test images correct" in text
     assert re.search(r"0 shoe +\| +7 \| +3 \| +0 \|", text)
-    worst = text.index("  3 of 10 shoe were taken for bag")
-    assert worst < text.index("  2 of 10 hat were taken for bag")
-    assert "test image 7 is shoe, and was taken for bag with probability 87.5%" in text
+    worst = text.index("  3 of 10 shoe were misclassified as bag")
+    assert worst < text.index("  2 of 10 hat were misclassified as bag")
+    assert "test image 7 is shoe, and was misclassified as bag with probability 87.5%" in text
     write_report(tmp_path / "page.html", [run])
     page = (tmp_path / "page.html").read_text()
     row = page[page.index('<th scope="row">shoe</th>') :].split("</tr>")[0]
     assert re.findall(r">(\d+)</div></td>", row) == ["7", "3", "0"]
-    assert 'alt="test image 7: shoe, taken for bag"' in page
+    assert 'alt="test image 7: shoe, misclassified as bag"' in page
 
 
 def test_images_seen_are_steps_times_the_global_batch_size(tmp_path):

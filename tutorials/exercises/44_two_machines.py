@@ -5,7 +5,7 @@ right for a single process. Make it right for several processes on several nodes
 its own disk, and all nodes share one folder, as with NFS. A file that one node writes to this
 folder is visible to the others at once. (On a real network, this may take up to a minute.)
 
-    state       a `PartialState`, which knows which process this is; an `Accelerator` has the same
+    state       a `PartialState`, with the ranks of this process; an `Accelerator` has the same
                 attributes and methods
     actions     an object with six methods:
 

@@ -110,8 +110,8 @@ def _confusion(runs: list[SavedRun]) -> str:
     for run in runs:
         if predictions := run.predictions:
             worst = "".join(
-                f"<li>{pair.images:,} of {pair.images_of_class:,} <b>{escape(pair.true)}</b> taken "
-                f"for <b>{escape(pair.predicted)}</b></li>"
+                f"<li>{pair.images:,} of {pair.images_of_class:,} <b>{escape(pair.true)}</b> "
+                f"misclassified as <b>{escape(pair.predicted)}</b></li>"
                 for pair in predictions.confusions()[:WORST]
             )
             worst = worst and f'<h3>The worst confusions</h3><ol class="worst">{worst}</ol>'
@@ -179,7 +179,7 @@ def _mistakes(runs: list[SavedRun]) -> str:
 
 def _mistake(mistake: Mistake, classes: list[str]) -> str:
     true, predicted = escape(classes[mistake.label]), escape(classes[mistake.predicted])
-    what = f"test image {mistake.index}: {true}, taken for {predicted}"
+    what = f"test image {mistake.index}: {true}, misclassified as {predicted}"
     source = f"data:image/png;base64,{escape(mistake.png)}"
     return (
         f'<li><img src="{source}" alt="{what}" title="{what}">'

@@ -164,7 +164,8 @@ def _confusion(run: SavedRun) -> list[str]:
     parts = ["", f"confusion matrix of {run.name}: {predictions.accuracy_text()}", ""]
     parts += [table(["true \\ predicted", *range(len(classes))], rows), ""]
     worst = [
-        f"  {pair.images:,} of {pair.images_of_class:,} {pair.true} were taken for {pair.predicted}"
+        f"  {pair.images:,} of {pair.images_of_class:,} {pair.true} were misclassified as "
+        f"{pair.predicted}"
         for pair in predictions.confusions()[:WORST]
     ]
     parts += ["the worst confusions:", *worst] if worst else ["no image was misclassified"]
@@ -172,7 +173,7 @@ def _confusion(run: SavedRun) -> list[str]:
         true, predicted = classes[mistake.label], classes[mistake.predicted]
         parts.append(
             f"the most confident mistake: test image {mistake.index} is {true}, "
-            f"and was taken for {predicted} with probability {mistake.probability:.1%}"
+            f"and was misclassified as {predicted} with probability {mistake.probability:.1%}"
         )
     return parts
 

@@ -254,7 +254,7 @@ def observe(
 
 
 def judge_uninterrupted(uninterrupted: list[dict]) -> None:
-    """Check that the uninterrupted run trains as the exercise asks."""
+    """Check that the uninterrupted run trains as the exercise requires."""
     for rank in uninterrupted:
         if len(rank["samples"]) != ALL:
             raise Wrong(
