@@ -1,4 +1,4 @@
-# wrong: one rank does all the work: 22 samples go through the model on one rank
+# wrong: one rank does all the work: 22 samples go through the model on it
 import torch
 from accelerate.utils import broadcast
 from torch.utils.data import DataLoader
