@@ -37,7 +37,7 @@ ALLOWED = {  # {module: matches}, each with the reason why the text is not ours,
         r"keeper.stdout.readline() != 'ready\n'",  # only hosts.py starts the keeper
         "keeper.stderr.read().split()",  # joins the lines of unshare's message
     },
-    "accel_demo.lab.networks": {
+    "accel_demo.lab.cables": {
         r"self.switch.stdout.readline() != 'ready\n'",  # from `echo`
         "self.switch.stderr.read().split()",  # joins the lines of unshare's message
     },
