@@ -29,6 +29,8 @@ class TrainLog:
     ):
         self.folder, self.config, self.processes = folder, config, processes
         self.is_main_process = is_main_process()
+        self.epoch, self.name = 0, ""  # of the current epoch, counted from 1
+        self.interval_started_at = 0.0
         self.bar: Any = None  # the progress bar of the current epoch
         self.writer = None
         self.start_step = start_step
