@@ -28,6 +28,7 @@ def save_results(
 ) -> None:
     """Write model.safetensors and predictions.json. Call this in one process only.
 
+    For the predictions, this process runs the model on the whole test set once more.
     `precision` is the precision of the training run: "no", "bf16" or "fp16".
 
     Weights that are already on the device are not copied, because a copy could raise the peak

@@ -67,13 +67,13 @@ def main(config: TrainConfig) -> None:
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: with --resume, load a checkpoint; then delete any results after it
+    # Resume: with --resume, load a checkpoint; then delete all results after the start position
     method = f"distributed_type {accelerator.distributed_type.value}"
     environment = describe_run("train", method, device, precision)
     run = claim_run(config, environment, stop_signals, device, len(train_loader))
     run.settle_buckets(model, train_set)  # so that DDP continues with the same buckets
     run.load_checkpoint(accelerator.load_state, model, scheduler)
-    run.begin()
+    run.begin()  # a new run deletes all earlier results in its folder
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
@@ -117,7 +117,7 @@ def main(config: TrainConfig) -> None:
         # Report: log the epoch, and save a checkpoint
         run.end_epoch(test_totals, accelerator.save_state)
 
-    # Finish: unless the run was stopped, rank 0 writes the results; then all exit together
+    # Finish: unless the run was stopped, rank 0 saves and tests the model; then all exit together
     state_dict = accelerator.get_state_dict(model)  # with FSDP, all processes must call this
     if accelerator.is_main_process and not run.is_stopping:
         save_results(run.folder, state_dict, config, test_set, precision, device)

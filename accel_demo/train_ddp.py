@@ -71,13 +71,13 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: with --resume, load a checkpoint; then delete any results after it
+    # Resume: with --resume, load a checkpoint; then delete all results after the start position
     environment = describe_run("train_ddp", "DistributedDataParallel", device, precision)
     run = claim_run(config, environment, stop_signals, device, len(train_loader))
     state = TrainingState(model.module, optimizer, scheduler, scaler, rank)
     run.settle_buckets(model, train_set)  # so that DDP continues with the same buckets
     run.load_checkpoint(state.load, model, scheduler)
-    run.begin()
+    run.begin()  # a new run deletes all earlier results in its folder
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
@@ -131,7 +131,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         # Report: log the epoch, and save a checkpoint
         run.end_epoch(test_totals, state.save)
 
-    # Finish: unless the run was stopped, rank 0 writes the results; then all exit together
+    # Finish: unless the run was stopped, rank 0 saves and tests the model; then all exit together
     if rank == 0 and not run.is_stopping:
         save_results(run.folder, model.module.state_dict(), config, test_set, precision, device)
     run.finish()

@@ -48,7 +48,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
 
-    # Model: with two or more GPUs, each forward pass copies the model to all of them
+    # Model: with two or more GPUs, each forward pass copies the model to the others
     model = make_model(config).to(device)
     model = torch.nn.DataParallel(model, device_ids=device_ids)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16
@@ -56,12 +56,12 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: with --resume, load a checkpoint; then delete any results after it
+    # Resume: with --resume, load a checkpoint; then delete all results after the start position
     environment = describe_run("train_dp", "DataParallel", device, precision)
     run = claim_run(config, environment, stop_signals, device, len(train_loader))
     state = TrainingState(model.module, optimizer, scheduler, scaler)
     run.load_checkpoint(state.load, model, scheduler)
-    run.begin()
+    run.begin()  # a new run deletes all earlier results in its folder
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():
@@ -112,7 +112,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         # Report: log the epoch, and save a checkpoint
         run.end_epoch(test_totals, state.save)
 
-    # Finish: write the results, unless the run was stopped
+    # Finish: save and test the model, unless the run was stopped
     if not run.is_stopping:
         save_results(run.folder, model.module.state_dict(), config, test_set, precision, device)
     run.finish()

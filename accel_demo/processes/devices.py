@@ -20,7 +20,10 @@ def use_cpu() -> bool:
 
 
 def own_device() -> torch.device:
-    """Return the device of this process: the GPU with the index LOCAL_RANK, or the CPU."""
+    """Return the device of this process: the GPU with the index LOCAL_RANK, or the CPU.
+
+    `Accelerator` chooses the same device on its own.
+    """
     if use_cpu():
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()

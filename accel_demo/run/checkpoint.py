@@ -1,4 +1,4 @@
-"""Write each checkpoint completely or not at all, and restore a run's state from it."""
+"""Write each checkpoint completely or not at all, delete old ones, and restore a run's state."""
 
 import hashlib
 import pickle
@@ -45,7 +45,6 @@ class Checkpoints:
     def __init__(self, folder: Path, config: TrainConfig, environment: dict, start: Start):
         self.folder, self.config, self.environment = folder, config, environment
         self.start = start
-        self.unfinished = folder / "checkpoints" / UNFINISHED
 
     def load(
         self, load_state: Callable[..., object], model: torch.nn.Module, scheduler: LambdaLR
@@ -88,8 +87,8 @@ class Checkpoints:
         so that no run resumes from an incomplete checkpoint. If any process cannot write, every
         process raises `UserError`.
         """
-        unfinished = self.unfinished
-        with agreement(unfinished):
+        unfinished = self.folder / "checkpoints" / UNFINISHED
+        with _written_everywhere(unfinished):
             if is_main_process():
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
@@ -97,10 +96,10 @@ class Checkpoints:
                 flush(self.folder.parent)
                 if (self.folder / "metrics.jsonl").exists():
                     flush(self.folder / "metrics.jsonl")
-        with agreement(unfinished):
+        with _written_everywhere(unfinished):
             save_state(unfinished)
         random_states = gather_objects(random_states_digest())
-        with agreement(unfinished):
+        with _written_everywhere(unfinished):
             if is_main_process():
                 facts = {
                     "epoch": progress.epoch,
@@ -118,7 +117,8 @@ class Checkpoints:
     def _publish(self, unfinished: Path, name: str) -> None:
         """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints.
 
-        Folders with unreadable manifests are kept, because their position is not known.
+        Folders with unreadable manifests are kept, unless they have the name of this checkpoint,
+        because their position is not known.
         """
         folder, place = unfinished.with_name(name), position(unfinished)
         if folder.exists() and position(folder) < place:  # saved with fewer processes
@@ -142,12 +142,8 @@ def random_states_digest() -> str:
 
 
 @contextmanager
-def agreement(folder: Path) -> Iterator[None]:
-    """If the block cannot write in any process, delete `folder` and raise `UserError` in all.
-
-    Use this only after the run has locked its folder: otherwise, `folder` may belong to another
-    run.
-    """
+def _written_everywhere(folder: Path) -> Iterator[None]:
+    """If the block cannot write in any process, delete `folder` and raise `UserError` in all."""
     problem = None
     try:
         yield

@@ -62,7 +62,7 @@ def write_launch(folder: Path, config: TrainConfig, environment: dict, start: di
 def append_metrics(folder: Path, values: dict) -> None:
     """Append a line to metrics.jsonl."""
     path = folder / "metrics.jsonl"
-    with _writing(path), open(path, "a") as file:
+    with writing(path), open(path, "a") as file:
         file.write(json.dumps(values) + "\n")
 
 
@@ -136,7 +136,7 @@ def _choices(config: TrainConfig) -> dict:
 
 def _write_whole(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _writing(path):
+    with writing(path):
         try:
             temporary.write_bytes(content)
             flush(temporary)
@@ -147,7 +147,8 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """Raise `UserError` if the block fails to write to `path`, a file or a folder."""
     try:
         yield
     except OSError as error:

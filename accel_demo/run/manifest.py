@@ -38,9 +38,10 @@ def seal(folder: Path, facts: dict) -> None:
 
 
 def verify(folder: Path) -> dict:
-    """Return the manifest of a checkpoint. Raises `Damaged` if any byte has changed or is missing.
+    """Return the manifest of a checkpoint.
 
-    Raises `UserError` if the operating system cannot read a file.
+    Raises `Damaged` if a file was changed, removed or added, and `UserError` if the operating
+    system cannot read a file.
     """
     try:
         content = (folder / MANIFEST).read_bytes()

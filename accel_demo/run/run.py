@@ -11,8 +11,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.processes.connect import is_main_process
 from accel_demo.processes.signals import StopSignals
-from accel_demo.run.checkpoint import Checkpoints, agreement
-from accel_demo.run.folder import write_launch
+from accel_demo.run.checkpoint import Checkpoints
+from accel_demo.run.folder import write_launch, writing
 from accel_demo.run.log import TrainLog
 from accel_demo.run.progress import Progress
 from accel_demo.run.resume import Start, check_folder, delete_later_results, find_start, make_folder
@@ -28,8 +28,8 @@ def claim_run(
 ) -> "Run":
     """Lock the run's folder, and return the run at the position that `--resume` selects.
 
-    Every process must call this. Until `Run.begin`, nothing in the folder is changed or deleted, so
-    a refused run loses nothing.
+    Every process must call this. Until `Run.begin`, no result in the folder is changed or deleted,
+    so a refused run loses nothing.
 
     `environment` comes from `describe_run`. `batches_per_epoch` is the number of micro-batches per
     epoch on this process. If any process cannot use the folder or the checkpoint, or if another run
@@ -61,8 +61,8 @@ class Run:
     """The bookkeeping of one training run: its position, log and checkpoints, and when to stop.
 
     Every process calls the same methods in the same order. Inside `Run`, the processes communicate
-    only to begin, to save checkpoints, and to stop after the same step. The train files themselves
-    reduce and gather the metrics.
+    only to resume, to begin, to save checkpoints, and to stop after the same step. The train files
+    themselves reduce and gather the metrics.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Run:
     def begin(self) -> None:
         """Write config.json and environment.json, and delete results from after the start position.
 
-        Also print which run this is. If the main process fails to write, every process raises
-        `UserError`.
+        Also print a description of the launch, and how it resumes. If the main process fails to
+        write, every process raises `UserError`.
         """
-        with agreement(self.checkpoints.unfinished):
+        with raised_everywhere(), writing(self.folder):
             if is_main_process():
                 write_launch(self.folder, self.config, self.environment, self.start.as_json())
                 delete_later_results(self.folder, self.start)
@@ -157,7 +157,11 @@ class Run:
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the batches from `loader`. End early on `--max-steps` or if the run is stopping."""
+        """Count and yield the batches from `loader`, and log the progress of the epoch.
+
+        `ends_window` and `window_scale` describe the last batch. End early on `--max-steps` or if
+        the run is stopping.
+        """
         progress = self.progress
         self.log.start_epoch(progress)
         for batch in loader:
@@ -176,7 +180,7 @@ class Run:
         progress, config = self.progress, self.config
         progress.step += 1
         self.learning_rate = float(learning_rate)
-        # After an evaluation, the train file saves a checkpoint anyway.
+        # After an evaluation, `end_epoch` saves a checkpoint anyway.
         evaluation_follows = progress.ends_epoch or progress.is_complete
         self.is_stopping = not progress.is_complete and self.stop_signals.after(progress.step)
         is_due = config.checkpoint_every > 0 and progress.step % config.checkpoint_every == 0

@@ -17,8 +17,8 @@ WEIGHTS = "model.safetensors"
 class TrainingState:
     """The state that one process needs to resume a run.
 
-    `model` is the unwrapped model, not `nn.DataParallel` or DDP, so that the weights have the same
-    names with any number of processes.
+    `model` is the unwrapped model, not `nn.DataParallel` or DDP, so that the names of the weights
+    have no prefix "module.", as in a checkpoint of Accelerate.
     """
 
     def __init__(self, model, optimizer, scheduler, scaler, rank: int = 0):

@@ -192,6 +192,16 @@ def test_page_34_shows_that_three_processes_need_every_level():
     ]
 
 
+def test_a_name_that_a_page_finds_in_a_file_of_ours_is_there():
+    cited = []
+    for page in PAGES:
+        text = " ".join(page.read_text().split())
+        for name, file in re.findall(r"`(\w+)` in \[[\w.]+\]\(([\w./]+\.py)\)", text):
+            assert name in (page.parent / file).read_text(), f"{page.name}: {name} in {file}"
+            cited.append(name)
+    assert len(cited) >= 4
+
+
 def test_every_link_leads_to_a_file_or_a_heading():
     links = 0
     for page in [*PAGES, *REPOSITORY.glob("*.md"), *REPOSITORY.glob("acc*/**/*.md")]:
