@@ -11,7 +11,9 @@ from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.run import checkpoint, manifest
+from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.manifest import checkpoints_of
+from accel_demo.run.state import TrainingState
 from tests.conftest import GPUS, VISIBLE_GPUS, launcher
 
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 64, "test_samples": 20}
@@ -174,17 +176,30 @@ def test_resume_auto_prints_a_line_if_there_is_no_checkpoint(tmp_path, capsys):
     assert "there is no checkpoint in" in capsys.readouterr().out
 
 
-def test_a_folder_in_which_another_process_trains_is_refused(start, tmp_path):
+def test_a_folder_in_which_another_process_trains_is_refused_and_not_changed(start, tmp_path):
     """A process never conflicts with its own lock, so the training runs in a second process."""
     import fcntl
 
     run = tmp_path / "run"
-    run.mkdir()
+    being_written = run / "checkpoints" / UNFINISHED / "model.safetensors"
+    being_written.parent.mkdir(parents=True)
+    being_written.touch()
     with open(run / ".lock", "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", run]
         result = start(["python", "accel_demo/train_plain.py", *flags])
     assert result.returncode == 2 and "another process is training in" in result.stderr
+    assert {path.name for path in run.iterdir()} == {".lock", "checkpoints"}
+    assert being_written.exists()
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_the_results_as_they_were(run, monkeypatch):
+    results = ("summary.json", "model.safetensors", "metrics.jsonl", "environment.json")
+    before = [(run / name).read_bytes() for name in results]
+    monkeypatch.setattr(TrainingState, "load", lambda state, folder: {}["missing"])
+    with pytest.raises(UserError, match="cannot be loaded"):
+        train(run, resume="auto")
+    assert before == [(run / name).read_bytes() for name in results]
     assert not (run / "metrics.jsonl").exists()
 
 
