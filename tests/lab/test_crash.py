@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from accel_demo.errors import UserError
 from accel_demo.lab import timed_command
 from accel_demo.lab.crash import command as crash
-from accel_demo.lab.crash import report
+from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from tests.conftest import BIN, REPOSITORY, left_behind, processes_below_this_one
 
@@ -150,17 +150,17 @@ def test_a_launch_is_described_in_one_sentence():
     kill = Kill("save", rank=0, step=12, fraction=0.5, actual_phase="save", seconds=3.0)
     launch = replace(LAUNCH, resumed_after_step=9, points=[(2.5, 14)], replayed_steps=1, kill=kill)
     words = "resumed after step 9, reached step 14 (1 step replayed), then killed rank 0"
-    assert report.sentence(3, launch) == f"launch 3: {words} during a save"
+    assert tables.sentence(3, launch) == f"launch 3: {words} during a save"
     missed = replace(launch, kill=replace(kill, actual_phase="step"))
-    assert report.sentence(3, missed).endswith(" in a step (planned: during a save)")
+    assert tables.sentence(3, missed).endswith(" in a step (planned: during a save)")
     early = replace(LAUNCH, resumed_after_step=None, points=[], kill=kill)
-    assert report.sentence(1, early) == "launch 1: killed rank 0 during a save"
+    assert tables.sentence(1, early) == "launch 1: killed rank 0 during a save"
     expected = "launch 2: started from the beginning, reached step 3, then finished"
-    assert report.sentence(2, LAUNCH) == expected
+    assert tables.sentence(2, LAUNCH) == expected
 
 
 def test_the_exit_code_is_0_only_if_the_runs_are_equal(monkeypatch):
-    monkeypatch.setattr(report, "summary", lambda result: "")
+    monkeypatch.setattr(tables, "summary", lambda result: "")
     for passed in (True, False):
         result = SimpleNamespace(passed=passed)
         monkeypatch.setattr(crash, "crash", lambda *arguments, result=result: result)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from accel_demo.errors import UserError
 from accel_demo.lab import flags
-from accel_demo.lab.crash import report
+from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 
 KILLS, QUICK_KILLS = 5, 1
@@ -65,11 +65,11 @@ def main(arguments: list[str]) -> int:
         except KeyboardInterrupt:
             print("\ninterrupted: all processes were stopped", file=sys.stderr)
             return 130
-    print(report.summary(result))
+    print(tables.summary(result))
     if options.json:
         flags.write_json(options.json, "crash", result)
     if options.plot:
-        report.draw(result, options.plot)
+        tables.draw(result, options.plot)
     return 0 if result.passed else 1
 
 
@@ -123,7 +123,7 @@ def crash(command: list[str], options, folder: Path) -> CrashResult:
             start_up = launch.points[0][0] - launch.ranks_seen_at
             usual_seconds["start-up"] = min(usual_seconds["start-up"], start_up)
         launches.append(launch.result(launches, first_start))
-        print(report.sentence(number, launches[-1]), flush=True)
+        print(tables.sentence(number, launches[-1]), flush=True)
     return CrashResult(
         script=options.script,
         processes=options.processes,
