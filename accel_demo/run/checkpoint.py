@@ -117,8 +117,8 @@ class Checkpoints:
     def _publish(self, unfinished: Path, name: str) -> None:
         """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints.
 
-        Folders with unreadable manifests are kept, unless they have the name of this checkpoint,
-        because their position is not known.
+        Because their position is not known, folders with unreadable manifests are kept, unless they
+        have the name of this checkpoint.
         """
         folder, place = unfinished.with_name(name), position(unfinished)
         if folder.exists() and position(folder) < place:  # saved with fewer processes
@@ -133,7 +133,7 @@ class Checkpoints:
 
 
 def random_states_digest() -> str:
-    """Return a digest of this process's random states: Python, NumPy, torch and all GPUs."""
+    """Return a digest of this process's random states: Python, NumPy, torch and all CUDA GPUs."""
     name, keys, *rest = cast(tuple, numpy.random.get_state())
     states = [random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()]
     if torch.cuda.is_available():
@@ -143,7 +143,7 @@ def random_states_digest() -> str:
 
 @contextmanager
 def _written_everywhere(folder: Path) -> Iterator[None]:
-    """If the block cannot write in any process, delete `folder` and raise `UserError` in all."""
+    """If any process fails to write in the block, delete `folder` and raise `UserError` in all."""
     problem = None
     try:
         yield

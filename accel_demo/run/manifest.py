@@ -70,7 +70,7 @@ def verify(folder: Path) -> dict:
         TypeError,
         KeyError,
         AttributeError,
-    ):  # written by a different version of `seal`
+    ):  # written by a different version of `Checkpoints.save`
         raise Damaged(f"{MANIFEST} is from a different version") from None
     return manifest
 
@@ -92,7 +92,7 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """Return all checkpoint folders of a run, complete or not, newest first."""
+    """Return all published checkpoints of a run, damaged or not. Newest, or unreadable, first."""
     folder = run / "checkpoints"
     try:
         known = [

@@ -33,7 +33,7 @@ class Start:
     `folder` is the checkpoint, or None for a new run. `epoch` and `step` count the finished epochs
     and optimizer steps (see `Progress`). `batches` counts the micro-batches that each process has
     finished in the current epoch. If a different number of processes saved the checkpoint,
-    `batches` and `step` are converted: see `next_step_after`.
+    `batches` and `step` are converted: see `find_start`.
     """
 
     folder: Path | None = None
@@ -57,7 +57,7 @@ def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:
 
     See `folder_of` for which folder this is. Raises `UserError` if it is not writable, if
     `--resume` is not a checkpoint, or if a launch that can change its number of processes has
-    neither a `--run-dir` nor a checkpoint that says where its run is.
+    neither a `--run-dir` nor a checkpoint to resume from.
     """
     if config.resume not in ("", "auto") and not Path(config.resume, MANIFEST).is_file():
         raise UserError(

@@ -159,8 +159,8 @@ class Run:
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Count and yield the batches from `loader`, and log the progress of the epoch.
 
-        `ends_window` and `window_scale` describe the last batch. End early on `--max-steps` or if
-        the run is stopping.
+        `ends_window` and `window_scale` describe the batch just yielded. End early on `--max-steps`
+        or if the run is stopping.
         """
         progress = self.progress
         self.log.start_epoch(progress)
