@@ -19,6 +19,7 @@ from tests.pages.pages import TUTORIALS, load_grader, table_rows
 
 PAGE = "11_from_one_process_to_many.md"
 TEXT = (TUTORIALS / PAGE).read_text()
+TEXT_IN_ONE_LINE = " ".join(TEXT.split())
 MOST_LINES_OF_CODE = 120  # before the full files
 
 # Run a program. Before it disconnects, write the ranks that this process receives from the others.
@@ -189,7 +190,7 @@ def test_a_prepared_loader_changes_the_order_of_each_epoch_without_set_epoch(
 
 def test_two_processes_share_the_test_images_evenly():
     count = len(packaged_set("test"))
-    assert count % 2 == 0 and f"{count:,} test images evenly" in TEXT
+    assert count % 2 == 0 and f"{count:,} test images evenly" in TEXT_IN_ONE_LINE
 
 
 def test_the_picture_shows_the_first_step_of_the_ddp_program(start):
@@ -220,7 +221,7 @@ def test_the_ddp_program_needs_a_launcher(start):
     result = start(["python", TUTORIALS / "11_ddp.py"])
     assert result.returncode != 0
     message = "environment variable RANK expected, but not set"
-    assert message in result.stderr and f"`{message}`" in TEXT
+    assert message in result.stderr and f"`{message}`" in TEXT_IN_ONE_LINE
 
 
 def test_weights_of_the_wrapper_cannot_be_loaded_into_the_model():
@@ -229,7 +230,7 @@ def test_weights_of_the_wrapper_cannot_be_loaded_into_the_model():
     message = 'Unexpected key(s) in state_dict: "module.1.weight"'
     with pytest.raises(RuntimeError, match=re.escape(message)):
         plain.load_state_dict(wrapped.state_dict())
-    assert message in " ".join(TEXT.split())
+    assert message in TEXT_IN_ONE_LINE
 
 
 def test_the_page_does_not_show_the_answer_to_its_exercise():

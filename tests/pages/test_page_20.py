@@ -90,12 +90,13 @@ def test_the_text_follows_from_the_recorded_times():
         if row[0].endswith("B")
     }
     assert len(rows) == 8
+    words = " ".join(text.split())
     worst = max(abs(model / message - 1) for message, model, _, _ in rows.values())
-    assert f"The model is within {10 * math.ceil(10 * worst)}% of every measured message." in text
+    assert f"The model is within {10 * math.ceil(10 * worst)}% of every measured message." in words
     for size in ("8 B", "64 B", "512 B", "4 KiB", "32 KiB"):
         assert rows[size][0] == pytest.approx(1.2e-4, rel=0.12)
     ratios = [all_reduce / model for _, _, all_reduce, model in rows.values()]
-    assert f"takes {min(ratios):.1f} to {max(ratios):.1f} times" in " ".join(text.split())
+    assert f"takes {min(ratios):.1f} to {max(ratios):.1f} times" in words
     [fitted] = re.findall(r"to all_reduce: +(\d+) µs \+ size / \((\S+) GB/s\)", output)
     whole = Link(float(fitted[0]) * 1e-6, float(fitted[1]) * 1e9)
     for size, mebibytes in (("2 MiB", 2), ("16 MiB", 16)):
@@ -107,7 +108,9 @@ def test_the_answer_on_latency_and_bandwidth_follows_from_the_model():
     [large, small] = [link.ring_all_reduce(size, ranks=3) for size in (3e6, 3e3)]
     text = " ".join((TUTORIALS / PAGE).read_text().split())
     assert f"= {1e3 * large:.1f} ms, versus" in text and f"= {1e6 * small:.0f} ms." in text
-    assert f"almost {10 * math.ceil(100 * small / large)} times as long" in text
+    times_as_long = 1000 * small / large
+    next_ten = 10 * math.ceil(times_as_long / 10)
+    assert f"almost {next_ten} times as long" in text and times_as_long > next_ten - 5
 
 
 def only_rank_0_calls(device):

@@ -19,6 +19,7 @@ from accel_demo.models import make_model
 from tests.pages.pages import (
     EXERCISES,
     TUTORIALS,
+    bound_to,
     load_grader,
     load_module,
     mistake_in,
@@ -66,6 +67,7 @@ def test_the_grader_distinguishes_typical_mistakes(grader, tmp_path):
 
 
 def test_the_unsolved_exercise_fails_because_its_fp16_ran_in_float32(grader):
+    bound_to("accelerate", PAGE, "Accelerate {version} silently trains in fp32 there")
     AcceleratorState._reset_state(reset_partial_state=True)
     said = mistake_in(grader, EXERCISES / "33_precision_setting.py")
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -174,6 +176,7 @@ def test_a_model_compiled_outside_of_ddp_sends_no_bucket_before_its_only_piece_o
 
 
 def test_compiling_ddp_around_a_plain_sequential_captures_no_graph():
+    bound_to("torch", PAGE, "In PyTorch {version}, `torch.compile(ddp)` silently compiles nothing")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     graphs = []
     for is_compiled_first in (True, False):

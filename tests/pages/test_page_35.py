@@ -68,6 +68,17 @@ def test_the_page_shows_the_command_that_recorded_its_transcript():
     assert f"$ {COMMAND}\n{OUTPUT.strip()}\n```" in PAGE
 
 
+def test_the_page_describes_the_recorded_run():
+    text = " ".join(PAGE.split())
+    word = ["one", "two", "three", "four", "five", "six"][SAVE_EVERY - 1]
+    for claim in (
+        f"A run of {STEPS} optimizer steps saves a checkpoint every {word} steps.",
+        f"starts {word} steps before the step that was being saved",
+        f"with a save every {word} steps, each kill during a save cost {word} steps",
+    ):
+        assert claim in text
+
+
 def test_the_killed_run_ends_with_the_same_weights():
     tensors = len(make_model(TrainConfig()).state_dict())
     assert f"final weights: bitwise equal in all {tensors} tensors" in OUTPUT

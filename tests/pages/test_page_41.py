@@ -11,7 +11,7 @@ from accelerate import DistributedDataParallelKwargs
 from accel_demo.anatomy.alpha_beta import NCCL_LINKS
 from accel_demo.lab.scaling.fit import amdahl
 from tests.conftest import run_to_end
-from tests.pages.pages import TUTORIALS, load_module, rows_below, table_rows, transcript
+from tests.pages.pages import TUTORIALS, bound_to, load_module, rows_below, table_rows, transcript
 
 PAGE = TUTORIALS / "41_scaling.md"
 
@@ -122,5 +122,8 @@ def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path)
 
 
 def test_accelerate_has_only_the_old_argument_for_buffers():
+    bound_to(
+        "accelerate", PAGE.name, "Accelerate {version} doesn't have `forward_sync_buffers` yet"
+    )
     arguments = [field.name for field in fields(DistributedDataParallelKwargs)]
     assert "broadcast_buffers" in arguments and "forward_sync_buffers" not in arguments

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from accel_demo.anatomy.model_parallel import splits
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
-from tests.pages.pages import TUTORIALS, rows_below
+from tests.pages.pages import TUTORIALS, bound_to, rows_below
 
 PAGE = TUTORIALS / "42_when_it_does_not_fit.md"
 TEXT = " ".join(PAGE.read_text().split())
@@ -141,6 +141,7 @@ except ValueError as error:
 def test_accelerate_ignores_fsdp_on_a_cpu_and_refuses_a_device_map_in_two_processes(
     start, tmp_path
 ):
+    bound_to("accelerate", PAGE.name, "Accelerate {version} silently ignores the plugin there")
     program = tmp_path / "on_a_cpu.py"
     program.write_text(ON_A_CPU)
     result = start(["torchrun", "--nproc-per-node", 2, program])

@@ -111,6 +111,16 @@ def test_the_drawing_of_nvidia_smi_contains_no_measured_number():
     assert numbers == ["0", "4"] * 2  # the GPUs in both tables
 
 
+def test_each_field_that_the_page_explains_is_in_the_drawing_of_nvidia_smi():
+    drawing = (TUTORIALS / "90_nvidia_smi.txt").read_text()
+    [_, below_drawing] = (TUTORIALS / PAGE).read_text().split(f"{drawing.rstrip()}\n```\n")
+    [bullets, *_] = below_drawing.split("\n### ")
+    fields = re.findall(r"\*\*(.+?)\*\*", bullets)
+    assert len(fields) >= 6 and "GPU" in fields
+    for field in fields:  # as a whole word: "GPU-Util" does not contain the field "GPU"
+        assert re.search(rf"(?<![\w-]){re.escape(field)}(?![\w-])", drawing), field
+
+
 def test_torch_documents_utilization_and_memory_as_the_page_explains_them():
     utilization = " ".join((torch.cuda.utilization.__doc__ or "").split())
     assert "percent of time over the past sample period during which one or more" in utilization
