@@ -4,7 +4,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -30,7 +30,7 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
         "worker_init_fn": ignore_signals,
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",
-        **(_safe_start_of_workers(SIGNALS, PRELOADED) if config.num_workers else {}),
+        **(_safe_start_of_workers() if config.num_workers else {}),
     }
 
 
@@ -72,24 +72,24 @@ class _Rest:
         return len(self.batch_sampler) - self.done
 
 
-def _safe_start_of_workers(stop_signals: Collection[int], preloaded: list[str]) -> dict:
+def _safe_start_of_workers() -> dict:
     """Return DataLoader options that prevent workers from hanging when they start.
 
     By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if
     another thread starts to run Python code during the fork, because the worker inherits a lock
     that is never released. Gloo's threads run Python code shortly after each collective, to release
     its tensors. So if a process group exists, we fork the workers from a server without such
-    threads, as Python 3.14 does by default. The server imports the modules `preloaded` once, and
-    blocks `stop_signals`.
+    threads, as Python 3.14 does by default. The server imports the modules `PRELOADED` once, and
+    blocks `SIGNALS`.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
         return {}
-    multiprocessing.set_forkserver_preload(preloaded)
+    multiprocessing.set_forkserver_preload(PRELOADED)
     multiprocessing.resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
     # The server and the workers inherit the blocked signals. Otherwise SIGTERM would kill workers
     # that the training process needs to finish its step.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     multiprocessing.forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return {"multiprocessing_context": "forkserver"}

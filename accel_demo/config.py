@@ -150,8 +150,8 @@ class TrainConfig:
 class CommandLine(Parser):
     """The command-line parser of the train files, with one flag for each field of TrainConfig.
 
-    If `precision` is true, the flag `--mixed-precision` is added. train.py does not need this flag,
-    because Accelerate reads the precision from the launch config.
+    If `precision` is true, the flag `--mixed-precision` is added. A program that uses Accelerate
+    does not need this flag, because Accelerate reads the precision from the launch config.
     """
 
     def __init__(self, description: str | None, precision: bool = False):
@@ -186,8 +186,8 @@ class CommandLine(Parser):
         """
         if re.search("unrecognized arguments:.* --local[-_]rank", message):
             message = (
-                "there is no --local-rank. Start this with `torchrun --nproc-per-node 2 "
-                f"{sys.argv[0]}`, which sets the environment variable LOCAL_RANK instead."
+                "there is no --local-rank. Start the program with `torchrun`, which sets the "
+                "environment variable LOCAL_RANK instead."
             )
         super().error(message)
 

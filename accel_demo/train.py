@@ -36,7 +36,7 @@ from accel_demo.run.run import claim_run
 
 def main(config: TrainConfig) -> None:
     # Processes: connect them, and assign a device to each
-    connect(config.collective_timeout)  # unlike Accelerator(), even after an elastic restart
+    connect(config.collective_timeout)  # Accelerator() alone could fail after an elastic restart
     stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
     accelerator = Accelerator(
         cpu=use_cpu(),

@@ -43,8 +43,8 @@ def main(config: TrainConfig, precision: str = "no") -> None:
         torch.accelerator.set_device_index(gpu)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, device_id=gpu, **join_rendezvous(config.collective_timeout))
-    stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
     exchange_process_ids()  # so that an error can name a process that has died
+    stop_signals = catch_stop_signals(config.log_every)  # Ctrl-C ends all ranks after the same step
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check_launch(world_size, device, precision)
     keep_freed_memory()  # steps are faster on a CPU

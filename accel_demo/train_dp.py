@@ -48,7 +48,7 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
 
-    # Model: with two or more GPUs, each forward pass copies the model to the others
+    # Model: with two or more GPUs, each forward pass copies the model to the other GPUs
     model = make_model(config).to(device)
     model = torch.nn.DataParallel(model, device_ids=device_ids)
     optimizer = make_optimizer(config, model, precision)  # fused, except under fp16

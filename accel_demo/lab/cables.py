@@ -3,12 +3,12 @@
 A network namespace has its own network interfaces, addresses and ports. Processes in two namespaces
 can only reach each other through a virtual cable, as if they ran on two machines. Each node has its
 own namespace, with an interface eth0 at one end of a cable. The other ends are plugged into a
-switch (a bridge, in a namespace of its own).
+switch, a bridge in a separate namespace.
 
-Three words have one meaning each in `lab/`. A *machine* is a real computer. A *node* (nodes/) takes
-the place of a machine in a launch: it has its own launcher and, with a cable, its own host name. A
-*host* (hosts.py) takes the place of a machine for a single process, and separates only its network.
-This module connects both, and calls them nodes.
+A *machine* is a real computer. A *node* (nodes/) takes the place of a machine in a launch: it has
+its own launcher and, with a cable, its own host name. A *host* (hosts.py) takes the place of a
+machine for a single process, and separates only its network. In this module only, *node* stands for
+either.
 
 Source: https://man7.org/linux/man-pages/man7/network_namespaces.7.html
 """

@@ -42,7 +42,7 @@ def replica_devices(compiled: bool, precision: str) -> list[int]:
     if count >= 2 and precision == "bf16":
         raise UserError(
             "the threads of nn.DataParallel would compute in fp16 instead of bf16. "
-            "Leave --mixed-precision out, or use DistributedDataParallel."
+            "Leave --mixed-precision out."
         )
     return list(range(count))
 

@@ -27,8 +27,8 @@ def check_launch(world_size: int, device: torch.device, mixed_precision: str) ->
     check_kind(device)
     if kind_of_launch() and not uses_fsdp():
         raise UserError(
-            f"this program does not use Accelerate, so {kind_of_launch()} has no effect. Use "
-            "accelerate_configs/multi_gpu.yaml."
+            f"{kind_of_launch()} has no effect on this program, which does not use Accelerate. "
+            "Launch a program that does, or choose a different launch config."
         )
     promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
     if world_size != promised:

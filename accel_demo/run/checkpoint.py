@@ -117,8 +117,8 @@ class Checkpoints:
     def _publish(self, unfinished: Path, name: str) -> None:
         """Give the checkpoint its name, and delete all but the newest `--keep-last` checkpoints.
 
-        Because their position is not known, folders with unreadable manifests are kept, unless they
-        have the name of this checkpoint.
+        Folders with unreadable manifests are kept, because their position is not known. Only a
+        folder with the name of this checkpoint is replaced.
         """
         folder, place = unfinished.with_name(name), position(unfinished)
         if folder.exists() and position(folder) < place:  # saved with fewer processes

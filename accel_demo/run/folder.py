@@ -44,12 +44,13 @@ def describe_run(
 
 
 def write_launch(folder: Path, config: TrainConfig, environment: dict, start: dict) -> None:
-    """Write config.json and environment.json, and print one line that describes the launch.
+    """Write config.json, environment.json and start.json, and print one line about the launch.
 
-    environment.json contains `environment` and, under the key "start", the position from which this
-    launch starts, so that programs need not read it from the printed text.
+    start.json contains the position from which this launch starts, so that programs need not read
+    it from the printed text.
     """
-    write_json(folder / "environment.json", {**environment, "start": start})
+    write_json(folder / "start.json", start)
+    write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
     print(

@@ -46,10 +46,10 @@ class Start:
     remarks: tuple[str, ...] = ()
 
     def as_json(self) -> dict:
-        """Return the position for environment.json. `checkpoint` is None for a new run."""
-        folder = None if self.folder is None else str(self.folder)
-        position = {"epoch": self.epoch, "batches": self.batches, "step": self.step}
-        return {"checkpoint": folder, **position}
+        """Return the position for start.json. `checkpoint` is None for a new run."""
+        checkpoint = None if self.folder is None else str(self.folder)
+        finished = {"epoch": self.epoch, "batches": self.batches, "step": self.step}
+        return {"checkpoint": checkpoint, **finished}
 
 
 def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:

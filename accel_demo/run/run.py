@@ -16,7 +16,7 @@ from accel_demo.run.folder import write_launch, writing
 from accel_demo.run.log import TrainLog
 from accel_demo.run.progress import Progress
 from accel_demo.run.resume import Start, check_folder, delete_later_results, find_start, make_folder
-from accel_demo.run.shared_folder import lock_folder, raised_everywhere, shared_folder
+from accel_demo.run.shared_folder import FolderLock, lock_folder, raised_everywhere, shared_folder
 
 
 def claim_run(
@@ -36,17 +36,15 @@ def claim_run(
     uses the folder, every process raises `UserError`.
     """
     folder = shared_folder(lambda: make_folder(config, environment))
+    with raised_everywhere(), writing(folder):
+        lock = lock_folder(folder) if is_main_process() else None
     with raised_everywhere():
         check_folder(folder, config, environment)
         start = find_start(folder, config, environment, batches_per_epoch)
     checkpoints = Checkpoints(folder, config, environment, start)
     progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
     log = TrainLog(folder, config, environment["processes"], start.step, start.log)
-    run = Run(config, environment, stop_signals, device, checkpoints, progress, log)
-    with raised_everywhere():
-        if is_main_process():
-            lock_folder(folder, owner=run)
-    return run
+    return Run(config, environment, stop_signals, device, checkpoints, progress, log, lock)
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,9 @@ class Run:
         checkpoints: Checkpoints,
         progress: Progress,
         log: TrainLog,
+        lock: FolderLock | None,
     ):
-        self.config, self.environment = config, environment
+        self.config, self.environment, self.lock = config, environment, lock
         self.stop_signals, self.device = stop_signals, device
         self.checkpoints, self.progress, self.log = checkpoints, progress, log
         self.folder = checkpoints.folder
@@ -84,7 +83,7 @@ class Run:
 
     @property
     def start(self) -> Start:
-        """The position at which this launch began."""
+        """The position at which this launch starts."""
         return self.checkpoints.start
 
     def settle_buckets(self, model: torch.nn.Module, train_set: ImageSet) -> None:
@@ -111,14 +110,16 @@ class Run:
     ) -> None:
         """Call `load_state` with the checkpoint's folder. Do nothing in a new run.
 
-        `scheduler` may be wrapped by Accelerate. If the number of processes has changed, it is set
-        to the step at which this run starts.
+        If any process cannot load the checkpoint, every process raises `UserError`. `scheduler` may
+        be wrapped by Accelerate. If the number of processes has changed, it is set to the step at
+        which this run starts.
         """
         scheduler = getattr(scheduler, "scheduler", scheduler)
-        self.checkpoints.load(load_state, model, scheduler)
+        with raised_everywhere():  # or this process might delete the results of a refused run
+            self.checkpoints.load(load_state, model, scheduler)
 
     def begin(self) -> None:
-        """Write config.json and environment.json, and delete results from after the start position.
+        """Describe the launch in JSON files, and delete results from after the start position.
 
         Also print a description of the launch, and how it resumes. If the main process fails to
         write, every process raises `UserError`.
@@ -157,7 +158,7 @@ class Run:
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Count and yield the batches from `loader`, and log the progress of the epoch.
+        """Count and yield the batches from `loader`, and advance the progress bar.
 
         `ends_window` and `window_scale` describe the batch just yielded. End early on `--max-steps`
         or if the run is stopping.

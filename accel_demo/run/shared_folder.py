@@ -60,24 +60,31 @@ def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
     )
 
 
-def lock_folder(folder: Path, owner: object) -> None:
-    """Lock the folder as long as `owner` exists. Raises `UserError` if another process has locked
-    it. On Windows, this has no effect.
+class FolderLock:
+    """A lock on a folder, which is released when this object is deleted."""
+
+    def __init__(self, descriptor: int):
+        weakref.finalize(self, os.close, descriptor)
+
+
+def lock_folder(folder: Path) -> FolderLock | None:
+    """Lock the folder. Raises `UserError` if another process has locked it.
 
     We do not use `flock`, because loader workers would inherit the lock. If the run was killed, any
-    worker that is still running would keep the folder locked.
+    worker that is still running would keep the folder locked. On Windows, nothing is locked.
     """
     if fcntl is None:
-        return
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    weakref.finalize(owner, os.close, lock)
+        return None
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    lock = FolderLock(descriptor)
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise UserError(
             f"another process is training in {folder}. Wait until it has exited, or choose a "
             "different --run-dir."
         ) from None
+    return lock
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Save and load the training state without Accelerate, in files with the same names.
+"""Save and load the training state without Accelerate, in files with its names.
 
 A checkpoint cannot execute code: it is loaded with safetensors and `torch.load(weights_only=True)`.
 """

@@ -39,7 +39,7 @@ def test_the_default_weight_decay_suits_the_optimizer(name, weight_decay):
     "flag", [["--local-rank=1"], ["--local_rank", "1"], ["--epochs", "2", "--local_rank=0"]]
 )
 def test_a_local_rank_flag_is_answered_with_the_launcher_to_use(flag):
-    with pytest.raises(UserError, match="^there is no --local-rank. Start this with `torchrun "):
+    with pytest.raises(UserError, match="^there is no --local-rank. Start the program with "):
         read(*flag)
 
 

@@ -5,10 +5,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.processes import peers
 from accel_demo.processes.peers import Peer, own_host
+from accel_demo.processes.signals import StopSignals
+from accel_demo.run.folder import describe_run
+from accel_demo.run.run import claim_run
 from accel_demo.run.shared_folder import raised_everywhere, shared_folder
 from tests.conftest import REPOSITORY, rank_environments, start_process, text_of
 
@@ -49,6 +55,40 @@ def test_a_run_folder_that_only_one_machine_sees_is_refused_before_training(prog
         assert "Choose a --run-dir on storage that all machines share." in line
         assert "Traceback" not in text and "images per step" not in text
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+def refusal_of_a_checkpoint(device, run_dir: str) -> str:
+    """Begin a run whose checkpoint only rank 1 cannot load. Return the error."""
+    config = TrainConfig(dataset="synthetic", model="tiny_cnn", run_dir=run_dir)
+    environment = describe_run("script", "method", device, "no")
+    run = claim_run(config, environment, StopSignals(1), device, batches_per_epoch=1)
+
+    def load(*arguments):
+        if dist.get_rank() == 1:
+            raise UserError("the checkpoint cannot be loaded")
+
+    run.checkpoints.load = load  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        run.load_checkpoint(load, torch.nn.Linear(1, 1), None)
+        run.begin()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_if_one_process_cannot_load_the_checkpoint_no_process_begins(together, tmp_path):
+    errors = together(refusal_of_a_checkpoint, 2, run_dir=str(tmp_path / "run"))
+    assert errors == ["the checkpoint cannot be loaded"] * 2
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_a_lock_that_cannot_be_opened_is_reported_in_one_line(tmp_path):
+    (tmp_path / "first" / ".lock").mkdir(parents=True)
+    codes, printed = train_in([tmp_path / "first"] * 2, "train.py", tmp_path, "--run-dir", ".")
+    assert codes == [2, 2], printed
+    for text in printed:
+        assert "error: " in text and "cannot write . (Is a directory)" in text, text
+        assert "Traceback" not in text
 
 
 def test_a_refusal_does_not_remove_an_empty_folder_that_was_there_before(tmp_path):

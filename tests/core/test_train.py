@@ -363,7 +363,7 @@ def test_the_old_launcher_is_answered_with_the_new_one(start):
         result.returncode == 1
     )  # that of the launcher; it reports that train_ddp.py exited with 2
     assert re.findall(r"exitcode\s*: (\d+)", result.stderr)[0] == "2"
-    advice = "error: there is no --local-rank. Start this with `torchrun --nproc-per-node 2 "
+    advice = "error: there is no --local-rank. Start the program with `torchrun`, which sets "
     assert result.stderr.count(advice) == 1
 
 

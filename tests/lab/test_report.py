@@ -23,7 +23,7 @@ from accel_demo.lab.report import command as report
 from accel_demo.lab.report.curves import MOST_POINTS, chart, log_ticks, thinned, ticks
 from accel_demo.lab.report.page import write_report
 from accel_demo.lab.report.runs import CURVES, FILES, read_run
-from accel_demo.lab.report.text import SPARKLINE_WIDTH, as_text, sparkline
+from accel_demo.lab.report.tables import SPARKLINE_WIDTH, as_text, sparkline
 
 PLANTED = "<script>document.title=1</script>&\"'"
 

@@ -88,7 +88,7 @@ def test_with_enough_gpus_only_fsdp2_is_supported_and_only_with_accelerate(monke
     monkeypatch.delenv(KIND_VARIABLES["DeepSpeed"])
     monkeypatch.setenv(KIND_VARIABLES["FSDP"], "true")
     check_kind(gpu)
-    with pytest.raises(UserError, match="does not use Accelerate, so FSDP2 has no effect"):
+    with pytest.raises(UserError, match="FSDP2 has no effect on this program"):
         check_launch(1, gpu, "no")
     monkeypatch.setenv("FSDP_VERSION", "1")
     with pytest.raises(UserError, match="FSDP1 does not work with this project"):

@@ -167,7 +167,7 @@ class Launch:
         """
         has_connected = self.has_connected()
         resumed_from, resumed_after_step = None, 0 if self.points else None
-        start = read_json(self.run / "environment.json")["start"] if has_connected else {}
+        start = read_json(self.run / "start.json") if has_connected else {}
         if start.get("checkpoint"):
             resumed_from, resumed_after_step = start["checkpoint"], start["step"]
         known = earlier[-1].complete_checkpoints if earlier else []

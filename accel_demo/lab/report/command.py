@@ -17,7 +17,7 @@ from accel_demo.errors import Parser, UserError
 from accel_demo.lab import flags
 from accel_demo.lab.report.page import write_report
 from accel_demo.lab.report.runs import FILES, SavedRun, check_folders, read_runs
-from accel_demo.lab.report.text import as_text
+from accel_demo.lab.report.tables import as_text
 from accel_demo.show import check_outputs
 
 

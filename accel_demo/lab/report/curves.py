@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from accel_demo.lab.report.runs import Point
-from accel_demo.lab.report.text import number
+from accel_demo.lab.report.tables import number
 from accel_demo.lab.web_page import escape
 from accel_demo.show import COLORS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from accel_demo.lab.report import curves
 from accel_demo.lab.report.runs import CURVES, Mistake, Point, Predictions, SavedRun
-from accel_demo.lab.report.text import WORST, differences, final_figures
+from accel_demo.lab.report.tables import WORST, differences, final_figures
 from accel_demo.lab.web_page import escape, html_table, write_page
 
 STYLE = Path(__file__).with_name("page.css")
