@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from accel_demo.errors import ERROR_FILE, UserError
 from accel_demo.processes.environment import QUIET, environment_for
 from accel_demo.processes.launch import REPOSITORY, kill_tree, start
+from accel_demo.wording import counted
 
 TIME_LIMIT = 2 * 60 * 60  # seconds
 PAUSE = 0.005  # seconds between two looks at a run folder
@@ -49,21 +51,19 @@ def time_training(command: list, processes: int, **options) -> TimedRun:
 
     Raises `RuntimeError` if the number of processes that trained is not `processes`.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
         run, has_ended = TimedRun(), threading.Event()
         started_at = time.perf_counter()
-        watcher = threading.Thread(target=_watch, args=[Path(folder), run, started_at, has_ended])
-        watcher.start()
+        watching = thread.submit(_watch, Path(folder), run, started_at, has_ended)
         try:
             run_timed([*command, "--run-dir", folder], **options)
         finally:
             has_ended.set()
-            watcher.join()
+        watching.result()  # raises the thread's exception, if any
         run.environment = json.loads(Path(folder, "environment.json").read_text())
     if run.environment["processes"] != processes:
-        raise RuntimeError(
-            f"{run.environment['processes']} processes trained instead of {processes}"
-        )
+        trained = counted(run.environment["processes"], "process")
+        raise RuntimeError(f"{trained} trained instead of {processes}")
     return run
 
 

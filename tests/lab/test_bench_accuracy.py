@@ -118,15 +118,22 @@ def test_the_files_of_a_run_are_timed_when_they_are_written():
 
 
 def test_two_processes_are_not_mistaken_for_one():
-    with pytest.raises(RuntimeError, match="1 processes trained instead of 2"):
-        time_training(["python", "-c", TRAINING], processes=2)
+    training = TRAINING.replace('"processes": 1', '"processes": 2')
+    with pytest.raises(RuntimeError, match="^2 processes trained instead of 1$"):
+        time_training(["python", "-c", training], processes=1)
 
 
-def test_the_evaluations_are_those_of_a_run_on_the_cpu():
+def test_metrics_that_cannot_be_read_are_an_error():
+    training = TRAINING.replace('"test_accuracy": 0.8955}', '"test_accuracy": }')
+    with pytest.raises(json.JSONDecodeError):
+        time_training(["python", "-c", training], processes=1)
+
+
+def test_the_evaluations_are_rounded_and_come_from_a_run_on_the_cpu():
     environment = {"processes": 1, "device": "cpu", "threads_per_process": 2}
     metrics: list[tuple[float, dict]] = [
         (8.0, {"step": 90, "train_loss": 0.9, "train_accuracy": 0.7}),
-        (9.0, {"step": 90, "test_loss": 0.6951, "test_accuracy": 0.8955}),
+        (9.0, {"step": 90, "test_loss": 0.6951, "test_accuracy": 0.89546}),
         (13.0, {"step": 180, "test_loss": 0.5951, "test_accuracy": 0.0}),
     ]
     expected = TimedTraining(5.0, [(9.0, 0.8955), (13.0, 0.0)], 2)

@@ -113,16 +113,19 @@ def measure(options: Namespace) -> Report:
 
 def train(command: list) -> TimedTraining:
     """Run `command`, which trains with train.py or the baseline. Both write the same files."""
-    options = {"show_lines": True, "OMP_NUM_THREADS": threads_of_a_command()}
-    return evaluations_of(time_training(command, processes=1, **options))
+    run = time_training(command, 1, show_lines=True, OMP_NUM_THREADS=threads_of_a_command())
+    return evaluations_of(run)
 
 
 def evaluations_of(run: TimedRun) -> TimedTraining:
-    """Return the evaluations of a run. Raises `RuntimeError` if it did not train on the CPU."""
+    """Return the evaluations of a run, with accuracies rounded as in the report.
+
+    Raises `RuntimeError` if the run did not train on the CPU.
+    """
     if run.environment["device"] != "cpu":
         raise RuntimeError(f"trained on {run.environment['device']} instead of the CPU")
     name, threads = "test_accuracy", run.environment["threads_per_process"]
-    evaluations = [(seconds, line[name]) for seconds, line in run.metrics if name in line]
+    evaluations = [(seconds, round(line[name], 4)) for seconds, line in run.metrics if name in line]
     return TimedTraining(run.first_step_seconds, evaluations, threads)
 
 

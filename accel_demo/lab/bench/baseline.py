@@ -2,7 +2,7 @@
 
 python -m accel_demo.lab.bench.baseline --data-dir /usr/share/datasets/fashion-mnist --seed 0
 
-The network, optimizer, learning rates, batch sizes and number of epochs are the same as in
+The model, optimizer, learning rates, batch sizes and number of epochs are the same as in
 https://github.com/pytorch/examples/blob/main/mnist/main.py. Unlike the example, this program
 trains on Fashion-MNIST, normalized with the mean and standard deviation of Fashion-MNIST. It always
 shuffles the images, whereas the example shuffles them only on a GPU. It stops after the first epoch
@@ -89,7 +89,7 @@ def append_json(folder: Path | None, name: str, values: dict) -> None:
 
 
 class Net(nn.Sequential):
-    """The network from PyTorch's example, without log_softmax: `F.cross_entropy` applies that."""
+    """The model from PyTorch's example, without log_softmax: `F.cross_entropy` applies that."""
 
     def __init__(self):
         super().__init__(

@@ -105,9 +105,8 @@ def report(answer: Path, folder: Path, is_plain: bool) -> None:
     accelerator = Accelerator() if is_plain else Accelerator(cpu=use_cpu())
     rank = accelerator.process_index if launched_rank is None else launched_rank
     name = f"{os.environ.get('WORLD_SIZE', 1)}-{rank}"
-    if (
-        dist.is_initialized()
-    ):  # clones also have a group: no process may exit while another is connecting
+    # Clones also have a group: no process may exit while another is connecting.
+    if dist.is_initialized():
         dist.barrier()
     grading.write_report(folder, name, grading.fill_in({}, observe, answer, accelerator))
     accelerator.wait_for_everyone()
@@ -126,13 +125,11 @@ def observe(answer: Path, accelerator) -> Iterator[dict]:
         raised, is_runtime_error = "", False
         try:
             function(n)
-        except NotImplementedError:  # a subclass of RuntimeError: the function is not written yet
+        except NotImplementedError:  # a RuntimeError, but the function is not implemented yet
             raise
         except (Exception, SystemExit) as error:
-            raised, is_runtime_error = (
-                grading.describe_error(error),
-                isinstance(error, RuntimeError),
-            )
+            raised = grading.describe_error(error)
+            is_runtime_error = isinstance(error, RuntimeError)
         calls[str(n)] = {"raised": raised, "is_runtime_error": is_runtime_error}
     yield {"connected": connected, "calls": calls}
 

@@ -18,10 +18,8 @@ from accel_demo.lab.grading import (
 )
 
 GROUP_SIZES = (1, 2, 3, 4)
-SHAPES = [
-    (5,),
-    (300, 1000),
-]  # small and large: isend returns long before it has sent a large tensor
+# A small and a large tensor: isend returns long before it has sent the large one.
+SHAPES = [(5,), (300, 1000)]
 BASE = 50  # digit r of a sum in this base comes from rank r's tensor
 WAIT = "Asynchronous calls: async_op and wait()"  # headings of the page
 MISTAKES = "Common mistakes"

@@ -307,8 +307,8 @@ def change_byte(path: Path, place: int) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path, int], None]] = {
-    "a byte changed in": change_byte,
-    "the end was cut off from": os.truncate,
+    "changing a byte in": change_byte,
+    "truncating": os.truncate,
 }
 
 
