@@ -77,7 +77,7 @@ class Checkpoints:
         elif random_states_digest() != self.start.random_states[rank]:
             raise UserError(
                 f"{folder} contains random states that cannot be read here. Resume with the "
-                "package versions that saved it."
+                "package versions and the number of GPUs that saved it."
             )
 
     def save(self, save_state: Callable[..., object], progress: Progress, log: TrainLog) -> None:

@@ -144,7 +144,7 @@ class Run:
 
     @property
     def batches_to_skip(self) -> int:
-        """The number of batches of this epoch that were finished before the run was resumed."""
+        """The number of batches of this epoch that each process must skip, because of a resume."""
         return self.start.batches if self.progress.epoch == self.start.epoch else 0
 
     @property

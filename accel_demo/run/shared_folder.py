@@ -79,7 +79,7 @@ def lock_folder(folder: Path) -> FolderLock | None:
     lock = FolderLock(descriptor)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, PermissionError):
         raise UserError(
             f"another process is training in {folder}. Wait until it has exited, or choose a "
             "different --run-dir."
