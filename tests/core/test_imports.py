@@ -183,8 +183,26 @@ def test_the_modules_below_the_train_files_do_not_mention_them():
     assert TRAIN_FILE.search(modules["accel_demo.train_dp"].read_text())
 
 
-STARTING = {"Popen", "check_output", "check_call", "fork", "execv", "system", "start_processes"}
-STARTING |= {"ProcessPoolExecutor", "subprocess.run", "subprocess.call"}
+# Functions and classes that start a process or replace this one, by the last part of their name
+STARTING = {
+    "Popen",
+    "popen",
+    "system",
+    "getoutput",
+    "getstatusoutput",
+    "check_output",
+    "check_call",
+}
+STARTING |= {"fork", "forkpty", "posix_spawn", "posix_spawnp", "fork_exec", "startfile", "openpty"}
+STARTING |= {"Pool", "ProcessPoolExecutor", "Process", "Manager", "start_processes"}
+STARTING |= {"create_subprocess_exec", "create_subprocess_shell"}
+STARTING |= {
+    f"{kind}{how}" for kind in ("exec", "spawn") for how in "l le lp lpe v ve vp vpe".split()
+}
+# Functions whose last name is common, by all of it
+STARTING |= {"subprocess.run", "subprocess.call", "mp.spawn", "multiprocessing.spawn", "pty.spawn"}
+FOREIGN = {"os", "subprocess", "multiprocessing", "torch.multiprocessing", "pty"}
+NOT_STARTING = {"psutil.Process"}  # a handle to a process that runs already
 # The modules that start processes without `spawn`, `run_to_end` or `start` from launch.py, and why.
 STARTS_ITSELF = {
     "processes.fork_server": "launch.start forks from this server",
@@ -196,23 +214,63 @@ STARTS_ITSELF = {
     "lab.bench.precision": "runs its measurements in a pool of one process",
     "lab.cables": "runs ip and tc, and holds the switch's namespace open",
     "lab.hosts": "starts the keeper of a host in the host's namespaces",
+    "lab.nodes.keeper": "starts commands as children of process 1 of a namespace",
     "lab.nodes.node": "starts the keeper of a node in the node's namespace",
 }
 
 
-def starts_a_process(path: Path) -> bool:
-    for node in ast.walk(ast.parse(path.read_text())):
+def starts_a_process(source: str) -> bool:
+    """Return True if the code calls a function that starts a process, or imports its bare name.
+
+    A function that is called under a different name is not seen.
+    """
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name in STARTING or name.rpartition(".")[2] in STARTING:
+            parts = name.split(".")
+            ends = {parts[-1], ".".join(parts[-2:])}
+            if ends & STARTING and name not in NOT_STARTING:
+                return True
+        if isinstance(node, ast.ImportFrom) and node.module in FOREIGN:
+            package = node.module.rpartition(".")[2]
+            if any(f"{package}.{alias.name}" in STARTING for alias in node.names):
                 return True
     return False
 
 
 def test_only_launch_and_the_listed_modules_start_processes():
     modules = modules_of(REPOSITORY)
-    starters = {name for name, path in modules.items() if starts_a_process(path)}
+    starters = {name for name, path in modules.items() if starts_a_process(path.read_text())}
     assert starters == {f"accel_demo.{name}" for name in ["processes.launch", *STARTS_ITSELF]}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "os.fork()",
+        "pid = os.posix_spawn(words[0], words, environment)",
+        "os.execvpe(words[0], words, environment)",
+        "os.spawnv(os.P_NOWAIT, words[0], words)",
+        "os.system('ls')",
+        "pty.spawn('sh')",
+        "subprocess.run(words)",
+        "from subprocess import run\nrun(words)",
+        "subprocess.getoutput('ls')",
+        "psutil.Popen(words)",
+        "multiprocessing.Process(target=print).start()",
+        "multiprocessing.get_context('spawn').Pool(2)",
+        "torch.multiprocessing.spawn(train, nprocs=2)",
+        "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=2)",
+        "concurrent.futures.ProcessPoolExecutor(2)",
+        "asyncio.create_subprocess_exec('ls')",
+    ],
+)
+def test_a_planted_start_of_a_process_is_found(planted):
+    assert starts_a_process(planted)
+
+
+def test_our_own_ways_to_start_processes_are_not_reported():
+    assert not starts_a_process("launch.spawn(train, 2)\npsutil.Process(pid).children()")
 
 
 def test_no_two_classes_of_the_package_have_the_same_name():
