@@ -1,8 +1,7 @@
 """Test every grader with its stub, our answer, right and wrong answers, and answers that misbehave.
 
-answers/NN/right_*.py are right answers that were written independently of ours, from page NN alone.
-answers/NN/wrong_*.py are typical mistakes. Each starts with a comment that is a part of what the
-grader has to print: "# wrong: every rank has the mean".
+answers/NN/right_*.py are other right answers than ours. Most were written independently of ours,
+from page NN alone. wrong_answers.py explains how the wrong answers are stored.
 """
 
 import ast
@@ -13,15 +12,17 @@ import psutil
 import pytest
 
 from accel_demo.lab.exercises import all_exercises
+from tests.exercises.wrong_answers import ANSWERS, edited, patched, wrong_answers
 from tests.pages.pages import check
 
-ANSWERS = Path(__file__).parent / "answers"
 EXERCISES = all_exercises()
 RIGHT = sorted(ANSWERS.glob("*/right_*.py"))
 WRONG = [  # from the fourth wrong answer of an exercise on, the tests are marked slow
-    pytest.param(file, marks=pytest.mark.slow if index >= 3 else ())
-    for folder in sorted(ANSWERS.glob("*"))
-    for index, file in enumerate(sorted(folder.glob("wrong_*.py")))
+    pytest.param(
+        number, name, marks=pytest.mark.slow if index >= 3 else (), id=f"{number}-wrong_{name}"
+    )
+    for number in EXERCISES
+    for index, name in enumerate(wrong_answers(number))
 ]
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 
@@ -66,25 +67,43 @@ def test_a_right_answer_by_someone_else_passes(start, file):
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
 
 
-@pytest.mark.parametrize("file", WRONG, ids=name_of)
-def test_a_wrong_answer_is_rejected_with_the_right_message(start, file):
-    first_line = file.read_text().partition("\n")[0]
-    message = first_line.removeprefix("# wrong: ")
-    assert message != first_line
+@pytest.mark.parametrize(("number", "name"), WRONG)
+def test_a_wrong_answer_is_rejected_with_the_right_message(start, tmp_path, number, name):
+    file, answer = tmp_path / f"wrong_{name}.py", wrong_answers(number)[name]
+    file.write_text(answer.text)
     # Only an answer that hangs gets a short time limit, because others may need longer.
-    hangs = "has not finished after" in message
-    result = check(start, file.parent.name, file, **({"ACCEL_DEMO_PATIENCE": "3"} if hangs else {}))
-    assert is_rejected(result, file.parent.name, message), result.stdout + result.stderr
+    hangs = "has not finished after" in answer.message
+    result = check(start, number, file, **({"ACCEL_DEMO_PATIENCE": "3"} if hangs else {}))
+    assert is_rejected(result, number, answer.message), result.stdout + result.stderr
 
 
 @each_exercise
 def test_an_exercise_has_two_hints_and_enough_answers_to_test_it(exercise):
-    names = [file.name for file in (ANSWERS / exercise.number).glob("*.py")]
-    assert len([name for name in names if name.startswith("right_")]) >= 2
-    assert len([name for name in names if name.startswith("wrong_")]) >= 3
+    assert len(list((ANSWERS / exercise.number).glob("right_*.py"))) >= 2
+    assert len(wrong_answers(exercise.number)) >= 3
     assert len(exercise.hints) == 2
     docstring = ast.get_docstring(ast.parse(exercise.file.read_text()))
     assert docstring and docstring.startswith(f"Exercise {exercise.number}: {exercise.title}.\n")
+
+
+def test_wrong_answers_of_an_exercise_have_different_names():
+    """YAML silently drops all but the last entry with the same name."""
+    for edits in ANSWERS.glob("*/wrong.yaml"):
+        names = re.findall(r"^(\w+):", edits.read_text(), re.MULTILINE)
+        assert len(names) == len(set(names)) > 0, edits
+        assert set(names) <= set(wrong_answers(edits.parent.name))
+
+
+def test_an_edit_replaces_whole_lines_that_occur_exactly_once():
+    text = "x = 1\nif x:\n    x = 1\n    x = 1\n"
+    assert patched(text, "-x = 1\n+x = 2\n") == "x = 2\nif x:\n    x = 1\n    x = 1\n"
+    assert patched(text, "@@\n if x:\n     x = 1\n+    y\n@@\n-    y\n") == text
+    assert edited("x = 1", "1", "2") == "x = 2"
+    for diff, count in (("-if\n", 0), ("-    x = 1\n", 2)):
+        with pytest.raises(ValueError, match=f"exactly once, but occurs {count} times"):
+            patched(text, diff)
+    with pytest.raises(ValueError, match="must start with -, . or a space: 'x = 1"):
+        patched(text, "x = 1\n+x = 2\n")
 
 
 @each_exercise

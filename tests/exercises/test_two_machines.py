@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from accel_demo.lab.grading import Wrong
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 from tests.exercises.test_matrix import is_rejected, sections_named_in
+from tests.exercises.wrong_answers import wrong_answers
 from tests.pages.pages import EXERCISES, check
 
 EXERCISE = all_exercises()["44"]
@@ -250,9 +250,6 @@ def test_a_right_answer_with_a_barrier_inside_a_block_gets_a_remark(start, tmp_p
     assert check(start, "44", EXERCISE.answer).stdout.endswith("1 on the other\n")
 
 
-ANSWERS = Path(__file__).parent / "answers" / "44"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "section"),
@@ -264,8 +261,10 @@ ANSWERS = Path(__file__).parent / "answers" / "44"
         ("leaves_early", "Common mistakes"),
     ],
 )
-def test_a_mistake_names_the_section_that_explains_it(start, name, section):
-    result = check(start, "44", ANSWERS / f"wrong_{name}.py")
+def test_a_mistake_names_the_section_that_explains_it(start, tmp_path, name, section):
+    file = tmp_path / "answer.py"
+    file.write_text(wrong_answers("44")[name].text)
+    result = check(start, "44", file)
     assert is_rejected(result, "44")
     assert f'\nRead "{section}" in ' in result.stdout
 

@@ -1,0 +1,74 @@
+"""Typical wrong answers to the exercises, with the message that each of them must cause.
+
+Most are edits of a right answer, in answers/NN/wrong.yaml:
+
+    does_not_average:
+      message: every rank has the sum        # a part of what the grader has to print
+      of: right_1.py                         # without this line, our answer is edited
+      diff: |
+        -    import math
+        @@
+             dist.all_reduce(tensor)
+        -    tensor /= world_size
+
+"@@" separates two changes, and precedes a change whose first line stays. Each change must contain
+enough lines to occur exactly once in the right answer.
+
+A wrong answer that has little in common with any right answer is a file, answers/NN/wrong_NAME.py.
+Its first line is a comment with the message: "# wrong: every rank has the sum".
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from accel_demo.lab.exercises import all_exercises
+
+ANSWERS = Path(__file__).parent / "answers"
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    text: str
+    message: str
+
+
+def wrong_answers(number: str) -> dict[str, WrongAnswer]:
+    """Return {name: wrong answer} for an exercise, sorted by name."""
+    folder = ANSWERS / number
+    answers = {}
+    for file in folder.glob("wrong_*.py"):
+        message = re.match("# wrong: (.*)\n", file.read_text())
+        assert message, f"{file} does not start with `# wrong: ` and a message"
+        answers[file.stem.removeprefix("wrong_")] = WrongAnswer(file.read_text(), message[1])
+    edits = folder / "wrong.yaml"
+    for name, entry in (yaml.safe_load(edits.read_text()) if edits.exists() else {}).items():
+        assert name not in answers, f"exercise {number} has two wrong answers named {name}"
+        right = folder / entry["of"] if "of" in entry else all_exercises()[number].answer
+        try:
+            text = patched(right.read_text(), entry["diff"])
+        except ValueError as error:
+            raise ValueError(f"{name} in {edits}: {error}\nThe text is {right}.") from None
+        answers[name] = WrongAnswer(text, entry["message"])
+    return dict(sorted(answers.items()))
+
+
+def patched(text: str, diff: str) -> str:
+    """Apply the changes of a diff without line numbers, in order."""
+    for change in filter(None, re.split("^@@\n", diff, flags=re.MULTILINE)):
+        lines = change.splitlines(keepends=True)
+        if strange := [line for line in lines if line[0] not in " -+"]:
+            raise ValueError(f"a line of a diff must start with -, + or a space: {strange[0]!r}")
+        old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+        text = edited(text, old, new, start="^")  # whole lines
+    return text
+
+
+def edited(text: str, old: str, new: str, start: str = "") -> str:
+    """Replace `old`, which must occur exactly once after the pattern `start`, by `new`."""
+    text, count = re.subn(start + re.escape(old), lambda _: new, text, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"the old text must occur exactly once, but occurs {count} times:\n{old}")
+    return text
