@@ -13,6 +13,7 @@ from accel_demo.anatomy.ddp.buckets import MIB, assign_buckets, size_limits
 from accel_demo.anatomy.ddp.comparison import make_model
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from tests.conftest import REPOSITORY
+from tests.exercises.wrong_answers import edited
 from tests.pages.pages import check, load_grader, table_rows
 
 PAGE = "22_ddp.md"
@@ -200,10 +201,8 @@ BONUS = [  # (text in the model answer, replacement, part of the sentence about 
     [*BONUS[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in BONUS[1:])],
 )
 def test_a_wrong_bonus_does_not_fail_but_its_level_is_named(start, tmp_path, right, wrong, said):
-    text = ANSWER.read_text()
-    assert right in text
     answer = tmp_path / "an answer.py"
-    answer.write_text(text.replace(right, wrong))
+    answer.write_text(edited(ANSWER.read_text(), right, wrong))
     result = check(start, "22", answer)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ") and "The bonus is not " in result.stdout

@@ -8,6 +8,7 @@ from torch import nn
 
 from accel_demo.anatomy.data_parallel.phases import data_parallel
 from tests.conftest import GPUS, VISIBLE_GPUS
+from tests.exercises.wrong_answers import edited
 from tests.pages.pages import TUTORIALS, load_grader, mistake_in
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "24_scatter_and_gather.py"
@@ -143,7 +144,11 @@ MISTAKES = [  # (text in the model answer, replacement, part of the grader's mes
         "gather should join dimension 0: 2×2 and 2×2 should become 4×2, got (2, 4)",
     ),
     ("torch.cat(moved)", "torch.stack(moved)", "gather should join dimension 0"),
-    ("in outputs]", "in outputs[::-1]]", "does not return all rows in the order"),
+    (
+        "device) for output in outputs]",
+        "device) for output in outputs[::-1]]",
+        "does not return all rows in the order",
+    ),
     ("output.to(device)", "output.detach()", "gather cuts the graph: no gradient"),
     (" if first.dim() > 0 else torch.stack(moved)", "", "gather of scalars raises RuntimeErr"),
     (JOINED, f"gather(list(values), device).{DETACH} for", "gather cuts the graph of tensors in a"),
@@ -154,9 +159,7 @@ MISTAKES = [  # (text in the model answer, replacement, part of the grader's mes
 
 @pytest.mark.parametrize(("right", "wrong", "said"), MISTAKES, ids=[said for *_, said in MISTAKES])
 def test_the_grader_names_a_typical_mistake(grader, tmp_path, right, wrong, said):
-    text = ANSWER.read_text()
-    assert right in text
-    (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
+    (tmp_path / "wrong.py").write_text(edited(ANSWER.read_text(), right, wrong))
     assert said in mistake_in(grader, tmp_path / "wrong.py")
 
 

@@ -8,6 +8,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
+from tests.exercises.wrong_answers import edited
 from tests.pages.pages import (
     EXERCISES,
     TUTORIALS,
@@ -203,8 +204,7 @@ def verdicts(together, tmp_path_factory):
     for number, changes in enumerate([*RIGHT, *(changes for changes, _ in WRONG)]):
         text = ANSWER.read_text()
         for old, new in changes:
-            assert old in text
-            text = text.replace(old, new, 1)
+            text = edited(text, old, new)
         answers.append(folder / f"answer {number}.py")
         answers[-1].write_text(text)
     return together(grade_all, 2, answers=[str(answer) for answer in answers])
