@@ -4,6 +4,10 @@ import os
 
 import torch
 
+# Import this before a process group exists, as rendezvous.py explains. Programs that use only this
+# module, and let Accelerate connect their processes, need it, too.
+import torch.distributed.nn.functional  # noqa: F401
+
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import number_in
 
