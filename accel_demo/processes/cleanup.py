@@ -1,0 +1,86 @@
+"""Leave no processes behind: adopt orphans, kill process trees, and let SIGTERM raise an error."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+KILL_TIMEOUT = 5  # seconds
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent exits. Linux only.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
+    """
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError("this process cannot adopt orphans")
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Kill the processes. Those that have exited or belong to another user are left out."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def kill_tree(process: subprocess.Popen | psutil.Process) -> None:
+    """Kill a process and all its descendants, even those that are not in its process group."""
+    started = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    kill_all(started)
+
+
+def kill_descendants(spare_resource_tracker: bool = False) -> None:
+    """Kill all descendants of this process, and wait for at most `KILL_TIMEOUT` s until they end.
+
+    A process can start another one while it is being killed, so look for descendants until there
+    are none. Suspend them first, so that few of them can do so. Python's resource tracker cleans up
+    after the killed processes, and prints a warning, if `spare_resource_tracker` is set.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while processes := _running_descendants(spare_resource_tracker):
+        for process in processes:
+            with suppress(psutil.Error):
+                process.suspend()
+        kill_all(processes)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
+def _running_descendants(spare_resource_tracker: bool) -> list[psutil.Process]:
+    running = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            is_tracker = any("resource_tracker" in word for word in process.cmdline())
+            is_spared = spare_resource_tracker and is_tracker
+            if process.status() != psutil.STATUS_ZOMBIE and not is_spared:
+                running.append(process)
+    return running
+
+
+@contextmanager
+def sigterm_raises(error: BaseException | type[BaseException]) -> Iterator[None]:
+    """Raise `error` if this process receives SIGTERM, so that `with` and `finally` clean up.
+
+    `KeyboardInterrupt` makes SIGTERM have the same effect as Ctrl-C.
+    """
+
+    def stop(number, frame):
+        raise error
+
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
