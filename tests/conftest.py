@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from accel_demo.processes import launch
+from accel_demo.processes.cleanup import adopt_orphans, kill_all, kill_tree
 from accel_demo.processes.environment import LOOPBACK, rank_environment
-from accel_demo.processes.fork_server import ADDRESS, ForkServer
-from accel_demo.processes.fork_server_main import adopt_orphans
+from tests.support.fork_server import ForkServer
 
 # Use one thread per process: many processes share the cores, and results depend on the number of
 # threads, because it changes the order of additions. Torch reads the variable on import.
@@ -217,9 +217,9 @@ def start_process(command, stdout, stderr, cwd=REPOSITORY, real=False, **environ
     if (BIN / command[0]).exists():
         command[0] = str(BIN / command[0])
     if real or not can_fork():
-        environment["PYTHON_EXEC"] = None
+        environment |= {"PYTHON_EXEC": None, launch.STARTER: None}
     else:
-        environment.setdefault(ADDRESS, fork_server().address)
+        environment = {**fork_server().variables, **environment}
     environment = {**os.environ, **environment}
     environment = {name: value for name, value in environment.items() if value is not None}
     environment.pop("PYTEST_CURRENT_TEST", None)
@@ -260,9 +260,7 @@ def wait_for_all(processes: list, timeout: float) -> bool:
             break
     is_over = not running or any(process.returncode for process in processes)
     for process in running:
-        with suppress(psutil.NoSuchProcess):
-            kill([*psutil.Process(process.pid).children(recursive=True)])
-        process.kill()
+        kill_tree(process)
         process.wait(10)
     return is_over
 
@@ -280,14 +278,14 @@ def left_behind(before: set[psutil.Process]) -> list[str]:
     because they become children of this process. Except for the fork server's, descendants of a
     process in `before` are ignored: for example, an open browser can start processes at any time.
     """
-    server = {psutil.Process(fork_server()._process.pid)} if can_fork() else set()
+    server = {psutil.Process(fork_server().process.pid)} if can_fork() else set()
     started = processes_below_this_one() - before
     started = [
         process for process in started if not before.intersection(parents_of(process)) - server
     ]
     described = {process: describe(process) for process in started}
     _, orphans = psutil.wait_procs(started, timeout=GRACE)
-    kill(orphans)
+    kill_all(orphans)
     psutil.wait_procs(orphans, timeout=5)
     return [described[process] for process in orphans]
 
@@ -310,12 +308,6 @@ def describe(process: psutil.Process) -> str:
 def text_of(file) -> str:
     file.seek(0)
     return file.read()
-
-
-def kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ changed since the command ran:
 - the versions of Python and of all installed packages, the processor, and the environment
   variables that Python and the libraries read;
 - how the command was started: forked from a server, or as a new process;
-- this module, the recorder, and `launch.py`, `environment.py` and the fork server in
-  `accel_demo/processes/`, which start the commands.
+- the files that start the commands: this module, the recorder, `launch.py`, `environment.py` and
+  `cleanup.py` in `accel_demo/processes/`, and the fork server in `tests/support/`.
 
 In case of doubt, the command runs again: nothing is stored if the command fails, if a file changes
 after the command has read it, or if the command is, or starts, a program other than Python, because
@@ -32,17 +32,21 @@ import shlex
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 
+from accel_demo.processes import cleanup, launch
 from accel_demo.processes import environment as variables_of_launchers
-from accel_demo.processes import fork_server, fork_server_main, forked_python, launch
 from accel_demo.processes.environment import QUIET, environment_for
-from accel_demo.processes.launch import REPOSITORY, run_to_end
+from accel_demo.processes.launch import REPOSITORY, STARTER, run_to_end
+
+sys.path.insert(0, str(REPOSITORY))
+from tests.support import fork_client, fork_server
 
 STORE = REPOSITORY / ".page_cache"
 FORCE = "ACCEL_DEMO_FORCE"  # if this variable is not empty, every command runs
@@ -50,8 +54,8 @@ RECORDER = Path(__file__).resolve().parent / "recorder"
 TIME_LIMIT = 300  # seconds per command
 PYTHON_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")
 READ_BY_LIBRARIES = tuple(
-    "ACCEL_DEMO_START ACCELERATE COLUMNS FSDP GLOO HOME NCCL TORCH".split()
-    + fork_server_main.READ_AT_START
+    "ACCEL_DEMO_START_METHOD ACCELERATE COLUMNS FSDP GLOO HOME NCCL TORCH".split()
+    + fork_server.READ_AT_START
 )
 NOT_COUNTED = ("build", "dist", "runs", "tests", "__pycache__")  # no page depends on these folders
 
@@ -99,9 +103,18 @@ def _run(command: str, folder: str) -> SimpleNamespace:
     return ended
 
 
-def environment_of_commands() -> dict[str, str]:
-    """Return the environment for a fork server whose commands record the files they read."""
-    return environment_for({**QUIET, "PYTHONPATH": _python_path()})
+@contextmanager
+def forking(is_wanted: bool) -> Iterator[None]:
+    """Fork the commands from a server that has imported torch, or start them normally."""
+    for name in (STARTER, "PYTHON_EXEC"):  # both are set if a fork server started this program
+        os.environ.pop(name, None)
+    if not is_wanted:
+        yield
+        return
+    environment = environment_for({**QUIET, "PYTHONPATH": _python_path()})
+    with closing(fork_server.ForkServer(environment)) as server:
+        os.environ.update(server.variables)
+        yield
 
 
 def _python_path() -> str:
@@ -128,7 +141,7 @@ def _facts() -> dict:
     The facts are collected once, before the first command runs. If a file is added while commands
     run, the results stored by this run will therefore not be reused.
     """
-    starting = (launch, variables_of_launchers, fork_server, fork_server_main, forked_python)
+    starting = (launch, variables_of_launchers, cleanup, fork_server, fork_client)
     files = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
     packages = {(package.name, package.version) for package in metadata.distributions()}
     environment = environment_for(QUIET).items()
@@ -139,7 +152,7 @@ def _facts() -> dict:
         "Python": sys.version,
         "processor": _processor(),
         "environment": libraries,
-        "forked": fork_server.ADDRESS in os.environ,
+        "forked": STARTER in os.environ,
         "how commands are run": [_digest(Path(file)) for file in files],
     }
 

@@ -17,13 +17,11 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from command_cache import FORCE, environment_of_commands, result_of
+from command_cache import FORCE, forking, result_of
 
 from accel_demo.errors import Parser, UserError, one_line_errors
-from accel_demo.processes.fork_server import ADDRESS, ForkServer
 from accel_demo.processes.launch import REPOSITORY
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")
@@ -122,9 +120,7 @@ def main() -> int:
     pages.sort(key=_position)
     outcomes = {"stale": [], "failed": []}
     workers = max(2, (os.cpu_count() or 1) // 2)
-    for name in (ADDRESS, "PYTHON_EXEC"):  # both are set if a fork server started this program
-        os.environ.pop(name, None)
-    with nullcontext() if options.real else _fork_server(), ThreadPoolExecutor(workers) as pool:
+    with forking(not options.real), ThreadPoolExecutor(workers) as pool:
         tasks = [pool.submit(_regenerate, page, options.check, options.force) for page in pages]
         for task in as_completed(tasks):
             name, outcome, text = task.result()
@@ -139,14 +135,6 @@ def main() -> int:
 def _all_pages() -> list[Path]:
     pages = [REPOSITORY / page for page in OTHER_PAGES]
     return [*sorted(REPOSITORY.glob("tutorials/*.md")), *pages]
-
-
-@contextmanager
-def _fork_server():
-    """Start a server that imports torch once, and then forks a process for each command."""
-    with closing(ForkServer(environment_of_commands())) as server:
-        os.environ[ADDRESS] = server.address
-        yield
 
 
 def _position(page: Path) -> int:

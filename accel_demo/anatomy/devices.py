@@ -6,16 +6,17 @@ python -m accel_demo.anatomy.devices --visible 0,4    # explain 0,4 on a machine
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 
 from accel_demo import show
 from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.launch import STARTER, start
 from accel_demo.wording import byte_size
 
 CHILD = """import psutil, torch, torch.distributed as dist
@@ -176,7 +177,9 @@ def gloo_rows() -> list[tuple[str, str]]:
     This function starts a process without a model, and measures how much memory it takes.
     """
     on_cpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    each = int(subprocess.check_output([sys.executable, "-c", CHILD], env=on_cpu))
+    on_cpu.pop(STARTER, None)  # started normally, because the measured memory is not to be shared
+    child = start([sys.executable, "-c", CHILD], on_cpu, PIPE, None, cwd=Path.cwd())
+    each = int(child.communicate()[0])
     room = psutil.virtual_memory().available // each
     memory = f"each takes {byte_size(each)} before it has a model: memory for {room}"
     return [("gloo processes", f"{min(usable_cores(), room)} fit, one core each; {memory}")]

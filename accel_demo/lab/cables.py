@@ -17,12 +17,13 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
+from subprocess import PIPE
 
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import LOOPBACK
+from accel_demo.processes.launch import run_to_end, start
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 UNSHARE = [
@@ -99,13 +100,13 @@ class Cables:
             raise Unavailable(reason)
         # `cat` exits, and the kernel removes the namespace, when the pipe to its stdin is closed.
         keeper = ["sh", "-c", "echo ready; exec cat"]
-        self.switch = subprocess.Popen(
+        self.switch = start(
             [*UNSHARE, *keeper],  # the same namespaces as a node, to find out if they are allowed
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
+            dict(os.environ),
+            PIPE,
+            PIPE,
+            stdin=PIPE,
+            new_session=True,
         )
         assert self.switch.stdout and self.switch.stderr
         try:
@@ -190,12 +191,11 @@ def run_in_namespace(pid: int, *command: str) -> None:
     Raises `UserError` if the command fails, for example because the kernel lacks a module.
     """
     entered = ["nsenter", f"--net=/proc/{pid}/ns/net", *command]
-    try:
-        ended = subprocess.run(entered, capture_output=True, text=True, timeout=COMMAND_TIMEOUT)
-    except subprocess.TimeoutExpired:
+    ended = run_to_end(entered, COMMAND_TIMEOUT, environment=dict(os.environ))
+    if ended.returncode is None:
         raise UserError(
             f"`{' '.join(command)}` did not finish within {COMMAND_TIMEOUT} s. Try again later."
-        ) from None
+        )
     if ended.returncode == 0:
         return
     reason = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
@@ -220,10 +220,11 @@ def replace_hosts_file(content: str) -> None:
             file.write(content)
             file.flush()
             os.chmod(file.name, 0o644)
-            ended = subprocess.run(["mount", "--bind", file.name, "/etc/hosts"])
+            command = ["mount", "--bind", file.name, "/etc/hosts"]
+            returncode = start(command, dict(os.environ), None, None).wait()
     except OSError as error:
         sys.exit(f"error: cannot write a temporary file ({error.strerror}). Set TMPDIR.")
-    if ended.returncode != 0:
+    if returncode != 0:
         sys.exit(1)  # mount has printed the reason
 
 

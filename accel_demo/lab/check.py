@@ -14,7 +14,8 @@ from pathlib import Path
 
 from accel_demo.errors import Parser, UserError
 from accel_demo.lab.exercises import Exercise, all_exercises
-from accel_demo.processes.launch import kill_tree, start
+from accel_demo.processes.cleanup import kill_tree, sigterm_raises
+from accel_demo.processes.launch import start
 from accel_demo.show import table
 from accel_demo.wording import counted
 
@@ -86,12 +87,11 @@ def check(exercise: Exercise, file: Path | None = None) -> int:
     digest = exercise.digest()  # the learner may save the file while it is being checked
     command = [sys.executable, str(exercise.grader), str(answer)]
     grader = start(command, dict(os.environ), sys.stdout, sys.stderr, cwd=Path.cwd())
-    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        code = grader.wait()
-    finally:  # after Ctrl-C or SIGTERM, the grader and the answer may still be running
-        kill_tree(grader)
-        signal.signal(signal.SIGTERM, handler)
+    with sigterm_raises(SystemExit(128 + signal.SIGTERM)):
+        try:
+            code = grader.wait()
+        finally:  # after Ctrl-C or SIGTERM, the grader and the answer may still be running
+            kill_tree(grader)
     if file is None and code in (0, 1):
         exercise.record(code == 0, digest)
     return code

@@ -28,8 +28,8 @@ from typing import Any
 from unittest import mock
 
 from accel_demo.lab.exercises import all_exercises
-from accel_demo.processes.fork_server_main import adopt_orphans
-from accel_demo.processes.launch import kill_children, run_to_end
+from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
+from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
 TIME_LIMIT = 120  # seconds for one run of an answer; enough even on a busy machine
@@ -158,7 +158,7 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
         traceback.print_exc()
         text, code = "the check itself failed, so your answer was not graded", 3
     finally:
-        kill_children()
+        kill_descendants(spare_resource_tracker=True)
     try:
         print(text, flush=True)
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does

@@ -9,12 +9,11 @@ Only the network is separate. The processes still share the CPU, the files and t
 
 import ctypes
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from subprocess import PIPE
 
 from accel_demo.config import TrainConfig
@@ -22,6 +21,8 @@ from accel_demo.errors import Parser, UserError
 from accel_demo.lab import cables
 from accel_demo.lab.cables import RATE_UNITS, Cables, Unavailable
 from accel_demo.models import make_model
+from accel_demo.processes.cleanup import sigterm_raises
+from accel_demo.processes.launch import start
 from accel_demo.wording import byte_size, duration
 
 MOST_HOSTS = 100
@@ -98,7 +99,7 @@ def limited_hosts(processes: int, rate: str | None) -> Iterator[Hosts | None]:
         yield None
         return
     with ExitStack() as stack:
-        stack.enter_context(_sigterm_like_ctrl_c())
+        stack.enter_context(sigterm_raises(KeyboardInterrupt))
         try:
             network = stack.enter_context(Cables(processes, rate))
             hosts_file = network.identity(0)["hosts_file"]  # the same on every host
@@ -181,14 +182,9 @@ def _number_and_unit(rate: str) -> tuple[float, str]:
 @contextmanager
 def _new_host(hosts_file: str) -> Iterator[int]:
     """Create the namespaces of one host, and yield the process ID of its keeper."""
-    keeper = subprocess.Popen(
-        [*KEEPER, hosts_file],
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        text=True,
-        start_new_session=True,  # so that Ctrl-C only reaches the command and its processes
-    )
+    # In a new session, so that Ctrl-C only reaches the command and its processes
+    options = {"stdin": PIPE, "cwd": Path.cwd(), "new_session": True}
+    keeper = start([*KEEPER, hosts_file], dict(os.environ), PIPE, PIPE, **options)
     assert keeper.stdout and keeper.stderr
     try:
         if keeper.stdout.readline() != "ready\n":
@@ -197,15 +193,6 @@ def _new_host(hosts_file: str) -> Iterator[int]:
         yield keeper.pid
     finally:
         keeper.communicate()  # close stdin, so that the keeper exits
-
-
-@contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 def _check_succeeded(result: int) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 from tqdm import tqdm
 
 from accel_demo.errors import ERROR_FILE, UserError
+from accel_demo.processes.cleanup import kill_tree
 from accel_demo.processes.environment import QUIET, environment_for
-from accel_demo.processes.launch import REPOSITORY, kill_tree, start
+from accel_demo.processes.launch import REPOSITORY, start
 from accel_demo.wording import counted
 
 TIME_LIMIT = 2 * 60 * 60  # seconds

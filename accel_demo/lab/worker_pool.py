@@ -13,8 +13,9 @@ from subprocess import PIPE
 from typing import Any, TypedDict
 
 from accel_demo.lab.hosts import Hosts
+from accel_demo.processes.cleanup import kill_tree
 from accel_demo.processes.environment import LOOPBACK, environment_for
-from accel_demo.processes.launch import free_port, kill_tree, start
+from accel_demo.processes.launch import free_port, start
 
 ON_CPU = "-1"
 

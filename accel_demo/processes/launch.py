@@ -16,22 +16,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import psutil
-
 from accel_demo.errors import UserError, one_line_errors, say
-from accel_demo.processes import fork_server
+from accel_demo.processes.cleanup import kill_descendants, kill_tree
 from accel_demo.processes.environment import QUIET, environment_for, number_in, rank_environment
-from accel_demo.processes.fork_server import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PRELOADED = ("torch._dynamo",)  # slow to import; the first optimizer needs it
+STARTER = "ACCEL_DEMO_STARTER"  # environment variable that changes how `start` works
 PORT_ADVICE = "Set MASTER_PORT to a free port, or leave it unset."
 
 
@@ -83,7 +81,7 @@ def spawn(
             os.kill(os.getpid(), number)
         elif stop_at_once or ranks is None:
             stopped_by = number
-            kill_children()
+            kill_descendants(spare_resource_tracker=True)
         else:
             for process in ranks.processes:
                 if process.is_alive():
@@ -110,7 +108,8 @@ def spawn(
                 raise
         finally:
             if stopped_by is not None:
-                kill_children()  # including processes started after the signal
+                # including processes started after the signal
+                kill_descendants(spare_resource_tracker=True)
             for number, handler in earlier.items():
                 signal.signal(number, handler)
         if stopped_by == signal.SIGINT:
@@ -187,28 +186,28 @@ def start(
     cwd: str | Path = REPOSITORY,
     new_session: bool = False,
     ignored_signal: int | None = None,
-    real: bool = False,
-) -> subprocess.Popen | ForkedProcess:
+) -> subprocess.Popen:
     """Start a command, and return the process without waiting for it.
 
-    If `environment` contains the address of a fork server (see fork_server.py), a Python program is
-    forked from the server. The program is started normally if `real` is set, if the server refuses,
-    if `stdin` is given, or if an output is a pipe. `new_session` makes the process the leader of a
-    new session. The process ignores `ignored_signal`, as after `trap '' SIGNAL` in a shell.
+    `new_session` makes the process the leader of a new session. The process ignores
+    `ignored_signal`, as after `trap '' SIGNAL` in a shell.
+
+    If `environment` contains ACCEL_DEMO_STARTER, the path of a Python file, this function calls
+    `start` in that file with the same arguments. That `start` returns an object with the methods of
+    `subprocess.Popen`, or None to have the command started normally. Our tests use this to start
+    Python programs faster.
     """
     program, *arguments = command
-    program = shutil.which(program, path=environment.get("PATH")) or program
-    are_files = stdin == subprocess.DEVNULL and all(hasattr(f, "fileno") for f in (stdout, stderr))
-    if not real and are_files:
+    command = [shutil.which(program, path=environment.get("PATH")) or program, *arguments]
+    if path := environment.get(STARTER):
         options = {"new_session": new_session, "ignored_signal": ignored_signal}
-        forked = fork_server.fork(
-            [program, *arguments], environment, cwd, stdout, stderr, **options
-        )
-        if forked:
-            return forked
+        options |= {"stdin": stdin, "cwd": cwd}
+        process = _imported(path).start(command, environment, stdout, stderr, **options)
+        if process is not None:
+            return process
 
     return subprocess.Popen(
-        [program, *arguments],
+        command,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
@@ -220,19 +219,18 @@ def start(
     )
 
 
+@cache
+def _imported(path: str) -> ModuleType:
+    spec = spec_from_file_location("accel_demo_starter", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{STARTER} must be the path of a Python file, got {path}")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _ignore(number: int) -> None:
     signal.signal(number, signal.SIG_IGN)
-
-
-def kill_tree(process: subprocess.Popen | ForkedProcess) -> None:
-    """Kill a process and all its descendants, even those that are not in its process group."""
-    started = []
-    with suppress(psutil.NoSuchProcess):
-        started = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    for child in started:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
 
 
 def free_port(port: int = 0, advice: str = PORT_ADVICE) -> int:
@@ -276,15 +274,3 @@ def _as_rank(
 def _read_result(folder: Path, rank: int) -> Any:
     file = folder / f"{rank}.pickle"
     return pickle.loads(file.read_bytes()) if file.exists() else None
-
-
-def kill_children() -> None:
-    """Kill all descendants. Suspend them first, so that they cannot start new processes.
-
-    Python's resource tracker is not killed, because it cleans up after the killed processes.
-    """
-    for act in (psutil.Process.suspend, psutil.Process.kill):
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if not any("resource_tracker" in word for word in child.cmdline()):
-                    act(child)

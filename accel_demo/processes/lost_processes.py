@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from accel_demo.errors import UserError, say
 from accel_demo.processes import signals
+from accel_demo.processes.cleanup import kill_descendants
 from accel_demo.processes.peers import (
     are_on_several_machines,
     name_of,
@@ -155,9 +156,7 @@ def print_and_exit(line: str) -> None:
     if line:
         say(f"\nerror: {line}")  # start a new line below any progress bar
     sys.stdout.flush()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
+    kill_descendants()
     os._exit(1)
 
 

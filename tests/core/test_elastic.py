@@ -8,12 +8,11 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import psutil
 import pytest
 
+from accel_demo.processes.cleanup import kill_all, kill_tree
 from accel_demo.processes.launch import free_port
 from tests.conftest import (
-    kill,
     left_behind,
     processes_below_this_one,
     run_training,
@@ -60,8 +59,7 @@ class ElasticLaunch:
 
     def kill(self, node: int) -> None:
         """Kill the agent and its worker, as if the machine had lost its power."""
-        agent = psutil.Process(self.agents[node].pid)
-        kill([agent, *agent.children(recursive=True)])
+        kill_tree(self.agents[node])
         self.agents.pop(node).wait(10)
 
     def reach(self, steps: int, processes: int) -> None:
@@ -99,7 +97,7 @@ def elastic(tmp_path):
 
     yield elastic
     for launch in launches:
-        kill(processes_below_this_one() - launch.before)
+        kill_all(processes_below_this_one() - launch.before)
         for agent in launch.agents.values():
             agent.wait(10)
         launch.output.close()

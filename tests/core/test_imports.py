@@ -205,17 +205,11 @@ FOREIGN = {"os", "subprocess", "multiprocessing", "torch.multiprocessing", "pty"
 NOT_STARTING = {"psutil.Process"}  # a handle to a process that runs already
 # The modules that start processes without `spawn`, `run_to_end` or `start` from launch.py, and why.
 STARTS_ITSELF = {
-    "processes.fork_server": "launch.start forks from this server",
-    "processes.fork_server_main": "it is the fork server",
-    "processes.forked_python": "it becomes the real Python if the server refuses to fork",
-    "anatomy.devices": "measures the memory of a process that is not forked",
     "anatomy.gil": "compares a pool of processes with a pool of threads",
     "anatomy.kernel_distance.costs": "runs its measurements in a pool of one process",
     "lab.bench.precision": "runs its measurements in a pool of one process",
-    "lab.cables": "runs ip and tc, and holds the switch's namespace open",
-    "lab.hosts": "starts the keeper of a host in the host's namespaces",
     "lab.nodes.keeper": "starts commands as children of process 1 of a namespace",
-    "lab.nodes.node": "starts the keeper of a node in the node's namespace",
+    "lab.nodes.node": "passes a pipe to the keeper of a node, and reads what it prints as bytes",
 }
 
 

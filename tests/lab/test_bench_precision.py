@@ -15,7 +15,8 @@ import torch
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab.bench import command as bench
 from accel_demo.lab.bench import precision, precision_training
-from tests.conftest import BIN, kill, left_behind, processes_below_this_one
+from accel_demo.processes.cleanup import kill_all
+from tests.conftest import BIN, left_behind, processes_below_this_one
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_stopping_a_busy_worker_also_stops_all_processes_that_it_started():
         process.send_signal(signal.SIGINT)  # what Ctrl-C sends in a terminal
         raise KeyboardInterrupt
     _, left = psutil.wait_procs(started, timeout=30)
-    kill(left)
+    kill_all(left)
     assert len(started) == 2 and not left
 
 
@@ -135,7 +136,7 @@ def test_stopping_a_compilation_leaves_neither_processes_nor_files(tmp_path, num
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130 and "\nstopped\n" in stderr
     finally:
-        kill([process])
+        process.kill()
         orphans = left_behind(before)
         process.communicate()
     assert not orphans and list(tmp_path.iterdir()) == []

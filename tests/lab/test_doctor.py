@@ -20,7 +20,7 @@ from accel_demo.lab.doctor.launch_config import (
     read_config,
 )
 from accel_demo.lab.doctor.launches import LaunchFailed, cause_in, launch_probe
-from accel_demo.processes.launch import kill_tree
+from accel_demo.processes.cleanup import kill_tree
 
 CLI = ["accel-demo", "doctor"]
 NO = 'distributed_type: "NO"\n'

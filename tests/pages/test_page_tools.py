@@ -95,6 +95,8 @@ def written(tmp_path_factory):
     small = folder / "repository"
     shutil.copytree(REPOSITORY / "accel_demo", small / "accel_demo", ignore=no_assets)
     shutil.copytree(REPOSITORY / "tutorials" / "recorder", small / "tutorials" / "recorder")
+    shutil.copytree(REPOSITORY / "tests" / "support", small / "tests" / "support")
+    (small / "tests" / "__init__.py").touch()
     for name in ("page_tools.py", "command_cache.py"):
         shutil.copy(REPOSITORY / "tutorials" / name, small / "tutorials")
     for name, text in FILES.items():
@@ -201,7 +203,6 @@ def test_a_changed_file_that_no_command_reads_reruns_nothing(small):
     replace(small / "other_helper.py", "other", "third")
     assert_stale(regenerate(small, "--check"), ran=[])  # the page's diff shows this file
     replace(small / "other_helper.py", "third", "other")
-    (small / "tests").mkdir()
     (small / "tests" / "test_page.py").write_text("")
     assert_fresh(regenerate(small, "--check"), ran=[])
 

@@ -9,18 +9,16 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from accel_demo.processes.fork_server import ForkedProcess
+from accel_demo.processes.cleanup import kill_all
 from tests.conftest import (
     REPOSITORY,
     can_fork,
     fork_server,
-    kill,
     left_behind,
     processes_below_this_one,
     run_all,
@@ -28,6 +26,7 @@ from tests.conftest import (
     run_to_end,
     start_process,
 )
+from tests.support.fork_client import ADDRESS
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +136,7 @@ def test_a_command_is_forked_only_if_a_fork_can_behave_the_same(command, environ
     with tempfile.TemporaryFile("w+") as output:
         process = start_process(command, output, output, **environment)
         assert process.wait(60) == 0
-        assert isinstance(process, ForkedProcess) == is_forked
+        assert isinstance(process, subprocess.Popen) != is_forked
         output.seek(0)
         assert output.read() == "1\n"
 
@@ -182,14 +181,14 @@ def test_a_program_prints_its_stack_on_sigusr2(tmp_path):
 def test_the_server_and_its_programs_end_with_the_process_that_started_the_server(tmp_path):
     owner = """
         import os, sys, time
-        from accel_demo.processes.fork_server import ForkServer, ADDRESS
         from accel_demo.processes.launch import start
+        from tests.support.fork_server import ForkServer
         server = ForkServer()
         with open("output", "w") as output:
             command = [sys.executable, "-c", "import time; time.sleep(600)"]
-            environment = {**os.environ, ADDRESS: server.address}
+            environment = {**os.environ, **server.variables}
             program = start(command, environment, output, output, cwd=".")
-        print(server._process.pid, program.pid, flush=True)
+        print(server.process.pid, program.pid, flush=True)
         print(server._folder, flush=True)
         time.sleep(600)
     """
@@ -248,7 +247,7 @@ def test_the_forked_python_inherits_descriptors_that_the_server_also_uses():
 def test_the_forked_python_becomes_the_real_python_if_a_fork_would_differ():
     parent = "import os; print(os.getppid())"
     forked = outputs(fork_server().python, parent)
-    assert forked == (0, f"{fork_server()._process.pid}\n", "")
+    assert forked == (0, f"{fork_server().process.pid}\n", "")
     other_threads = {**os.environ, "OMP_NUM_THREADS": "2"}
     assert outputs(fork_server().python, parent, env=other_threads)[1] == f"{os.getpid()}\n"
     few_files = 'ulimit -n 200; exec "$0" "$@"'
@@ -278,7 +277,7 @@ def test_a_launcher_forks_its_workers_from_the_server(launcher, program):
         config = "accelerate_configs/cpu_two_processes.yaml"
         command = ["accelerate", "launch", "--config_file", config, path]
     result = run_to_end(command)
-    lines = {f"rank {rank} parent {fork_server()._process.pid}" for rank in (0, 1)}
+    lines = {f"rank {rank} parent {fork_server().process.pid}" for rank in (0, 1)}
     assert {*result.stdout.splitlines()} == lines, result.stdout + result.stderr
 
 
@@ -379,21 +378,21 @@ def test_killing_a_client_at_any_time_does_not_harm_the_server():
         process.kill()
         process.wait()
     parent = "import os; print(os.getppid())"
-    assert outputs(fork_server().python, parent)[1] == f"{fork_server()._process.pid}\n"
+    assert outputs(fork_server().python, parent)[1] == f"{fork_server().process.pid}\n"
     assert left_behind(before) == []
 
 
 def test_a_missing_server_causes_an_error_instead_of_a_hang():
-    server = SimpleNamespace(address=fork_server().address + "-of-another")
+    other = {ADDRESS: fork_server().variables[ADDRESS] + "-of-another"}
     with tempfile.TemporaryFile() as output, pytest.raises(OSError):
-        start_process(["python", "-c", ""], output, output, ACCEL_DEMO_FORK_SERVER=server.address)
+        start_process(["python", "-c", ""], output, output, **other)
 
 
 def test_programs_that_the_package_starts_use_the_fork_server_of_the_tests():
     program = "from accel_demo.processes.launch import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
     result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
-    assert int(result.stdout) == fork_server()._process.pid
+    assert int(result.stdout) == fork_server().process.pid
 
 
 def test_a_child_of_an_earlier_process_is_not_reported_as_left_behind():
@@ -407,4 +406,4 @@ def test_a_child_of_an_earlier_process_is_not_reported_as_left_behind():
         while not psutil.Process(browser.pid).children():
             time.sleep(0.01)
         assert left_behind(before) == []
-        kill(psutil.Process(browser.pid).children())
+        kill_all(psutil.Process(browser.pid).children())

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from accel_demo.processes.cleanup import kill_all
 from tests.conftest import (
     REPOSITORY,
-    kill,
     launcher,
     left_behind,
     processes_below_this_one,
@@ -127,7 +127,7 @@ def launch(tmp_path):
 
     yield launch
     for started in launches:
-        kill(processes_below_this_one() - started.before)
+        kill_all(processes_below_this_one() - started.before)
         for process in started.processes:
             process.wait(10)
         started.stack.close()

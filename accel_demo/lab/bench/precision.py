@@ -17,7 +17,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,8 +32,8 @@ from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import precision_training
 from accel_demo.lab.measurements import Report, Table, median_interval
+from accel_demo.processes.cleanup import kill_tree, sigterm_raises
 from accel_demo.processes.devices import own_device
-from accel_demo.processes.launch import kill_tree
 
 REPEATS = 5
 QUICK = {"models": ["small_cnn"], "no_compiled": True}
@@ -96,13 +96,13 @@ def measure(options: Namespace) -> Report:
     settings = {model: settings_for(model, options) for model in options.models}
     if any(is_compiled for chosen in settings.values() for _, is_compiled in chosen.values()):
         check_compiler(device)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handle SIGTERM like Ctrl-C
     runs, findings = {}, []
     for model in settings:
         is_large = model in LARGE
         steps = options.steps or (STEPS_OF_LARGE if is_large else STEPS)
         batch_size = BATCH_SIZE_OF_LARGE if is_large else BATCH_SIZE
-        runs[model] = compare(model, settings[model], options.repeats, steps, batch_size)
+        with sigterm_raises(KeyboardInterrupt):
+            runs[model] = compare(model, settings[model], options.repeats, steps, batch_size)
         findings += sentences(model, runs[model])
     if device.type == "cpu":
         has = "has" if machine.has_bf16_instructions() else "has no"
@@ -180,8 +180,7 @@ def worker() -> Iterator[ProcessPoolExecutor]:
         try:
             yield executor
         except BaseException:
-            with suppress(psutil.NoSuchProcess):  # may already have exited
-                kill_tree(process)  # pyright: ignore[reportArgumentType] (only uses pid and kill)
+            kill_tree(process)
             raise
 
 

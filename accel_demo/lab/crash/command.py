@@ -12,7 +12,6 @@ complete checkpoint.
 
 import math
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab import flags
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
+from accel_demo.processes.cleanup import sigterm_raises
 
 KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
@@ -37,7 +37,6 @@ TRAINING = (
 
 def main(arguments: list[str]) -> int:
     """Run the check and print its result. Return 0 if the check passed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handle SIGTERM like Ctrl-C
     parser = flags.parser_of("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
     flags.add_processes(parser, 1, "number of processes that train")
     help = f"number of kills (default: {KILLS}, or {QUICK_KILLS} with --quick)"
@@ -59,12 +58,15 @@ def main(arguments: list[str]) -> int:
         )
     command = launch_command(options.script, options.processes)
 
-    with tempfile.TemporaryDirectory(prefix="accel-demo-crash-") as folder:
-        try:
+    try:
+        with (
+            sigterm_raises(KeyboardInterrupt),
+            tempfile.TemporaryDirectory(prefix="accel-demo-crash-") as folder,
+        ):
             result = crash(command, options, Path(folder))
-        except KeyboardInterrupt:
-            print("\ninterrupted: all processes were stopped", file=sys.stderr)
-            return 130
+    except KeyboardInterrupt:
+        print("\ninterrupted: all processes were stopped", file=sys.stderr)
+        return 130
     print(tables.summary(result))
     if options.json:
         flags.write_json(options.json, "crash", result)

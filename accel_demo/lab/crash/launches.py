@@ -14,8 +14,9 @@ from typing import NoReturn
 import psutil
 
 from accel_demo.lab.crash.result import Kill, LaunchResult
+from accel_demo.processes.cleanup import kill_all
 from accel_demo.processes.environment import QUIET, environment_for
-from accel_demo.processes.launch import start
+from accel_demo.processes.launch import STARTER, start
 from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.folder import read_json
 from accel_demo.run.manifest import Damaged, checkpoints_of, verify
@@ -43,9 +44,10 @@ class Launch:
         self.stdout, self.stderr = (run.with_suffix(f".{self.mark}{number}") for number in (1, 2))
         self.bytes_read = len(self._metrics())
         environment = environment_for({**QUIET, "PYTHONUNBUFFERED": "1", MARK: self.mark})
+        environment.pop(STARTER, None)  # `_find_ranks` needs a launcher that is started normally
         self.started_at, self.date = time.monotonic(), time.time()
         with open(self.stdout, "w") as stdout, open(self.stderr, "w") as stderr:
-            self.launcher = start(self.command, environment, stdout, stderr, real=True)
+            self.launcher = start(self.command, environment, stdout, stderr)
 
     def __enter__(self):
         return self
@@ -54,9 +56,7 @@ class Launch:
         self.launcher.kill()
         self.launcher.wait()
         while remaining := self._marked():  # in a loop, because they may start new processes
-            for process in remaining:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            kill_all(remaining)
             psutil.wait_procs(remaining, timeout=5)
 
     @property

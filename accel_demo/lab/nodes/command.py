@@ -15,7 +15,6 @@ networks are removed.
 import os
 import re
 import shlex
-import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +26,7 @@ from accel_demo.lab.cables import Cables, Loopback, Unavailable
 from accel_demo.lab.nodes import launches
 from accel_demo.lab.nodes.node import Node, NodeReport, environment_for_nodes
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
+from accel_demo.processes.cleanup import sigterm_raises
 from accel_demo.processes.launch import free_port
 
 MOST_NODES = 8
@@ -37,8 +37,7 @@ TIME = r"[0-9.]+ *(us|ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)"
 def main(arguments: list[str]) -> int:
     options = read(arguments)
     with ExitStack() as stack:
-        earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
-        stack.callback(signal.signal, signal.SIGTERM, earlier)
+        stack.enter_context(sigterm_raises(KeyboardInterrupt))
         network = enter_network(options, stack)
         plan = launches.Plan(
             options.nodes,

@@ -9,7 +9,6 @@ all other processes of the node, and removes the node's network. Elsewhere on Li
 descendants whose parents have exited. On macOS, it cannot find these.
 """
 
-import ctypes
 import json
 import os
 import queue
@@ -18,17 +17,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-import psutil
-
 from accel_demo.lab.cables import replace_hosts_file
+from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 
-PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
-KILL_TIMEOUT = 5  # seconds
 # Python ignores these signals, but commands that are not Python programs expect the default.
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 NO_STDIN = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
@@ -57,8 +52,7 @@ class Keeper:
         elif order["do"] == "stop":
             self.send_signal(signal.SIGTERM)
         elif order["do"] == "kill":
-            self.exit_codes.clear()  # the node is dead, so it reports no exit code
-            kill_descendants()
+            self.kill()
 
     def start(self) -> None:
         self.exit_codes.clear()
@@ -97,9 +91,14 @@ class Keeper:
 
     def finish(self, code: int) -> None:
         """Kill what the commands have left behind, and report the exit code."""
+        self.kill()
+        self.report(code=code)
+
+    def kill(self) -> None:
+        """Kill all processes of the node, as if it had died: it reports no exit code."""
         self.exit_codes.clear()
         kill_descendants()
-        self.report(code=code)
+        self.reap()
 
     def report(self, **content) -> None:
         with suppress(BrokenPipeError):  # `accel-demo nodes` has died, so stdin will close
@@ -114,31 +113,6 @@ def exited_children() -> Iterator[tuple[int, int]]:
             if pid == 0:
                 return
             yield pid, os.waitstatus_to_exitcode(status)
-
-
-def kill_descendants() -> None:
-    """Kill all descendants, and wait until they are gone, for at most `KILL_TIMEOUT` seconds.
-
-    A process can start another one while it is being killed, so look for descendants until there
-    are none. Suspend them first, so that few of them can do so.
-    """
-    deadline = time.monotonic() + KILL_TIMEOUT
-    while processes := psutil.Process().children(recursive=True):
-        for method in (psutil.Process.suspend, psutil.Process.kill):
-            for process in processes:
-                with suppress(psutil.Error):  # it has exited, or belongs to another user
-                    method(process)
-        for _ in exited_children():
-            pass
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.01)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of the descendants whose parent dies, so that they can still be found."""
-    with suppress(AttributeError, OSError):  # only Linux has prctl
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def read_orders(orders: queue.SimpleQueue) -> None:
@@ -164,7 +138,7 @@ def main() -> None:
                 break
             keeper.handle_order(order)
         keeper.reap()
-    kill_descendants()
+    keeper.kill()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import IO, NamedTuple, TextIO
 
 from accel_demo.errors import UserError
 from accel_demo.lab.cables import Cables, Loopback
-from accel_demo.processes import fork_server
 from accel_demo.processes.environment import environment_for
+from accel_demo.processes.launch import STARTER
 
 # -P keeps the files of the working directory from shadowing the modules that Python imports.
 KEEPER = [sys.executable, "-P", "-m", "accel_demo.lab.nodes.keeper"]
@@ -141,8 +141,8 @@ class Node:
 def environment_for_nodes(network: Loopback | Cables) -> dict[str, str]:
     """Return the variables that the commands of all nodes share.
 
-    GPUs are hidden, because every node would choose the same ones. Processes are not forked from a
-    server, because the server is not on the node.
+    GPUs are hidden, because every node would choose the same ones. Python programs are started
+    normally, because only a process of the node can start another one on the node.
     """
     environment = environment_for(
         {
@@ -152,6 +152,6 @@ def environment_for_nodes(network: Loopback | Cables) -> dict[str, str]:
             "PYTHONUNBUFFERED": "1",
         }
     )
-    for name in (fork_server.ADDRESS, "PYTHON_EXEC"):
+    for name in (STARTER, "PYTHON_EXEC"):
         environment.pop(name, None)
     return environment

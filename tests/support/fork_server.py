@@ -1,10 +1,26 @@
-"""Run the fork server, and turn each forked process into the requested program.
+"""Start Python programs quickly, by forking them from a server that has already imported torch.
 
-fork_server.py starts this server. fork_server.py and forked_python.py send requests to it.
+`python program.py` spends 2 to 3 seconds importing torch before the program does anything. The
+server imports torch and the other libraries once. It starts no threads and runs no computation, so
+every forked program starts in the same clean state: with the requested environment, arguments and
+working directory, default signal handlers, and newly seeded random number generators. If the
+program is a launcher, its workers are forked as well. `ForkServer` starts the server, and
+fork_client.py sends requests to it.
+
+A forked program differs from a program that is started normally:
+- Environment variables that Python or a library reads at startup would have no effect. If a request
+  changes such a variable, the server refuses the request, and the program is started normally.
+- A program that forgets an import may still work, because the server has imported the library.
+- Warnings raised while a library is imported are printed to the server's stderr.
+- SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
+- String hashes are equal in all programs, so sets have the same order on all ranks.
+- At exit, a program runs its exit handlers and flushes its output, but does not finalize the
+  interpreter, because finalization would copy memory for 2 seconds.
+
+POSIX only.
 """
 
 import atexit
-import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -17,9 +33,11 @@ import random
 import runpy
 import select
 import selectors
+import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,9 +45,10 @@ import types
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from accel_demo.processes.forked_python import (
+from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
+from tests.support import fork_client
+from tests.support.fork_client import (
+    ADDRESS,
     MOST_FILES,
     NUMBER,
     REFUSED,
@@ -53,6 +72,44 @@ TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
 NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+class ForkServer:
+    """A running fork server. By default, it has the same environment as this process.
+
+    `launch.start` uses the server if its environment contains `variables`. The program `python`
+    works like Python, but runs each program in a fork of the server. When this process exits, the
+    server removes its temporary folder and exits.
+    """
+
+    def __init__(self, environment: dict[str, str] | None = None):
+        self._folder = tempfile.mkdtemp(prefix="fork-")
+        address = str(Path(self._folder, "socket"))
+        self.variables = {"ACCEL_DEMO_STARTER": fork_client.__file__, ADDRESS: address}
+        self.python = str(Path(self._folder, "python"))
+        words = [sys.executable, "-IS", fork_client.__file__, sys.executable, address]
+        Path(self.python).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        Path(self.python).chmod(0o700)
+        read, self._lifeline = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(64)
+            server = [sys.executable, "-m", __name__, str(listener.fileno()), str(read)]
+            self.process = subprocess.Popen(
+                [*server, self.python],
+                env=environment,
+                cwd=REPOSITORY,
+                pass_fds=[listener.fileno(), read],
+                stdin=subprocess.DEVNULL,
+            )
+        os.close(read)
+
+    def close(self) -> None:
+        """Stop the server, and kill the programs that it has started."""
+        os.close(self._lifeline)
+        self.process.wait()
 
 
 def main(listener: int, lifeline: int, python: str) -> None:
@@ -85,7 +142,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    threading._shutdown()  # pyright: ignore (it is private): wait for the program's threads, as Python does
+    threading._shutdown()  # wait for the program's threads, as Python does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the stream or its reader is closed
@@ -94,17 +151,6 @@ def main(listener: int, lifeline: int, python: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code & 255)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose parent exits. Linux only.
-
-    Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
-    """
-    if sys.platform == "linux":
-        PR_SET_CHILD_SUBREAPER = 36
-        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError("this process cannot adopt orphans")
 
 
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
@@ -127,9 +173,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
     while True:
         ready = [key.fileobj for key, _ in selector.select()]
         if lifeline in ready:
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            kill_descendants()
             shutil.rmtree(Path(python).parent, ignore_errors=True)
             os._exit(0)
         if woken in ready:
@@ -267,7 +311,7 @@ def _run_program(arguments: list[str]) -> None:
     if kind == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *others[1:]]
-        runpy._run_module_as_main(others[0])  # pyright: ignore (private): as `python -m` does
+        runpy._run_module_as_main(others[0])  # as `python -m` does
     elif kind == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *others[1:]]

@@ -1,11 +1,13 @@
-"""Run a Python program like `python`, but in a process forked by the fork server.
+"""Run Python programs in processes forked by the fork server (see fork_server.py).
 
-For each worker, torchrun and Accelerate's launchers start the program in PYTHON_EXEC, and
-multiprocessing starts the program passed to `set_executable`. The fork server sets both to a
-program that runs this file. This file requests a forked process with the arguments, environment,
-working directory, open files and ignored signals of the current process. It forwards signals to the
-forked process, and exits with the same status. If the server refuses the request, the current
-process runs `python` itself.
+This file is used in two ways:
+- `launch.start` calls `start`, because ACCEL_DEMO_STARTER is the path of this file.
+- It is run like `python` itself. For each worker, torchrun and Accelerate's launchers start the
+  program in PYTHON_EXEC, and multiprocessing starts the program passed to `set_executable`. The
+  fork server sets both to a program that runs this file. This file requests a forked process with
+  the arguments, environment, working directory, open files and ignored signals of the current
+  process. It forwards signals to the forked process, and exits with the same status. If the server
+  refuses the request, the current process runs `python` itself.
 
 This file imports little, so it starts much faster than a program that imports torch.
 """
@@ -21,10 +23,86 @@ from contextlib import suppress
 if sys.platform != "win32":  # Windows has neither this module nor fork
     import resource
 
+ADDRESS = "ACCEL_DEMO_FORK_SERVER"  # environment variable with the path of the server's socket
 NUMBER = struct.Struct("!i")
 REFUSED = -1
 SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
 MOST_FILES = 250  # maximum number of files in one message; Linux allows 253
+
+
+def start(
+    command: list[str],
+    environment: dict[str, str],
+    stdout,
+    stderr,
+    *,
+    stdin,
+    cwd,
+    new_session: bool,
+    ignored_signal: int | None,
+) -> "ForkedProcess | None":
+    """Fork a Python program. The parameters have the same meaning as in `launch.start`.
+
+    Returns None if the server refuses, or if the command is not a Python program. Also returns None
+    if `stdin` is given or an output is a pipe, because a program that is controlled through pipes
+    runs for longer than it takes to import torch.
+    """
+    import subprocess  # slow to import, and only needed here, where it is already imported
+
+    arguments = _arguments_for_python(*command)
+    if not arguments or stdin != subprocess.DEVNULL:
+        return None
+    if not all(hasattr(file, "fileno") for file in (stdout, stderr)):
+        return None
+    request = {
+        "arguments": arguments,
+        "environment": environment,
+        "folder": str(cwd),
+        "new_session": new_session,
+        "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
+        "limits": limits(),
+    }
+    files = {1: stdout.fileno(), 2: stderr.fileno()}
+    connection, process = ask(environment[ADDRESS], request, files)
+    if process == REFUSED:
+        connection.close()
+        return None
+    return ForkedProcess(command, connection, process)
+
+
+class ForkedProcess:
+    """A program started by the server, with some of the methods of `subprocess.Popen`."""
+
+    def __init__(self, arguments: list[str], connection: socket.socket, pid: int):
+        self.args, self.pid, self.returncode = arguments, pid, None
+        self._connection = connection
+
+    def wait(self, timeout: float | None = None) -> int:
+        import subprocess
+
+        if self.returncode is None:
+            self._connection.settimeout(None if timeout is None else max(timeout, 0))
+            try:
+                self.returncode = receive_number(self._connection)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        import subprocess
+
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # the process has just exited
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def main(python: str, address: str, *arguments: str) -> None:
@@ -110,6 +188,17 @@ def ask(address: str, request: dict, files: dict[int, int]) -> tuple[socket.sock
     except BaseException:
         connection.close()
         raise
+
+
+def _arguments_for_python(program: str, *arguments: str) -> list[str] | None:
+    """Return the arguments that make `python` run this command, or None if it cannot be forked."""
+    folder, name = os.path.split(program)
+    if folder != os.path.dirname(sys.executable):
+        return None
+    if name in ("python", "python3", os.path.basename(sys.executable)):
+        return list(arguments) if can_be_forked(list(arguments)) else None
+    with open(program, "rb") as file:
+        return [program, *arguments] if file.read(2) == b"#!" else None
 
 
 def can_be_forked(arguments: list[str]) -> bool:
