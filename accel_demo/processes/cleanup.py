@@ -44,8 +44,8 @@ def kill_descendants(spare_resource_tracker: bool = False) -> None:
     """Kill all descendants of this process, and wait for at most `KILL_TIMEOUT` s until they end.
 
     A process can start another one while it is being killed, so look for descendants until there
-    are none. Suspend them first, so that few of them can do so. Python's resource tracker cleans up
-    after the killed processes, and prints a warning, if `spare_resource_tracker` is set.
+    are none. Suspend them first, so that few of them can do so. If `spare_resource_tracker` is set,
+    Python's resource tracker is not killed, because it cleans up after the killed processes.
     """
     deadline = time.monotonic() + KILL_TIMEOUT
     while processes := _running_descendants(spare_resource_tracker):

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 
+import exercises
 import psutil
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import exercises
 from accel_demo.lab.check import main
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
@@ -144,8 +144,7 @@ def test_an_interrupted_check_leaves_no_process(tmp_path, number):
 def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd):
     grader = two / "graders" / "90.py"
     grader.write_text(
-        "import sys\nfrom accel_demo.lab.grading import verdict\n"
-        "sys.exit(verdict(__file__, lambda: str(1 / 0)))\n"
+        "import sys\nfrom grading import verdict\nsys.exit(verdict(__file__, lambda: str(1 / 0)))\n"
     )
     assert main(["90"]) == 3
     printed = capfd.readouterr()

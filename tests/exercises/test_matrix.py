@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from exercises import all_exercises
 
-from accel_demo.lab.exercises import all_exercises
 from tests.exercises.wrong_answers import ANSWERS, edited, patched, wrong_answers
 from tests.pages.pages import check
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from exercises import all_exercises
 
-from accel_demo.lab.exercises import all_exercises
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 from tests.pages.pages import EXERCISES, check, load_grader

@@ -12,9 +12,9 @@ import time
 
 import psutil
 import pytest
+from exercises import all_exercises
+from grading import Wrong
 
-from accel_demo.lab.exercises import all_exercises
-from accel_demo.lab.grading import Wrong
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 from tests.exercises.test_matrix import is_rejected, sections_named_in

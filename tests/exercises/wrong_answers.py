@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-
-from accel_demo.lab.exercises import all_exercises
+from exercises import all_exercises
 
 ANSWERS = Path(__file__).parent / "answers"
 

@@ -5,10 +5,10 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+import grading
 import pytest
 from packaging.version import Version
 
-from accel_demo.lab import grading
 from tests.conftest import REPOSITORY
 
 TUTORIALS = REPOSITORY / "tutorials"

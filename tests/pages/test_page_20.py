@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from grading import Wrong
 
 from accel_demo.anatomy.alpha_beta import Link
-from accel_demo.lab.grading import Wrong
 from tests.pages.pages import (
     EXERCISES,
     TUTORIALS,

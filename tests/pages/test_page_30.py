@@ -3,12 +3,12 @@
 from itertools import chain
 from pathlib import Path
 
+import grading
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.lab import grading
 from tests.exercises.wrong_answers import edited
 from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, table_rows
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_demo.lab import grading
-from accel_demo.lab.grading import Wrong
+import grading
+from grading import Wrong
 
 
 @dataclass(frozen=True)

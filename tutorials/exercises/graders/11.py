@@ -9,7 +9,8 @@ from functools import wraps
 from pathlib import Path
 from unittest.mock import patch
 
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer
+
 from accel_demo.wording import counted
 
 VERSIONS = ("plain_step", "data_parallel_step", "ddp_step", "accelerate_step")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import (
+from grading import (
     NOT_AWAITED,
     STUCK_SENDING,
     Wrong,

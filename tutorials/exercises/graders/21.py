@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_demo.lab.grading import (
+from grading import (
     STUCK_SENDING,
     Wrong,
     call_without_collectives,

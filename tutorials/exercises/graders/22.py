@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_demo.lab.grading import (
+from grading import (
     Wrong,
     check,
     describe_error,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from grading import Wrong, grade, import_answer
+
 from accel_demo.wording import counted
 
 PROCESSES, BATCH = 2, 3

@@ -7,7 +7,7 @@ import math
 import sys
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer
 
 SEED, TOLERANCE = 24, 1e-6
 RIGHT = "the gradients equal those of the whole batch, for 1 to 8 replicas and all batches"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import STUCK, Wrong, describe_error, grade, import_answer
+from grading import STUCK, Wrong, describe_error, grade, import_answer
 
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from grading import Wrong, grade, import_answer
 
 SCHEDULE = "the schedule"
 TOLERANCE = 1e-6  # absolute; the weights and the learning rates are about 0.1

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-from accel_demo.lab import grading
-from accel_demo.lab.grading import Wrong, grade, import_answer
+import grading
+from grading import Wrong, grade, import_answer
 
 KEYS = ("mixed_precision", "grad_scaler", "compile")
 PRECISIONS = ("no", "fp16", "bf16")

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 
-from accel_demo.lab import grading
-from accel_demo.lab.grading import Outcome, Wrong
+import grading
+from grading import Outcome, Wrong
+
 from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environment
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted

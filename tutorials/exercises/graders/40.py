@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer
 
 TRACES = Path(__file__).parent.parent / "40_traces"
 STEPS, FIRST_STEP = 12, 5

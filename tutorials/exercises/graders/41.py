@@ -11,7 +11,7 @@ from itertools import product
 from math import isclose
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer
 
 TOLERANCE = 1e-3  # relative
 

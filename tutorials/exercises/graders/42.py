@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer
 
 STEPS, TOLERANCE = 4, 1e-5
 PATIENCE = 5  # seconds to wait for memory to be released

@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import grading
+from grading import Wrong
 from judge_44 import (
     MISTAKES,
     events_named,
@@ -24,8 +26,6 @@ from judge_44 import (
 )
 from nodes_44 import ENDED, WAITING, Event, Layout, Log, run_rank, states
 
-from accel_demo.lab import grading
-from accel_demo.lab.grading import Wrong
 from accel_demo.processes.environment import QUIET, RANK_VARIABLES
 from accel_demo.processes.launch import free_port, start_method
 from accel_demo.wording import counted

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+from grading import Wrong, describe_error, grade, import_answer
+
 from accel_demo.anatomy import devices
 from accel_demo.anatomy.devices import visible_devices
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
 
 STARTS = "5e01 5e7c 0b3a 91d4 c2f8 d660 7a15 3f9b".split()  # two UUIDs start with GPU-5e
 UUIDS = [f"GPU-{start}2d1c-77aa-4b1e-9c0d-{start}00aa55bb" for start in STARTS]

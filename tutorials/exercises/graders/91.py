@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grading
 import recorder_91
+from grading import Outcome, Wrong
 from recorder_91 import Record
 from reference_91 import (
     BATCH,
@@ -33,9 +35,6 @@ from reference_91 import (
     new_network,
     reference,
 )
-
-from accel_demo.lab import grading
-from accel_demo.lab.grading import Outcome, Wrong
 
 OLD_SCRIPT = Path(__file__).with_name("old_script_91.py")
 TIME_LIMIT = 100  # seconds for one launch; a correct answer takes about ten

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
 RIGHT = "on two and on three processes, every rank has the total distance and its gradient"

@@ -6,7 +6,7 @@ python tutorials/exercises/graders/bonus_22.py FILE
 import sys
 from pathlib import Path
 
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from grading import Wrong, grade, import_answer
 
 GROUP_SIZES = (3,)
 PATIENCE = 30  # seconds; a correct answer takes less than a second

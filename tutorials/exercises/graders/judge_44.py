@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from grading import Wrong
 from nodes_44 import ENDED, RUNNING, WAITING, Event, Layout
-
-from accel_demo.lab.grading import Wrong
 
 # Headings of page 44
 MAIN_PROCESS = "Global or local main process?"

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel_demo.lab import grading
+import grading
+
 from accel_demo.processes.environment import rank_environment
 
 LONGEST_WAIT = 3  # seconds an action is paused at most, in case a rank never stops running

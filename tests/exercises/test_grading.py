@@ -2,10 +2,12 @@
 
 import pytest
 
+from tests.pages.pages import EXERCISES
+
 GRADER = '''"""Grade a function `double(number)`, in one process or in a group."""
 
 import sys
-from accel_demo.lab.grading import Wrong, grade, import_answer
+from grading import Wrong, grade, import_answer
 
 def observe(answer, device=None):
     module = import_answer(answer)
@@ -32,7 +34,8 @@ def run_grader(start, tmp_path):
         text = GRADER.replace("SIZES", repr(sizes)).replace("TIME_LIMIT", repr(time_limit))
         grader.write_text(text)
         file.write_text(answer)
-        result = start(["python", grader, file], **environment)
+        path = str(EXERCISES / "graders")
+        result = start(["python", grader, file], PYTHONPATH=path, **environment)
         assert result.stderr == ""
         return result.returncode, result.stdout
 

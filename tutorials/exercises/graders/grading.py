@@ -27,7 +27,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from accel_demo.lab.exercises import all_exercises
+from exercises import all_exercises
+
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
