@@ -40,6 +40,7 @@ from types import SimpleNamespace
 
 import psutil
 
+from accel_demo.files import write_whole
 from accel_demo.processes import cleanup, launch
 from accel_demo.processes import environment as variables_of_launchers
 from accel_demo.processes.environment import QUIET, environment_for
@@ -221,6 +222,4 @@ def _load(file: Path) -> dict | None:
 def _save(file: Path, content: dict) -> None:
     """Write the file completely or not at all, even if this process is killed."""
     STORE.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=STORE, delete=False) as temporary:
-        json.dump(content, temporary, indent=1)
-    os.replace(temporary.name, file)
+    write_whole(file, json.dumps(content, indent=1))

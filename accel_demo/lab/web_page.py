@@ -4,9 +4,10 @@ import base64
 import hashlib
 import html
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from accel_demo.files import write_whole
 
 escape = html.escape  # use this for all text from files
 
@@ -39,9 +40,8 @@ def write_page(
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     # Escape "<", so that the data cannot contain "</script>".
     json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    # Write a new file and rename it. If `path` is a link, this does not change the link's target.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(
+    write_whole(
+        path,
         f"""<!doctype html>
 <html lang="en">
 <head>
@@ -59,9 +59,7 @@ def write_page(
 </body>
 </html>
 """,
-        encoding="utf-8",
     )
-    os.replace(unfinished, path)
 
 
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:

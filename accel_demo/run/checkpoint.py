@@ -18,18 +18,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.files import flush, rename
 from accel_demo.optimizer import set_schedule
 from accel_demo.processes.connect import gather_objects, is_main_process
 from accel_demo.processes.fsdp import is_sharded
 from accel_demo.run.log import TrainLog
-from accel_demo.run.manifest import (
-    checkpoints_of,
-    discard,
-    flush,
-    position,
-    rename,
-    seal,
-)
+from accel_demo.run.manifest import checkpoints_of, discard, position, seal
 from accel_demo.run.progress import Progress
 from accel_demo.run.resume import Start
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.run.manifest import flush
+from accel_demo.files import write_whole
 from accel_demo.wording import counted
 
 
@@ -72,7 +71,9 @@ def save_model(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
     from safetensors.torch import save
 
     tensors = {name: tensor.contiguous() for name, tensor in state_dict.items()}
-    _write_whole(folder / "model.safetensors", save(tensors))
+    path = folder / "model.safetensors"
+    with writing(path):
+        write_whole(path, save(tensors), is_flushed=True)
 
 
 def load_model(folder: Path, model: torch.nn.Module) -> None:
@@ -104,7 +105,8 @@ def load_config(folder: Path) -> TrainConfig:
 
 def write_json(path: Path, value: dict) -> None:
     """Write `value` as indented JSON, atomically."""
-    _write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+    with writing(path):
+        write_whole(path, json.dumps(value, indent=2) + "\n", is_flushed=True)
 
 
 def read_json(path: Path) -> dict:
@@ -133,18 +135,6 @@ def _choices(config: TrainConfig) -> dict:
     choices = dataclasses.asdict(config)
     del choices["run_dir"], choices["resume"]
     return choices
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with writing(path):
-        try:
-            temporary.write_bytes(content)
-            flush(temporary)
-            os.replace(temporary, path)
-            flush(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

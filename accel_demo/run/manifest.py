@@ -6,11 +6,11 @@ checkpoint. `sha256sum --check manifest.sha256` checks the manifest itself.
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 from accel_demo.errors import UserError
+from accel_demo.files import flush, rename
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 DISCARDED = ".discarded"
@@ -130,23 +130,6 @@ def discard(folder: Path) -> None:
     shutil.rmtree(discarded, ignore_errors=True)
     rename(folder, discarded)
     shutil.rmtree(discarded)
-
-
-def rename(folder: Path, new: Path) -> None:
-    """Rename a folder, and wait until the new name is on disk."""
-    os.rename(folder, new)
-    flush(new.parent)
-
-
-def flush(path: Path) -> None:
-    """Flush a file, or a folder's list of files, to disk. Folders are flushed only on POSIX."""
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files_in(folder: Path) -> set[str]:

@@ -26,7 +26,7 @@ LAYERS = [
     {"data"},
     {"config"},
     {"guess"},
-    {"errors", "wording"},
+    {"errors", "wording", "files"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 

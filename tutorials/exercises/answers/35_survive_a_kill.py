@@ -5,7 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
-from accel_demo.run.manifest import flush, rename
+from accel_demo.files import flush, rename
 
 UNFINISHED, MANIFEST = ".unfinished", "manifest.json"
 

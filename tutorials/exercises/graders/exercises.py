@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from accel_demo.errors import UserError
+from accel_demo.files import write_whole
 from accel_demo.processes.cleanup import kill_tree, sigterm_raises
 from accel_demo.processes.launch import REPOSITORY, start
 from accel_demo.show import table
@@ -78,9 +79,8 @@ class Exercise:
     def record(self, is_right: bool, digest: str) -> None:
         """Store the result of a check of the exercise file, which had this digest."""
         CHECKED.mkdir(exist_ok=True)
-        unfinished = CHECKED / f"{self.number}.unfinished"
-        unfinished.write_text(json.dumps({"is_right": is_right, "digest": digest}) + "\n")
-        unfinished.replace(CHECKED / f"{self.number}.json")
+        result = json.dumps({"is_right": is_right, "digest": digest})
+        write_whole(CHECKED / f"{self.number}.json", f"{result}\n")
 
     def digest(self) -> str:
         """Return the SHA-256 hash of the exercise file."""

@@ -29,6 +29,7 @@ from unittest import mock
 
 from exercises import all_exercises
 
+from accel_demo.files import write_whole
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
@@ -298,10 +299,7 @@ def fill_in(
 
 
 def write_report(folder: Path, name: str, report: dict) -> None:
-    """Write a report to a temporary file and rename it, so that no incomplete report is read."""
-    unfinished = folder / f"{name}.unfinished"
-    unfinished.write_text(json.dumps(report))
-    unfinished.rename(folder / f"{name}.json")
+    write_whole(folder / f"{name}.json", json.dumps(report))
 
 
 def read_reports(folder: Path) -> dict[str, Any]:

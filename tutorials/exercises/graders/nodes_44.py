@@ -21,6 +21,7 @@ from typing import Any
 
 import grading
 
+from accel_demo.files import write_whole
 from accel_demo.processes.environment import rank_environment
 
 LONGEST_WAIT = 3  # seconds an action is paused at most, in case a rank never stops running
@@ -318,14 +319,9 @@ class Actions:
         return is_run and not isinstance(correct, bool) and correct == CORRECT
 
     def _write(self, path: Path, text: str, event: str) -> None:
-        """Write a file that appears only once it is complete and the event is in the log.
-
-        So if a rank waits for the file, the event comes before what the rank does next.
-        """
-        unfinished = path.with_name(f"{path.name}-{self._rank}.unfinished")
-        unfinished.write_text(text)
+        # If a rank waits for the file, the event must come before what the rank does next.
         self.add(event)
-        unfinished.replace(path)
+        write_whole(path, text)
 
     def _hold(self) -> None:
         """Pause until no other rank is running and no earlier rank in `order` is paused."""
