@@ -10,7 +10,7 @@ import pytest
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.run import checkpoint, manifest
+from accel_demo.run import checkpoint
 from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.manifest import checkpoints_of
 from accel_demo.run.state import TrainingState
@@ -215,8 +215,8 @@ def test_all_files_are_on_the_disk_before_a_checkpoint_gets_its_name(run, monkey
         rename(old, new)
 
     interrupt_after(run, "epoch-0002-batch-000005")
-    monkeypatch.setattr(manifest.os, "fsync", recorded_fsync)
-    monkeypatch.setattr(manifest.os, "rename", recorded_rename)
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", recorded_rename)
     train(run, resume="auto")
     renamed_at = done.index(f"{checkpoint.UNFINISHED} -> epoch-0003-batch-000000")
     files = {path.name for path in checkpoints_of(run)[0].iterdir()}

@@ -1,7 +1,4 @@
-"""Grade exercise 10: call assert_distributed in every process of several launches.
-
-python tutorials/exercises/graders/10.py FILE
-"""
+"""Grade exercise 10: call assert_distributed in every process of several launches."""
 
 import os
 import sys
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grading
-from grading import Wrong
+from grading import Wrong, dist, prefixed, torch
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,13 @@ def judge_launch(answer: Path, launch: Launch) -> None:
         __file__, answer, launch.launcher, launch.flags, time_limit=TIME_LIMIT
     )
     has_mistake = any(report["mistake"] for report in outcome.reports.values())
-    try:
+    with prefixed(f"with {launch.name}, "):
         if outcome.exit_code is None and launch.connected > 1 and not has_mistake:
             raise Wrong(
                 f"it did not finish within {outcome.time_limit:g} s. Does only one process make a "
                 "call, such as gather, that every process must make?"
             )
         grading.check(outcome, (launch.processes,), judge)
-    except Wrong as mistake:
-        raise Wrong(f"with {launch.name}, {mistake}", mistake.read) from None
 
 
 def judge_calls(n: int, launch: Launch, calls: list[dict]) -> None:
@@ -83,20 +78,14 @@ def judge_calls(n: int, launch: Launch, calls: list[dict]) -> None:
         return
     if len(returns) < len(calls):
         raise Wrong(f"{call} raises on one process only: every process should raise a RuntimeError")
+    why = f"{connected} {is_or_are} connected"
     if launch.processes > connected:
-        raise Wrong(
-            f"{call} returns, although Accelerate has not connected the two processes: it should "
-            "raise a RuntimeError"
-        )
-    raise Wrong(
-        f"{call} returns, although {connected} {is_or_are} connected: it should raise a "
-        "RuntimeError"
-    )
+        why = "Accelerate has not connected the two processes"
+    raise Wrong(f"{call} returns, although {why}: it should raise a RuntimeError")
 
 
 def report(answer: Path, folder: Path, is_plain: bool) -> None:
     """Call assert_distributed in this process, and write a report for the grader."""
-    import torch.distributed as dist
     from accelerate import Accelerator
 
     from accel_demo.processes.devices import use_cpu
@@ -114,8 +103,6 @@ def report(answer: Path, folder: Path, is_plain: bool) -> None:
 
 
 def observe(answer: Path, accelerator) -> Iterator[dict]:
-    import torch
-
     ranks = torch.tensor([accelerator.process_index], device=accelerator.device)
     connected = len(accelerator.gather(ranks))
     # Close inherited files in processes that the answer forks: debug_launcher would wait for them.

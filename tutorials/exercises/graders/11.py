@@ -1,7 +1,4 @@
-"""Grade exercise 11: train with each of the four functions, and check the final weights.
-
-python tutorials/exercises/graders/11.py FILE
-"""
+"""Grade exercise 11: train with each of the four functions, and check the final weights."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +6,7 @@ from functools import wraps
 from pathlib import Path
 from unittest.mock import patch
 
-from grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, flatten, grade, import_answer, largest_difference, naming_errors, torch
 
 from accel_demo.wording import counted
 
@@ -48,7 +45,6 @@ LATE = "clips the gradients after the optimizer has used them"
 
 
 def observe(answer: Path, device) -> None:
-    import torch
     from accelerate import Accelerator
 
     from accel_demo.processes.devices import use_cpu
@@ -65,19 +61,14 @@ def observe(answer: Path, device) -> None:
             if step is None:
                 raise Wrong(f"the file has no function {version}")
             events.clear()
-            try:
+            with naming_errors(f"{version} fails with"):
                 weights = train_with(step, version, accelerator, events)
-            except NotImplementedError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise Wrong(f"{version} fails with {describe_error(error)}") from None
             judge(f"{version}{unlike}", weights, list(events), accelerator)
             unlike = f", unlike {version},"
 
 
 def recorded(clip_function: Callable, events: list[str]) -> Callable:
     """Return `clip_function`, changed to record in `events` whether there is anything to clip."""
-    import torch
 
     @wraps(clip_function)
     def clip_and_record(parameters, *arguments, **options):
@@ -98,7 +89,7 @@ def judge(name: str, weights, events: list[str], accelerator) -> None:
 
     def distance(mistake: str) -> float:
         expected = reference(mistake, accelerator.process_index, accelerator.num_processes)
-        return (weights - expected).abs().max().item()
+        return largest_difference(weights, expected)
 
     if distance("") <= TOLERANCE:
         return
@@ -123,8 +114,6 @@ def judge(name: str, weights, events: list[str], accelerator) -> None:
 
 def train_with(step: Callable, version: str, accelerator, events: list[str]):
     """Call the learner's function on each batch, and return the weights."""
-    import torch
-
     network, optimizer = model_and_optimizer(accelerator.device)
     optimizer.register_step_post_hook(lambda *_: events.append("step"))
     model, arguments = network, ()
@@ -138,7 +127,7 @@ def train_with(step: Callable, version: str, accelerator, events: list[str]):
     for number in range(len(SIZES)):
         images, labels = make_batch(number, accelerator.process_index, accelerator.device)
         step(*arguments, model, optimizer, images, labels, MAX_NORM)
-    return torch.nn.utils.parameters_to_vector(network.parameters()).detach().cpu()
+    return flatten(network.parameters())
 
 
 def reference(mistake: str, rank: int, processes: int):
@@ -146,8 +135,6 @@ def reference(mistake: str, rank: int, processes: int):
 
     `mistake` is a key of MISTAKES, or "" for correct training.
     """
-    import torch
-
     model, optimizer = model_and_optimizer("cpu")
     weights = list(model.parameters())
     for number in range(len(SIZES)):
@@ -161,16 +148,13 @@ def reference(mistake: str, rank: int, processes: int):
             clip(weights, mistake, processes)
         if mistake != "no gradients":
             optimizer.step()
-    return torch.nn.utils.parameters_to_vector(weights).detach()
+    return flatten(weights)
 
 
 def gradients_of(model, number: int, rank: int, mistake: str) -> list:
     """Return the gradients of one rank's batch, before they are averaged over the ranks."""
-    import torch
-    import torch.nn.functional as F
-
     images, labels = make_batch(number, rank, "cpu")
-    loss = F.cross_entropy(model(images), labels)
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     if mistake != "before the average":
         return list(gradients)
@@ -204,9 +188,7 @@ def clip(weights: list, mistake: str, processes: int) -> None:
 
 def model_and_optimizer(device) -> tuple:
     """Return a small model with the same weights on every process, and its optimizer."""
-    import torch
-    from torch import nn
-
+    nn = torch.nn
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)).to(device)
     return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -214,8 +196,6 @@ def model_and_optimizer(device) -> tuple:
 
 def make_batch(number: int, rank: int, device) -> tuple:
     """Return the images and labels of one rank for one optimizer step."""
-    import torch
-
     generator = torch.Generator().manual_seed(100 * number + rank)
     images = SIZES[number] * torch.randn(BATCH, 1, 4, 4, generator=generator)
     labels = torch.randint(0, 5, (BATCH,), generator=generator)

@@ -1,21 +1,12 @@
-"""Grade exercise 20: call all_reduce on one to four processes, and check which tensors were added.
-
-python tutorials/exercises/graders/20.py FILE
-"""
+"""Grade exercise 20: call all_reduce on one to four processes, and check which ranks were added."""
 
 import operator
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from grading import (
-    NOT_AWAITED,
-    STUCK_SENDING,
-    Wrong,
-    call_without_collectives,
-    grade,
-    import_answer,
-)
+import grading
+from grading import NOT_AWAITED, STUCK_SENDING, Wrong, dist, grade, import_answer, list_ranks, torch
 
 GROUP_SIZES = (1, 2, 3, 4)
 # A small and a large tensor: isend returns long before it has sent the large one.
@@ -28,9 +19,6 @@ RIGHT = "with 1, 2, 3 and 4 processes, every rank ends with the sum, using only 
 
 def observe(answer: Path, device) -> Iterator[dict]:
     """Call the answer. Rank r's tensor is BASE**r times random digits from 1 to 5."""
-    import torch
-    import torch.distributed as dist
-
     all_reduce = import_answer(answer).all_reduce
     rank, group_size = dist.get_rank(), dist.get_world_size()
     for seed, shape in enumerate(SHAPES):
@@ -39,7 +27,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
         originals = [part.float().to(device) * BASE**r for r, part in enumerate(digits)]
         tensor, total = originals[rank].clone(), sum(originals)
         try:
-            returned = call_without_collectives(all_reduce, tensor)
+            returned = grading.call_without_collectives(all_reduce, tensor)
         except Wrong as mistake:
             raise Wrong(str(mistake), WAIT if mistake is NOT_AWAITED else "") from None
         yield {
@@ -55,8 +43,6 @@ def counts(tensor, originals: list) -> list[int] | None:
     [1, 2, 0, 1] means that the tensor of rank 0 was added once, that of rank 1 twice, that of rank
     2 not at all, and that of rank 3 once.
     """
-    import torch
-
     if not tensor.isfinite().all():
         return None
     number = int(tensor.flatten()[0])
@@ -105,13 +91,6 @@ def describe_result(rank: int, counts: list[int] | None) -> str:
     if not counts[rank]:
         return f"has overwritten its own tensor: it ends with only {tensors}"
     return f"ends with only {tensors}, but every tensor must be added once"
-
-
-def list_ranks(ranks: list[int]) -> str:
-    """Return "rank 0", "ranks 0 and 1" or "ranks 0, 1 and 2"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Grade exercise 21: call reduce_scatter on 2, 3 and 4 ranks, and check the sums and the messages.
-
-python tutorials/exercises/graders/21.py FILE
-"""
+"""Grade exercise 21: call reduce_scatter on 2 to 4 ranks, and check the sums and the messages."""
 
 import random
 import sys
@@ -9,13 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grading import (
-    STUCK_SENDING,
-    Wrong,
-    call_without_collectives,
-    grade,
-    import_answer,
-)
+import grading
+from grading import STUCK_SENDING, Wrong, dist, grade, import_answer, prefixed, torch
 
 GROUP_SIZES = (2, 3, 4)
 LENGTHS = (12, 7, 2)  # tensor lengths that lead to equal, unequal and empty chunks
@@ -33,9 +25,6 @@ def values_of(rank: int, length: int) -> list[int]:
 
 def observe(answer: Path, device) -> Iterator[dict]:
     """Call the answer. The values of rank r are BASE**r times `values_of(r, length)`."""
-    import torch
-    import torch.distributed as dist
-
     from accel_demo.anatomy.ring import split
     from accel_demo.anatomy.wire import Wire
     from accel_demo.processes.connect import gather_objects
@@ -47,7 +36,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
         values *= BASE**rank
         chunks, wire = split(values, dist.get_world_size()), Wire()
         passed = list(chunks)
-        call_without_collectives(module.reduce_scatter, passed, wire)
+        grading.call_without_collectives(module.reduce_scatter, passed, wire)
         dist.barrier()
         observation = {
             "chunks": [chunk.tolist() for chunk in split(values, dist.get_world_size())],
@@ -104,11 +93,8 @@ def judge(number: int, seen: list[dict]) -> None:
     calls = [Call(rank, **observation) for rank, observation in enumerate(seen)]
     for check in (check_targets, check_sum, check_bytes):
         for call in calls:
-            try:
+            with prefixed(f"with {LENGTHS[number]} elements, rank {call.rank} "):
                 check(call, calls)
-            except Wrong as mistake:
-                message = f"with {LENGTHS[number]} elements, rank {call.rank} {mistake}"
-                raise Wrong(message, mistake.read) from None
 
 
 def check_targets(call: Call, calls: list[Call]) -> None:

@@ -1,8 +1,6 @@
 """Grade exercise 22: find unused parameters of hidden models, and train on 3 processes.
 
 The bonus is graded by bonus_22.py, and only if the rest is right. It does not affect the exit code.
-
-python tutorials/exercises/graders/22.py FILE
 """
 
 import random
@@ -10,16 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from grading import (
-    Wrong,
-    check,
-    describe_error,
-    grade,
-    import_answer,
-    parser_of,
-    run_answer,
-    verdict,
-)
+import grading
+from grading import Wrong, check, dist, grade, import_answer, parser_of, run_answer, shorten, torch
 
 BONUS = Path(__file__).with_name("bonus_22.py")
 GROUP_SIZES = (3,)
@@ -36,7 +26,7 @@ def main() -> int:
         return grade(
             __file__, __doc__, observe, right="", group_sizes=GROUP_SIZES, patience=PATIENCE
         )
-    return verdict(__file__, lambda: judge(options.answer))
+    return grading.verdict(__file__, lambda: judge(options.answer))
 
 
 def judge(answer: Path) -> str:
@@ -65,8 +55,6 @@ def observe(answer: Path, device) -> None:
 
 def check_search(unused_parameters: Callable, seed: int, device) -> None:
     """Call `unused_parameters` with a hidden model, and check its result and its side effects."""
-    import torch
-
     model = make_model(seed).to(device)
     loss, detached = make_loss(model, seed, device)
     generator = random.Random(seed)
@@ -80,12 +68,8 @@ def check_search(unused_parameters: Callable, seed: int, device) -> None:
     )
     gradients = dict(zip(trainable, gradients, strict=True))
 
-    try:
+    with grading.naming_errors("unused_parameters fails with"):
         returned = unused_parameters(model, loss)
-    except NotImplementedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Wrong(f"unused_parameters fails with {describe_error(error)}") from None
     for name, parameter in model.named_parameters():
         if not same(parameter.grad, before[name]):
             raise Wrong(f"unused_parameters changes the `.grad` of {name}")
@@ -138,9 +122,6 @@ def judge_names(returned, gradients: dict, before: dict, detached: str) -> None:
 
 def check_training(train: Callable, seed: int, device) -> None:
     """Train a hidden model, and compare its weights with those of a single process."""
-    import torch
-    import torch.distributed as dist
-
     rank, model, batches = dist.get_rank(), make_model(seed).to(device), make_batches(seed, device)
     untrained, expected = weights_of(model), train_in_one_process(seed, device)
     torch.manual_seed(seed)
@@ -206,7 +187,7 @@ def training_error(error: BaseException) -> Wrong:
             "train fails, because static_graph=True promises that every step uses the same "
             "parameters, but the tasks change"
         )
-    return Wrong(f"train fails with {describe_error(error)}")
+    return Wrong(f"train fails with {grading.describe_error(error)}")
 
 
 def make_model(seed: int):
@@ -214,8 +195,7 @@ def make_model(seed: int):
 
     Two heads share a layer, one layer is frozen, and one parameter belongs to no head.
     """
-    import torch
-    from torch import nn
+    nn = torch.nn
 
     class Model(nn.Module):
         def __init__(self):
@@ -250,8 +230,6 @@ def make_loss(model, seed: int, device) -> tuple:
 
     If the seed is odd, all gradients of the second head are 0.
     """
-    import torch
-
     tasks = random.Random(seed).sample(tasks_of(seed), 3)
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(BATCH, FEATURES, generator=generator).to(device)
@@ -262,8 +240,6 @@ def make_loss(model, seed: int, device) -> tuple:
 
 def make_batches(seed: int, device) -> list[list[tuple]]:
     """Return the batches of each rank: tuples of inputs, targets and a task."""
-    import torch
-
     generator, tasks = torch.Generator().manual_seed(seed), random.Random(seed)
     batches = []
     for _ in range(RANKS):
@@ -280,13 +256,12 @@ def train_in_one_process(seed: int, device, combine: Callable | None = None) -> 
     `combine(gradients, used)` gets one gradient per rank, with 0 for the ranks that do not use the
     parameter, and the number of ranks that use it. By default, it is the mean over all ranks.
     """
-    import torch
-    from torch.nn.functional import mse_loss
-
     model = make_model(seed).to(device)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for step in zip(*make_batches(seed, device), strict=True):
-        losses = [mse_loss(model(inputs, task), targets) for inputs, targets, task in step]
+        outputs = [model(inputs, task) for inputs, _, task in step]
+        targets = [targets for _, targets, _ in step]
+        losses = map(torch.nn.functional.mse_loss, outputs, targets)
         by_rank = [torch.autograd.grad(loss, trainable, allow_unused=True) for loss in losses]
         for parameter, *gradients in zip(trainable, *by_rank, strict=True):
             used = sum(gradient is not None for gradient in gradients)
@@ -304,10 +279,7 @@ def weights_of(model) -> dict:
 
 def distances_between(weights: dict, others: dict) -> dict[str, float]:
     """Return the largest difference in each parameter. A NaN is an infinite difference."""
-    distances = {}
-    for name, expected in others.items():
-        distances[name] = (weights[name] - expected).abs().nan_to_num(float("inf")).max().item()
-    return distances
+    return {name: grading.largest_difference(weights[name], others[name]) for name in others}
 
 
 def copy_of(gradient):
@@ -318,11 +290,6 @@ def same(gradient, other) -> bool:
     if gradient is None or other is None:
         return gradient is other
     return gradient.equal(other)
-
-
-def shorten(value) -> str:
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
-"""Grade exercise 23: train on two processes, and record which gradients are sent and used.
-
-python tutorials/exercises/graders/23.py FILE
-"""
+"""Grade exercise 23: train on two processes, and record which gradients are sent and used."""
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grading import Wrong, grade, import_answer
+from grading import Wrong, dist, grade, import_answer, prefixed, torch
 
 from accel_demo.wording import counted
 
@@ -39,17 +36,12 @@ class Record:
 def observe(answer: Path, device) -> None:
     train = import_answer(answer).train
     for batches, window in CASES:
-        try:
+        with prefixed(f"with {batches} micro-batches and a window of {window}, "):
             observe_case(train, batches, window)
-        except Wrong as mistake:
-            case = f"with {batches} micro-batches and a window of {window}"
-            raise Wrong(f"{case}, {mistake}", mistake.read) from None
 
 
 def observe_case(train, batches: int, window: int) -> None:
     """Train on `batches` micro-batches, and raise `Wrong` if this rank finds a mistake."""
-    import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     from accel_demo.anatomy.accumulation import EQUAL, compare, right_gradient
@@ -95,7 +87,6 @@ def observe_case(train, batches: int, window: int) -> None:
 
 def record_of(model, optimizer) -> Record:
     """Return a record that hooks of the DDP model and of the optimizer fill in."""
-    import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     record, alive = Record(), 0
@@ -192,8 +183,7 @@ def judge_gradients(
         )
     if set(differences) == {"×0"}:
         raise Wrong(
-            "all gradients are zero when the optimizer steps: they were reset too early",
-            read=WAIT,
+            "all gradients are zero when the optimizer steps: they were reset too early", read=WAIT
         )
     if is_last:
         raise Wrong(

@@ -1,13 +1,11 @@
-"""Grade exercise 24: call scatter and gather with all kinds of batches, and in training steps.
-
-python tutorials/exercises/graders/24.py FILE
-"""
+"""Grade exercise 24: call scatter and gather with all kinds of batches, and in training steps."""
 
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, describe_error, grade, import_answer, naming_errors, torch
 
 SEED, TOLERANCE = 24, 1e-6
 RIGHT = "the gradients equal those of the whole batch, for 1 to 8 replicas and all batches"
@@ -16,8 +14,6 @@ SCALARS = "Why a mean of means can be wrong"  # section on outputs that are scal
 
 
 def observe(answer: Path) -> None:
-    import torch
-
     module = import_answer(answer)
     for check, function, subject in (
         (check_scatter, module.scatter, "scatter of a tensor"),
@@ -31,17 +27,11 @@ def observe(answer: Path) -> None:
         (check_gradients, module, "a training step"),
     ):
         torch.manual_seed(SEED)
-        try:
+        with naming_errors(f"{subject} raises"):
             check(function)
-        except (Wrong, NotImplementedError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise Wrong(f"{subject} raises {describe_error(error)}") from None
 
 
 def check_scatter(scatter) -> None:
-    import torch
-
     for samples, count in ((12, 4), (10, 4), (30, 8), (9, 8), (3, 8), (5, 1)):
         call = f"scatter of {samples} samples to {count} devices"
         batch = torch.randn(samples, 40, requires_grad=True)
@@ -69,8 +59,6 @@ def check_scatter(scatter) -> None:
 
 
 def check_scatter_of_containers(scatter) -> None:
-    import torch
-
     for samples, count in ((10, 4), (3, 8)):
         call = f"scatter of a dict with {samples} samples to {count} devices"
         images, labels = torch.randn(samples, 4, requires_grad=True), torch.arange(samples)
@@ -118,8 +106,6 @@ def check_scatter_of_containers(scatter) -> None:
 
 def check_scatter_of_other_values_first(scatter) -> None:
     """Scatter batches in which a value without tensors comes before the first tensor."""
-    import torch
-
     images = torch.randn(10, 4)
     for batch in (
         ("a batch", images),
@@ -142,8 +128,6 @@ def check_scatter_of_other_values_first(scatter) -> None:
 
 
 def check_devices_of_scatter(scatter) -> None:
-    import torch
-
     devices = [torch.device("cpu"), torch.device("meta")]  # exist on every machine
     used = [part.device for part in scatter(torch.ones(4, 2), devices)]
     if used != devices:
@@ -162,8 +146,6 @@ def check_devices_of_scatter(scatter) -> None:
 
 
 def check_gather(gather) -> None:
-    import torch
-
     device = torch.device("cpu")
     square = shape_of(gather([torch.zeros(2, 2), torch.ones(2, 2)], device))
     if square != (4, 2):
@@ -179,8 +161,6 @@ def check_gather(gather) -> None:
 
 
 def check_gather_of_scalars(gather) -> None:
-    import torch
-
     scalars = [torch.tensor(float(number), requires_grad=True) for number in (1, 2)]
     vector = gather(scalars, torch.device("cpu"))
     if shape_of(vector) != (2,) or vector.tolist() != [1, 2]:
@@ -192,8 +172,6 @@ def check_gather_of_scalars(gather) -> None:
 
 
 def check_gather_of_containers(gather) -> None:
-    import torch
-
     sizes = (4, 4, 2)
     scalars = [torch.randn((), requires_grad=True) for _ in sizes]
     matrices = [torch.randn(size, 2, requires_grad=True) for size in sizes]
@@ -222,8 +200,6 @@ def check_gather_of_containers(gather) -> None:
 
 
 def check_devices_of_gather(gather) -> None:
-    import torch
-
     cpu, meta = torch.device("cpu"), torch.device("meta")
     outputs = [{"data": (torch.ones(2, 2), [torch.ones(2)])} for _ in range(2)]
     tensor, joined = gather([output["data"][0] for output in outputs], meta), gather(outputs, meta)
@@ -248,17 +224,16 @@ def check_devices_of_gather(gather) -> None:
 
 
 def check_gradients(module) -> None:
-    import torch
-    from torch.nn.functional import mse_loss
-
     from accel_demo.anatomy.data_parallel.phases import parallel_apply, replicate
     from accel_demo.anatomy.data_parallel.tables import largest_difference
 
+    mse_loss = torch.nn.functional.mse_loss
     net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
     parameters = list(net.parameters())
     for samples in (30, 16, 7, 1):
         inputs, labels = torch.randn(samples, 6), torch.randn(samples, 3)
-        expected = torch.autograd.grad(mse_loss(net(inputs), labels), parameters)
+        loss = mse_loss(net(inputs), labels)
+        expected = torch.autograd.grad(loss, parameters)
         for count in range(1, 9):
             parts = module.scatter(inputs, [torch.device("cpu")] * count)
             devices = [torch.device("cpu")] * len(parts)
@@ -280,8 +255,6 @@ def is_list_of(parts, kind: type) -> bool:
 
 def has_same_structure(value, expected) -> bool:
     """Return True if both have the same containers, with tensors in the same places."""
-    import torch
-
     if isinstance(expected, dict):
         is_like = isinstance(value, dict) and value.keys() == expected.keys()
         return is_like and all(has_same_structure(value[key], expected[key]) for key in expected)
@@ -293,8 +266,6 @@ def has_same_structure(value, expected) -> bool:
 
 def structure_of(value) -> str:
     """Return a value as text, with "tensor" in place of each tensor."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return "tensor"
     if isinstance(value, dict):
@@ -305,41 +276,30 @@ def structure_of(value) -> str:
     return repr(value)
 
 
+def leaves(value) -> Iterator:
+    """Yield all values in nested containers, in order."""
+    if isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from leaves(one)
+    else:
+        yield value
+
+
 def tensors_in(value) -> list:
-    """Return all tensors in nested containers, in order."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if not isinstance(value, dict | list | tuple):
-        return []
-    values = value.values() if isinstance(value, dict) else value
-    return [tensor for one in values for tensor in tensors_in(one)]
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def others_in(value) -> list:
-    """Return all values that are neither tensors nor containers, sorted."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return []
-    if not isinstance(value, dict | list | tuple):
-        return [repr(value)]
-    values = value.values() if isinstance(value, dict) else value
-    return sorted(other for one in values for other in others_in(one))
+def others_in(value) -> list[str]:
+    return sorted(repr(leaf) for leaf in leaves(value) if not isinstance(leaf, torch.Tensor))
 
 
 def shape_of(result) -> tuple | str:
     """Return the shape of a tensor, or the name of the type of anything else."""
-    import torch
-
     return tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
 
 
 def has_gradient(result, leaves) -> bool:
     """Return True if the gradient of `result.sum()` is 1 for every element of the leaves."""
-    import torch
-
     if not result.requires_grad:
         return False
     gradients = torch.autograd.grad(result.sum(), leaves, allow_unused=True)

@@ -1,7 +1,4 @@
-"""Grade exercise 30: evaluate on three processes, and record which samples each model receives.
-
-python tutorials/exercises/graders/30.py FILE
-"""
+"""Grade exercise 30: evaluate on three processes, and record which samples each model receives."""
 
 import math
 import random
@@ -9,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from grading import STUCK, Wrong, describe_error, grade, import_answer
+from grading import STUCK, Wrong, dist, grade, import_answer, naming_errors, torch
 
 PROCESSES, BATCH = 3, 5
 # (number of samples, samples that the model misclassifies). A round of one batch per process has 15
@@ -29,8 +26,6 @@ def observe(answer: Path, device) -> Iterator[dict]:
 
     Also yield whether the answer called `accelerator.gather_for_metrics`.
     """
-    import torch
-    import torch.distributed as dist
     from accelerate import Accelerator
     from accelerate.state import GradientState
 
@@ -61,14 +56,9 @@ def observe(answer: Path, device) -> Iterator[dict]:
         calls = record_calls(accelerator, "gather_for_metrics")
         inputs = torch.stack([torch.arange(samples), torch.ones(samples)], dim=1)
         dataset = torch.utils.data.TensorDataset(inputs, torch.arange(samples) % 3)
-        try:
-            with torch.no_grad():
-                result = accuracy(accelerator, model, dataset, BATCH)
-        except NotImplementedError:
-            raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            where = f"on rank {dist.get_rank()}, for {samples} samples"
-            raise Wrong(f"{where}, accuracy raises {describe_error(error)}") from None
+        where = f"on rank {dist.get_rank()}, for {samples} samples"
+        with torch.no_grad(), naming_errors(f"{where}, accuracy raises"):
+            result = accuracy(accelerator, model, dataset, BATCH)
         try:
             result = float(result)
         except (TypeError, ValueError, RuntimeError):

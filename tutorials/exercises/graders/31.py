@@ -1,14 +1,11 @@
-"""Grade exercise 31: train on one process and on two, and compare every step.
-
-python tutorials/exercises/graders/31.py FILE
-"""
+"""Grade exercise 31: train on one process and on two, and compare every step."""
 
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grading import Wrong, grade, import_answer
+from grading import Wrong, dist, flatten, grade, import_answer, largest_difference, torch
 
 SCHEDULE = "the schedule"
 TOLERANCE = 1e-6  # absolute; the weights and the learning rates are about 0.1
@@ -45,8 +42,6 @@ def observe(answer: Path, device) -> None:
 
 
 def check_training(train: Callable, case: Case) -> None:
-    import torch
-    import torch.distributed as dist
     from accelerate.state import AcceleratorState, GradientState
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from torch.utils.data import TensorDataset
@@ -77,7 +72,7 @@ def check_training(train: Callable, case: Case) -> None:
         for hook in hooks:
             hook.remove()
     by_rank = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, (samples, flat(model).cpu()))
+    dist.all_gather_object(by_rank, (samples, flatten(model.parameters())))
     samples_by_rank = [samples for samples, _ in by_rank]
     if mistakes := [
         *mistakes_in_batches(samples_by_rank, case),
@@ -170,7 +165,7 @@ def mistakes_in_rates(rates: list[float], processes: int, case: Case) -> Iterato
 def judge_weights(by_rank: list, expected) -> None:
     if any(not (weights == by_rank[0]).all() for weights in by_rank):
         raise Wrong("the processes end with different weights: is the model prepared?")
-    if (difference := (by_rank[0] - expected).abs().max().item()) > TOLERANCE:
+    if (difference := largest_difference(by_rank[0], expected)) > TOLERANCE:
         raise Wrong(
             f"the learning rates are correct, but the weights are off by {difference:.1g}: is the "
             "loss a mean, and are the gradients set to zero after each step?"
@@ -179,26 +174,18 @@ def judge_weights(by_rank: list, expected) -> None:
 
 def train_on_one_process(model, inputs, targets, case: Case):
     """Train correctly, without Accelerate. Return the new weights, and restore the old weights."""
-    import torch
-    from torch.nn.functional import mse_loss
-
-    before = flat(model)
+    before = flatten(model.parameters())
     split = (samples.split(case.global_batch) for samples in (inputs, targets))
     for rate, batch_inputs, batch_targets in zip(case.rates, *split, strict=True):
         parameters = list(model.parameters())
-        gradients = torch.autograd.grad(mse_loss(model(batch_inputs), batch_targets), parameters)
+        loss = torch.nn.functional.mse_loss(model(batch_inputs), batch_targets)
+        gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter -= rate * gradient
-    after = flat(model)
+    after = flatten(model.parameters())
     torch.nn.utils.vector_to_parameters(before, model.parameters())
     return after
-
-
-def flat(model):
-    import torch
-
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
-"""Grade exercise 33: check the settings for many machines.
-
-python tutorials/exercises/graders/33.py FILE
-"""
+"""Grade exercise 33: check the settings for many machines."""
 
 import random
 import sys
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-import grading
-from grading import Wrong, grade, import_answer
+from grading import Wrong, grade, import_answer, naming_errors, prefixed, torch
 
 KEYS = ("mixed_precision", "grad_scaler", "compile")
 PRECISIONS = ("no", "fp16", "bf16")
@@ -91,20 +86,10 @@ def describe_machine(machine: dict) -> str:
 def observe(answer: Path) -> None:
     setting = import_answer(answer).setting
     for machine in machines():
-        try:
-            judge_setting(machine, setting_of(machine, setting))
-        except Wrong as mistake:
-            raise Wrong(f"{describe_machine(machine)}: {mistake}", mistake.read) from None
-
-
-def setting_of(machine: dict, setting: Callable):
-    """Call the learner's function with a copy of the machine, and return its result."""
-    try:
-        return setting(dict(machine))
-    except NotImplementedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Wrong(f"setting raises {grading.describe_error(error)}") from None
+        with prefixed(f"{describe_machine(machine)}: "):
+            with naming_errors("setting raises"):
+                returned = setting(dict(machine))
+            judge_setting(machine, returned)
 
 
 def judge_setting(machine: dict, setting) -> None:
@@ -173,7 +158,6 @@ def wrong_compile(machine: dict, is_compiled: bool) -> Wrong:
 
 def dtype_on_cpu(precision: str) -> str:
     """Return the dtype of a layer's output if Accelerate prepares the layer on a CPU."""
-    import torch
     from accelerate import Accelerator
 
     returned = []

@@ -5,7 +5,6 @@ python tutorials/exercises/graders/34.py FILE --seed 7    # the same kills again
 """
 
 import hashlib
-import multiprocessing
 import os
 import random
 import shutil
@@ -18,9 +17,9 @@ from itertools import permutations
 from pathlib import Path
 
 import grading
-from grading import Outcome, Wrong
+from grading import Outcome, Wrong, flatten, largest_difference, limit, prefixed, torch
+from ranks import begin_rank, end_rank, run_ranks, start_server, wait_for_reports
 
-from accel_demo.processes.environment import QUIET, RANK_VARIABLES, rank_environment
 from accel_demo.processes.launch import free_port
 from accel_demo.wording import counted
 
@@ -42,18 +41,10 @@ EPOCH, WINDOW = "Level 3: the epoch number", "Level 4: no saving inside an accum
 LOADER = "Level 5: the random number a loader draws"
 FIRST_STEP = "Level 6: DDP's first step adds in a different order"
 EVERY_RANK = "Every rank calls `save_state`"
-# Fork the processes of every launch from a server that has already imported torch.
-PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def judge_all(answer: Path, seed: int) -> str:
-    os.environ.update(QUIET)
-    for name in RANK_VARIABLES:
-        os.environ.pop(name, None)
-    PROCESSES.set_forkserver_preload(["accelerate", "torch._dynamo"])
-    first = PROCESSES.Process(target=int)  # do not count the time that the server takes to import
-    first.start()
-    first.join()
+    start_server("torch._dynamo")
     deadline = time.monotonic() + limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
     draw = random.Random(seed)
     kills = [draw.choice(batches) for batches in KILLS]
@@ -71,10 +62,6 @@ def judge_all(answer: Path, seed: int) -> str:
     )
 
 
-def limit(variable: str, default: float) -> float:
-    return float(os.environ.get(variable, default))
-
-
 def judge_kills(answer: Path, world_size: int, kills: list[int], deadline: float) -> None:
     """Kill a run several times. After each kill, let a copy of the run finish, and judge it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -82,13 +69,11 @@ def judge_kills(answer: Path, world_size: int, kills: list[int], deadline: float
         judge_uninterrupted(uninterrupted)
         run, resumed_at = Path(folder, "killed"), 0
         for done in kills:
-            try:
+            with prefixed(f"killed after {done} batches: "):
                 train(answer, world_size, run, deadline, kill_after=done - resumed_at)
                 shutil.copytree(run / "answers", run / "copy")
                 resumed = train(answer, world_size, run, deadline)
                 judge_resumed(uninterrupted, resumed, done, run)
-            except Wrong as mistake:
-                raise Wrong(f"killed after {done} batches: {mistake}", mistake.read) from None
             resumed_at = ALL - len(resumed[0]["samples"])
             shutil.rmtree(run / "answers")
             (run / "copy").rename(run / "answers")
@@ -106,36 +91,12 @@ def train(
     for earlier in reports.iterdir():
         earlier.unlink()
     (run / "answers").mkdir(exist_ok=True)
-    exit_codes = run_ranks(world_size, deadline, answer, run, world_size, free_port(), kill_after)
-    is_killed = kill_after is not None and set(exit_codes) == {-signal.SIGKILL}
-    exit_code = 0 if is_killed else next(filter(None, exit_codes), 0)
-    outcome = Outcome(exit_code, "", grading.read_reports(reports), 0)
-    grading.check(outcome, (world_size,))
-    if kill_after is not None and not is_killed:
-        raise Wrong(f"it ended before the kill, after fewer than {kill_after} more batches")
-    by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
-    return [observation for seen in by_rank for observation in seen]
-
-
-def run_ranks(world_size: int, deadline: float, *arguments) -> list[int]:
-    """Call `run_rank(rank, *arguments)` in `world_size` processes, and return their exit codes.
-
-    As soon as a process fails, kill the others, and return only the exit codes of failed processes.
-    """
-    ranks = [PROCESSES.Process(target=run_rank, args=(n, *arguments)) for n in range(world_size)]
     patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
-    for process in ranks:
-        process.start()
     end = min(time.monotonic() + patience, deadline)
-    failed, is_running = [], True
-    while is_running and not failed and time.monotonic() < end:
-        time.sleep(0.02)
-        is_running = any(process.is_alive() for process in ranks)
-        failed = [process.exitcode for process in ranks if process.exitcode]
-    for process in ranks:
-        process.kill()
-        process.join()
-    if is_running and not failed:
+    arguments = (answer, run, world_size, free_port(), kill_after)
+    exit_codes = run_ranks(run_rank, world_size, *arguments, end=end, is_over=any)
+    failed = [code for code in exit_codes if code]
+    if None in exit_codes and not failed:
         if end == deadline:
             seconds = limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
             raise Wrong(f"all launches together have not finished after {seconds:g} s")
@@ -143,37 +104,33 @@ def run_ranks(world_size: int, deadline: float, *arguments) -> list[int]:
             f"a launch has not finished after {patience:g} s: is there an infinite loop, or is a "
             "rank waiting for another?"
         )
-    return failed or [0] * world_size
+    is_killed = kill_after is not None and set(failed) == {-signal.SIGKILL}
+    outcome = Outcome(
+        0 if is_killed or not failed else failed[0], "", grading.read_reports(reports), 0
+    )
+    grading.check(outcome, (world_size,))
+    if kill_after is not None and not is_killed:
+        raise Wrong(f"it ended before the kill, after fewer than {kill_after} more batches")
+    by_rank = [outcome.reports[f"{world_size}-{rank}"]["seen"] for rank in range(world_size)]
+    return [observation for seen in by_rank for observation in seen]
 
 
 def run_rank(
     rank: int, answer: Path, run: Path, world_size: int, port: int, kill_after: int | None
 ) -> None:
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # discard the answer's output, so that the result comes first
-        os.dup2(devnull, stream)
-    if world_size > 1:
-        os.environ.update(rank_environment(rank, world_size, port))
-    reports, name, samples = run / "reports", f"{world_size}-{rank}", []
-
-    def wait_for_all() -> None:
-        while len(list(reports.glob("*.json"))) < world_size:
-            time.sleep(0.005)
+    begin_rank(rank, world_size, port)
+    reports, samples = run / "reports", []
 
     def begin_batch(numbers):
         if len(samples) == kill_after:
-            grading.write_report(reports, name, {"mistake": "", "seen": []})
-            wait_for_all()  # so that all ranks are killed at the same batch
+            report = {"mistake": "", "seen": []}
+            grading.write_report(reports, f"{world_size}-{rank}", report)
+            wait_for_reports(reports, world_size)  # to kill all ranks at the same batch
             os.kill(os.getpid(), signal.SIGKILL)
         samples.append([int(number) for number in numbers])
 
     arguments = (answer, run / "answers", world_size, samples, begin_batch)
-    report = grading.fill_in({}, observe, *arguments)
-    grading.write_report(reports, name, report)
-    if report["mistake"]:
-        os._exit(1)
-    wait_for_all()  # the other ranks may still need this one to communicate
-    os._exit(0)
+    end_rank(reports, rank, world_size, grading.fill_in({}, observe, *arguments))
 
 
 def observe(
@@ -186,7 +143,6 @@ def observe(
     before the first batch, and "passes_after_load" counts uses of dropout after `load_state` and
     before the first batch.
     """
-    import torch
     from accelerate import Accelerator, PartialState
     from torch.nn.functional import mse_loss
     from torch.nn.modules.module import register_module_forward_hook
@@ -238,7 +194,7 @@ def observe(
         raise Wrong(f"train returned {type(model).__name__} instead of the model")
     if (connected := PartialState().num_processes) != world_size:
         raise Wrong(f"Accelerate connected {counted(connected, 'process')}: keep cpu=use_cpu()")
-    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu()
+    weights = flatten(model.parameters())
     model.eval()
     with torch.no_grad():
         loss = mse_loss(model(inputs), targets) / mse_loss(torch.zeros_like(targets), targets)
@@ -392,7 +348,9 @@ def wrong_weights(
             "numbers or sets a seed?",
             LOADER,
         )
-    difference = largest_difference(uninterrupted[0]["weights"], resumed[0]["weights"])
+    difference = largest_difference(
+        *(grading.vector(one[0]["weights"]) for one in (uninterrupted, resumed))
+    )
     if len(resumed) > 2 and difference < ROUNDING:
         return Wrong(
             f"{but} by at most {difference:.0e}, although the dropout masks are also the same: "
@@ -402,17 +360,6 @@ def wrong_weights(
     return Wrong(
         f"{but} by up to {difference:.0e}. Was the state of the optimizer restored?", POSITION
     )
-
-
-def largest_difference(first: str, second: str) -> float:
-    import numpy
-
-    first_weights, second_weights = (
-        numpy.frombuffer(bytes.fromhex(weights), "float32") for weights in (first, second)
-    )
-    if first_weights.shape != second_weights.shape:
-        return float("inf")
-    return float(abs(first_weights - second_weights).max())
 
 
 if __name__ == "__main__":

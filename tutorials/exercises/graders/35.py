@@ -1,7 +1,5 @@
 """Grade exercise 35: kill `save` at every point, and check what `latest` returns.
 
-python tutorials/exercises/graders/35.py FILE
-
 A save is killed before it opens, renames, creates or deletes a file or folder, and before and in
 the middle of every write. Each call of the answer runs in a separate process, which is forked after
 the answer was imported, so no state is carried over from earlier calls.

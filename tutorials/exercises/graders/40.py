@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, grade, import_answer, naming_errors
 
 TRACES = Path(__file__).parent.parent / "40_traces"
 STEPS, FIRST_STEP = 12, 5
@@ -110,12 +110,8 @@ def observe(answer: Path) -> None:
     mistakes = []
     for case in STORED + MORE:
         text = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
-        try:
+        with naming_errors(f"{case.name}: cause(trace) raises"):
             returned = module.cause(json.loads(text))
-        except NotImplementedError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise Wrong(f"{case.name}: cause(trace) raises {describe_error(error)}") from None
         check_form(case, returned)
         if tuple(returned) != case.cause:
             mistakes.append(Mistake(case, tuple(returned), longest_all_reduce(json.loads(text))))

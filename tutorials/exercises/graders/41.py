@@ -1,7 +1,4 @@
-"""Grade exercise 41: predict the step times of nine cases, and compare them with typical mistakes.
-
-python tutorials/exercises/graders/41.py FILE
-"""
+"""Grade exercise 41: predict the step times of nine cases, and recognize typical mistakes."""
 
 import random
 import sys
@@ -11,7 +8,7 @@ from itertools import product
 from math import isclose
 from pathlib import Path
 
-from grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, grade, import_answer, naming_errors
 
 TOLERANCE = 1e-3  # relative
 
@@ -188,8 +185,7 @@ SCHEDULES = [
     Schedule(READY, lambda case, sends: right_step(case, sends, origin=0.0, unit=case.computed)),
     Schedule(READY, lambda case, sends: right_step(case, sends, unit=case.computed)),
     Schedule(
-        OPTIMIZER,
-        lambda case, sends: max(case.computed + case.optimizer_ms, chain(case, sends)),
+        OPTIMIZER, lambda case, sends: max(case.computed + case.optimizer_ms, chain(case, sends))
     ),
     Schedule(
         "the optimizer seems to start when the last all-reduce ends, even if backward is still "
@@ -228,12 +224,8 @@ def observe(answer: Path) -> None:
 
 
 def call(step_ms: Callable, name: str, case: Case) -> float:
-    try:
+    with naming_errors(f"{name}: step_ms raises"):
         result = step_ms(**asdict(case))
-    except NotImplementedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Wrong(f"{name}: step_ms raises {describe_error(error)}") from None
     try:
         return float(result)
     except (TypeError, ValueError):

@@ -1,16 +1,13 @@
-"""Grade exercise 42: compare a sharded Adam with torch.optim.Adam on two and on three ranks.
-
-python tutorials/exercises/graders/42.py FILE
-"""
+"""Grade exercise 42: compare a sharded Adam with torch.optim.Adam on two and on three ranks."""
 
 import gc
 import hashlib
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from grading import Wrong, describe_error, grade, import_answer
+import grading
+from grading import Wrong, dist, flatten, grade, import_answer, naming_errors, prefixed, torch
 
 STEPS, TOLERANCE = 4, 1e-5
 PATIENCE = 5  # seconds to wait for memory to be released
@@ -31,9 +28,6 @@ MISTAKES = {  # {name of a reference: mistake that leads to its values}
 
 
 def observe(answer: Path, device) -> Iterator[dict]:
-    import torch
-    import torch.distributed as dist
-
     optimizer_class = import_answer(answer).ShardedAdam
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for shapes, options in CASES:
@@ -50,7 +44,8 @@ def observe(answer: Path, device) -> Iterator[dict]:
         for step in range(STEPS):
             for parameter, gradient in zip(parameters, gradients[step][rank], strict=True):
                 parameter.grad = gradient.to(device)
-            take_step(optimizer)
+            with naming_errors("step raises"):
+                optimizer.step()
             yield {
                 "step": step + 1,
                 "options": ", ".join(f"{name}={value}" for name, value in options.items()),
@@ -60,19 +55,8 @@ def observe(answer: Path, device) -> Iterator[dict]:
         del optimizer
 
 
-def take_step(optimizer) -> None:
-    try:
-        optimizer.step()
-    except NotImplementedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Wrong(f"step raises {describe_error(error)}") from None
-
-
 def make_references(weights: list, gradients: list, options: dict) -> dict[str, list]:
     """Return {name: [all elements at the start, after step 1, …]} of right and wrong results."""
-    import torch
-
     ranks = len(gradients[0])
     by_rank = [
         [flatten(step[rank]) for step in gradients] for rank in range(ranks)
@@ -119,8 +103,6 @@ def compared(parameters: list, references: dict[str, list], step: int) -> dict:
     Each element gets a letter: r if it is right, u if it still has the right value of the step
     before, and w if it is wrong.
     """
-    import torch
-
     flat = flatten(parameters)
     if flat.shape != references["right"][0].shape:
         raise Wrong("step changes the shape of a parameter")
@@ -141,25 +123,15 @@ def compared(parameters: list, references: dict[str, list], step: int) -> dict:
     }
 
 
-def flatten(tensors: list):
-    import torch
-
-    return torch.cat([tensor.detach().cpu().flatten() for tensor in tensors])
-
-
 def check_memory(parameters: list) -> None:
     """Raise `Wrong` if this rank keeps more than three numbers per element of its share."""
-    import torch.distributed as dist
-
     rank, ranks = dist.get_rank(), dist.get_world_size()
     elements = sum(parameter.numel() for parameter in parameters)
     share = -(-elements // ranks) + len(parameters)  # each tensor may be divided and rounded up
     limit = 3 * 4 * share + 64  # 64 bytes are for numbers such as the step count
     # gloo's threads may release the tensors of a collective a little after it has returned.
-    deadline = time.monotonic() + PATIENCE
-    while (sizes := kept_bytes(parameters))[0] > limit and time.monotonic() < deadline:
-        time.sleep(0.05)
-    memory, free = sizes
+    grading.wait_for(lambda: kept_bytes(parameters)[0] <= limit, PATIENCE)
+    memory, free = kept_bytes(parameters)
     if memory <= limit:
         return
     kept = f"rank {rank} keeps {memory:,} bytes for {elements} elements, but may keep {limit:,}"
@@ -178,8 +150,6 @@ def kept_bytes(parameters: list) -> tuple[int, int]:
     The gradients of tensors other than the parameters do not count, up to the size of a share,
     because `torch.optim.Adam` needs them.
     """
-    import torch.distributed as dist
-
     new, own = new_tensors(parameters), own_memory(parameters)
     sizes = {memory_of(tensor).data_ptr(): memory_of(tensor).nbytes() for tensor in new}
     gradients = {memory_of(tensor.grad).data_ptr() for tensor in new if has_gradient(tensor)}
@@ -195,8 +165,6 @@ def new_tensors(parameters: list) -> list:
 
     A DTensor does not count, because it is only a wrapper of a local tensor.
     """
-    import torch
-
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     tensors = [tensor for tensor in tensors if not hasattr(tensor, "_local_tensor")]
@@ -209,7 +177,6 @@ def new_tensors(parameters: list) -> list:
 def new_arrays() -> list:
     """Return the NumPy arrays that own their memory. gc only tracks the objects that hold them."""
     import numpy
-    import torch
 
     held = gc.get_referents(*gc.get_objects())
     arrays = [array for array in held if issubclass(type(array), numpy.ndarray)]
@@ -238,12 +205,10 @@ def memory_of(tensor):
 
 def judge(number: int, seen: list[dict]) -> None:
     count, first = len(seen[0]["elements"]), seen[0]
-    try:
+    with prefixed(f"after step {first['step']} with {count} elements, "):
         judge_elements([rank["elements"] for rank in seen], seen)
         if len({rank["digest"] for rank in seen}) > 1:
             raise Wrong("the ranks have the same parameters up to rounding, but not the same bits")
-    except Wrong as mistake:
-        raise Wrong(f"after step {first['step']} with {count} elements, {mistake}") from None
 
 
 def judge_elements(elements: list[str], seen: list[dict]) -> None:

@@ -1,7 +1,4 @@
-"""Grade exercise 90: compare the answer with visible_devices, for each rule and for random values.
-
-python tutorials/exercises/graders/90.py FILE
-"""
+"""Grade exercise 90: compare the answer with visible_devices, by rule and for random values."""
 
 import random
 import sys

@@ -1,25 +1,20 @@
 """Grade exercise 91: train with the port, kill it, start it again, and compare with a reference.
 
-python tutorials/exercises/graders/91.py FILE
-
 torchrun starts this program on every rank, and recorder_91.py runs the learner's script there.
 reference_91.py trains as the script should.
 """
 
 import ast
 import difflib
-import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import grading
 import recorder_91
-from grading import Outcome, Wrong
+from grading import Outcome, Wrong, largest_difference, limit, prefixed, torch, vector
 from recorder_91 import Record
 from reference_91 import (
     BATCH,
@@ -54,14 +49,14 @@ def judge_all(answer: Path) -> str:
         without_kill = pool.submit(launch, answer, full, 2)
         until_kill = pool.submit(launch, answer, killed, 2, is_killed=True)
         reference(2)  # while the launches import torch
-        with prefixed("on two processes"):
+        with prefixed("on two processes, "):
             judge(full, without_kill.result())
             until_kill.result()
         after_kill = pool.submit(launch, answer, killed, 2)
         alone = pool.submit(launch, answer, single, 1)
-        with prefixed(f"on two processes, killed after epoch {KILL_AFTER} and started again"):
+        with prefixed(f"on two processes, killed after epoch {KILL_AFTER} and started again, "):
             judge(killed, after_kill.result(), first_epoch=KILL_AFTER + 1)
-        with prefixed("on one process"):
+        with prefixed("on one process, "):
             judge(single, alone.result())
     changes = changed_lines(OLD_SCRIPT.read_text(), answer.read_text())
     if changes > MOST_CHANGES:
@@ -73,15 +68,6 @@ def judge_all(answer: Path) -> str:
         "the weights, the test results and the files are as expected, on one process, on two, and "
         f"after a kill. The port changes {changes} lines of the old script (at most {MOST_CHANGES})"
     )
-
-
-@contextmanager
-def prefixed(where: str) -> Iterator[None]:
-    """Put `where` in front of the message of a `Wrong`."""
-    try:
-        yield
-    except Wrong as mistake:
-        raise Wrong(f"{where}, {mistake}", mistake.read) from None
 
 
 def launch(answer: Path, folder: Path, processes: int, is_killed: bool = False) -> list[Record]:
@@ -120,10 +106,11 @@ def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> N
             who = "it" if same else f"rank {name[-1]}"
             raise Wrong(f"{who} exited early with {record.error}")
         if record.is_stuck:
+            patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
             lines = {name[-1]: one.is_at for name, one in records.items() if one.is_at}
             places = [f"rank {rank} is at line {line}" for rank, line in sorted(lines.items())]
             raise Wrong(
-                f"it has not finished after {patience():g} s: {' and '.join(places)} of your file. "
+                f"it has not finished after {patience:g} s: {' and '.join(places)} of your file. "
                 "Does every process make the same communication calls, in the same order?"
             )
     if outcome.exit_code is None:
@@ -141,17 +128,13 @@ def check_files(records: list[Record]) -> None:
         raise Wrong(f"every process writes {min(names)}: only the main process should", SAVE)
 
 
-def patience() -> float:
-    return float(os.environ.get("ACCEL_DEMO_PATIENCE", PATIENCE))
-
-
 def judge(folder: Path, records: list[Record], first_epoch: int = 0) -> None:
     """Raise `Wrong` if a run has a mistake. `first_epoch` is not 0 after a kill."""
     size = len(records)
     judge_lines(records, first_epoch)
     weights = load_weights(folder)
     expected, scores = reference(size)
-    if distance(weights, expected) > TOLERANCE:
+    if largest_difference(weights, expected) > TOLERANCE:
         raise Wrong(explain(weights, records, first_epoch))
     for epoch, correct, _ in next(record.lines for record in records if record.lines):
         least, most = scores[epoch]
@@ -195,8 +178,6 @@ def judge_lines(records: list[Record], first_epoch: int) -> None:
 
 def load_weights(folder: Path):
     """Return all weights in model.pth as one vector."""
-    import torch
-
     if not (folder / "model.pth").exists():
         raise Wrong("there is no file model.pth in the folder at the end", SAVE)
     try:
@@ -231,7 +212,7 @@ def explain(weights, records: list[Record], first_epoch: int) -> str:
     """Return why the weights are wrong."""
     size, expected = len(records), reference(len(records))[0]
     trained = [vector(record.weights) for record in records]
-    if distance(trained[0], expected) <= TOLERANCE:
+    if largest_difference(trained[0], expected) <= TOLERANCE:
         return "model.pth does not contain the network's weights after the last epoch"
     if message := explain_batches(records, first_epoch):
         return message
@@ -243,9 +224,9 @@ def explain(weights, records: list[Record], first_epoch: int) -> str:
         return "it starts with different weights: create Net() right after torch.manual_seed(0)"
     mistakes = {**MISTAKES, **MISTAKES_AFTER_KILL} if first_epoch else MISTAKES
     for mistake, description in mistakes.items():
-        if distance(weights, reference(size, mistake)[0]) <= TOLERANCE:
+        if largest_difference(weights, reference(size, mistake)[0]) <= TOLERANCE:
             return description
-    if any(distance(other, trained[0]) > TOLERANCE for other in trained):
+    if any(largest_difference(other, trained[0]) > TOLERANCE for other in trained):
         if first_epoch:
             return (
                 "the processes end with different weights: does each of them load the checkpoint, "
@@ -253,8 +234,8 @@ def explain(weights, records: list[Record], first_epoch: int) -> str:
             )
         return "the processes end with different weights: are the gradients averaged?"
     return (
-        f"the final weights differ by up to {distance(weights, expected):.1e} from those of "
-        f"{'a run without a kill' if first_epoch else 'the reference'}, but at most "
+        f"the final weights differ by up to {largest_difference(weights, expected):.1e} from those "
+        f"of {'a run without a kill' if first_epoch else 'the reference'}, but at most "
         f"{TOLERANCE:.0e} is allowed"
     )
 
@@ -298,18 +279,6 @@ def explain_batches(records: list[Record], first_epoch: int) -> str:
     return "the training images are not in the order that the exercise specifies"
 
 
-def vector(weights: str):
-    import torch
-
-    return torch.frombuffer(bytearray.fromhex(weights), dtype=torch.float32)
-
-
-def distance(first, second) -> float:
-    if first.shape != second.shape:
-        return float("inf")
-    return (first - second).abs().max().item()
-
-
 def changed_lines(old: str, new: str) -> int:
     """Return the number of added and removed lines of code. Indentation does not count."""
     diff = difflib.unified_diff(code_lines(old), code_lines(new), n=0, lineterm="")
@@ -335,8 +304,8 @@ if __name__ == "__main__":
     parser.add_argument("--kill-after", type=int, default=-1, help="epoch after which to kill it")
     options = parser.parse_args()
     if options.report:
-        recorder_91.run(
-            options.answer, options.folder, EPOCHS, options.report, options.kill_after, patience()
-        )
+        patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
+        arguments = (options.answer, options.folder, EPOCHS, options.report, options.kill_after)
+        recorder_91.run(*arguments, patience)
     else:
         sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer)))

@@ -1,13 +1,9 @@
-"""Grade exercise 93: check the total distance and its gradient on two and on three ranks.
-
-python tutorials/exercises/graders/93.py FILE
-"""
+"""Grade exercise 93: check the total distance and its gradient on two and on three ranks."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from grading import Wrong, describe_error, grade, import_answer
+from grading import Wrong, dist, grade, import_answer, naming_errors, torch
 
 ROWS, SIZE = 4, 6  # kernels per rank, elements per kernel
 RIGHT = "on two and on three processes, every rank has the total distance and its gradient"
@@ -15,21 +11,20 @@ SEED = 93
 
 
 def observe(answer: Path, device) -> None:
-    import torch
-    import torch.distributed as dist
-
     rank, processes = dist.get_rank(), dist.get_world_size()
     kernels = torch.randn(processes * ROWS, SIZE, generator=torch.Generator().manual_seed(SEED))
     kernels = kernels.double().to(device)
     own = slice(rank * ROWS, (rank + 1) * ROWS)
     rows = kernels[own].clone().requires_grad_()
     total_distance = import_answer(answer).total_distance
-    total = call("total_distance", lambda: total_distance(rows))
+    with naming_errors("total_distance raises"):
+        total = total_distance(rows)
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         got = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"{total!r:.60}"
         raise Wrong(f"total_distance must return a tensor with one element, got {got}")
     if total.requires_grad:
-        call("backward", total.backward)
+        with naming_errors("backward raises"):
+            total.backward()
     expected, gradients = references(kernels, own)
     if not is_close(total.detach().reshape(()), expected):
         returned = f"{total.item():.4f} instead of {expected.item():.4f}"
@@ -38,16 +33,6 @@ def observe(answer: Path, device) -> None:
         is_share = is_close(total.detach().reshape(()), share)
         raise Wrong(numbers + ": only pairs with a row of this rank are counted" * is_share)
     judge_gradient(rows.grad, gradients, processes)
-
-
-def call(name: str, function: Callable):
-    """Return `function()`. Raise `Wrong` if it raises an error."""
-    try:
-        return function()
-    except NotImplementedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Wrong(f"{name} raises {describe_error(error)}") from None
 
 
 def judge_gradient(gradient, gradients: dict, processes: int) -> None:
@@ -84,8 +69,6 @@ def references(kernels, own: slice) -> tuple:
 
     "by rank" is the gradient of the rows of all ranks, in rank order.
     """
-    import torch
-
     rows = kernels[own].clone().requires_grad_()
     attached = torch.cat([kernels[: own.start], rows, kernels[own.stop :]])
     sums = {

@@ -1,12 +1,9 @@
-"""Grade the bonus of exercise 22: train on 3 processes, and compare the weights with DDP's.
-
-python tutorials/exercises/graders/bonus_22.py FILE
-"""
+"""Grade the bonus of exercise 22: train on 3 processes, and compare the weights with DDP's."""
 
 import sys
 from pathlib import Path
 
-from grading import Wrong, grade, import_answer
+from grading import Wrong, dist, grade, import_answer, torch
 
 GROUP_SIZES = (3,)
 PATIENCE = 30  # seconds; a correct answer takes less than a second
@@ -15,8 +12,6 @@ RIGHT = "on 3 processes, the weights are bitwise equal to DDP's weights"
 
 
 def observe(answer: Path, device) -> None:
-    import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     from accel_demo.anatomy.ddp.comparison import train_with
@@ -47,9 +42,6 @@ def observe(answer: Path, device) -> None:
 
 def levels() -> dict:
     """Return {printed name: function of (parameters, step) that combines the gradients}."""
-    import torch
-    import torch.distributed as dist
-
     from accel_demo.anatomy.ddp.by_hand import average_each, average_flat
 
     def add_up(parameters, step):

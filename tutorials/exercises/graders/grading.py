@@ -7,6 +7,8 @@ answer that hangs, crashes or exits.
 In a report, "mistake" describes what is wrong with the answer, or is "" if nothing is wrong. "read"
 is the heading of the section to read, or "" for the exercise's default section.
 "seen" lists what the process observed, so that a judge can compare the processes.
+
+python tutorials/exercises/graders/NN.py FILE does what `accel-demo check NN --file FILE` does.
 """
 
 import argparse
@@ -19,8 +21,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +41,19 @@ ANSWER = "answer_to_the_exercise"  # module name of the learner's file
 # Parts of gloo's errors if a message and the tensor that receives it have different sizes.
 GLOO_SIZE_ERRORS = ("preamble.length", "Received data size")
 GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks' reports
+
+
+class Lazy:
+    """A module that is imported when it is first used, because importing torch takes seconds."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __getattr__(self, attribute: str):
+        return getattr(importlib.import_module(self.name), attribute)
+
+
+torch, dist = Lazy("torch"), Lazy("torch.distributed")
 
 
 class Wrong(Exception):
@@ -124,7 +139,7 @@ def grade(
         return 0
     from accel_demo.processes.group import run_in_group  # slow, because it imports torch
 
-    patience = float(os.environ.get("ACCEL_DEMO_PATIENCE", patience))
+    patience = limit("ACCEL_DEMO_PATIENCE", patience)
     for size in group_sizes:
         arguments = (observe, options.answer, options.report, patience, stuck)
         run_in_group(_observe_as_rank, size, *arguments)  # exits if a rank found a mistake
@@ -190,9 +205,14 @@ def run_answer(
     """
     with tempfile.TemporaryDirectory() as folder:
         words = shlex.join([str(Path(grader).resolve()), str(answer), "--report", folder])
-        time_limit = float(os.environ.get("ACCEL_DEMO_TIME_LIMIT", time_limit))
+        time_limit = limit("ACCEL_DEMO_TIME_LIMIT", time_limit)
         result = run_to_end(f"{launcher} {words} {flags}", time_limit)
         return Outcome(result.returncode, result.stderr, read_reports(Path(folder)), time_limit)
+
+
+def limit(variable: str, default: float) -> float:
+    """Return a number of seconds: the value of an environment variable, or `default`."""
+    return float(os.environ.get(variable, default))
 
 
 def check(
@@ -205,18 +225,33 @@ def check(
     passed = ""
     for size in group_sizes:
         where = f"on {counted(size, 'process')}"
-        try:
+        with prefixed(f"{where}, " if len(group_sizes) > 1 else "", passed):
             _check_group(outcome, size, judge, sizes_differ)
-        except Wrong as mistake:
-            if len(group_sizes) == 1:
-                raise
-            end = "" if str(mistake).endswith("?") else "."
-            raise Wrong(
-                f"{where}, {mistake}{f'{end} {passed}' if passed else ''}", mistake.read
-            ) from None
         passed = f"(It is correct {where}.)"
     if outcome.exit_code != 0:
         raise _early_end(outcome)
+
+
+@contextmanager
+def prefixed(where: str, remark: str = "") -> Iterator[None]:
+    """Put `where` before the message of a `Wrong` that the block raises, and `remark` after it."""
+    try:
+        yield
+    except Wrong as mistake:
+        end = "" if str(mistake).endswith("?") else "."
+        message = f"{where}{mistake}{f'{end} {remark}' if remark else ''}"
+        raise Wrong(message, mistake.read) from None
+
+
+@contextmanager
+def naming_errors(what: str) -> Iterator[None]:
+    """If the block raises an error, raise a `Wrong` that begins with `what` and describes it."""
+    try:
+        yield
+    except (Wrong, NotImplementedError):
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise Wrong(f"{what} {describe_error(error)}") from None
 
 
 def _check_group(outcome: Outcome, size: int, judge: Callable | None, sizes_differ: Wrong) -> None:
@@ -249,8 +284,6 @@ def _observe_as_rank(
     device, observe: Callable, answer: Path, folder: Path, patience: float, stuck: Wrong
 ) -> None:
     """Use the answer on one rank and write a report. If it has a mistake, exit to end the group."""
-    import torch.distributed as dist
-
     rank, size, report = dist.get_rank(), dist.get_world_size(), {}
     name = f"{size}-{rank}"
 
@@ -268,11 +301,19 @@ def _observe_as_rank(
     write_report(folder, name, fill_in(report, observe, answer, device, failure=failure))
     watch.cancel()
     # A barrier could be matched with a collective that the answer calls on another rank, so poll.
-    deadline = time.monotonic() + (0 if report["mistake"] else patience) + GRACE
-    while len(list(folder.glob(f"{size}-*.json"))) < size and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(
+        lambda: len(list(folder.glob(f"{size}-*.json"))) == size,
+        (0 if report["mistake"] else patience) + GRACE,
+    )
     if report["mistake"]:
         os._exit(1)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = float("inf")) -> None:
+    """Wait until the condition is true, but at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def fill_in(
@@ -313,8 +354,14 @@ def import_answer(answer: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(ANSWER, answer)
     assert spec is not None and spec.loader is not None, f"{answer} is not a Python file"
     module = importlib.util.module_from_spec(spec)
+    vars(module)[ANSWER] = True  # see `is_in_answer`
     spec.loader.exec_module(module)
     return module
+
+
+def is_in_answer(frame) -> bool:
+    """Return True if the frame executes code of the learner's file."""
+    return ANSWER in frame.f_globals
 
 
 def call_without_collectives(function: Callable, *arguments) -> Any:
@@ -324,8 +371,6 @@ def call_without_collectives(function: Callable, *arguments) -> Any:
     was not called on a message. Process groups count their operations, so any operation that is not
     also counted here is a collective.
     """
-    import torch.distributed as dist
-
     allowed, messages = 0, []
 
     def counting(name: str) -> Callable:
@@ -385,14 +430,46 @@ class WatchedWork:
         return getattr(self.work, name)
 
 
-def describe_error(error: BaseException) -> str:
-    """Format an error as one line: "ValueError: too many values (line 12 of your file)"."""
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}{': ' * bool(first_line)}{first_line}{_place(error)}"
+def describe_error(error: BaseException, remark: str = "") -> str:
+    """Format an error as one line: "ValueError: too many values (line 12 of your file)".
+
+    `remark` is added to the error's message.
+    """
+    message = str(error).strip().partition("\n")[0] + remark
+    return f"{type(error).__name__}{': ' * bool(message)}{message}{_place(error)}"
 
 
 def _place(error: BaseException) -> str:
     """Return " (line 12 of your file)", or "" if the error did not pass through the answer."""
     frames = traceback.walk_tb(error.__traceback__)
-    lines = [line for frame, line in frames if frame.f_globals.get("__name__") == ANSWER]
+    lines = [line for frame, line in frames if is_in_answer(frame)]
     return f" (line {lines[-1]} of your file)" if lines else ""
+
+
+def flatten(tensors: Iterable):
+    """Return all elements of the tensors, on the CPU, as one vector without a graph."""
+    return torch.cat([tensor.detach().cpu().flatten() for tensor in tensors])
+
+
+def vector(text: str):
+    """Return the vector whose float32 values are in `text`, in hexadecimal."""
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.float32)
+
+
+def largest_difference(first, second) -> float:
+    """Return the largest difference of two tensors. Other shapes and NaN differ infinitely."""
+    if first.shape != second.shape:
+        return float("inf")
+    return (first - second).abs().nan_to_num(float("inf")).max().item()
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Return "rank 0", "ranks 0 and 1" or "ranks 0, 1 and 2"."""
+    *numbers, last = map(str, sorted(ranks))
+    return f"ranks {', '.join(numbers)} and {last}" if numbers else f"rank {last}"
+
+
+def shorten(value, most: int = 80) -> str:
+    """Return `repr(value)` in one line with at most `most` characters."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grading import Wrong
+from grading import Wrong, list_ranks
 from nodes_44 import ENDED, RUNNING, WAITING, Event, Layout
 
 # Headings of page 44
@@ -40,23 +40,32 @@ class Moment:
     def node(self) -> int:
         return self.layout.place(self.rank)[0]
 
+    @property
+    def disk(self) -> str:
+        return f"node {self.node}'s disk"
+
     def before(self, name: str) -> list[Event]:
         """Return the earlier events with this name, of all ranks."""
         return events_named(self.events[: self.index], name)
 
-    def before_on_node(self, name: str) -> list[Event]:
-        """Return the earlier events with this name, of the ranks on the same node."""
-        return [event for event in self.before(name) if self.is_on_node(event)]
-
-    def all_on_node(self, name: str) -> list[Event]:
-        """Return all events with this name, earlier or later, of the ranks on the same node."""
-        return [event for event in events_named(self.events, name) if self.is_on_node(event)]
-
-    def is_on_node(self, event: Event) -> bool:
-        return event.rank in self.layout.ranks_on(self.node)
+    def on_node(self, events: list[Event]) -> list[Event]:
+        """Return those events that are on the same node."""
+        return [event for event in events if event.rank in self.layout.ranks_on(self.node)]
 
     def has_called(self, name: str, rank: int) -> bool:
         return any(event.rank == rank for event in self.before(name))
+
+    def forbid_second_call(self, does: str, read: str = "") -> None:
+        if self.has_called(self.event.name, self.rank):
+            raise Wrong(f"rank {self.rank} {does} twice", read)
+
+    def forbid_second_rank_on_node(self, do: str) -> None:
+        if self.on_node(self.before(self.event.name)):
+            raise Wrong(
+                f"{ranks(self.on_node(events_named(self.events, self.event.name)))} each {do} "
+                f"{self.disk}, but only one rank on each node should",
+                MAIN_PROCESS,
+            )
 
 
 def judge_order(events: list[Event], layout: Layout) -> None:
@@ -80,24 +89,18 @@ def create_run(now: Moment) -> None:
 
 
 def download(now: Moment) -> None:
-    if now.has_called("download", now.rank):
-        raise Wrong(f"rank {now.rank} downloads twice", MAIN_PROCESS)
-    if now.before_on_node("download"):
-        raise Wrong(
-            f"{ranks(now.all_on_node('download'))} each download to node {now.node}'s disk, but "
-            "only one rank on each node should",
-            MAIN_PROCESS,
-        )
+    now.forbid_second_call("downloads", MAIN_PROCESS)
+    now.forbid_second_rank_on_node("download to")
 
 
 def no_data(now: Moment) -> None:
-    calls, disk = f"rank {now.rank} calls prepare", f"node {now.node}'s disk"
-    if cleaners := now.before_on_node("clean_up"):
+    calls, disk = f"rank {now.rank} calls prepare", now.disk
+    if cleaners := now.on_node(now.before("clean_up")):
         raise Wrong(f"{calls} after {ranks(cleaners)} has deleted everything on {disk}", MISTAKES)
-    if downloaders := now.before_on_node("download"):
+    if downloaders := now.on_node(now.before("download")):
+        who = ranks(downloaders)
         raise TooEarly(
-            f"{calls} before {ranks(downloaders)} has downloaded everything to {disk}",
-            read=MAIN_PROCESS,
+            f"{calls} before {who} has downloaded everything to {disk}", read=MAIN_PROCESS
         )
     if elsewhere := now.before("download"):
         other = now.layout.place(elsewhere[0].rank)[0]
@@ -110,10 +113,10 @@ def no_data(now: Moment) -> None:
 
 
 def build_cache(now: Moment) -> None:
-    if now.before_on_node("build cache"):
+    if now.on_node(now.before("build cache")):
         raise TooEarly(
-            f"{ranks(now.all_on_node('build cache'))} each build the cache on node {now.node}'s "
-            "disk, because it was not complete when they called prepare",
+            f"{ranks(now.on_node(events_named(now.events, 'build cache')))} each build the cache "
+            f"on {now.disk}, because it was not complete when they called prepare",
             read=MAIN_PROCESS,
         )
 
@@ -130,13 +133,11 @@ def bad_samples(now: Moment) -> None:
 
 
 def evaluate(now: Moment) -> None:
-    if now.has_called("evaluate", now.rank):
-        raise Wrong(f"rank {now.rank} calls evaluate twice")
+    now.forbid_second_call("calls evaluate")
 
 
 def save(now: Moment) -> None:
-    if now.has_called("save", now.rank):
-        raise Wrong(f"rank {now.rank} calls save twice")
+    now.forbid_second_call("calls save")
     if now.before("save"):
         raise Wrong(
             f"{ranks(events_named(now.events, 'save'))} each write the checkpoint to the same "
@@ -153,16 +154,9 @@ def bad_save(now: Moment) -> None:
 
 
 def clean_up(now: Moment) -> None:
-    disk = f"node {now.node}'s disk"
-    if now.has_called("clean_up", now.rank):
-        raise Wrong(f"rank {now.rank} cleans up {disk} twice")
-    if now.before_on_node("clean_up"):
-        raise Wrong(
-            f"{ranks(now.all_on_node('clean_up'))} each clean up {disk}, but only one rank on each "
-            "node should",
-            MAIN_PROCESS,
-        )
-    does = f"rank {now.rank} cleans up {disk}"
+    now.forbid_second_call(f"cleans up {now.disk}")
+    now.forbid_second_rank_on_node("clean up")
+    does = f"rank {now.rank} cleans up {now.disk}"
     if not now.has_called("evaluate", now.rank):
         raise Wrong(
             f"{does} before it has called evaluate, which writes mistakes to that disk",
@@ -209,7 +203,8 @@ def with_cause(mistake: TooEarly, now: Moment) -> Wrong:
     for barrier in complete_barriers(now.events[: now.index]):
         if not any(event is last for event in barrier):
             continue
-        neighbors_first = sorted(barrier, key=lambda event: (not now.is_on_node(event), event.rank))
+        neighbors = now.on_node(barrier)
+        neighbors_first = sorted(barrier, key=lambda one: (one not in neighbors, one.rank))
         if pair := mismatch(last, neighbors_first):
             if is_certainly_wrong(pair):
                 return Wrong(f"{describe_mismatch(pair)}: {mistake}. {SAME_BARRIERS}", MAIN_PROCESS)
@@ -409,5 +404,4 @@ def events_of_rank(events: list[Event], rank: int) -> list[Event]:
 
 def ranks(events: list[Event]) -> str:
     """Return whose events these are: "rank 0" or "ranks 0, 1 and 2"."""
-    *numbers, last = (str(number) for number in sorted({event.rank for event in events}))
-    return f"ranks {', '.join(numbers)} and {last}" if numbers else f"rank {last}"
+    return list_ranks({event.rank for event in events})

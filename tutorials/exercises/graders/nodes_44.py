@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import grading
+from grading import dist, torch
+from ranks import begin_rank, end_rank
 
 from accel_demo.files import write_whole
-from accel_demo.processes.environment import rank_environment
 
 LONGEST_WAIT = 3  # seconds an action is paused at most, in case a rank never stops running
 SAMPLES = list(range(60))
@@ -116,27 +118,18 @@ def states(events: list[Event], world_size: int) -> list[str]:
 
 def run_rank(rank: int, answer: Path, folder: Path, layout: Layout, port: int) -> None:
     """Call the learner's function on this rank, and write a report. Does not return."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # discard the answer's output, so that the result comes first
-        os.dup2(devnull, stream)
+    begin_rank(rank, layout.world_size, port)
     node, local_rank = layout.place(rank)
-    os.environ.update(rank_environment(rank, layout.world_size, port))
     os.environ["LOCAL_RANK"] = str(local_rank)
     os.environ["LOCAL_WORLD_SIZE"] = str(layout.ranks_per_node[node])
     os.environ["GROUP_RANK"] = str(node)  # torchrun's variable for the number of the node
-    reports, name = folder / "reports", f"{layout.world_size}-{rank}"
     log = Log(folder / "log")
     threading.Thread(target=end_with_parent, daemon=True).start()
     failure = f"rank {rank} raised an error"
     report = grading.fill_in({}, observe, answer, folder, layout, log, failure=failure)
     if report["mistake"]:
         log.add(Event(rank, "fail", 0, {"mistake": report["mistake"]}))
-    grading.write_report(reports, name, report)
-    if report["mistake"]:
-        os._exit(1)
-    while len(list(reports.glob("*.json"))) < layout.world_size:  # others may still need this rank
-        time.sleep(0.005)
-    os._exit(0)
+    end_rank(folder / "reports", rank, layout.world_size, report)
 
 
 def end_with_parent() -> None:
@@ -148,7 +141,6 @@ def end_with_parent() -> None:
 
 def observe(answer: Path, folder: Path, layout: Layout, log: Log) -> list[dict]:
     """Connect the ranks and call the learner's function. Return how they are connected."""
-    import torch.distributed as dist
     from accelerate import PartialState
 
     state, connected = PartialState(cpu=True), dist.get_world_size()
@@ -206,7 +198,6 @@ def record_blocks(blocks: Blocks) -> None:
 
 def record_collectives(log: Log, rank: int, blocks: Blocks) -> None:
     """Add an event to the log before and after each collective of PyTorch."""
-    import torch.distributed as dist
 
     def recording(name: str) -> Callable:
         method = getattr(dist.ProcessGroup, name)
@@ -230,10 +221,8 @@ def record_collectives(log: Log, rank: int, blocks: Blocks) -> None:
 
 def line_of_answer() -> int:
     """Return the line of the learner's file that is now running, or 0."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != grading.ANSWER:
-        frame = frame.f_back
-    return frame.f_lineno if frame else 0
+    frames = traceback.walk_stack(sys._getframe())
+    return next((line for frame, line in frames if grading.is_in_answer(frame)), 0)
 
 
 class Actions:
@@ -276,11 +265,8 @@ class Actions:
         return json.loads(cache.read_text())
 
     def evaluate(self, samples: list[int]) -> int:
-        import torch
-        import torch.distributed as dist
-
         if not isinstance(samples, list) or samples != SAMPLES:
-            self._refuse("bad samples", samples=shorten(samples))
+            self._refuse("bad samples", samples=grading.shorten(samples, 60))
         self.add("evaluate")
         share = samples[self._rank :: self._layout.world_size]
         wrong = [number for number in share if number % 7 == 0]
@@ -292,7 +278,7 @@ class Actions:
 
     def save(self, run: Path, correct: int) -> None:
         if not self.is_right((run, correct)):
-            self._refuse("bad save", values=shorten((run, correct)))
+            self._refuse("bad save", values=grading.shorten((run, correct), 60))
         self.add("save")
         self._hold()
         self._write(Path(run, "checkpoint.json"), json.dumps({"correct": correct}), "saved")
@@ -340,8 +326,3 @@ class Actions:
         self.add(name, **details)
         self.add("fail", mistake=f"rank {self._rank} cannot continue")
         os._exit(1)
-
-
-def shorten(value) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

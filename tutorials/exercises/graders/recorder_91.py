@@ -11,7 +11,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 import traceback
 import zlib
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import grading
+from grading import flatten, is_in_answer, wait_for
 
 LINE = re.compile(r"epoch (\d+): (\d+) of (\d+) test images correct")
 INPUTS = 28 * 28  # input features of the network's first layer
@@ -55,7 +55,7 @@ def run(
     If `kill_after` is not negative, all ranks are killed with SIGKILL when the line of that epoch
     is printed. After `patience` seconds, the script is stopped.
     """
-    rank = Rank(answer, reports, kill_after)
+    rank = Rank(reports, kill_after)
     (reports / f"{rank.rank}.pid").write_text(f"{os.getpid()}\n")
     record_files(folder, rank.record.files)
     record_weights = record_training(rank.record)
@@ -65,7 +65,7 @@ def run(
     sys.stdout, sys.stderr = output, errors  # pyright: ignore (they behave like text streams)
     threading.Thread(target=rank.watch, args=[patience], daemon=True).start()
     try:
-        runpy.run_path(str(answer), run_name="__main__")
+        runpy.run_path(str(answer), {grading.ANSWER: True}, "__main__")
         error = None
     except BaseException as raised:
         error = None if isinstance(raised, SystemExit) and not raised.code else raised
@@ -85,9 +85,9 @@ def run(
 class Rank:
     """This rank. If it fails or is stuck, all ranks report, because another may show the cause."""
 
-    def __init__(self, answer: Path, reports: Path, kill_after: int):
+    def __init__(self, reports: Path, kill_after: int):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.answer, self.reports, self.kill_after = answer, reports, kill_after
+        self.reports, self.kill_after = reports, kill_after
         self.failed = reports / "failed"  # exists as soon as a rank has failed or is stuck
         self.record, self.last_error_line = Record(), ""
         self.lock, self.is_reported = threading.Lock(), False
@@ -120,14 +120,17 @@ class Rank:
         self.record.is_stuck = not self.failed.exists()
         frame = sys._current_frames()[threading.main_thread().ident or 0]
         frames = traceback.walk_stack(frame)
-        self.record.is_at = next((line for one, line in frames if is_in(one, self.answer)), 0)
+        self.record.is_at = next((line for one, line in frames if is_in_answer(one)), 0)
         self.report()
         if self.record.is_stuck:
             self.end_all()
             os._exit(1)
 
     def fail(self, error: BaseException) -> None:
-        self.record.error = describe_error(error, self.answer, self.last_error_line)
+        # argparse prints its errors and then exits.
+        is_exit = isinstance(error, SystemExit) and self.last_error_line
+        remark = f", {self.last_error_line}" if is_exit else ""
+        self.record.error = grading.describe_error(error, remark)
         self.report()
         self.end_all()
 
@@ -144,30 +147,6 @@ class Rank:
                 wait_for(lambda file=file: file.exists() and file.read_text().endswith("\n"), GRACE)
                 os.kill(int(file.read_text()), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def describe_error(error: BaseException, answer: Path, last_error_line: str) -> str:
-    """Format an error as one line, such as "ValueError: too many values (line 12 of your file)".
-
-    argparse prints its errors and then exits: `last_error_line` is the last line on stderr.
-    """
-    message = str(error).strip().partition("\n")[0]
-    if isinstance(error, SystemExit) and last_error_line:
-        message += f", {last_error_line}"
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [line for frame, line in frames if is_in(frame, answer)]
-    place = f" (line {lines[-1]} of your file)" if lines else ""
-    return f"{type(error).__name__}{': ' * bool(message)}{message}{place}"
-
-
-def is_in(frame, answer: Path) -> bool:
-    return frame.f_code.co_filename == str(answer)
-
-
-def wait_for(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 class Watched:
@@ -261,8 +240,8 @@ def record_training(record: Record):
     def finish() -> None:
         if optimizers:
             groups = optimizers[0].param_groups
-            weights = [weight.detach().flatten() for group in groups for weight in group["params"]]
-            record.weights = torch.cat(weights).float().cpu().numpy().tobytes().hex()
+            weights = flatten(weight for group in groups for weight in group["params"])
+            record.weights = weights.float().numpy().tobytes().hex()
 
     register_module_forward_pre_hook(before_forward)
     register_optimizer_step_post_hook(after_step)

@@ -3,6 +3,8 @@
 import zlib
 from functools import cache
 
+from grading import flatten, torch
+
 EPOCHS, KILL_AFTER = 4, 1
 TRAIN, TEST, BATCH = 1024, 501, 32  # images, and the batch size per process
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -38,8 +40,6 @@ def data(split: str):
 
 def order_of(epoch: int):
     """Return the order of the training images, as in `DistributedSampler` with seed 0."""
-    import torch
-
     return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(epoch))
 
 
@@ -49,7 +49,6 @@ def global_batches(epoch: int, size: int) -> list[list[int]]:
 
 
 def new_network():
-    import torch
     from old_script_91 import Net
 
     torch.manual_seed(0)
@@ -63,9 +62,6 @@ def reference(size: int, mistake: str = ""):
     Return the weights, and for each epoch the least and the most correct predictions: rounding may
     decide between two classes with nearly equal logits.
     """
-    import torch
-    from torch.nn.functional import cross_entropy
-
     torch.set_num_threads(1)
     images, labels = data("train")
 
@@ -82,17 +78,15 @@ def reference(size: int, mistake: str = ""):
         for batch in order_of(epoch).split(BATCH * size):
             if mistake != "no reset":
                 optimizer.zero_grad()
-            loss = cross_entropy(network(images[batch]), labels[batch])
+            loss = torch.nn.functional.cross_entropy(network(images[batch]), labels[batch])
             (loss * size if mistake == "sum" else loss).backward()
             optimizer.step()
         scores.append(score(network))
-    return flattened(network), scores
+    return flatten(network.state_dict().values()), scores
 
 
 def score(network) -> tuple[int, int]:
     """Return the least and the most correct predictions of the network."""
-    import torch
-
     images, labels = data("test")
     with torch.no_grad():
         logits = network(images)
@@ -100,9 +94,3 @@ def score(network) -> tuple[int, int]:
     is_near = best[:, 0] - best[:, 1] < NEAR
     is_correct = logits.argmax(dim=1) == labels
     return int((is_correct & ~is_near).sum()), int((is_correct | is_near).sum())
-
-
-def flattened(network):
-    import torch
-
-    return torch.cat([weight.detach().flatten() for weight in network.state_dict().values()])
