@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grading
-from grading import Wrong, check, dist, grade, import_answer, parser_of, run_answer, shorten, torch
+from grading import Wrong, check, dist, grade, import_answer, run_answer, shorten, torch
 
 BONUS = Path(__file__).with_name("bonus_22.py")
 GROUP_SIZES = (3,)
@@ -17,32 +17,31 @@ RANKS, STEPS, BATCH, FEATURES, LEARNING_RATE = 3, 6, 8, 6, 0.3
 SEARCHES, TRAININGS = range(8), range(8, 10)  # seeds of the models for each function
 TOLERANCE = 1e-5  # absolute; with a wrong average, weights differ by more than 1e-3
 PATIENCE = 30  # seconds; a correct answer takes less than a second
+# {mistake: function that combines the gradients of the ranks with this mistake, or None: untrained}
+# `used` is the number of ranks that use the parameter. The gradients of the others are 0.
+MISTAKES = {
+    "train does not change the weights of `model`: train it in place": None,
+    "every rank trains alone, so the ranks end with different weights: does each forward go "
+    "through DDP?": lambda gradients, used: gradients[dist.get_rank()],
+    "each weight update is 3 times too large: the gradients of the ranks are added "
+    "instead of averaged, or the learning rate was multiplied": lambda gradients, used: sum(
+        gradients
+    ),
+    "train averages a gradient over only the ranks that use the parameter: the other ranks "
+    "count too, with a gradient of 0": lambda gradients, used: sum(gradients) / max(1, used),
+}
 RIGHT = "unused_parameters is correct for all models, and train averages correctly on 3 processes"
 
 
-def main() -> int:
-    options = parser_of(__doc__).parse_args()
-    if options.report:
-        return grade(
-            __file__, __doc__, observe, right="", group_sizes=GROUP_SIZES, patience=PATIENCE
-        )
-    return grading.verdict(__file__, lambda: judge(options.answer))
-
-
-def judge(answer: Path) -> str:
-    check(run_answer(__file__, answer), GROUP_SIZES)
-    return f"{RIGHT}. {judge_bonus(answer)}"
-
-
-def judge_bonus(answer: Path) -> str:
-    """Return one sentence about the bonus."""
+def right(answer: Path) -> str:
+    """Return what to print for a right answer, with one sentence about the bonus."""
     try:
         check(run_answer(str(BONUS), answer), GROUP_SIZES)
     except Wrong as mistake:
         if str(mistake).startswith("a function is not implemented yet"):
-            return "The bonus is not implemented yet."
-        return f"The bonus is not solved: {mistake}."
-    return "The bonus is solved: on 3 processes, share_gradients matches DDP bit for bit."
+            return f"{RIGHT}. The bonus is not implemented yet."
+        return f"{RIGHT}. The bonus is not solved: {mistake}."
+    return f"{RIGHT}. The bonus is solved: on 3 processes, share_gradients matches DDP bit for bit."
 
 
 def observe(answer: Path, device) -> None:
@@ -61,7 +60,7 @@ def check_search(unused_parameters: Callable, seed: int, device) -> None:
     for parameter in model.parameters():  # from an earlier step
         if parameter.requires_grad and generator.random() < 0.5:
             parameter.grad = torch.ones_like(parameter)
-    before = {name: copy_of(parameter.grad) for name, parameter in model.named_parameters()}
+    before = {name: values(parameter.grad) for name, parameter in model.named_parameters()}
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(
         loss, list(trainable.values()), retain_graph=True, allow_unused=True
@@ -71,7 +70,7 @@ def check_search(unused_parameters: Callable, seed: int, device) -> None:
     with grading.naming_errors("unused_parameters fails with"):
         returned = unused_parameters(model, loss)
     for name, parameter in model.named_parameters():
-        if not same(parameter.grad, before[name]):
+        if values(parameter.grad) != before[name]:
             raise Wrong(f"unused_parameters changes the `.grad` of {name}")
     judge_names(returned, gradients, before, detached)
     try:
@@ -137,24 +136,8 @@ def check_training(train: Callable, seed: int, device) -> None:
     distances = distances_between(weights, expected)
     if max(distances.values()) <= TOLERANCE:
         return
-    weights_by_mistake = {
-        "train does not change the weights of `model`: train it in place": untrained,
-        "every rank trains alone, so the ranks end with different weights: does each forward go "
-        "through DDP?": (
-            train_in_one_process(seed, device, lambda gradients, used: gradients[rank])
-        ),
-        "each weight update is 3 times too large: the gradients of the ranks are added "
-        "instead of averaged, or the learning rate was multiplied": (
-            train_in_one_process(seed, device, lambda gradients, used: sum(gradients))
-        ),
-        "train averages a gradient over only the ranks that use the parameter: the other ranks "
-        "count too, with a gradient of 0": (
-            train_in_one_process(
-                seed, device, lambda gradients, used: sum(gradients) / max(1, used)
-            )
-        ),
-    }
-    for mistake, wrong_weights in weights_by_mistake.items():
+    for mistake, combine in MISTAKES.items():
+        wrong_weights = train_in_one_process(seed, device, combine) if combine else untrained
         if max(distances_between(weights, wrong_weights).values()) <= TOLERANCE:
             raise Wrong(mistake)
     for name, parameter in make_model(seed).named_parameters():
@@ -282,15 +265,10 @@ def distances_between(weights: dict, others: dict) -> dict[str, float]:
     return {name: grading.largest_difference(weights[name], others[name]) for name in others}
 
 
-def copy_of(gradient):
-    return None if gradient is None else gradient.clone()
-
-
-def same(gradient, other) -> bool:
-    if gradient is None or other is None:
-        return gradient is other
-    return gradient.equal(other)
+def values(gradient) -> list | None:
+    return None if gradient is None else gradient.tolist()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = {"group_sizes": GROUP_SIZES, "patience": PATIENCE}
+    sys.exit(grade(__file__, __doc__, observe, right=right, **options))

@@ -104,7 +104,7 @@ def grade(
     description: str | None,
     observe: Callable[..., Iterable | None],
     *,
-    right: str,
+    right: str | Callable[[Path], str],
     group_sizes: tuple[int, ...] = (),
     judge: Callable | None = None,
     time_limit: float = TIME_LIMIT,
@@ -123,14 +123,15 @@ def grade(
 
     `observe` may be a generator that yields one observation after each use of the answer. For each
     use, numbered from 0, `judge(number, seen)` compares the observations of all ranks, which are in
-    `seen`, and may raise `Wrong`. If there is no mistake, "right: " and `right` are printed.
+    `seen`, and may raise `Wrong`. If there is no mistake, "right: " and `right` are printed. If
+    `right` is a function, it is called with the answer, and returns the text.
     """
     options = parser_of(description).parse_args()
 
     def judge_answer() -> str:
         outcome = run_answer(file, options.answer, time_limit=time_limit)
         check(outcome, group_sizes or (1,), judge, sizes_differ)
-        return right
+        return right if isinstance(right, str) else right(options.answer)
 
     if not options.report:
         return verdict(file, judge_answer)
