@@ -7,7 +7,8 @@ import sys
 from argparse import SUPPRESS
 from difflib import get_close_matches
 
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 
 COMMANDS = {  # the question that each command answers
     "doctor": "What hardware do I have, and does my launch config start the processes it promises?",

@@ -14,7 +14,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from accel_demo.errors import Parser, UserError
+from accel_demo.errors import UserError
+from accel_demo.options import Parser
 
 DATASETS = ("fashion-mnist-small", "fashion-mnist", "mnist", "cifar10", "synthetic")
 MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")

@@ -1,6 +1,5 @@
 """Report a user's mistake in one line per machine, and exit with code 2."""
 
-import argparse
 import os
 import signal
 import sys
@@ -18,23 +17,6 @@ ERROR_FILE = "ACCEL_DEMO_ERROR_FILE"
 
 class UserError(Exception):
     """An error caused by the user. The message should explain what to do instead."""
-
-
-class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that reports an error in one line, without the usage text.
-
-    Flags cannot be abbreviated, because a launcher would read some abbreviations as its own flags.
-    """
-
-    def __init__(self, description: str | None, **options):
-        formatter = argparse.RawDescriptionHelpFormatter
-        description = (description or "").strip()
-        super().__init__(
-            description=description, allow_abbrev=False, formatter_class=formatter, **options
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
 
 
 @contextmanager

@@ -1,15 +1,6 @@
-"""The flag `--guess`: commit to a number before a command measures it."""
+"""Compare a guess with the result: commit to a number before a command measures it."""
 
-import argparse
 import math
-
-from accel_demo.errors import UserError
-
-
-def add_guess(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add `--guess VALUE`. `meaning` says which number to guess, and its unit."""
-    text = f"your guess, compared with the result: {meaning}"
-    parser.add_argument("--guess", type=_number, metavar="VALUE", help=text)
 
 
 def comparison(guess: float, result: float, unit: str = "") -> str:
@@ -30,13 +21,3 @@ def comparison(guess: float, result: float, unit: str = "") -> str:
 def _shown(number: float) -> str:
     """Format a number with three significant digits, or as an integer from 1,000 on."""
     return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"--guess must be a number, got {text}")
-    return number

@@ -1,10 +1,7 @@
-"""Format tables, save figures, and check that output files can be written."""
+"""Format tables, and save figures."""
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-
-from accel_demo.errors import UserError
 
 # Okabe and Ito's palette for color-blind readers: https://jfly.uni-koeln.de/color/
 COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000"]
@@ -52,23 +49,3 @@ def save(figure, path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):
         metadata = {"Date": None} if Path(path).suffix == ".svg" else None
         figure.savefig(path, dpi=120, metadata=metadata)
-
-
-def check_outputs(options) -> None:
-    """Raise `UserError` if a file given by `--json`, `--html` or `--plot` cannot be written."""
-    for name in ("json", "html", "plot"):
-        flag, path = f"--{name}", getattr(options, name, None)
-        if path is None:
-            continue
-        try:
-            existed = path.exists()
-            path.open("ab").close()
-            if not existed:
-                path.unlink()
-        except OSError as error:
-            raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
-    plot = getattr(options, "plot", None)
-    if plot and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib. Run `pip install matplotlib`.")
-    if plot and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot takes a .png, .svg or .pdf file, got {plot}")

@@ -4,11 +4,13 @@ python tutorials/10_every_way.py
 python tutorials/10_every_way.py --plot tutorials/10_where_am_i.svg
 """
 
-import argparse
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.launch import run_to_end
 
 PROGRAM = "tutorials/10_where_am_i.py"
@@ -39,7 +41,7 @@ LINE = re.compile(
 )
 
 
-def main(plot: str | None) -> None:
+def main(plot: Path | None) -> None:
     commands = [command for _, command in LAUNCHES]
     if plot:
         commands = [commands[row - 1] for row in DRAWN]
@@ -77,7 +79,7 @@ def connected(processes: list[dict]) -> int:
     return counts.pop()
 
 
-def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
+def draw(launches: list[tuple[str, list[dict]]], file: Path) -> None:
     """Draw one panel per launch, with its command, processes, environment and process group."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -135,11 +137,12 @@ def draw(launches: list[tuple[str, list[dict]]], file: str) -> None:
             box(0.2, -0.3, 9.6, 0.9, unused, edgecolor=color, linestyle="--")
         else:
             axes.text(5, 0.3, "no process group", ha="center", va="center", color=color)
-    metadata = {"Date": None} if file.endswith(".svg") else None
+    metadata = {"Date": None} if file.suffix == ".svg" else None
     figure.savefig(file, metadata=metadata)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", metavar="FILE", help="only draw three of the launches in FILE")
-    main(parser.parse_args().plot)
+    with one_line_errors():
+        parser = Parser(__doc__)
+        parser.add_plot("only draw three of the launches in FILE")
+        main(parser.parse_args().plot)

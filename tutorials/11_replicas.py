@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.data import packaged_set
+from accel_demo.options import Parser
 from accel_demo.processes.launch import spawn
 
 PROCESSES = 2
@@ -25,7 +25,7 @@ COLORS = {"images": "#e3edf9", "weight": "#f4f4f4", "gradient": "#fbe9d0"}
 
 
 def main() -> None:
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     ranks = spawn(first_step, PROCESSES)
     if options.plot:
         draw(ranks, options.plot)

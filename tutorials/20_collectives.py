@@ -14,9 +14,9 @@ from accel_demo.anatomy.collectives import (
     reduce,
     reduce_scatter,
 )
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 
 
@@ -56,5 +56,5 @@ def main(device: torch.device) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=3))
+        options = Parser(__doc__, plot=True, processes=3).parse_args()
         run_in_group(main, options.processes)

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.ring import ALGORITHMS
 from accel_demo.anatomy.traffic import draw_bytes
 from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
@@ -26,7 +26,7 @@ FIRST = [1e8, 1.0, -1e8]  # value of all elements on rank 0, 1 and 2; on higher 
 
 
 def main() -> None:
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     if is_launched():
         raise UserError(
             "this program starts its own processes. Start it with python, without a launcher."

@@ -5,7 +5,8 @@ python tutorials/25_decide.py --global-batch 256 --fits 64 --gpus 2
 
 from dataclasses import dataclass
 
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.show import table
 from accel_demo.wording import counted
 
@@ -71,7 +72,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--global-batch", type=int, required=True, help="samples per step")
     parser.add_argument("--fits", type=int, required=True, help="samples that fit on one GPU")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs you have (default: 1)")
+    parser.add_option("--gpus", 1, "GPUs you have")
     options = parser.parse_args()
     found = plans(options.global_batch, options.fits, options.gpus)
     if not found:

@@ -7,7 +7,6 @@ This program uses the backends "eager" and "aot_eager", which run the captured g
 compiling them. Compiling would take a long time, and would not change which graphs are captured.
 """
 
-import argparse
 import logging
 import os
 
@@ -19,12 +18,14 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.config import TrainConfig
+from accel_demo.errors import one_line_errors
 from accel_demo.models import make_model
+from accel_demo.options import Parser
 from accel_demo.show import table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--without-compiler", action="store_true", help="print the error that a missing g++ causes"
     )
@@ -192,4 +193,5 @@ def without_compiler() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -9,10 +9,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.models import make_model
+from accel_demo.options import Parser
 from accel_demo.processes.launch_checks import check_launch
 
 BITS = {  # stored bits: sign, exponent, significand (without its first bit, which is implicit)
@@ -27,7 +27,7 @@ INDICES = "indices of max pooling"
 
 
 def main() -> None:
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     print("The formats that are dtypes:\n")
     head = ["format", "bits", "significand bits", "epsilon", "smallest > 0", "largest"]
     print(show.table(head, [describe(dtype) for dtype in BITS]))

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_demo.errors import Parser, one_line_errors
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.launch_checks import check_launch
 

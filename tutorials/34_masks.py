@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 from torch.utils.data import DataLoader
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
+from accel_demo.options import Parser
 
 BATCHES, SAVE_AFTER = 12, 6
 TITLES = {
@@ -24,7 +24,7 @@ COLORS = {SEED: show.COLORS[1], EQUAL: show.COLORS[5], DIFFERENT: show.COLORS[4]
 
 
 def main() -> None:
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     masks = {own: masks_of(own) for own in TITLES}
     if options.plot:
         draw(masks, options.plot)

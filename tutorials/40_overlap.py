@@ -7,7 +7,7 @@ is sent as soon as all its gradients are ready and the previous bucket has been 
 all-reduce has a small fixed cost.
 """
 
-from accel_demo.anatomy.flags import command_line, read
+from accel_demo.options import Parser
 from accel_demo.show import COLORS, new_figure, save, table
 
 LAYERS, COST = 8, 0.3  # fixed cost of one all-reduce, in units of time
@@ -57,7 +57,7 @@ def draw(path) -> None:
 
 
 if __name__ == "__main__":
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     rows = []
     for share, layers in CASES:
         sent = sends(share, layers)

@@ -7,11 +7,12 @@ python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp 
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 """
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
 
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 TIME_LIMIT = 1800  # seconds per command
@@ -45,12 +46,12 @@ def record(name: str, option: str = "") -> None:
 
 
 if __name__ == "__main__":
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(RECORDS)}")
-    parser.add_argument("--quick", action="store_true", help="add --quick to each command")
-    options = parser.parse_args()
-    if unknown := set(options.names) - set(RECORDS):
-        parser.error(f"no such transcript: {', '.join(unknown)}")
-    for name in options.names or RECORDS:
-        record(name, " --quick" if options.quick else "")
+    with one_line_errors():
+        parser = Parser(__doc__)
+        parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(RECORDS)}")
+        parser.add_argument("--quick", action="store_true", help="add --quick to each command")
+        options = parser.parse_args()
+        if unknown := set(options.names) - set(RECORDS):
+            parser.error(f"no such transcript: {', '.join(unknown)}")
+        for name in options.names or RECORDS:
+            record(name, " --quick" if options.quick else "")

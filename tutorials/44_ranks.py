@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from accel_demo import show
-from accel_demo.errors import Parser, one_line_errors
-from accel_demo.show import check_outputs
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 
 NODES, PROCESSES = 2, 2  # PROCESSES is per node
 BLUE, GREEN, ORANGE, RED = (show.COLORS[index] for index in (0, 2, 3, 4))
@@ -64,6 +64,4 @@ if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
         parser.add_argument("--plot", metavar="FILE", type=Path, required=True, help="picture file")
-        options = parser.parse_args()
-        check_outputs(options)
-        draw(options.plot)
+        draw(parser.parse_args().plot)

@@ -11,8 +11,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from accel_demo import show
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab.measurements import interval_text, median_interval
+from accel_demo.options import Parser
 from accel_demo.processes.launch import run_to_end
 
 RATES = {"10mbit": 10e6, "50mbit": 50e6, "100mbit": 100e6, "not limited": math.inf}  # bits/s
@@ -88,8 +89,4 @@ def draw(size: int, times: dict[str, list[float]], file: Path) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = Parser(__doc__)
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the times in FILE")
-        options = parser.parse_args()
-        show.check_outputs(options)
-        main(options.plot)
+        main(Parser(__doc__, plot=True).parse_args().plot)

@@ -14,7 +14,8 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from accel_demo.errors import Parser, one_line_errors
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.show import table
 
 SECONDS = 1  # that a download takes

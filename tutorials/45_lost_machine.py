@@ -17,7 +17,8 @@ from matplotlib.patches import Patch
 from tqdm import tqdm
 
 from accel_demo import show
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.environment import environment_for
 
 LOST = "step 33:"  # node 1 is lost as soon as rank 0 has printed this
@@ -153,8 +154,4 @@ def draw(runs: dict[str, Run], file: Path) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = Parser(__doc__)
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the times in FILE")
-        options = parser.parse_args()
-        show.check_outputs(options)
-        main(options.plot)
+        main(Parser(__doc__, plot=True).parse_args().plot)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from accel_demo import show
 from accel_demo.anatomy.devices import cuda_order, draw_map, visible_devices
-from accel_demo.errors import Parser, one_line_errors
-from accel_demo.show import check_outputs
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 
 PREFIXES = "1a2b 1a9f 27c4 9d08 c46e 58b1 6c3d 7e95".split()
 GPUS = [f"GPU-{prefix}-c3d2-4f60-a1b9-5e7d80924c11" for prefix in PREFIXES]
@@ -62,9 +62,7 @@ def print_own_device() -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = Parser(__doc__)
+        parser = Parser(__doc__, plot=True)
         parser.add_argument("--mine", action="store_true", help="print only this process's device")
-        parser.add_argument("--plot", metavar="FILE", type=Path, help="draw two examples in FILE")
         options = parser.parse_args()
-        check_outputs(options)
         print_own_device() if options.mine else main(options.plot)

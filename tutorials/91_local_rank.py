@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 COMMAND = "torchrun --standalone --nproc-per-node 2"
@@ -25,7 +25,7 @@ RED, GREEN, GRAY = "#b3261e", "#1b5e20", "#555555"
 
 
 def main() -> None:
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     old = (REPOSITORY / "tutorials/91_old.py").read_text().partition("dist.init")[0]
     edits = runpy.run_path(str(REPOSITORY / "tutorials/91_failures.py"))
     new = old.replace(edits["OLD_PARSER"], edits["NEW_RANK"])

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.data import packaged_set
+from accel_demo.options import Parser
 from accel_demo.processes.devices import use_cpu
 
 BATCH_SIZE = 64
@@ -93,4 +93,4 @@ def draw(curve: torch.Tensor, path) -> None:
 
 
 if __name__ == "__main__":
-    main(read(command_line(__doc__)).plot)
+    main(Parser(__doc__, plot=True).parse_args().plot)

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_demo import show
-from accel_demo.errors import Parser, one_line_errors
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 
 TABLES = {  # (line you find, line to write instead, expression to evaluate after either line)
     "Moving": [

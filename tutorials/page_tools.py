@@ -21,7 +21,8 @@ from pathlib import Path
 
 from command_cache import FORCE, forking, result_of
 
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.launch import REPOSITORY
 
 OTHER_PAGES = ("README.md", "accel_demo/lab/BENCHMARKS.md")

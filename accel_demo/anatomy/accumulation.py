@@ -22,8 +22,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
@@ -283,5 +283,5 @@ def draw(records: list[AccumulationRecord]):
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=2, at_least=2))
+        options = Parser(__doc__, plot=True, processes=2, least=2).parse_args()
         run_in_group(main, options.processes, options)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 from accel_demo.wording import byte_size, duration
 
@@ -187,5 +187,5 @@ def draw(messages: Seconds, all_reduces: Seconds, ranks: int, path: Path) -> Non
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=2, at_least=2))
+        options = Parser(__doc__, plot=True, processes=2, least=2).parse_args()
         run_in_group(main, options.processes, options)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 from accel_demo.wording import duration
 
@@ -108,5 +108,5 @@ def main(device: torch.device, options) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=2, at_least=2))
+        options = Parser(__doc__, plot=True, processes=2, least=2).parse_args()
         run_in_group(main, options.processes, options)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.environment import is_launched, rank_environment
 from accel_demo.processes.group import PRELOADED, TIME_LIMIT
 from accel_demo.processes.launch import free_port, spawn
@@ -117,7 +117,7 @@ def draw(path: Path) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = command_line(__doc__)
+        parser = Parser(__doc__, plot=True)
         help = "also list which backends this build of torch contains"
         parser.add_argument("--build", action="store_true", help=help)
-        main(read(parser))
+        main(parser.parse_args())

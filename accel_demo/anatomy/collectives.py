@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Message, Wire
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 
@@ -282,5 +282,5 @@ def _draw_cell(axes, left: int, top: int, number: int) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        options = read(command_line(__doc__, processes=3))
+        options = Parser(__doc__, plot=True, processes=3).parse_args()
         run_in_group(main, options.processes, options)

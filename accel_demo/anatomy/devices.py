@@ -14,8 +14,8 @@ from subprocess import PIPE
 import psutil
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.launch import STARTER, start
 from accel_demo.wording import byte_size
 
@@ -193,19 +193,17 @@ def usable_cores() -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line(__doc__)
+    parser = Parser(__doc__, plot=True)
     help = "explain this value of CUDA_VISIBLE_DEVICES; may be given several times"
     parser.add_argument("--visible", metavar="IDS", action="append", help=help)
-    help = "how many GPUs the machine has, for --visible (default: 8)"
-    parser.add_argument("--physical", metavar="N", type=int, default=8, help=help)
-    options = read(parser, arguments)
+    help = "how many GPUs the machine has, for --visible"
+    parser.add_option("--physical", 8, help, least=1, most=16)
+    options = parser.parse_args(arguments)
     if options.plot and options.visible is None:
         raise UserError("--plot needs --visible. Add some ids, for example --visible 0,4.")
     if options.visible is None:
         print(show.table(["property", "value"], [*machine_rows(), *gloo_rows()]))
         return
-    if options.physical not in range(1, 17):
-        raise UserError(f"--physical must be from 1 to 16, got {options.physical}")
     for value in options.visible if options.plot else []:
         check_drawable(value)
     rows = []

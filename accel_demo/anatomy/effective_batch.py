@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.batches import BatchShardSampler, loader_options
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet, load_datasets
 from accel_demo.errors import one_line_errors
 from accel_demo.models import make_model
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
 
@@ -196,8 +196,8 @@ def draw(plans: list[BatchPlan], results: list[PlanResult]):
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = command_line(__doc__, processes=4, at_least=2)
+        parser = Parser(__doc__, plot=True, processes=4, least=2)
         help = f"train only with the learning rate {LEARNING_RATE}"
         parser.add_argument("--one-learning-rate", action="store_true", help=help)
-        options = read(parser)
+        options = parser.parse_args()
         run_in_group(main, options.processes, options)

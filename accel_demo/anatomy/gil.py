@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.show import COLORS, new_figure, save, table
 
 REPEATS = 7
@@ -166,7 +166,7 @@ def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = read(command_line(__doc__), arguments)
+    options = Parser(__doc__, plot=True).parse_args(arguments)
     times_by_kind = measure()
     speedups_by_kind = {kind: speedups(times) for kind, times in times_by_kind.items()}
     rows = []

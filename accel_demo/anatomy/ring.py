@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import traffic
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.wire import SUMMABLE, Wire
 from accel_demo.errors import one_line_errors
-from accel_demo.guess import add_guess, comparison
+from accel_demo.guess import comparison
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 
 ELEMENTS = 1000  # number of float32 elements in the example tensor
@@ -177,7 +177,7 @@ def main(device: torch.device, options) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        parser = command_line(__doc__, processes=4)
-        add_guess(parser, "bytes that rank 0 sends in the chunked ring")
-        options = read(parser)
+        parser = Parser(__doc__, plot=True, processes=4)
+        parser.add_guess("bytes that rank 0 sends in the chunked ring")
+        options = parser.parse_args()
         run_in_group(main, options.processes, options)

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.batches import BatchShardSampler
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
@@ -140,14 +140,10 @@ def show(device: torch.device, options) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line(__doc__, processes=2)
-    help = "how many samples the dataset has (default: 11)"
-    parser.add_argument("--samples", type=int, default=11, metavar="N", help=help)
-    help = "samples per batch on each process (default: 2)"
-    parser.add_argument("--batch-size", type=int, default=2, metavar="N", help=help)
-    options = read(parser, arguments)
-    if options.batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1, got {options.batch_size}")
+    parser = Parser(__doc__, plot=True, processes=2)
+    parser.add_option("--samples", 11, "how many samples the dataset has")
+    parser.add_option("--batch-size", 2, "samples per batch on each process", least=1)
+    options = parser.parse_args(arguments)
     if options.samples < options.processes * options.batch_size:
         raise UserError(
             f"--samples must be at least {options.processes * options.batch_size}, a batch of "

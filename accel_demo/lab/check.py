@@ -11,7 +11,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from accel_demo.errors import Parser, UserError
+from accel_demo.errors import UserError
+from accel_demo.options import Parser
 from accel_demo.processes.launch import REPOSITORY
 
 GRADERS = REPOSITORY / "tutorials" / "exercises" / "graders"

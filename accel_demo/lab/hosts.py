@@ -17,10 +17,11 @@ from pathlib import Path
 from subprocess import PIPE
 
 from accel_demo.config import TrainConfig
-from accel_demo.errors import Parser, UserError
+from accel_demo.errors import UserError
 from accel_demo.lab import cables
 from accel_demo.lab.cables import RATE_UNITS, Cables, Unavailable
 from accel_demo.models import make_model
+from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
 from accel_demo.processes.launch import start
 from accel_demo.wording import byte_size, duration

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel_demo import show
-from accel_demo.errors import Parser, UserError
-from accel_demo.lab import flags
+from accel_demo.errors import UserError
+from accel_demo.lab.output import write_json
+from accel_demo.options import Parser, check_outputs
 
 MOST_IMAGES = 200  # more images would make the picture too tall
 
@@ -39,10 +40,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     help = "indices of test images, such as 7, 0-9 or 3,5,7 (default: the first ten)"
     parser.add_argument("--index", metavar="N", help=help)
-    flags.add_json(parser)
-    help = "draw the images to FILE (default: predictions.png in the run folder)"
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=help)
-    options = flags.read(parser, arguments)
+    parser.add_json()
+    parser.add_plot("draw the images to FILE (default: predictions.png in the run folder)")
+    options = parser.parse_args(arguments)
 
     from accel_demo.data import load_datasets
     from accel_demo.run.folder import load_config
@@ -58,10 +58,10 @@ def main(arguments: list[str]) -> int:
         rows.append([row.index, row.true_class, row.predicted_class, percent, answer])
     print(show.table(["index", "true", "predicted", "probability (%)", "answer"], rows))
     if options.json:
-        flags.write_json(options.json, "predict", PredictResult(str(options.run), predictions))
+        write_json(options.json, "predict", PredictResult(str(options.run), predictions))
     if importlib.util.find_spec("matplotlib"):
         options.plot = options.plot or options.run / "predictions.png"
-        show.check_outputs(options)
+        check_outputs(options)
         draw(test_set, predictions, options.plot)
         print(f"picture: {options.plot}")
     return 0

@@ -12,11 +12,8 @@ from matplotlib.text import Text
 
 from accel_demo import show
 from accel_demo.anatomy import shards
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.model_parallel import splits, tables
 from accel_demo.anatomy.shards import METHODS
-from accel_demo.errors import UserError
-from accel_demo.processes.environment import rank_environment
 from tests.conftest import REPOSITORY
 
 ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
@@ -110,37 +107,6 @@ def test_drawing_the_same_figure_twice_writes_identical_files(tmp_path):
         figure.subplots().plot([1, 2], label="a line")
         show.save(figure, tmp_path / name)
     assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("typed", "launched", "said"),
-    [
-        ("--processes 0", False, "--processes must be at least 1, got 0"),
-        ("--processes 2", True, "--processes cannot be used with a launcher. Leave it out."),
-        ("--processes two", False, "argument --processes: invalid int value: 'two'"),
-        ("--plot x.gif", False, "--plot takes a .png, .svg or .pdf file, got x.gif"),
-        ("--nonsense", False, "unrecognized arguments: --nonsense"),
-    ],
-)
-def test_a_mistake_on_the_command_line_raises_a_user_error(typed, launched, said, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
-        monkeypatch.delenv(name, raising=False)
-        if launched:
-            monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(UserError, match=re.escape(said)):
-        read(command_line("", processes=3), typed.split())
-
-
-def test_the_number_of_processes_comes_from_the_launcher_the_flag_or_the_default(monkeypatch):
-    for name in rank_environment(0, 1, 0):
-        monkeypatch.delenv(name, raising=False)
-    assert read(command_line("", processes=3), []).processes == 3
-    assert read(command_line("", processes=3), ["--processes", "2"]).processes == 2
-    for name, value in rank_environment(1, 5, 29500).items():
-        monkeypatch.setenv(name, value)
-    assert read(command_line("", processes=3), []).processes == 5
-    assert not hasattr(read(command_line(""), []), "processes")
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(11, 2), (60, 2), (120, 4)])

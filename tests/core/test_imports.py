@@ -25,8 +25,8 @@ LAYERS = [
     {"assets"},  # a script that creates the packaged images
     {"data"},
     {"config"},
-    {"guess"},
-    {"errors", "wording", "files"},
+    {"options"},
+    {"errors", "guess", "wording", "files"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 

@@ -11,8 +11,8 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
 from accel_demo.lab.bench import article, article_loop, input
 from accel_demo.lab.bench import command as bench
-from accel_demo.lab.flags import write_json
 from accel_demo.lab.measurements import Report, Table, median_interval
+from accel_demo.lab.output import write_json
 from accel_demo.lab.timed_command import run_timed
 from accel_demo.models import make_model
 

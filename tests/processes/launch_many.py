@@ -12,7 +12,6 @@ This script exits with code 1 if a process failed or if a launch did not connect
 PYTHONPATH selects the copy of accel_demo to test.
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -28,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import accel_demo
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.environment import QUIET, environment_for
 from accel_demo.processes.launch import REPOSITORY
 
@@ -43,8 +44,9 @@ TIME_LIMIT = 300  # seconds per launch
 
 
 def main() -> None:
-    """Launch and report. Avoid `with` and `finally`, because forked ranks exit from here, too."""
-    options = read()
+    """Launch and report. Avoid `with` and `finally` around `run_all`: forked ranks exit in it."""
+    with one_line_errors():
+        options = read()
     if options.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.environ.update(environment_for(QUIET))  # before torch is imported
@@ -58,20 +60,17 @@ def main() -> None:
     sys.exit(report(options, launches, time.monotonic() - begin))
 
 
-def read() -> argparse.Namespace:
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+def read():
+    parser = Parser(__doc__)
     parser.add_argument("launches", type=int, help="the number of launches")
     parser.add_argument("--launcher", action="store_true", help="use `accelerate launch`")
-    help = "number of parallel launches (default: %(default)s)"
-    parser.add_argument("--at-once", type=int, default=3, metavar="N", help=help)
-    help = "number of processes that keep a core busy (default: %(default)s)"
-    parser.add_argument("--busy", type=int, default=2, metavar="N", help=help)
+    parser.add_option("--at-once", 3, "number of parallel launches")
+    parser.add_option("--busy", 2, "number of processes that keep a core busy")
     parser.add_argument("--one-core", action="store_true", help="run everything on one core")
     return parser.parse_args()
 
 
-def run_all(options: argparse.Namespace, folder: Path) -> list[dict]:
+def run_all(options, folder: Path) -> list[dict]:
     """Run all launches. Return the exit codes, output and number of connected processes of each."""
     start = start_launcher if options.launcher else fork_ranks
     if not options.launcher:
@@ -164,7 +163,7 @@ def fork_ranks(folder: Path) -> list[int]:
     return ranks
 
 
-def report(options: argparse.Namespace, launches: list[dict], seconds: float) -> int:
+def report(options, launches: list[dict], seconds: float) -> int:
     """Print the output of failed launches, and all counts. Return the script's exit code."""
     failed = [
         launch for launch in launches if any(launch["codes"]) or launch["connected"] != PROCESSES

@@ -23,9 +23,9 @@ from accel_demo.anatomy.data_parallel.scatter_gather import (
     chunk_sizes,
     mean_over_samples,
 )
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import UserError
 from accel_demo.models import VGG11
+from accel_demo.options import Parser
 
 SAMPLES = 30  # samples in the table `bias`; 8 replicas cannot split them equally
 DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}
@@ -33,14 +33,14 @@ DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}
 
 def main(description: str | None) -> None:
     """Print one of the three tables. With `--plot`, also draw its picture."""
-    parser = command_line(description)
+    parser = Parser(description, plot=True)
     help = "which table to print (default: step)"
     parser.add_argument("table", nargs="?", default="step", choices=[*DEFAULT_REPLICAS], help=help)
     help = "number of replicas (default: 4 for step, 8 for bias, 2 for parts)"
     parser.add_argument("--replicas", type=int, metavar="N", help=help)
     help = "batch size, for step only (default: 10)"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
-    options = read(parser)
+    options = parser.parse_args()
     if options.batch_size is not None and options.table != "step":
         raise UserError(f"--batch-size is for step only, not for {options.table}")
     replicas = DEFAULT_REPLICAS[options.table] if options.replicas is None else options.replicas

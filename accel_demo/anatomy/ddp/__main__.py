@@ -7,7 +7,8 @@ python -m accel_demo.anatomy.ddp
 """
 
 from accel_demo.anatomy.ddp import comparison
-from accel_demo.errors import Parser, one_line_errors
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 
 with one_line_errors():
     Parser(__doc__).parse_args()

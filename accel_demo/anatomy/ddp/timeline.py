@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS
 from accel_demo.wording import counted
@@ -86,7 +86,7 @@ class TimedDDP:
 
 
 def main() -> None:
-    options = read(command_line(__doc__))
+    options = Parser(__doc__, plot=True).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "backwards")
         run_in_group(measure, PROCESSES, file)

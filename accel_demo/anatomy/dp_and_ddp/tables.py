@@ -13,18 +13,18 @@ from accel_demo.anatomy.dp_and_ddp.formulas import (
     sizes_of,
 )
 from accel_demo.anatomy.dp_and_ddp.picture import draw
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
+from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 
 def main(description: str | None) -> None:
-    parser = command_line(description, processes=2)
-    parser.add_argument("--model", choices=MODELS, default="small_cnn", help="default: small_cnn")
-    options = read(parser)
+    parser = Parser(description, plot=True, processes=2)
+    parser.add_option("--model", "small_cnn", "the model", choices=MODELS)
+    options = parser.parse_args()
     if memory.GLOBAL_BATCH % options.processes:
         batch, processes = memory.GLOBAL_BATCH, options.processes
         raise UserError(f"--processes must divide the batch of {batch}, got {processes}")

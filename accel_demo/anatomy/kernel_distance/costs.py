@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from accel_demo import show
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.kernel_distance import methods
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 
@@ -190,10 +190,10 @@ def _peak(device: torch.device) -> int:
 def main(description: str | None) -> None:
     """Run `python -m accel_demo.anatomy.kernel_distance`."""
     with one_line_errors():
-        parser = command_line(description, processes=2)
+        parser = Parser(description, plot=True, processes=2)
         help = "layers with 3 × 3 kernels, as kernels x input channels (default: 128x64 512x512)"
         parser.add_argument("--layers", nargs="+", metavar="NxC", help=help)
-        options = read(parser)
+        options = parser.parse_args()
         shapes = [_shape(layer) for layer in options.layers or ["128x64", "512x512"]]
         run_in_group(measure_all, options.processes, shapes, options.plot)
 

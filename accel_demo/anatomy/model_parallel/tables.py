@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.anatomy.model_parallel import splits
 from accel_demo.errors import UserError
+from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
 
@@ -24,10 +24,9 @@ FORWARD, BACKWARD, EMPTY = COLORS[5], COLORS[1], "#eeeeee"
 
 def main(description: str | None) -> None:
     """Run `python -m accel_demo.anatomy.model_parallel`."""
-    parser = command_line(description, processes=2)
-    help = "number of micro-batches in the pipeline (default: 4)"
-    parser.add_argument("--microbatches", type=int, default=4, metavar="M", help=help)
-    options = read(parser)
+    parser = Parser(description, plot=True, processes=2)
+    parser.add_option("--microbatches", 4, "number of micro-batches in the pipeline")
+    options = parser.parse_args()
     try:
         splits.check(options.processes, options.microbatches)
     except ValueError as error:

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab.bench.input import torchvision_set
 from accel_demo.lab.bench.limit import wait_for
+from accel_demo.options import Parser
 from accel_demo.processes.devices import own_device
 
 BATCH_SIZE = 256

@@ -25,7 +25,8 @@ from torchvision import datasets, transforms
 from tqdm import tqdm
 
 from accel_demo.data import FASHION_MNIST_SUMS, read_idx
-from accel_demo.errors import Parser, UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
 
 EPOCHS = 14
 BATCH_SIZE, EVAL_BATCH_SIZE = 64, 1000

@@ -6,8 +6,9 @@ accel-demo bench accuracy --data-dir /usr/share/datasets/fashion-mnist --json ac
 
 import importlib
 
-from accel_demo.errors import Parser, UserError
-from accel_demo.lab import flags
+from accel_demo.errors import UserError
+from accel_demo.lab.output import write_outputs
+from accel_demo.options import Parser, command_parser
 
 BENCHMARKS = {
     "input": "images per second that train.py and torchvision load",
@@ -41,21 +42,18 @@ def main(arguments: list[str]) -> int:
     module = importlib.import_module(f"accel_demo.lab.bench.{name}")
 
     quick = "measure only once; slow benchmarks use fewer images, steps or models"
-    parser = flags.parser_of(f"bench {name}", module.__doc__, quick, quick_seconds=60)
+    parser = command_parser(f"bench {name}", module.__doc__, quick, seconds=60)
     help = f"number of times to take each measurement (default: {module.REPEATS})"
     parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)
     if hasattr(module, "add_options"):
         module.add_options(parser)
     if "--quick" in arguments:
         parser.set_defaults(repeats=1, **getattr(module, "QUICK", {}))
-    options = flags.read(parser, arguments[1:])
+    options = parser.parse_args(arguments[1:])
     if options.repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {options.repeats}")
 
     report = module.measure(options)
     print(report.text())
-    if options.json:
-        flags.write_json(options.json, f"bench {name}", report)
-    if options.plot:
-        report.draw(options.plot)
+    write_outputs(options, f"bench {name}", report, type(report).draw)
     return 0

@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 
 from accel_demo.errors import UserError
-from accel_demo.lab import flags
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
+from accel_demo.lab.output import write_outputs
+from accel_demo.options import command_parser
 from accel_demo.processes.cleanup import sigterm_raises
 
 KILLS, QUICK_KILLS = 5, 1
@@ -37,20 +38,14 @@ TRAINING = (
 
 def main(arguments: list[str]) -> int:
     """Run the check and print its result. Return 0 if the check passed."""
-    parser = flags.parser_of("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
-    flags.add_processes(parser, 1, "number of processes that train")
-    help = f"number of kills (default: {KILLS}, or {QUICK_KILLS} with --quick)"
-    parser.add_argument("--kills", type=int, metavar="N", help=help)
-    help = "random seed that determines when and which ranks are killed (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
-    help = "train file to run: train (Accelerate, the default) or train_ddp (raw DDP)"
-    scripts = ("train", "train_ddp")
-    parser.add_argument("--script", choices=scripts, default="train", help=help)
-    options = flags.read(parser, arguments)
-    if options.kills is None:
-        options.kills = QUICK_KILLS if options.quick else KILLS
-    if options.kills < 1:
-        raise UserError(f"--kills must be at least 1, got {options.kills}")
+    parser = command_parser("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
+    parser.add_processes(1, "number of processes that train")
+    parser.add_option("--kills", KILLS, "number of kills", quick=QUICK_KILLS, least=1)
+    help = "random seed that determines when and which ranks are killed"
+    parser.add_option("--seed", 0, help)
+    help = "train file to run: train (Accelerate) or train_ddp (raw DDP)"
+    parser.add_option("--script", "train", help, choices=("train", "train_ddp"))
+    options = parser.parse_args(arguments)
     if options.script == "train" and options.processes > 2:
         raise UserError(
             f"accelerate_configs/ has no file for {options.processes} processes on the CPU. "
@@ -68,10 +63,7 @@ def main(arguments: list[str]) -> int:
         print("\ninterrupted: all processes were stopped", file=sys.stderr)
         return 130
     print(tables.summary(result))
-    if options.json:
-        flags.write_json(options.json, "crash", result)
-    if options.plot:
-        tables.draw(result, options.plot)
+    write_outputs(options, "crash", result, tables.draw)
     return 0 if result.passed else 1
 
 

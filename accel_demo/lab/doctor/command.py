@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import accel_demo
-from accel_demo.errors import Parser, UserError
+from accel_demo.errors import UserError
 from accel_demo.lab.doctor import machines
 from accel_demo.lab.doctor.comparison import (
     ROWS,
@@ -29,6 +29,7 @@ from accel_demo.lab.doctor.comparison import (
 )
 from accel_demo.lab.doctor.launch_config import ignored_keys, promise_of, read_config
 from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_probe
+from accel_demo.options import Parser
 from accel_demo.show import table
 from accel_demo.wording import counted
 

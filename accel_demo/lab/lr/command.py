@@ -21,9 +21,10 @@ import torch
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import flags
 from accel_demo.lab.lr.training import BATCH, LOSSES, RULES, RuleTraining, train_with_rules
 from accel_demo.lab.measurements import interval_text, median_interval
+from accel_demo.lab.output import write_outputs
+from accel_demo.options import command_parser
 from accel_demo.processes import group
 from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted
@@ -82,24 +83,15 @@ class LearningRateResult:
 
 
 def main(arguments: list[str]) -> int:
-    parser = flags.parser_of("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images, with one seed")
-    help = "process counts to compare with one process (default: 1,2)"
-    parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
-    help = f"training images, each used once (default: {SAMPLES})"
-    parser.add_argument("--samples", type=int, metavar="N", help=help)
-    help = f"peak learning rate on one process (default: {LEARNING_RATE})"
-    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=help)
-    help = f"how many seeds to train with (default: {SEEDS})"
-    parser.add_argument("--seeds", type=int, metavar="N", help=help)
-    options = flags.read(parser, arguments)
-    counts = sorted({1, *flags.process_counts(options.processes)})
-    samples = options.samples
-    if samples is None:
-        samples = QUICK_SAMPLES if options.quick else SAMPLES
-    seeds = options.seeds
-    if seeds is None:
-        seeds = QUICK_SEEDS if options.quick else SEEDS
-    check(counts, samples, options.learning_rate, seeds)
+    parser = command_parser("lr", __doc__, quick=f"train on {QUICK_SAMPLES} images, with one seed")
+    parser.add_process_counts("process counts to compare with one process")
+    parser.add_option("--samples", SAMPLES, "training images, each used once", quick=QUICK_SAMPLES)
+    parser.add_option("--learning-rate", LEARNING_RATE, "peak learning rate on one process")
+    help = "how many seeds to train with"
+    parser.add_option("--seeds", SEEDS, help, quick=QUICK_SEEDS, least=1, most=1000)
+    options = parser.parse_args(arguments)
+    counts, samples, seeds = sorted({1, *options.processes}), options.samples, options.seeds
+    check(counts, samples, options.learning_rate)
     if torch.accelerator.device_count() < counts[-1]:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # otherwise only some runs would use GPUs
 
@@ -114,19 +106,15 @@ def main(arguments: list[str]) -> int:
     print(f"{connected}; every run sees the same {samples} images once; {counted(seeds, 'seed')}\n")
     print(table(HEAD, [cells_of(row) for row in rows]))
     print(LEGEND)
-    if options.json:
-        flags.write_json(options.json, "lr", LearningRateResult(samples, seeds, rows))
-    if options.plot:
-        save(draw(rows), options.plot)
+    result = LearningRateResult(samples, seeds, rows)
+    write_outputs(options, "lr", result, lambda result, path: save(draw(result.rows), path))
     return 0
 
 
-def check(counts: list[int], samples: int, learning_rate: float, seeds: int) -> None:
+def check(counts: list[int], samples: int, learning_rate: float) -> None:
     """Raise `UserError` unless all runs can record losses after the same numbers of images."""
     if counts == [1]:
         raise UserError("--processes 1 leaves nothing to compare. Use 1,2.")
-    if not 1 <= seeds <= 1000:
-        raise UserError(f"--seeds must be from 1 to 1000, got {seeds}")
     for count in counts:
         if BATCH % count:
             raise UserError(f"--processes must divide the batch of {BATCH} images, got {count}")

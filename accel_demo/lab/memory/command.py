@@ -15,12 +15,13 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, comparison
-from accel_demo.lab import flags
+from accel_demo.guess import comparison
 from accel_demo.lab.memory import tables
 from accel_demo.lab.memory.formula import STRATEGIES
 from accel_demo.lab.memory.measure import measure_each
 from accel_demo.lab.memory.result import MemoryResult, memory_result
+from accel_demo.lab.output import write_outputs
+from accel_demo.options import command_parser
 from accel_demo.processes.devices import own_device
 from accel_demo.processes.group import PRELOADED, results_by_rank
 from accel_demo.processes.launch import start_preloading
@@ -45,10 +46,7 @@ def main(arguments: list[str]) -> int:
     print(tables.text(result))
     if options.guess is not None:
         print(f"\n{comparison(options.guess, bytes_per_parameter(result), ' bytes')}")
-    if options.json:
-        flags.write_json(options.json, "memory", result)
-    if options.plot:
-        tables.draw(result, options.plot)
+    write_outputs(options, "memory", result, tables.draw)
     return 0
 
 
@@ -65,18 +63,14 @@ def bytes_per_parameter(result: MemoryResult) -> float:
 def read(arguments: list[str]):
     """Return the options. Raises `UserError` if --batch-size is too small for the model."""
     quick = f"use {QUICK_BATCH_SIZE} images per device, not {BATCH_SIZE}, and {QUICK_OPTIMIZER}"
-    parser = flags.parser_of("memory", __doc__, quick=quick)
-    flags.add_processes(parser, 2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
-    help = "the model to train (default: vgg11)"
-    parser.add_argument("--model", choices=MODELS, default="vgg11", help=help)
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, help=f"default: {OPTIMIZER}")
-    help = f"images per device (default: {BATCH_SIZE})"
-    parser.add_argument("--batch-size", type=int, metavar="N", help=help)
-    add_guess(parser, "bytes per parameter on a rank of DDP, without activations")
-    options = flags.read(parser, arguments)
-    options.optimizer = options.optimizer or (QUICK_OPTIMIZER if options.quick else OPTIMIZER)
-    if options.batch_size is None:
-        options.batch_size = QUICK_BATCH_SIZE if options.quick else BATCH_SIZE
+    parser = command_parser("memory", __doc__, quick=quick)
+    parser.add_processes(2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
+    parser.add_option("--model", "vgg11", "the model to train", choices=MODELS)
+    choices = {"quick": QUICK_OPTIMIZER, "choices": OPTIMIZERS}
+    parser.add_option("--optimizer", OPTIMIZER, "the optimizer", **choices)
+    parser.add_option("--batch-size", BATCH_SIZE, "images per device", quick=QUICK_BATCH_SIZE)
+    parser.add_guess("bytes per parameter on a rank of DDP, without activations")
+    options = parser.parse_args(arguments)
     least = 2 if options.model.startswith("resnet") else 1  # BatchNorm on 1×1 maps needs 2 images
     if options.batch_size < least:
         raise UserError(

@@ -20,12 +20,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
-from accel_demo.errors import Parser, UserError
+from accel_demo.errors import UserError
 from accel_demo.lab import cables
 from accel_demo.lab.cables import Cables, Loopback, Unavailable
 from accel_demo.lab.nodes import launches
 from accel_demo.lab.nodes.node import Node, NodeReport, environment_for_nodes
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
+from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
 from accel_demo.processes.launch import free_port
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from accel_demo.config import MODELS, OPTIMIZERS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.lab import flags
+from accel_demo.lab.output import write_outputs
 from accel_demo.lab.parity import tables
 from accel_demo.lab.parity.pairs import ParityResult, compare_pairs, plan
 from accel_demo.lab.parity.runs import train_all
+from accel_demo.options import command_parser
 
 STEPS, QUICK_STEPS = 8, 4
 PEAK_LEARNING_RATE = {"sgd": 0.1, "adamw": 0.01, "adam": 0.01}
@@ -35,10 +36,7 @@ def main(arguments: list[str]) -> int:
         rows = compare_pairs(pairs, config, environments, Path(folder))
     result = ParityResult(config, environments[pairs[0].first]["device"], rows)
     print(tables.text(result))
-    if options.json:
-        flags.write_json(options.json, "parity", result)
-    if options.plot:
-        tables.draw(result, options.plot)
+    write_outputs(options, "parity", result, tables.draw)
     return 0 if all(row.keeps_promise for row in rows) else 1
 
 
@@ -48,23 +46,14 @@ def read(arguments: list[str]):
     The settings make the training set large enough that no run begins a second epoch. Raises
     `UserError` if the options are invalid.
     """
-    parser = flags.parser_of("parity", __doc__, quick=f"train for {QUICK_STEPS} steps, not {STEPS}")
-    help = "process counts to compare (default: 1,2)"
-    parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
-    help = f"optimizer steps in each run (default: {STEPS})"
-    parser.add_argument("--steps", type=int, metavar="N", help=help)
-    help = "the model to train (default: small_cnn)"
-    parser.add_argument("--model", choices=MODELS, default="small_cnn", help=help)
-    help = "the optimizer (default: sgd, which keeps rounding errors small)"
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help=help)
-    help = "images per process and micro-batch (default: 32)"
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=help)
-    options = flags.read(parser, arguments)
-    options.processes = flags.process_counts(options.processes)
-    if options.steps is None:
-        options.steps = QUICK_STEPS if options.quick else STEPS
-    if options.steps < 1:
-        raise UserError(f"--steps must be at least 1, got {options.steps}")
+    parser = command_parser("parity", __doc__, quick=f"train for {QUICK_STEPS} steps, not {STEPS}")
+    parser.add_process_counts("process counts to compare")
+    parser.add_option("--steps", STEPS, "optimizer steps in each run", quick=QUICK_STEPS, least=1)
+    parser.add_option("--model", "small_cnn", "the model to train", choices=MODELS)
+    help = "the optimizer; sgd keeps rounding errors small"
+    parser.add_option("--optimizer", "sgd", help, choices=OPTIMIZERS)
+    parser.add_option("--batch-size", 32, "images per process and micro-batch")
+    options = parser.parse_args(arguments)
     config = TrainConfig(
         model=options.model,
         optimizer=options.optimizer,

@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accel_demo.errors import Parser, UserError
-from accel_demo.lab import flags
+from accel_demo.errors import UserError
+from accel_demo.lab.output import write_json
 from accel_demo.lab.report.page import write_report
 from accel_demo.lab.report.runs import FILES, SavedRun, check_folders, read_runs
 from accel_demo.lab.report.tables import as_text
-from accel_demo.show import check_outputs
+from accel_demo.options import Parser, check_outputs
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
     help = "write the page to FILE (default: report.html in the first run's folder)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=help)
-    flags.add_json(parser)
+    parser.add_json()
     help = "print the report without writing a page"
     parser.add_argument("--quick", action="store_true", help=help)
     options = parser.parse_args(arguments)
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
     runs = read_runs(options.runs)
     if options.json:
-        flags.write_json(options.json, "report", RunsReport([without_images(run) for run in runs]))
+        write_json(options.json, "report", RunsReport([without_images(run) for run in runs]))
     text = printable(as_text(runs))
     if options.html:
         write_report(options.html, runs)

@@ -20,8 +20,9 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, comparison
-from accel_demo.lab import flags, hosts
+from accel_demo.guess import comparison
+from accel_demo.lab import hosts
+from accel_demo.lab.output import write_outputs
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.result import (
     PARALLEL,
@@ -33,6 +34,7 @@ from accel_demo.lab.scaling.result import (
     scaling_rows,
 )
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool, WorkerResult
+from accel_demo.options import command_parser
 
 REPEATS, QUICK_REPEATS = 9, 2
 STEPS, QUICK_STEPS = 20, 3  # optimizer steps per training run, including the warm-up
@@ -41,23 +43,18 @@ MOST_IMAGES = 1_000_000  # maximum size of the synthetic dataset
 
 def main(arguments: list[str]) -> int:
     quick = f"{QUICK_REPEATS} repeats of {QUICK_STEPS} steps"
-    parser = flags.parser_of("scaling", __doc__, quick)
-    help = "process counts to compare; 1 is always included (default: 1,2)"
-    parser.add_argument("--processes", default="1,2", metavar="N,N", help=help)
-    help = "CPU threads per process (default: 1)"
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help=help)
-    help = f"how many times to measure each case (default: {REPEATS})"
-    parser.add_argument("--repeats", type=int, metavar="N", help=help)
-    help = "the model to train (default: small_cnn)"
-    parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
-    help = "images per step: per process for weak scaling, in total for strong (default: 128)"
-    parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=help)
+    parser = command_parser("scaling", __doc__, quick)
+    parser.add_process_counts("process counts to compare; 1 is always included")
+    parser.add_option("--threads", 1, "CPU threads per process", least=1)
+    help = "how many times to measure each case"
+    parser.add_option("--repeats", REPEATS, help, quick=QUICK_REPEATS, least=1)
+    parser.add_option("--model", "small_cnn", "the model to train", choices=MODELS)
+    help = "images per step: per process for weak scaling, in total for strong"
+    parser.add_option("--batch-size", 128, help, least=1)
     hosts.add_rate(parser)
-    add_guess(parser, "speed-up of Accelerate on 2 processes with strong scaling")
-    options = flags.read(parser, arguments)
-    counts = sorted({1, *flags.process_counts(options.processes)})
-    if options.repeats is None:
-        options.repeats = QUICK_REPEATS if options.quick else REPEATS
+    parser.add_guess("speed-up of Accelerate on 2 processes with strong scaling")
+    options = parser.parse_args(arguments)
+    counts = sorted({1, *options.processes})
     steps = QUICK_STEPS if options.quick else STEPS
     check(options, counts, steps)
 
@@ -65,10 +62,7 @@ def main(arguments: list[str]) -> int:
     print(tables.text(result))
     if options.guess is not None:
         print(f"\n{comparison(options.guess, speedup_on_two(result), '×')}")
-    if options.json:
-        flags.write_json(options.json, "scaling", result)
-    if options.plot:
-        tables.draw(result, options.plot)
+    write_outputs(options, "scaling", result, tables.draw)
     return 0
 
 
@@ -76,10 +70,6 @@ def check(options, counts: list[int], steps: int) -> None:
     """Check the options before any worker starts. Raises `UserError` if an option is invalid."""
     if options.guess is not None and 2 not in counts:
         raise UserError("--guess is for 2 processes: include 2 in --processes")
-    for name in ("threads", "repeats", "batch_size"):
-        if getattr(options, name) < 1:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} must be at least 1, got {getattr(options, name)}")
     if options.threads > 8 * (os.cpu_count() or 1):
         raise UserError(f"{options.threads} threads are too many for {os.cpu_count()} cores")
     for count in counts:

@@ -22,10 +22,11 @@ from tqdm import tqdm
 
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.errors import one_line_errors
-from accel_demo.lab import flags
 from accel_demo.lab.measurements import median_interval
+from accel_demo.lab.output import write_json
 from accel_demo.lab.scaling import trainings
 from accel_demo.lab.scaling.trainings import BATCH, LARGE, LATE, MICRO_BATCHES, SMALL
+from accel_demo.options import Parser
 from accel_demo.processes import group
 from accel_demo.show import table
 from accel_demo.wording import counted, duration
@@ -52,9 +53,10 @@ class ReasonsResult:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = flags.parser_of("scaling.reasons", __doc__, f"{QUICK_REPEATS} repeat", plot=False)
-    parser.prog = "python -m accel_demo.lab.scaling.reasons"
-    options = flags.read(parser, sys.argv[1:] if arguments is None else arguments)
+    parser = Parser(__doc__, prog="python -m accel_demo.lab.scaling.reasons")
+    parser.add_quick(f"{QUICK_REPEATS} repeat")
+    parser.add_json()
+    options = parser.parse_args(arguments)
     repeats, steps = (QUICK_REPEATS, QUICK_STEPS) if options.quick else (REPEATS, STEPS)
     threads = max(1, usable_cores() // PROCESSES)
     # Suppress torch's C++ warning that find_unused_parameters found no unused parameters.
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     head = ["reason", "how you see it", "what helps", "measured here"]
     print(table(head, reason_rows(result)))
     if options.json:
-        flags.write_json(options.json, "scaling.reasons", result)
+        write_json(options.json, "scaling.reasons", result)
     return 0
 
 

@@ -10,12 +10,20 @@ samples are read twice, and a metric must not count those samples twice.
 """
 
 import textwrap
+from pathlib import Path
 
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, comparison
-from accel_demo.lab import flags
+from accel_demo.guess import comparison
+from accel_demo.lab.output import write_outputs
 from accel_demo.lab.shards import tables
-from accel_demo.lab.shards.reading import ACCELERATE, TORCH, LoaderSettings, read_all
+from accel_demo.lab.shards.reading import (
+    ACCELERATE,
+    TORCH,
+    LoaderSettings,
+    ShardsResult,
+    read_all,
+)
+from accel_demo.options import command_parser
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 
@@ -42,29 +50,27 @@ def main(arguments: list[str]) -> int:
     if options.guess is not None:
         duplicates = len(result.loaders[-1].epochs[0].more_than_once)
         print(f"\n{comparison(options.guess, duplicates, ' samples')}")
-    if options.plot:
-        from accel_demo.lab.shards.picture import draw
-
-        save(draw(result.loaders), options.plot)
-    if options.json:
-        flags.write_json(options.json, "shards", result)
+    write_outputs(options, "shards", result, draw)
     return 0
+
+
+def draw(result: ShardsResult, path: Path) -> None:
+    """Draw the picture. It imports matplotlib, which takes a second, only if it is needed."""
+    from accel_demo.lab.shards import picture
+
+    save(picture.draw(result.loaders), path)
 
 
 def read_options(arguments: list[str]):
     """Parse and check the options. Raises `UserError` if they are invalid or cannot be combined."""
-    parser = flags.parser_of("shards", __doc__, quick=f"at most {QUICK_EPOCHS} epochs")
-    flags.add_processes(parser, 2, "number of processes")
-    numbers = {
-        "--samples": (22, "size of the dataset"),
-        "--batch-size": (4, "batch size per process, or global batch size with --split-batches"),
-        "--epochs": (3, "number of epochs to read"),
-    }
-    for flag, (default, help) in numbers.items():
-        help += f" (default: {default})"
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=help)
-    choices, help = [TORCH, ACCELERATE, "both"], "which loader to read with (default: both)"
-    parser.add_argument("--method", choices=choices, default="both", help=help)
+    parser = command_parser("shards", __doc__, quick=f"at most {QUICK_EPOCHS} epochs")
+    parser.add_processes(2, "number of processes")
+    parser.add_option("--samples", 22, "size of the dataset", least=1, most=MOST_SAMPLES)
+    help = "batch size per process, or global batch size with --split-batches"
+    parser.add_option("--batch-size", 4, help, least=1, most=MOST_SAMPLES)
+    parser.add_option("--epochs", 3, "number of epochs to read", least=1, most=MOST_EPOCHS)
+    choices = [TORCH, ACCELERATE, "both"]
+    parser.add_option("--method", "both", "which loader to read with", choices=choices)
     switches = {
         "--no-set-epoch": "do not call set_epoch before each epoch",
         "--split-batches": "Accelerate splits each batch of the DataLoader among the processes",
@@ -75,8 +81,8 @@ def read_options(arguments: list[str]):
     }
     for flag, help in switches.items():
         parser.add_argument(flag, action="store_true", help=help)
-    add_guess(parser, "how many samples the last loader reads more than once in epoch 1")
-    options = flags.read(parser, arguments)
+    parser.add_guess("how many samples the last loader reads more than once in epoch 1")
+    options = parser.parse_args(arguments)
     check(options)
     return options
 
@@ -94,12 +100,7 @@ def settings_of(options) -> list[LoaderSettings]:
 
 
 def check(options) -> None:
-    """Raise `UserError` if options are out of range or cannot be combined."""
-    limits = {"samples": MOST_SAMPLES, "batch_size": MOST_SAMPLES, "epochs": MOST_EPOCHS}
-    for name, most in limits.items():
-        if not 1 <= getattr(options, name) <= most:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} must be from 1 to {most}, got {getattr(options, name)}")
+    """Raise `UserError` if options cannot be combined."""
     if options.method == TORCH:
         for name in ("split_batches", "dispatch_batches", "no_even_batches"):
             if getattr(options, name):

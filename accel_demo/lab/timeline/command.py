@@ -22,9 +22,10 @@ from statistics import fmean, median
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
-from accel_demo.guess import add_guess, comparison
-from accel_demo.lab import flags, hosts
+from accel_demo.guess import comparison
+from accel_demo.lab import hosts
 from accel_demo.lab.measurements import median_interval
+from accel_demo.lab.output import write_json
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.page import write_timeline_page
 from accel_demo.lab.timeline.phases import rank_timelines
@@ -32,6 +33,7 @@ from accel_demo.lab.timeline.picture import figure_of
 from accel_demo.lab.timeline.result import BucketTrial, RankTimeline, TimelineResult
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.lab.timeline.tables import as_text
+from accel_demo.options import command_parser
 from accel_demo.processes import group
 from accel_demo.show import save
 
@@ -54,44 +56,29 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]):
     """Parse and check the options. Add the `config` for train.py and the `files` to write."""
-    parser = flags.parser_of("timeline", __doc__, quick="a smaller model and fewer steps")
+    parser = command_parser("timeline", __doc__, quick="a smaller model and fewer steps")
     add = parser.add_argument
-    flags.add_processes(parser, 2, "connected processes")
-    add("--steps", type=int, metavar="N", help="steps to show (default: 8, or 4 with --quick)")
-    add(
-        "--model",
-        choices=MODELS,
-        help="the model (default: vgg11, or small_cnn with --quick)",
-    )
-    help = "images per process and micro-batch (default: 8)"
-    add("--batch-size", type=int, default=8, metavar="N", help=help)
-    help = "micro-batches per optimizer step (default: 1)"
-    add("--accumulate", type=int, default=1, metavar="N", help=help)
+    parser.add_processes(2, "connected processes")
+    parser.add_option("--steps", 8, "steps to show", quick=4, least=2, most=MOST_STEPS)
+    parser.add_option("--model", "vgg11", "the model", quick="small_cnn", choices=MODELS)
+    parser.add_option("--batch-size", 8, "images per process and micro-batch")
+    parser.add_option("--accumulate", 1, "micro-batches per optimizer step")
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
     add("--bucket-mb", default="25", metavar="MB", help=help)
-    help = f"runs per bucket size, if there are several (default: {REPEATS}, or 1 with --quick)"
-    add("--repeats", type=int, metavar="N", help=help)
+    help = "runs per bucket size, if there are several"
+    parser.add_option("--repeats", REPEATS, help, quick=1, least=1, most=100)
     help = "delay a rank in each step (e.g. 1:20ms); not detected below 5 ms or 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     hosts.add_rate(parser)
     help = "folder for trace.json and timeline.html (default: runs/timeline)"
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
     add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
-    add_guess(parser, "how much of the all-reduce is hidden, in %% (mean over the ranks)")
-    options = flags.read(parser, arguments)
-    if options.steps is None:
-        options.steps = 4 if options.quick else 8
-    if not 2 <= options.steps <= MOST_STEPS:
-        raise UserError(f"--steps must be from 2 to {MOST_STEPS}, got {options.steps}")
-    if options.repeats is None:
-        options.repeats = 1 if options.quick else REPEATS
-    if not 1 <= options.repeats <= 100:
-        raise UserError(f"--repeats must be from 1 to 100, got {options.repeats}")
-    model = options.model or ("small_cnn" if options.quick else "vgg11")
+    parser.add_guess("how much of the all-reduce is hidden, in %% (mean over the ranks)")
+    options = parser.parse_args(arguments)
     options.bucket_mb = bucket_sizes(options.bucket_mb)
     options.straggler = straggler_in(options.straggler, options.processes)
     options.config = TrainConfig(
-        model=model, batch_size=options.batch_size, accumulate=options.accumulate
+        model=options.model, batch_size=options.batch_size, accumulate=options.accumulate
     )
     check_images(options)
     hosts.check_rate(options.rate, options.processes, options.config)
@@ -242,7 +229,7 @@ def write(result: TimelineResult, traces: list[dict], options) -> list[Path]:
         drafts["trace"].write_text(trace)
         write_timeline_page(result, drafts["page"])
         if "json" in drafts:
-            flags.write_json(drafts["json"], "timeline", result)
+            write_json(drafts["json"], "timeline", result)
         if "plot" in drafts:
             save(figure_of(result), drafts["plot"])
         options.output.mkdir(parents=True, exist_ok=True)

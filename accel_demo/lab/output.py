@@ -1,0 +1,45 @@
+"""Write the result of a command to the files that its options name."""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+SCHEMA = 1  # version of the JSON format
+
+
+def write_outputs(options, command: str, result, draw: Callable) -> None:
+    """Write the JSON file for `--json`, and call `draw(result, path)` for `--plot`."""
+    if options.json:
+        write_json(options.json, command, result)
+    if options.plot:
+        draw(result, options.plot)
+
+
+def write_json(path: Path, command: str, result) -> None:
+    """Write a result dataclass as JSON, with the command and a description of the machine.
+
+    Increment `SCHEMA` whenever you rename or remove a field of any result. NaN and infinity are
+    written as null, because JSON cannot represent them (RFC 8259, section 6).
+    """
+    from accel_demo.lab import machine
+
+    content = {
+        "schema": SCHEMA,
+        "command": command,
+        "arguments": sys.argv[1:],
+        "environment": machine.environment(),
+        **dataclasses.asdict(result),
+    }
+    path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value):
+    """Return a copy of nested lists and dicts in which None replaces NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
