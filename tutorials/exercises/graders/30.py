@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from grading import STUCK, Wrong, dist, grade, import_answer, naming_errors, torch
 
@@ -53,7 +54,8 @@ def observe(answer: Path, device) -> Iterator[dict]:
         GradientState._reset_state()  # in case the last call did not read its loader to the end
         accelerator, model = Accelerator(cpu=use_cpu()), Model(mistakes)
         model.to(accelerator.device)
-        calls = record_calls(accelerator, "gather_for_metrics")
+        gather_for_metrics = mock.Mock(wraps=accelerator.gather_for_metrics)
+        accelerator.gather_for_metrics = gather_for_metrics
         inputs = torch.stack([torch.arange(samples), torch.ones(samples)], dim=1)
         dataset = torch.utils.data.TensorDataset(inputs, torch.arange(samples) % 3)
         where = f"on rank {dist.get_rank()}, for {samples} samples"
@@ -63,19 +65,7 @@ def observe(answer: Path, device) -> Iterator[dict]:
             result = float(result)
         except (TypeError, ValueError, RuntimeError):
             result = repr(result)[:80]
-        yield {"result": result, "batches": model.batches, "for_metrics": bool(calls)}
-
-
-def record_calls(accelerator, name: str) -> list[str]:
-    """Return a list that gets `name` whenever the accelerator's method `name` is called."""
-    method, calls = getattr(accelerator, name), []
-
-    def recorded(*arguments, **options):
-        calls.append(name)
-        return method(*arguments, **options)
-
-    setattr(accelerator, name, recorded)
-    return calls
+        yield {"result": result, "batches": model.batches, "for_metrics": gather_for_metrics.called}
 
 
 def judge(number: int, seen: list[dict]) -> None:
@@ -91,11 +81,8 @@ def judge_reading(batches_by_rank: list[list[list[int]]], samples: int) -> None:
     share = math.ceil(samples / (PROCESSES * BATCH)) * BATCH  # samples per rank, including padding
     most = max(map(len, read))
     if most > share and sum(map(bool, read)) == 1:
-        raise Wrong(
-            f"one rank does all the work: {most} samples go through the model on it, and none "
-            "on the others",
-            SPLITTING,
-        )
+        through = f"{most} samples go through the model on it, and none on the others"
+        raise Wrong(f"one rank does all the work: {through}", SPLITTING)
     if most > share:
         raise Wrong(
             f"the work is not shared: of {samples} samples, {most} go through the model on one "
