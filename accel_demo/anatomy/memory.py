@@ -10,6 +10,7 @@ GPUs, "peak" is the peak that torch.cuda measured, including activations.
 """
 
 import gc
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -300,27 +301,19 @@ def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
     figure = new_figure(10, 5)
     axes = figure.subplots()
     unit = memories["one process"][0].by_kind["parameters"]
-    positions, labels, x = [], [], 0.0
+    parts = {name: [memory.by_kind for memory in devices] for name, devices in memories.items()}
+    places = draw_stacked_bars(axes, parts, unit, COLORS, gap=0.7)
     centered = {"ha": "center", "va": "top", "fontsize": 9}
     for strategy, devices in memories.items():
-        start = x
-        for index, memory in enumerate(devices):
-            low = 0.0
-            for (kind, size), color in zip(memory.by_kind.items(), COLORS, strict=False):
-                label = kind if x == 0 else None
-                axes.bar(x, size / unit, 0.8, low, color=color, edgecolor="white", label=label)
-                low += size / unit
-            label, stays = "stays after zero_grad" if x == 0 else None, memory.stays / unit
-            axes.plot([x - 0.45, x + 0.45], [stays, stays], "k", linewidth=2.5, label=label)
-            positions.append(x)
-            labels.append(index)
-            x += 1
+        for place, memory in zip(places[strategy], devices, strict=True):
+            label, stays = None if place else "stays after zero_grad", memory.stays / unit
+            axes.plot([place - 0.45, place + 0.45], [stays] * 2, "k", linewidth=2.5, label=label)
         name = strategy.replace(", ", ",\n").replace("gradients as ", "gradients as\n")
         name = f"{place_of(strategy)}\n\n{name}"
-        middle, below = ((start + x - 1) / 2, -0.09), axes.get_xaxis_transform()
+        middle, below = (statistics.mean(places[strategy]), -0.09), axes.get_xaxis_transform()
         axes.annotate(name, middle, (0, 0), below, "offset points", **centered)
-        x += 0.7
-    axes.set_xticks(positions, labels, fontsize=8)
+    labels = [index for devices in memories.values() for index in range(len(devices))]
+    axes.set_xticks(sum(places.values(), []), labels, fontsize=8)
     axes.set_ylabel("bytes, in multiples of all parameters")
     axes.set_title(f"What each device holds in a step: {options.model}, {options.optimizer}")
     axes.legend(ncols=6, fontsize=8, loc="upper center", frameon=False)
@@ -328,6 +321,26 @@ def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
     axes.set_ylim(0, 1.15 * highest / unit)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, options.plot)
+
+
+def draw_stacked_bars(
+    axes, groups: dict[str, list[dict[str, int]]], unit: int, colors: list[str], gap: float
+) -> dict[str, list[float]]:
+    """Draw the bytes of each device as a stacked bar, and return the places of each group's bars.
+
+    `groups` maps a strategy to {part: bytes} of each device. One unit of height is `unit` bytes.
+    """
+    places, place = {}, 0.0
+    for name, devices in groups.items():
+        places[name] = [place + index for index in range(len(devices))]
+        for x, parts in zip(places[name], devices, strict=True):
+            low = 0.0
+            for (part, size), color in zip(parts.items(), colors, strict=False):
+                label = None if x else part  # each part is in the legend once
+                axes.bar(x, size / unit, 0.8, low, color=color, edgecolor="white", label=label)
+                low += size / unit
+        place += len(devices) + gap
+    return places
 
 
 if __name__ == "__main__":

@@ -1,47 +1,34 @@
 """Check that the ranks' replicas of a module match, make them equal, and find unused parameters."""
 
-from dataclasses import dataclass, fields, is_dataclass
 from itertools import zip_longest
 
-import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel.distributed import _find_tensors
 
 from accel_demo.processes.connect import gather_objects
-
-
-@dataclass(frozen=True)
-class ReplicaDescription:
-    """A text description of everything that `check_replicas` checks on one rank."""
-
-    options: dict[str, str]
-    devices: list[str]
-    trainable: list[str]  # names of the parameters that require a gradient
-    tensors: list[str]  # name, dtype, shape and strides of each parameter and buffer
 
 
 def check_replicas(module: nn.Module, **options) -> None:
     """Raise the same `ValueError` on every rank if the ranks' modules or options do not match."""
     parameters = list(module.named_parameters())
-    description = ReplicaDescription(
-        options={name: repr(value) for name, value in options.items()},
-        devices=sorted({str(parameter.device) for _, parameter in parameters}),
-        trainable=[name for name, parameter in parameters if parameter.requires_grad],
-        tensors=[
-            f"{name} {str(tensor.dtype)[6:]}{list(tensor.shape)} with strides {tensor.stride()}"
-            for name, tensor in [*parameters, *module.named_buffers()]
-        ],
-    )
-    descriptions = gather_objects(description)
-    first = descriptions[0]
-    for rank, other in enumerate(descriptions):
-        if not other.trainable:
+    devices = sorted({str(parameter.device) for _, parameter in parameters})
+    trainable = [name for name, parameter in parameters if parameter.requires_grad]
+    tensors = [
+        f"{name} {str(tensor.dtype)[6:]}{list(tensor.shape)} with strides {tensor.stride()}"
+        for name, tensor in [*parameters, *module.named_buffers()]
+    ]
+    values = [repr(value) for value in options.values()]
+    ranks = gather_objects((devices, trainable, tensors, values))
+    _, first_trainable, first_tensors, first_values = ranks[0]
+    for rank, (devices, trainable, tensors, values) in enumerate(ranks):
+        if not trainable:
             raise ValueError(f"module has no parameter that requires a gradient on rank {rank}")
-        if len(other.devices) > 1:
-            devices = " and ".join(other.devices)
-            raise ValueError(f"module must be on one device, but it is on {devices} on rank {rank}")
-        pairs = [(name, first.options[name], other.options[name]) for name in options]
-        for names in ((first.trainable, other.trainable), (first.tensors, other.tensors)):
+        if len(devices) > 1:
+            where = f"{' and '.join(devices)} on rank {rank}"
+            raise ValueError(f"module must be on one device, but it is on {where}")
+        pairs = [*zip(options, first_values, values, strict=True)]
+        for names in ((first_trainable, trainable), (first_tensors, tensors)):
             pairs += [("module", *pair) for pair in zip_longest(*names, fillvalue="none")]
         for name, expected, actual in pairs:
             if actual != expected:
@@ -62,7 +49,7 @@ def broadcast_from_rank_0(tensors) -> None:
 
 def parameters_behind(output) -> set[int]:
     """Return the ids of the parameters in the autograd graph of the outputs."""
-    nodes = [tensor.grad_fn for tensor in _tensors_in(output) if tensor.grad_fn is not None]
+    nodes = [tensor.grad_fn for tensor in _find_tensors(output) if tensor.grad_fn is not None]
     seen, parameter_ids = set(nodes), set()
     while nodes:
         node = nodes.pop()
@@ -73,19 +60,3 @@ def parameters_behind(output) -> set[int]:
         seen |= new
         nodes += new
     return parameter_ids
-
-
-def _tensors_in(value) -> list[torch.Tensor]:
-    """Return all tensors in nested lists, tuples, dicts and dataclasses.
-
-    Source: `_find_tensors` in torch/nn/parallel/distributed.py
-    """
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        parts = list(value.values())
-    elif is_dataclass(value):
-        parts = [getattr(value, member.name) for member in fields(value)]
-    else:
-        parts = value if isinstance(value, (list, tuple)) else []
-    return [tensor for part in parts for tensor in _tensors_in(part)]

@@ -4,10 +4,8 @@ python -m accel_demo.anatomy.ddp.timeline
 python -m accel_demo.anatomy.ddp.timeline --plot timeline.svg
 """
 
-import json
-import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -85,27 +83,8 @@ class TimedDDP:
         return self.backward
 
 
-def main() -> None:
-    options = Parser(__doc__, plot=True).parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "backwards")
-        run_in_group(measure, PROCESSES, file)
-        if not file.exists():  # only rank 0 of the launch writes it
-            return
-        records = json.loads(file.read_text())
-        backwards = {float(limit): Backward(**times) for limit, times in records.items()}
-    rows = [
-        [f"{limit:g}", len(backward.sent), backward.sent_early()]
-        for limit, backward in backwards.items()
-    ]
-    head = ["bucket_cap_mb", "all-reduces", "started before the last gradient was ready"]
-    print(show.table(head, rows))
-    if options.plot:
-        draw(backwards, options.plot)
-
-
-def measure(device: torch.device, file: Path) -> None:
-    """Run steps with each limit, alternately. Rank 0 writes a typical `Backward` for each, as JSON.
+def main(device: torch.device, options) -> None:
+    """Run steps with each limit, alternately. Rank 0 prints and draws a typical backward for each.
 
     Typical is the measured step whose `backward()` took the median time. On a GPU, the times show
     when the CPU queued the work, not when the GPU did the work.
@@ -118,12 +97,20 @@ def measure(device: torch.device, file: Path) -> None:
             backward = model.run(inputs)
             if step >= WARM_UP:
                 measured[limit].append(backward)
-    if dist.get_rank() == 0:
-        typical = {
-            limit: asdict(sorted(backwards, key=lambda one: one.returned)[MEASURED // 2])
-            for limit, backwards in measured.items()
-        }
-        file.write_text(json.dumps(typical))
+    if dist.get_rank() > 0:
+        return
+    typical = {
+        limit: sorted(backwards, key=lambda backward: backward.returned)[MEASURED // 2]
+        for limit, backwards in measured.items()
+    }
+    rows = [
+        [f"{limit:g}", len(backward.sent), backward.sent_early()]
+        for limit, backward in typical.items()
+    ]
+    head = ["bucket_cap_mb", "all-reduces", "started before the last gradient was ready"]
+    print(show.table(head, rows))
+    if options.plot:
+        draw(typical, options.plot)
 
 
 def draw(backwards: dict[float, Backward], path: Path) -> None:
@@ -163,4 +150,4 @@ def draw(backwards: dict[float, Backward], path: Path) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        run_in_group(main, PROCESSES, Parser(__doc__, plot=True).parse_args())

@@ -74,29 +74,21 @@ def sizes_of(model_name: str) -> Sizes:
 
 def expected_counts(method: str, index: int, devices: int, sizes: Sizes) -> dict[str, float]:
     """Return the bytes that the formulas predict for one device, with the keys of `FORMULAS`."""
-    is_first, others, weights = index == 0, devices - 1, sizes.parameters
-    values: dict[str, float] = {"parameters": weights, "gradients": weights, STEP: 0}
+    is_first, others = index == 0, devices - 1
+    weights, buffers = sizes.parameters, sizes.buffers
     if method == DP:
-        of_first = weights if is_first else 0
-        to_each = weights + sizes.buffers + sizes.inputs // devices
-        return values | {
-            CONSTRUCTOR: 0,
-            "parameters": of_first,
-            "gradients": of_first,
-            FORWARD: sizes.outputs * others // devices if is_first else to_each,
-            BACKWARD: weights * others if is_first else sizes.outputs // devices,
-            "optimizer state": 2 * of_first,
-            "buckets": 0,
-            "gathered": sizes.outputs if is_first else 0,
-        }
-    return values | {
-        CONSTRUCTOR: 8 * others if is_first else weights + sizes.buffers + sizes.metadata,
-        FORWARD: 0 if is_first else sizes.buffers,
-        BACKWARD: 2 * weights * others / devices,
-        "optimizer state": 2 * weights,
-        "buckets": weights,
-        "gathered": 0,
-    }
+        received = [0, weights + buffers + sizes.inputs // devices, sizes.outputs // devices, 0]
+        if is_first:
+            received = [0, sizes.outputs * others // devices, weights * others, 0]
+        own, gathered = (weights, sizes.outputs) if is_first else (0, 0)
+        held = [own, own, 2 * own, 0, gathered]
+    else:
+        in_backward = 2 * weights * others / devices
+        received = [weights + buffers + sizes.metadata, buffers, in_backward, 0]
+        if is_first:
+            received = [8 * others, 0, in_backward, 0]
+        held = [weights, weights, 2 * weights, weights, 0]
+    return dict(zip(FORMULAS, [*received, *held], strict=True))
 
 
 def byte_counts(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> list[ByteCount]:

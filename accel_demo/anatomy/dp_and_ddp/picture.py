@@ -1,9 +1,11 @@
 """Draw the bytes that each device holds and receives."""
 
+import statistics
 from pathlib import Path
 
 from accel_demo.anatomy.dp_and_ddp.counting import BACKWARD, DDP, DP, FORWARD, DeviceCounts
 from accel_demo.anatomy.dp_and_ddp.formulas import Sizes
+from accel_demo.anatomy.memory import draw_stacked_bars
 from accel_demo.show import COLORS, new_figure, save
 
 
@@ -25,36 +27,30 @@ def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> Non
 
 def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colors: list[str]) -> None:
     """Draw a stacked bar for each device. `parts` maps a method to {part: bytes} of each device."""
-    places, labels, place = [], [], 0.0
-    highest = max(sum(sizes.values()) for devices in parts.values() for sizes in devices) / unit
-    visible = {
-        part
-        for devices in parts.values()
-        for sizes in devices
-        for part, size in sizes.items()
-        if size / unit > 0.01 * highest
-    }
-    for method, devices in parts.items():
-        start = place
-        for index, sizes in enumerate(devices):
-            low = 0.0
-            for (part, size), color in zip(sizes.items(), colors, strict=False):
-                # A part that is too small to see would only confuse in the legend.
-                label = part if place == 0 and part in visible else None
-                axes.bar(place, size / unit, 0.8, low, color=color, edgecolor="white", label=label)
-                low += size / unit
-            total = f"{low:.2f}" if low else "0 (its copy\nis freed)"
-            axes.text(place, low + 0.02 * highest, total, ha="center", fontsize=11)
-            places.append(place)
-            labels.append(f"{'device' if method == DP else 'rank'} {index}")
-            place += 1
-        middle, below = ((start + place - 1) / 2, -0.13), axes.get_xaxis_transform()
+    totals = {method: [sum(sizes.values()) / unit for sizes in parts[method]] for method in parts}
+    highest = max(map(max, totals.values()))
+    places = draw_stacked_bars(axes, parts, unit, colors, gap=0.5)
+    for method, places_of_method in places.items():
+        for place, height in zip(places_of_method, totals[method], strict=True):
+            text = f"{height:.2f}" if height else "0 (its copy\nis freed)"
+            axes.text(place, height + 0.02 * highest, text, ha="center", fontsize=11)
+        middle, below = (statistics.mean(places_of_method), -0.13), axes.get_xaxis_transform()
         axes.text(*middle, method, transform=below, ha="center", va="top", fontsize=12)
-        place += 0.5
-    axes.set_xticks(places, labels, fontsize=10)
+    labels = [f"device {index}" for index in range(len(parts[DP]))]
+    labels += [f"rank {index}" for index in range(len(parts[DDP]))]
+    axes.set_xticks(sum(places.values(), []), labels, fontsize=10)
     axes.set_ylim(0, 1.12 * highest)
     axes.set_title(f"Bytes {what}", fontsize=12)
     axes.set_ylabel("times the bytes of\nall parameters", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
-    axes.legend(frameon=False, fontsize=10, ncols=4, columnspacing=1.2, **below)
+    # A part that is too small to see would only confuse in the legend.
+    visible = {
+        part: bar
+        for bar, part in zip(*axes.get_legend_handles_labels(), strict=True)
+        if max(sizes[part] for devices in parts.values() for sizes in devices)
+        > 0.01 * highest * unit
+    }
+    axes.legend(
+        visible.values(), visible, frameon=False, fontsize=10, ncols=4, columnspacing=1.2, **below
+    )

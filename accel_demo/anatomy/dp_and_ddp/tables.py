@@ -5,13 +5,7 @@ import torch.distributed as dist
 
 from accel_demo.anatomy import memory
 from accel_demo.anatomy.dp_and_ddp.counting import DDP, DP, TIMES, DeviceCounts, count_all
-from accel_demo.anatomy.dp_and_ddp.formulas import (
-    FORMULAS,
-    Sizes,
-    byte_counts,
-    comparison,
-    sizes_of,
-)
+from accel_demo.anatomy.dp_and_ddp.formulas import FORMULAS, byte_counts, comparison, sizes_of
 from accel_demo.anatomy.dp_and_ddp.picture import draw
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
@@ -40,7 +34,7 @@ def show(device: torch.device, options) -> None:
     batch, devices = memory.GLOBAL_BATCH, len(counts[DDP])
     print(f"{options.model} with AdamW, {batch} images per step, N = {devices}:\n")
     print(worker_table(counts))
-    print(f"\n{count_table(counts, sizes)}\n")
+    print(f"\n{count_table(counts)}\n")
     print(table(["bytes", *(f"formula for {method}" for method in counts)], formula_rows()))
     print(
         f"\nBytes: P = {sizes.parameters} (parameters), B = {sizes.buffers} (buffers), "
@@ -79,14 +73,13 @@ def worker_table(counts: dict[str, list[DeviceCounts]]) -> str:
     return table(["forward pass", *columns_of(counts)], rows)
 
 
-def count_table(counts: dict[str, list[DeviceCounts]], sizes: Sizes) -> str:
+def count_table(counts: dict[str, list[DeviceCounts]]) -> str:
     """Return a table of bytes with a column for each device."""
-    triples = byte_counts(counts, sizes)
+    devices = [device for method in counts for device in counts[method]]
     rows = [
-        [row_name(name), *(count.actual for count in triples if count.name == name)]
+        [row_name(name), *((device.received | device.held.by_kind)[name] for device in devices)]
         for name in FORMULAS
     ]
-    devices = [device for method in counts for device in counts[method]]
     rows.append(["held: all kinds", *(device.held.total for device in devices)])
     return table(["bytes", *columns_of(counts)], rows)
 
