@@ -38,10 +38,17 @@ WRONG = {  # (samples, method): the expected gradient of each optimizer step
 }
 
 
-def observe_all() -> tuple[list[AccumulationRecord], list]:
+def run_all() -> tuple:
+    """Run everything that needs several processes, so that one launch is enough."""
     accelerator = Accelerator(cpu=use_cpu(), gradient_accumulation_steps=accumulation.WINDOW)
     records = [accumulation.observe(accelerator, *method) for method in accumulation.METHODS]
-    return records, random_windows()
+    all_reduces = {case: all_reduces_of_a_backward(*case) for case in SENDS}
+    return records, random_windows(), token_windows(), all_reduces
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def results(request, together):
+    return together(run_all, request.param)
 
 
 def random_windows() -> list:
@@ -73,11 +80,9 @@ def random_windows() -> list:
     return results
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_each_method_has_the_expected_all_reduces_steps_and_gradients(together, processes):
-    results = together(observe_all, processes)
+def test_each_method_has_the_expected_all_reduces_steps_and_gradients(results):
     records = results[0][0]
-    assert all(others == records for others, _ in results)
+    assert all(others == records for others, *_ in results)
     assert {(record.samples, record.method) for record in records} == {*RIGHT, *WRONG}
     for record in records:
         key, all_reduces = (record.samples, record.method), record.events.count("all-reduce")
@@ -90,7 +95,7 @@ def test_each_method_has_the_expected_all_reduces_steps_and_gradients(together, 
             assert (gradients, steps) == (WRONG[key], len(WRONG[key])), record
         parameters = 8 * 16 + 16 + 16 + 1
         assert record.bytes_shared == all_reduces * parameters * 4
-    assert all(windows == [EQUAL, 1] * 8 for _, windows in results)
+    assert all(windows == [EQUAL, 1] * 8 for _, windows, _, _ in results)
     share_in_the_last_backward(records)
     lanes = [label.get_text() for label in accumulation.draw(records).axes[0].get_yticklabels()]
     assert lanes == [
@@ -140,8 +145,12 @@ def token_windows() -> list[str]:
     return verdicts
 
 
-def test_tokens_weigh_the_same_in_a_full_and_in_a_short_window(together):
-    assert together(token_windows, 2) == [[EQUAL] * 2] * 2
+def test_tokens_weigh_the_same_in_a_full_and_in_a_short_window(results):
+    assert all(verdicts == [EQUAL] * 2 for _, _, verdicts, _ in results)
+
+
+# (forward under no_sync, backward under no_sync): the number of all-reduces in backward
+SENDS = {(False, False): 1, (False, True): 1, (True, False): 0, (True, True): 0}
 
 
 def all_reduces_of_a_backward(no_sync_forward: bool, no_sync_backward: bool) -> int:
@@ -159,11 +168,8 @@ def all_reduces_of_a_backward(no_sync_forward: bool, no_sync_backward: bool) -> 
     return len(all_reduces)
 
 
-def test_the_forward_decides_whether_backward_sends(together):
-    cases = {(False, False): 1, (False, True): 1, (True, False): 0, (True, True): 0}
-    for (forward, backward), times in cases.items():
-        flags = {"no_sync_forward": forward, "no_sync_backward": backward}
-        assert together(all_reduces_of_a_backward, 2, **flags) == [times, times]
+def test_the_forward_decides_whether_backward_sends(results):
+    assert all(all_reduces == SENDS for *_, all_reduces in results)
 
 
 @given(st.integers(-40, 40), st.integers(0, 2**31))
@@ -202,9 +208,3 @@ def test_the_correct_gradient_weights_every_token_equally():
         ((model(inputs[row, at]) - targets[row, at]) ** 2 / len(tokens)).sum().backward()
     by_token = torch.cat([model.weight.grad.flatten(), model.bias.grad])
     assert torch.allclose(right, by_token, atol=1e-6)
-
-
-def test_one_process_is_an_error(start):
-    result = start(["python", "-m", "accel_demo.anatomy.accumulation", "--processes", "1"])
-    assert result.returncode == 2
-    assert result.stderr == "error: --processes must be at least 2, got 1\n"

@@ -4,6 +4,8 @@ import ast
 import importlib
 import itertools
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 
@@ -14,6 +16,7 @@ from accel_demo import show
 from accel_demo.anatomy import shards
 from accel_demo.anatomy.model_parallel import splits, tables
 from accel_demo.anatomy.shards import METHODS
+from accel_demo.processes.environment import RANK_VARIABLES, rank_environment
 from tests.conftest import REPOSITORY
 
 ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
@@ -91,22 +94,84 @@ def test_two_processes_use_one_thread_each_even_after_a_launch_of_one_process(st
     assert result.stdout.count("2 x 1 threads") == 2
 
 
-def test_a_table_is_padded_markdown_with_right_aligned_numbers():
-    text = show.table(["way", "bytes"], [["a", 1], ["longer", 1000]])
-    assert text.splitlines() == [
-        "| way    | bytes |",
-        "| ------ | ----: |",
-        "| a      |     1 |",
-        "| longer |  1000 |",
-    ]
-
-
 def test_drawing_the_same_figure_twice_writes_identical_files(tmp_path):
     for name in ("one.svg", "two.svg"):
         figure = show.new_figure(3, 2)
         figure.subplots().plot([1, 2], label="a line")
         show.save(figure, tmp_path / name)
     assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
+
+
+AT_LEAST_TWO = "--processes must be at least 2, got 1"
+BY_TORCHRUN = rank_environment(0, 1, 29500)
+TOO_FEW = "--samples must be at least {}, a batch of 2 for each process ({}), got {}"
+LAYERS = "--layers takes NxC, each from 1 to 512, as in 128x64, got"
+SEVENTEEN = ",".join(map(str, range(17)))
+MISTAKES = [  # (program, its arguments, start of the error message, environment)
+    ("accumulation", "--processes 1", AT_LEAST_TWO, {}),
+    ("asynchronous", "--processes 1", AT_LEAST_TWO, {}),
+    ("asynchronous", "", AT_LEAST_TWO, BY_TORCHRUN),
+    ("backends", "", "this program starts its own processes", BY_TORCHRUN),
+    ("backends", "", "RANK is set, but not LOCAL_RANK, ", {"RANK": "0"}),
+    ("data_parallel", "--replicas 0", "--replicas must be at least 1, got 0", {}),
+    ("data_parallel", "bias --replicas -1", "--replicas must be at least 1, got -1", {}),
+    ("data_parallel", "--batch-size 0", "--batch-size must be at least 1, got 0", {}),
+    ("data_parallel", "bias --batch-size 7", "--batch-size is for step only, not for bias", {}),
+    ("data_parallel", "parts --batch-size 9", "--batch-size is for step only, not for parts", {}),
+    ("data_parallel", "other", "argument table: invalid choice: 'other'", {}),
+    ("ddp", "x", "unrecognized arguments: x", {}),
+    ("ddp.timeline", "x", "unrecognized arguments: x", {}),
+    ("ddp.timeline", "--plot x.jpg", "--plot takes a .png, .svg or .pdf file, got x.jpg", {}),
+    ("devices", "--plot map.svg", "--plot needs --visible. Add some ids, for example ", {}),
+    ("devices", "--visible 0 --physical 0", "--physical must be from 1 to 16, got 0", {}),
+    ("devices", "--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'", {}),
+    ("devices", "--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'", {}),
+    ("devices", "--visible '0, 0' --plot map.svg", "--plot draws each number only once", {}),
+    ("devices", "--visible 4 --visible 0,00 --plot x.svg", "--plot draws each number only", {}),
+    ("devices", "--visible +0,0 --plot map.svg", "--plot draws each number only once", {}),
+    ("devices", f"--visible {SEVENTEEN} --plot map.svg", "--plot draws up to 16 ids", {}),
+    ("dp_and_ddp", "--model alexnet", "argument --model: invalid choice: 'alexnet'", {}),
+    ("dp_and_ddp", "--processes 5", "--processes must divide the batch of 24, got 5", {}),
+    ("effective_batch", "--processes 1", AT_LEAST_TWO, {}),
+    ("gil", "--plot no/x.png", "cannot write --plot no/x.png: No such file or directory", {}),
+    ("kernel_distance", "--layers big", f"{LAYERS} big", {}),
+    ("kernel_distance", "--layers 0x4", f"{LAYERS} 0x4", {}),
+    ("kernel_distance", "--layers 4x513", f"{LAYERS} 4x513", {}),
+    ("kernel_distance", "--processes 0", "--processes must be at least 1, got 0", {}),
+    ("memory", "--model alexnet", "argument --model: invalid choice: 'alexnet'", {}),
+    ("memory", "--optimizer lion", "argument --optimizer: invalid choice: 'lion'", {}),
+    ("memory", "--processes 5", "--processes must divide the batch of 24, got 5", {}),
+    ("model_parallel", "--microbatches 5", "--microbatches must be a divisor of the batch", {}),
+    ("ring", "--processes 0", "--processes must be at least 1, got 0", {}),
+    ("ring", "--processes two", "argument --processes: invalid int value: 'two'", {}),
+    ("ring", "--processes 2", "--processes cannot be used with a launcher", BY_TORCHRUN),
+    ("ring", "--plot x.gif", "--plot takes a .png, .svg or .pdf file, got x.gif", {}),
+    ("ring", "--nonsense", "unrecognized arguments: --nonsense", {}),
+    ("shards", "--batch-size 0", "--batch-size must be at least 1, got 0", {}),
+    ("shards", "--samples 3", TOO_FEW.format(4, 2, 3), {}),
+    ("shards", "--samples 5", TOO_FEW.format(8, 4, 5), rank_environment(0, 4, 29500)),
+    ("shards", "--processes -1", "--processes must be at least 1, got -1", {}),
+]
+
+
+@pytest.mark.parametrize(("program", "typed", "said", "environment"), MISTAKES)
+def test_a_mistake_is_an_error_of_one_line_before_a_process_starts(
+    program, typed, said, environment, monkeypatch, tmp_path, capfd
+):
+    monkeypatch.setattr(sys, "argv", [program, *shlex.split(typed)])
+    monkeypatch.chdir(tmp_path)
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    path = ANATOMY / program.replace(".", "/")
+    file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(file), run_name="__main__")
+    out, err = capfd.readouterr()
+    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)  # ranks would print to `out`
+    assert err.startswith(f"error: {said}")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(11, 2), (60, 2), (120, 4)])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from accel_demo.anatomy import collectives as by_hand
 from accel_demo.anatomy.collectives import OPERATIONS
 from accel_demo.anatomy.wire import Wire
+from tests.anatomy.programs import printed, table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
 DTYPES = [
@@ -184,16 +185,22 @@ def test_every_collective_has_the_same_result_as_the_librarys(results):
             assert counts["not bit-equal"] == 0
 
 
-def run_all(device):
-    """Return the results of `compare_with_the_library`, `make_mistakes` and `with_nan`."""
-    counts = compare_with_the_library(device, 20)
-    return counts, *make_mistakes(device), with_nan(device)
+def run_all(device, picture=None):
+    """Run everything that needs several processes, so that one launch per size is enough."""
+    text = printed(by_hand.main, device, plot=picture)
+    counts, raised = compare_with_the_library(device, 20), make_mistakes(device)
+    return counts, raised, with_nan(device), text
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    return tmp_path_factory.mktemp("collectives") / "collectives.svg"
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
-def results(request, together):
+def results(request, together, picture):
     """Return the results of `run_all` by rank. Each world size is launched once."""
-    return together(run_all, request.param)
+    return together(run_all, request.param, picture=picture)
 
 
 def with_nan(device) -> dict[str, list[float]]:
@@ -208,74 +215,99 @@ def with_nan(device) -> dict[str, list[float]]:
 
 
 def test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(results):
-    for *_, rows in results:
+    for _, _, rows, _ in results:
         for row in rows.values():
             assert [value != value for value in row] == [True] * len(results) + [False]
 
 
-def make_mistakes(device):
-    """Return this rank's error for each mistake, and whether collectives still work afterwards."""
-    wire, raised = Wire(), {}
+def make_mistakes(device) -> list[str]:
+    """Make each mistake, check its error message, and then check that collectives still work.
+
+    Returns the messages, which must be the same on all ranks.
+    """
+    wire, raised = Wire(), []
     rank, world_size = wire.rank, wire.world_size
-    ones, is_last = torch.ones(3, device=device), wire.rank == world_size - 1
+    last, is_last = world_size - 1, rank == world_size - 1
+    ones, whole = torch.ones(3, device=device), torch.ones(3, device=device).long()
     needs_grad = torch.ones(3, device=device, requires_grad=True)
 
     def parts(count=world_size, like=ones):
         return [like.clone() for _ in range(count)]
 
-    longer = torch.ones(4, device=device) if is_last else ones.clone()
-    other = ones.double() if is_last else ones.clone()
-    whole = ones.long()
-    mistakes = {
-        "source": lambda: by_hand.broadcast(ones, world_size, wire),
-        "source, one rank": lambda: by_hand.scatter(ones, parts(), 0 if not is_last else -1, wire),
-        "target": lambda: by_hand.gather(ones, parts(), "0", wire),
-        "target of reduce": lambda: by_hand.reduce(ones, None, wire),
-        "operation": lambda: by_hand.all_reduce(ones, wire, "median"),
-        "mean of integers": lambda: by_hand.all_reduce(whole, wire, "mean"),
-        "mean of integers, reduce": lambda: by_hand.reduce(whole, 0, wire, "mean"),
-        "mean of bool": lambda: by_hand.reduce_scatter(
-            whole.bool(), parts(like=whole.bool()), wire, "mean"
+    def call(name, *arguments):
+        return functools.partial(getattr(by_hand, name), *arguments, wire)
+
+    def reduced(name, tensor, operation):
+        return functools.partial(getattr(by_hand, name), tensor, wire, operation)
+
+    one_rank = f"(on rank {last})"
+    is_int, no_rank = "must be a rank from 0 to", f"source must be a rank from 0 to {last}, got"
+    not_defined = "operation {} is not defined for torch.{}"
+    known = "operation must be one of sum, mean, product, max, min"
+    mistakes = [  # (call, text in the error message)
+        (call("broadcast", ones, world_size), f"{no_rank} {world_size}"),
+        (call("scatter", ones, parts(), -1 if is_last else 0), f"got -1 {one_rank}"),
+        (call("scatter", ones, parts(), 0.0), f"{no_rank} 0.0 (on rank 0)"),
+        (call("gather", ones, parts(), "0"), f"target {is_int} {last}, got '0'"),
+        (call("reduce", ones, None), f"target {is_int} {last}, got None"),
+        (reduced("all_reduce", ones, "median"), known),
+        (reduced("all_reduce", ones, numpy.ones(3)), known),
+        (reduced("all_reduce", whole, "mean"), not_defined.format("mean", "int64")),
+        (lambda: by_hand.reduce(whole, 0, wire, "mean"), not_defined.format("mean", "int64")),
+        (
+            lambda: by_hand.reduce_scatter(whole.bool(), parts(like=whole.bool()), wire, "mean"),
+            not_defined.format("mean", "bool"),
         ),
-        "max of complex": lambda: by_hand.all_reduce(ones + 0j, wire, "max"),
-        "requires grad": lambda: by_hand.all_reduce(needs_grad, wire),
-        "requires grad, one": lambda: by_hand.broadcast(needs_grad if is_last else ones, 0, wire),
-        "not a tensor": lambda: by_hand.all_reduce([1.0, 2.0], wire),
-        "not a tensor, one": lambda: by_hand.broadcast(None if is_last else ones, 0, wire),
-        "list too short": lambda: by_hand.all_gather(parts(world_size - 1), ones, wire),
-        "list too long, one": lambda: by_hand.all_to_all(
-            parts(), parts(world_size + is_last), wire
+        (reduced("all_reduce", ones + 0j, "max"), not_defined.format("max", "complex64")),
+        (
+            reduced("all_reduce", ones.to(torch.float8_e4m3fn), "sum"),
+            not_defined.format("sum", "float8_e4m3fn"),
         ),
-        "no list": lambda: by_hand.scatter(ones, None, 0, wire),
-        "list of numbers": lambda: by_hand.reduce_scatter(ones, [1.0] * world_size, wire),
-        "source is not an int": lambda: by_hand.scatter(ones, parts(), 0.0, wire),
-        "operation is not a string": lambda: by_hand.all_reduce(ones, wire, numpy.ones(3)),
-        "sum of float8": lambda: by_hand.all_reduce(ones.to(torch.float8_e4m3fn), wire),
-    }
+        (call("all_reduce", needs_grad), "tensor must not require grad"),
+        (call("broadcast", needs_grad if is_last else ones, 0), one_rank),
+        (call("all_reduce", [1.0]), "tensor must be a torch.Tensor, got list (on rank 0)"),
+        (call("broadcast", None if is_last else ones, 0), f"got NoneType {one_rank}"),
+        (call("all_gather", parts(last), ones), f"parts must be a list of {world_size} tensors"),
+        (call("all_to_all", parts(), parts(last + 1 + is_last)), f"got {last + 2} {one_rank}"),
+        (call("scatter", ones, None, 0), "tensors, got NoneType (on rank 0)"),
+        (
+            call("reduce_scatter", ones, [1.0] * world_size),
+            "parts must be a torch.Tensor, got float (on rank 0)",
+        ),
+    ]
     if device.type != "cpu":
-        on_cpu = ones.cpu() if is_last else ones
-        mistakes["one on the CPU"] = lambda: by_hand.all_reduce(on_cpu, wire)
+        mistakes.append((call("all_reduce", ones.cpu() if is_last else ones), " must match "))
     if world_size > 1:
-        mistakes |= {
-            "shape of broadcast": lambda: by_hand.broadcast(longer, 0, wire),
-            "dtype of broadcast": lambda: by_hand.broadcast(other, 0, wire),
-            "shape of reduce": lambda: by_hand.reduce(longer, 0, wire),
-            "dtype of all_reduce": lambda: by_hand.all_reduce(other, wire),
-            "shape of scatter": lambda: by_hand.scatter(longer, parts(), 0, wire),
-            "shape of gather": lambda: by_hand.gather(longer, parts(), 0, wire),
-            "dtype of all_gather": lambda: by_hand.all_gather(parts(), other, wire),
-            "shape of all_to_all": lambda: by_hand.all_to_all(parts(), parts(like=longer), wire),
-            "shape of reduce_scatter": lambda: by_hand.reduce_scatter(longer, parts(), wire),
-            "two sources": lambda: by_hand.broadcast(ones, int(is_last), wire),
-            "two operations": lambda: by_hand.all_reduce(ones, wire, "max" if is_last else "min"),
-            "two collectives": lambda: (
-                by_hand.all_reduce(ones, wire) if is_last else by_hand.reduce(ones, 0, wire)
+        longer = torch.ones(4, device=device) if is_last else ones.clone()
+        other = ones.double() if is_last else ones.clone()
+        no_match = "tensor must match tensor: rank 0 sends torch.float32 of shape [3] on {0}, but "
+        no_match += "rank {1} has room for torch.float64 of shape [3] on {0}"
+        unlike = ("tensor must match parts", "parts must match tensor", "parts must match received")
+        mistakes += [
+            (call("broadcast", longer, 0), "tensor must match tensor"),
+            (call("broadcast", other, 0), no_match.format(device.type, last)),
+            (call("reduce", longer, 0), "tensor must match tensor"),
+            (call("all_reduce", other), "tensor must match tensor"),
+            (call("gather", longer, parts(), 0), unlike[0]),
+            (call("all_gather", parts(), other), unlike[0]),
+            (call("scatter", longer, parts(), 0), unlike[1]),
+            (call("reduce_scatter", longer, parts()), unlike[1]),
+            (call("all_to_all", parts(), parts(like=longer)), unlike[2]),
+            (
+                call("broadcast", ones, int(is_last)),
+                f"rank 0 calls broadcast(source=0), but rank {last} calls broadcast(source=1)",
             ),
-        }
-    for name, mistake in mistakes.items():
+            (reduced("all_reduce", ones, "max" if is_last else "min"), "operation='min'"),
+            (
+                call("all_reduce", ones) if is_last else call("reduce", ones, 0),
+                f"rank {last} calls all_reduce(operation='sum')",
+            ),
+        ]
+    for mistake, said in mistakes:
         with pytest.raises(ValueError) as caught:
             mistake()
-        raised[name] = str(caught.value)
+        raised.append(str(caught.value))
+        assert said in raised[-1], (said, raised[-1])
     assert wire.sent == [] and torch.equal(ones, torch.ones_like(ones))  # nothing was sent
     with torch.no_grad():
         by_hand.all_reduce(needs_grad, wire)
@@ -285,86 +317,37 @@ def make_mistakes(device):
     results = [torch.zeros(count, device=device) for count in range(world_size)]
     by_hand.all_gather(results, uneven.requires_grad_(), wire)
     arrived = zip(results, given, strict=True)
-    is_right = all(torch.equal(*pair) and not pair[0].requires_grad for pair in arrived)
-    return raised, is_right and needs_grad.tolist() == [world_size] * 3
+    assert all(torch.equal(*pair) and not pair[0].requires_grad for pair in arrived)
+    assert needs_grad.tolist() == [world_size] * 3
+    return raised
 
 
-def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
-    results, device="cpu"
-):
-    raised, processes = results[0][1], len(results)
-    assert all(errors == raised and is_right for _, errors, is_right, _ in results)
-    last = processes - 1
-    assert raised["source"].startswith(f"source must be a rank from 0 to {last}, got {processes}")
-    assert raised["source, one rank"].endswith(f"got -1 (on rank {last})")
-    assert raised["target"].startswith(f"target must be a rank from 0 to {last}, got '0'")
-    assert raised["target of reduce"].startswith("target must be a rank")
-    assert raised["operation"].startswith("operation must be one of sum, mean, product, max, min")
-    for name in ("mean of integers", "mean of integers, reduce"):
-        assert raised[name] == "operation mean is not defined for torch.int64 (on rank 0)"
-    assert raised["mean of bool"].startswith("operation mean is not defined for torch.bool")
-    assert raised["max of complex"].startswith("operation max is not defined for torch.complex64")
-    assert raised["requires grad"].startswith("tensor must not require grad")
-    assert raised["requires grad, one"].endswith(f"(on rank {last})")
-    assert raised["not a tensor"] == "tensor must be a torch.Tensor, got list (on rank 0)"
-    assert raised["not a tensor, one"].startswith("tensor must be a torch.Tensor, got NoneType")
-    assert raised["list too short"].startswith(f"parts must be a list of {processes} tensors")
-    assert raised["list too long, one"].endswith(f"got {processes + 1} (on rank {last})")
-    assert raised["no list"].endswith("tensors, got NoneType (on rank 0)")
-    assert raised["list of numbers"] == "parts must be a torch.Tensor, got float (on rank 0)"
-    assert raised["source is not an int"].endswith(f"from 0 to {last}, got 0.0 (on rank 0)")
-    assert raised["operation is not a string"].startswith("operation must be one of sum, mean")
-    assert raised["sum of float8"].startswith("operation sum is not defined for torch.float8")
-    if processes == 1:
-        return
-    mismatched = {name for name in raised if name.startswith(("shape", "dtype"))}
-    assert len(mismatched) == 9
-    for name in mismatched:
-        assert " must match " in raised[name] and raised[name].startswith(("tensor ", "parts "))
-    assert raised["dtype of broadcast"] == (
-        f"tensor must match tensor: rank 0 sends torch.float32 of shape [3] on {device}, but rank "
-        f"{last} has room for torch.float64 of shape [3] on {device}"
-    )
-    assert raised["two sources"] == (
-        f"rank 0 calls broadcast(source=0), but rank {last} calls broadcast(source=1)"
-    )
-    assert "operation='min'" in raised["two operations"]
-    assert f"rank {last} calls all_reduce(operation='sum')" in raised["two collectives"]
+def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(results):
+    assert all(raised == results[0][1] for _, raised, *_ in results)
+    assert len(results[0][1]) == (20 if len(results) == 1 else 32)
 
 
-def numbers_in(table: str) -> dict[str, list[int]]:
-    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")]
-    return {row[0].strip(): [int(cell) for cell in row[1:]] for row in rows[2:]}
-
-
-def test_each_collective_sends_the_messages_and_bytes_of_its_algorithm(start, tmp_path):
-    for n in (1, 4):
-        picture = tmp_path / f"{n}.svg"
-        command = ["python", "-m", "accel_demo.anatomy.collectives", "--processes", n]
-        result = start([*command, "--plot", picture])
-        assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout.startswith(f"{n} connected process{'es' if n > 1 else ''} on cpu")
-        _, counts = result.stdout.split("| collective     | messages", 1)
-        row = 8 * n  # bytes in a row of n numbers, 8 bytes each
-        others, rounds_of_the_tree = n - 1, (n - 1).bit_length()
-        pairs = [n * others, others, n * others * 8, others * 8]  # sent by the busiest rank
-        assert numbers_in("| collective | messages" + counts) == {
-            "broadcast": [others, rounds_of_the_tree, others * row, rounds_of_the_tree * row],
-            "scatter": [others, others, others * 8, others * 8],
-            "gather": [others, others, others * 8, 8 * (n > 1)],
-            "all_gather": pairs,
-            "reduce": [others, others, others * row, row * (n > 1)],
-            "reduce_scatter": pairs,
-            "all_reduce": [
-                2 * others,
-                others + rounds_of_the_tree,
-                2 * others * row,
-                rounds_of_the_tree * row,
-            ],
-            "all_to_all": pairs,
-        }
-        drawn = picture.read_text()
-        assert all(f"<!-- {name} -->" in drawn for name in ("all_to_all", "rank 0", "1" * n))
+def test_each_collective_sends_the_messages_and_bytes_of_its_algorithm(results, picture):
+    n, text = len(results), results[0][3]
+    others, rounds_of_the_tree, row = n - 1, (n - 1).bit_length(), 8 * n  # `row`: bytes in a row
+    pairs = [n * others, others, n * others * 8, others * 8]  # sent by the busiest rank
+    rows = [row for row in table_rows(text) if len(row) == 5][1:]
+    assert {name: list(map(int, numbers)) for name, *numbers in rows} == {
+        "broadcast": [others, rounds_of_the_tree, others * row, rounds_of_the_tree * row],
+        "scatter": [others, others, others * 8, others * 8],
+        "gather": [others, others, others * 8, 8 * (n > 1)],
+        "all_gather": pairs,
+        "reduce": [others, others, others * row, row * (n > 1)],
+        "reduce_scatter": pairs,
+        "all_reduce": [
+            2 * others,
+            others + rounds_of_the_tree,
+            2 * others * row,
+            rounds_of_the_tree * row,
+        ],
+        "all_to_all": pairs,
+    }
+    assert {"all_to_all", "rank 0", "1" * n} <= words_in(picture)
 
 
 @pytest.mark.slow
@@ -381,5 +364,4 @@ def test_the_collectives_are_correct_on_gpus(together):
     ran = together(run_all, 2, environment=VISIBLE_GPUS)
     test_every_collective_has_the_same_result_as_the_librarys(ran)
     test_the_max_and_min_of_nan_are_nan_whichever_rank_has_it(ran)
-    test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(ran, "cuda")
-    assert " must match " in ran[0][1]["one on the CPU"]
+    assert ran[0][1] == ran[1][1] and len(ran[0][1]) == 33  # one more: a tensor on the CPU

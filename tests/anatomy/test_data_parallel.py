@@ -20,13 +20,12 @@ from accel_demo.anatomy.data_parallel.phases import (
 )
 from accel_demo.anatomy.data_parallel.scatter_gather import chunk_sizes, gather, scatter
 from accel_demo.anatomy.data_parallel.tables import largest_difference
-from accel_demo.errors import UserError
 from accel_demo.models import VGG11
+from tests.anatomy.programs import table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "image label")
-PROGRAM = ["python", "-m", "accel_demo.anatomy.data_parallel"]
 
 
 class Structured(nn.Module):
@@ -472,8 +471,8 @@ def test_a_nan_in_the_gradient_is_reported():
 @pytest.mark.parametrize("replicas", [2, 8])
 def test_vgg_in_two_calls_is_replicated_and_gathered_twice_for_the_same_gradients(replicas, capsys):
     tables.show_parts(replicas)
-    rows = [re.split(r" *\| *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
-    whole, parts = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    head, *rows = table_rows(capsys.readouterr().out)
+    whole, parts = [dict(zip(head, row, strict=True)) for row in rows]
     counts = ("replications", "gathers", "threads", "error of the gradient")
     assert [whole[name] for name in counts] == ["1", "1", str(replicas), "below 1e-6"]
     assert [parts[name] for name in counts] == ["2", "2", str(2 * replicas), "below 1e-6"]
@@ -519,63 +518,31 @@ def test_a_variable_is_a_tensor_and_resize_fails_on_a_short_last_batch():
     assert labels.reshape(-1).shape == (6,)
 
 
-def ddp_gradient(device):
-    """Return DDP's weight gradients for a mean and a sum loss. Each rank uses half of the batch."""
-    gradients = {}
-    rank = torch.distributed.get_rank()
-    for reduction in ("mean", "sum"):
-        net, inputs, labels = small_problem(device)
-        ddp = nn.parallel.DistributedDataParallel(net)
-        halves = inputs.chunk(2)[rank], labels.chunk(2)[rank]
-        F.mse_loss(ddp(halves[0]), halves[1], reduction=reduction).backward()
-        gradients[reduction] = net.weight.grad.cpu()
-    return gradients
-
-
-def small_problem(device=CPU):
-    torch.manual_seed(0)
-    net, inputs, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 3)
-    return net.to(device), inputs.to(device), labels.to(device)
-
-
-def test_data_parallel_and_ddp_have_equal_gradients_for_a_mean_loss_but_not_for_a_sum(together):
-    for averaged in together(ddp_gradient, 2):
-        for reduction, times in (("mean", 1), ("sum", 2)):
-            net, inputs, labels = small_problem()
-            F.mse_loss(data_parallel(net, inputs, 2), labels, reduction=reduction).backward()
-            torch.testing.assert_close(net.weight.grad, times * averaged[reduction])
-
-
-def test_the_step_table_is_printed_and_drawn(start, tmp_path):
-    result = start([*PROGRAM, "--replicas", 3, "--plot", tmp_path / "step.svg"])
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "| `parallel_apply`      | 3 threads | 4×3 " in result.stdout
-    words = {"replica 2", "parallel_apply", "4×6 → 4×3", "all: 10×3", "3 threads, nothing moves"}
-    assert words <= words_of(tmp_path / "step.svg")
-
-
 @pytest.mark.parametrize(
-    ("table", "row", "words"),
+    ("typed", "row", "words"),
     [
         (
-            "bias",
+            ["step", "--replicas", "3"],
+            "| `parallel_apply`      | 3 threads | 4×3 ",
+            {"replica 2", "parallel_apply", "4×6 → 4×3", "all: 10×3", "3 threads, nothing moves"},
+        ),
+        (
+            ["bias"],
             "|        8 | 4, 4, 4, 4, 4, 4, 4, 2 | below 1e-6       | 0.0",
             {"in a part of 4", "in a part of 2", "right: 1/30", "inside, weighted mean"},
         ),
         (
-            "parts",
+            ["parts"],
             "| features, then classifier |            2 |       2 |",
             {"37,953,064", "8,352", "features, then classifier"},
         ),
     ],
 )
-def test_the_bias_and_parts_tables_are_printed_and_drawn(
-    table, row, words, monkeypatch, tmp_path, capsys
-):
-    picture = tmp_path / "picture.svg"
-    monkeypatch.setattr(sys, "argv", ["data_parallel", table, "--plot", str(picture)])
+def test_each_table_is_printed_and_drawn(typed, row, words, monkeypatch, tmp_path, capsys):
+    drawn = tmp_path / "picture.svg"
+    monkeypatch.setattr(sys, "argv", ["data_parallel", *typed, "--plot", str(drawn)])
     tables.main("")
-    assert row in capsys.readouterr().out and words <= words_of(picture)
+    assert row in capsys.readouterr().out and words <= words_in(drawn)
 
 
 @pytest.mark.parametrize(
@@ -596,26 +563,6 @@ def test_the_bias_picture_names_the_number_of_replicas_and_its_texts_do_not_over
     assert len(boxes) == 1 + {1: 0, 8: 4, 16: 16}[replicas]  # a legend, and labels for large errors
     for index, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:index])
-
-
-def words_of(picture):
-    return set(re.findall("<!-- (.*?) -->", picture.read_text()))
-
-
-def test_a_mistake_on_the_command_line_is_an_error_of_one_line(start, monkeypatch):
-    result = start([*PROGRAM, "--replicas", 0])
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: --replicas must be at least 1, got 0\n"
-    for flags, message in (
-        (["bias", "--replicas", "-1"], "--replicas must be at least 1, got -1"),
-        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        (["bias", "--batch-size", "7"], "--batch-size is for step only, not for bias"),
-        (["parts", "--batch-size", "10"], "--batch-size is for step only, not for parts"),
-        (["other"], "other"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["data_parallel", *flags])
-        with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
-            tables.main("")
 
 
 def compare_with_torch(gpus):

@@ -2,8 +2,6 @@
 
 import doctest
 import itertools
-import shlex
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -17,8 +15,7 @@ from hypothesis import strategies as st
 from accel_demo import show
 from accel_demo.anatomy import asynchronous, devices
 from accel_demo.anatomy.devices import cuda_order, visible_devices
-from accel_demo.errors import UserError
-from accel_demo.processes.launch import free_port
+from tests.anatomy.programs import printed, table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
 STARTS = "1a2b 1a9f 27c4 3d08 4f6e 58b1 6c3d 7e95 80aa 9b07".split()  # two start with 1a
@@ -297,11 +294,9 @@ def test_the_report_lists_cores_and_cuda_variables(monkeypatch):
     assert not any(name.startswith("cuda:") for name in rows)
 
 
-def test_the_program_reports_this_machine_and_how_many_processes_fit(start):
-    result = start(["python", "-m", "accel_demo.anatomy.devices"])
-    assert result.returncode == 0, result.stderr
-    rows = [line.strip("| ").split("|") for line in result.stdout.splitlines()]
-    report = {row[0].strip(): row[-1].strip() for row in rows}
+def test_the_program_reports_this_machine_and_how_many_processes_fit(capsys):
+    devices.main([])
+    report = dict(table_rows(capsys.readouterr().out))
     fit, rest = report["gloo processes"].split(" ", 1)
     room = int(rest.rsplit(" ", 1)[1])
     assert 0 <= int(fit) == min(room, devices.usable_cores())
@@ -310,75 +305,41 @@ def test_the_program_reports_this_machine_and_how_many_processes_fit(start):
 
 def early(device):
     dist.barrier()
-    return asynchronous.all_reduce_early(device)
+    return asynchronous.all_reduce_early(device), printed(asynchronous.main, device, plot=None)
 
 
 def test_a_call_returns_before_the_other_ranks_have_joined(together):
-    assert together(early, 3) == [(False, True, 6.0)] * 3
+    ranks = together(early, 3)
+    assert [result for result, _ in ranks] == [(False, True, 6.0)] * 3
+    assert [text for _, text in ranks[1:]] == [""] * 2
+    assert [row[:3] for row in table_rows(ranks[0][1])[1:]] == [
+        ["the call has returned", "have not called it", "False"],
+        ["`wait()` has returned", "have joined", "True"],
+    ]
 
 
-def test_the_program_shows_that_the_call_returned_early(start):
-    result = start(["python", "-m", "accel_demo.anatomy.asynchronous"])
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("2 connected processes on cpu (gloo)")
-    rows = [[cell.strip() for cell in line.split("|")] for line in result.stdout.splitlines()]
-    states = {row[1]: row[2:4] for row in rows if len(row) > 4}
-    assert states["the call has returned"] == ["have not called it", "False"]
-    assert states["`wait()` has returned"] == ["have joined", "True"]
-
-
-def test_one_process_is_an_error(start):
+def test_one_process_is_an_error():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="needs at least two processes"):
             asynchronous.all_reduce_early(torch.device("cpu"))
     finally:
         dist.destroy_process_group()
-    program = ["python", "-m", "accel_demo.anatomy.asynchronous"]
-    message = "error: --processes must be at least 2, got 1\n"
-    result = start([*program, "--processes", 1])
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
-    as_by_torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    result = start(program, **as_by_torchrun, **place)
-    assert (result.returncode, result.stderr) == (2, message)
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("--plot map.svg", "--plot needs --visible. Add some ids, for example --visible 0,4."),
-        ("--visible 0 --physical 0", "--physical must be from 1 to 16, got 0"),
-        ("--visible GPU-1 --plot map.svg", "--plot draws numbers only, got 'GPU-1'"),
-        ("--visible 1,,2 --plot map.svg", "--plot draws numbers only, got '1,,2'"),
-        ("--visible '0, 0' --plot map.svg", "--plot draws each number only once"),
-        ("--visible 0,4 --visible 0,00 --plot map.svg", "--plot draws each number only once"),
-        ("--visible +0,0 --plot map.svg", "--plot draws each number only once"),
-        (f"--visible {','.join(map(str, range(17)))} --plot map.svg", "--plot draws up to 16 ids"),
-    ],
-)
-def test_a_map_that_cannot_be_drawn_is_a_user_error(typed, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=said):
-        devices.main(shlex.split(typed))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_map_of_devices_is_printed_and_drawn(tmp_path, capsys):
     drawn = tmp_path / "map.svg"
     devices.main(["--visible", "0,4", "--visible", "3,9", "--plot", str(drawn)])
-    printed = capsys.readouterr().out.splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed]
+    cells = table_rows(capsys.readouterr().out)[1:]
     assert cells == [["0,4", "2", "cuda:0: 0, cuda:1: 4"], ["3,9", "1", "cuda:0: 3"]]
-    assert "no GPU 9" in drawn.read_text()
+    assert "no GPU 9" in words_in(drawn)
 
 
 def test_an_empty_value_is_drawn_as_none_visible(tmp_path):
     for value in ("", " "):
         drawn = tmp_path / "map.svg"
         devices.main(["--visible", value, "--plot", str(drawn)])
-        assert "<!-- none visible -->" in drawn.read_text()
-        assert "no GPU " not in drawn.read_text()
+        assert "none visible" in words_in(drawn) and "no GPU " not in drawn.read_text()
 
 
 @pytest.mark.parametrize(
@@ -418,12 +379,10 @@ def test_enqueued_calls_can_be_timed_only_on_a_gpu():
         asynchronous.time_enqueued(torch.device("cpu"))
 
 
-def test_the_variable_can_still_be_set_after_importing_torch():
+def test_the_variable_can_still_be_set_after_importing_torch(monkeypatch):
     """CUDA reads the variable when initialized. Without a GPU, check only what torch parses."""
-    code = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '0,4'\n"
-    code += "print(torch.cuda._parse_visible_devices(), torch.cuda.is_initialized())"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert shown.stdout.strip() == "[0, 4] False"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,4")
+    assert torch.cuda._parse_visible_devices() == [0, 4] and not torch.cuda.is_initialized()
 
 
 needs_gpu = pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")

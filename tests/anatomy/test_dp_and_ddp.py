@@ -2,7 +2,6 @@
 
 import copy
 import os
-import re
 
 import pytest
 import torch
@@ -13,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_demo.anatomy import memory
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.anatomy.ddp.flight_recorder import recorded
-from accel_demo.anatomy.dp_and_ddp import counting, formulas, picture
+from accel_demo.anatomy.dp_and_ddp import counting, formulas, picture, tables
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
+from tests.anatomy.programs import printed, table_rows, words_in
 from tests.anatomy.test_anatomy import overlapping
 from tests.conftest import GPUS, VISIBLE_GPUS
 
@@ -26,19 +26,38 @@ def count(device, model_name):
     return counting.count_all(device, model_name), os.getpid()
 
 
+def run_all(device, picture):
+    """Run everything that needs two processes, so that one launch is enough."""
+    text = printed(tables.show, device, model="tiny_cnn", plot=picture)
+    trained = trained_in_both_ways(device), gradients_of_two_losses(device)
+    return count(device, "small_cnn"), plain_ddp(device), *trained, text
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    return tmp_path_factory.mktemp("drawn") / "bytes.svg"
+
+
+@pytest.fixture(scope="module")
+def results(together, drawn):
+    return together(run_all, 2, picture=drawn)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "model_name"),
-    [
-        (2, "small_cnn"),
-        pytest.param(3, "tiny_cnn", marks=pytest.mark.slow),
-        pytest.param(4, "small_cnn", marks=pytest.mark.slow),
-        pytest.param(2, "vgg11", marks=pytest.mark.slow),  # several buckets
-    ],
+    ("processes", "model_name"), [(3, "tiny_cnn"), (4, "small_cnn"), (2, "vgg11")]
 )
-def test_each_device_receives_and_holds_the_expected_bytes(processes, model_name, together):
-    """The expected numbers are computed here a second time, without the program's formulas."""
-    results = together(count, processes, model_name=model_name)
-    pids = [pid for _, pid in results]
+def test_any_number_of_devices_and_buckets_has_the_expected_bytes(processes, model_name, together):
+    check_bytes(together(count, processes, model_name=model_name), model_name)
+
+
+def test_each_device_receives_and_holds_the_expected_bytes(results):
+    check_bytes([counted for counted, *_ in results], "small_cnn")
+
+
+def check_bytes(results, model_name):
+    """Compare the counts with numbers that are computed here, without the program's formulas."""
+    processes, pids = len(results), [pid for _, pid in results]
     assert len(set(pids)) == processes
     model = make_model(TrainConfig(model=model_name))
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -48,12 +67,8 @@ def test_each_device_receives_and_holds_the_expected_bytes(processes, model_name
     for counts, _ in results:
         first, *others = counts["DataParallel"]
         assert len(others) == processes - 1 == len(counts["DDP"]) - 1
-        assert list(first.received.values()) == [
-            0,
-            outputs * len(others),
-            weights * len(others),
-            0,
-        ]
+        of_each_other = [0, outputs, weights, 0]
+        assert list(first.received.values()) == [len(others) * size for size in of_each_other]
         for device in others:
             # In backward, each replica receives the gradients of its outputs.
             to_each = [0, weights + buffers + images, outputs, 0]
@@ -109,11 +124,11 @@ def plain_ddp(device):
     return [[(call.name, call.size) for call in calls] for calls in (forward, backward)]
 
 
-def test_ddp_without_our_ring_all_reduces_the_gradients_once_and_sends_no_weights(together):
+def test_ddp_without_our_ring_all_reduces_the_gradients_once_and_sends_no_weights(results):
     model = make_model(TrainConfig(model="small_cnn"))
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    for forward, backward in together(plain_ddp, 2):
+    for _, (forward, backward), *_ in results:
         assert {name for name, _ in forward} == {"broadcast"}
         assert sum(size for _, size in forward) == buffers
         assert backward == [("all_reduce", weights)]
@@ -140,12 +155,32 @@ def trained_in_both_ways(device):
     return [parameter.detach() for parameter in model.parameters()], *weights
 
 
-def test_data_parallel_and_ddp_train_the_same_weights(together):
-    for before, with_dp, with_ddp in together(trained_in_both_ways, 2):
+def test_data_parallel_and_ddp_train_the_same_weights(results):
+    for _, _, (before, with_dp, with_ddp), *_ in results:
         changes = [(a - b).abs().max().item() for a, b in zip(before, with_ddp, strict=True)]
         assert max(changes) > 1e-2
         for a, b in zip(with_dp, with_ddp, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def gradients_of_two_losses(device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the gradients of DataParallel and of DDP, for a mean and for a sum over the batch."""
+    gradients, rank = [], dist.get_rank()
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(0)
+        net, inputs, labels = torch.nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 3)
+        ddp = DistributedDataParallel(copy.deepcopy(net))
+        halves = inputs.chunk(2)[rank], labels.chunk(2)[rank]
+        F.mse_loss(ddp(halves[0]), halves[1], reduction=reduction).backward()
+        F.mse_loss(DataParallel(net, 2)(inputs), labels, reduction=reduction).backward()
+        gradients.append((net.weight.grad, ddp.module.weight.grad))
+    return gradients
+
+
+def test_data_parallel_and_ddp_have_equal_gradients_for_a_mean_loss_but_not_for_a_sum(results):
+    for *_, (of_mean, of_sum), _ in results:
+        for (with_dp, with_ddp), times in ((of_mean, 1), (of_sum, 2)):
+            torch.testing.assert_close(with_dp, times * with_ddp)
 
 
 def test_a_count_that_differs_from_its_formula_is_an_error():
@@ -172,26 +207,13 @@ def test_only_a_rounded_bucket_may_differ_from_its_formula():
             formulas.comparison([exact, wrong])
 
 
-def test_the_program_prints_and_draws(start, tmp_path):
-    drawn = tmp_path / "bytes.svg"
-    shown = start([*COMMAND, "--model", "tiny_cnn", "--plot", drawn])
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("2 connected processes")
-    assert "\n36 of 36 byte counts equal their formulas.\n" in shown.stdout
-    [threads] = re.findall(r"^\| threads running forward +\|(.*)$", shown.stdout, re.MULTILINE)
-    assert [cell.strip() for cell in threads.split("|")[:4]] == ["2", "2", "1", "1"]
-    words = drawn.read_text()
-    labels = {*memory.KINDS, "in forward", "rank 1"} - {"gathered"}  # too small to see
-    assert all(f"<!-- {label} -->" in words for label in labels)
-    assert "<!-- gathered -->" not in words
-
-
-@pytest.mark.parametrize(("flag", "wrong"), [("--model", "alexnet"), ("--processes", "5")])
-def test_a_wrong_option_prints_one_line_before_a_process_starts(start, flag, wrong):
-    refused = start([*COMMAND, flag, wrong])
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert len(refused.stderr.splitlines()) == 1
-    assert flag in refused.stderr and wrong in refused.stderr
+def test_the_program_prints_and_draws(results, drawn):
+    text = results[0][4]
+    assert "\n36 of 36 byte counts equal their formulas.\n" in text and results[1][4] == ""
+    cells = {row[0]: row[1:] for row in table_rows(text)}
+    assert cells["threads running forward"] == ["2", "2", "1", "1"]
+    assert words_in(drawn) >= {*memory.KINDS, "in forward", "rank 1"} - {"gathered"}
+    assert "gathered" not in words_in(drawn)  # too small to see
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -87,9 +87,3 @@ def test_plans_keep_the_global_batch_or_increase_it_with_one_of_three_learning_r
             rates = [LEARNING_RATE, LEARNING_RATE * math.sqrt(n), LEARNING_RATE * n]
             assert planned == [(BATCH // n, LEARNING_RATE), *((BATCH, rate) for rate in rates)]
     assert BatchPlan(4, 32, 0.02).global_batch == 128
-
-
-def test_one_process_is_an_error(start):
-    result = start(["python", "-m", "accel_demo.anatomy.effective_batch", "--processes", "1"])
-    assert result.returncode == 2
-    assert result.stderr == "error: --processes must be at least 2, got 1\n"

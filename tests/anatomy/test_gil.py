@@ -14,12 +14,10 @@ from accel_demo.anatomy.gil import (
     WorkTime,
     cores_busy,
     has_gil,
-    main,
     measure,
     preprocess,
     speedups,
 )
-from accel_demo.errors import one_line_errors
 
 
 def test_the_work_has_the_same_result_every_time():
@@ -75,10 +73,3 @@ def test_two_threads_never_keep_more_than_one_core_busy_with_python():
         torch.set_num_threads(threads)
     assert set(times) == set(WORK) and all(set(kind) == set(WORKERS) for kind in times.values())
     assert cores_busy(times["preprocessing in Python"]["two threads"]) < 1.15
-
-
-def test_a_plot_that_cannot_be_written_is_an_error_of_one_line(capsys):
-    with pytest.raises(SystemExit) as stopped, one_line_errors():
-        main(["--plot", "nowhere/picture.png"])
-    message = "error: cannot write --plot nowhere/picture.png: No such file or directory\n"
-    assert (stopped.value.code, *capsys.readouterr()) == (2, "", message)

@@ -21,6 +21,7 @@ from accel_demo.anatomy.kernel_distance.methods import (
     over_ranks,
     vectorized,
 )
+from tests.anatomy.programs import table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
 IN_ONE_PROCESS = [double_loop, vectorized, chunked, over_devices, closed_form]
@@ -160,9 +161,8 @@ def test_an_invalid_argument_raises_a_value_error_that_names_it():
 def test_frozen_and_half_precision_weights_are_supported():
     weight = torch.randn(5, 2, 3, 3)
     for method in (*IN_ONE_PROCESS, on_two, in_small_parts):
-        assert not method(weight).requires_grad and is_close(
-            method(weight), double_loop(weight), 1e-5
-        )
+        distance = method(weight)
+        assert not distance.requires_grad and is_close(distance, double_loop(weight), 1e-5)
         for dtype in (torch.float16, torch.bfloat16):
             many = (100 * weight).to(dtype).repeat(9, 1, 1, 1)
             number, gradient = number_and_gradient(method, many, 1)
@@ -189,14 +189,9 @@ def test_the_graph_stores_as_many_bytes_as_predicted():
     for shape in ((6, 4, 3, 3), (12, 4, 3, 3), (9, 1, 5, 5)):
         weight = torch.randn(shape, requires_grad=True)
         for name, method in METHODS.items():
-            if "ranks" not in name and name != "torch.cdist":
-                assert graph_bytes(method, weight) == costs.predicted_graph_bytes(name, shape, 1), (
-                    name,
-                    shape,
-                )
-        assert graph_bytes(METHODS["torch.cdist"], weight) == costs.predicted_graph_bytes(
-            "torch.cdist", shape, 1
-        )
+            if "ranks" not in name:
+                predicted = costs.predicted_graph_bytes(name, shape, 1)
+                assert graph_bytes(method, weight) == predicted, (name, shape)
     assert costs.predicted_graph_bytes("double loop", (512, 512, 3, 3), 1) > 4.8e9
 
 
@@ -321,33 +316,11 @@ def test_the_program_measures_every_method(start, tmp_path):
     command = "python -m accel_demo.anatomy.kernel_distance --layers 6x2 --plot".split()
     result = start([*command, picture], timeout=200)
     assert (result.returncode, result.stderr) == (0, "")
-    rows = re.findall(r"^\| (\S[^|]*?) +\| +(\S+) +\| +(\S+) +\| +(\S+) +\|$", result.stdout, re.M)
-    rows = [row for row in rows if row[0] in METHODS]
-    assert [row[0] for row in rows] == [
-        *METHODS,
-        *[method for method in METHODS if method != "closed form"],
-    ]
+    rows = [row for row in table_rows(result.stdout) if row[0] in METHODS]
+    for_lengths = [method for method in METHODS if method != "closed form"]
+    assert [row[0] for row in rows] == [*METHODS, *for_lengths]
     assert all(float(row[3]) < 1e-5 and float(row[1]) > 0 for row in rows)
-    drawn = picture.read_text()
-    for words in ("peak memory in MB, logarithmic", "6 × 2 × 3 × 3", *METHODS):
-        assert drawn.count(f"<!-- {words} -->") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layers", "big"], "--layers takes NxC"),
-        (["--layers", "0x4"], "--layers takes NxC"),
-        (["--layers", "4x513"], "--layers takes NxC"),
-        (["--processes", "0"], "--processes must be at least 1"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_one_line(monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr("sys.argv", ["kernel_distance", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        costs.main("")
-    assert ended.value.code == 2
-    assert re.fullmatch(f"error: {message}.*\n", capsys.readouterr().err)
+    assert words_in(picture) >= {"peak memory in MB, logarithmic", "6 × 2 × 3 × 3", *METHODS}
 
 
 @pytest.mark.gpu

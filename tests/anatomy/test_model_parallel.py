@@ -14,17 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_demo.anatomy.model_parallel import splits
 from accel_demo.anatomy.model_parallel.tables import show, verdict
+from tests.anatomy.programs import printed, table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
 METHODS = ["DDP", "`.to()`", "pipeline", "tensor parallel", "FSDP2"]
 KINDS = ["forward", "backward"]
 
 
-def train_with_all_methods(device):
+def train_with_all_methods(device, picture):
     """Train with all methods, each with several numbers of micro-batches.
 
-    Returns the comparisons, the errors for invalid numbers of micro-batches, and the numbers of
-    collectives.
+    Returns the comparisons, the errors for invalid numbers of micro-batches, the numbers of
+    collectives, and the output of the program.
     """
     rows = splits.ROWS_PER_RANK * dist.get_world_size()
     comparisons = {pieces: splits.train_all(device, pieces) for pieces in (1, 4, rows)}
@@ -33,7 +34,7 @@ def train_with_all_methods(device):
         with pytest.raises(ValueError) as error:
             splits.train_all(device, pieces)
         errors.append(str(error.value))
-    return comparisons, errors, traffic(device)
+    return comparisons, errors, traffic(device), printed(show, device, microbatches=4, plot=picture)
 
 
 class Traffic(TorchDispatchMode):
@@ -60,14 +61,18 @@ def traffic(device):
     return counts
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processes, together):
-    results = together(train_with_all_methods, processes)
+@pytest.mark.parametrize(
+    "processes", [2, *(pytest.param(more, marks=pytest.mark.slow) for more in (3, 4))]
+)
+def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(
+    processes, together, tmp_path
+):
+    results = together(train_with_all_methods, processes, picture=tmp_path / "split.svg")
     elements = splits.elements(splits.make_model())
-    for comparisons, errors, counts in results:
+    for comparisons, errors, counts, _ in results:
         for pieces, comparison in comparisons.items():
             for summary in comparison.methods:
-                exact = processes == 2 or summary.method == "`.to()`"  # division by 3 is inexact
+                exact = processes != 3 or summary.method == "`.to()`"  # division by 3 is inexact
                 assert summary.difference == 0 if exact else summary.difference < 1e-9, summary
                 total = elements * processes if summary.method == "DDP" else elements
                 held = summary.elements_held
@@ -84,6 +89,13 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(processe
         assert len(errors) == 3
         check_traffic(counts)
     assert [summary.method for summary in results[0][0][4].methods] == METHODS
+    text, bubble = results[0][3], formula(processes, 4)
+    assert [row[0] for row in table_rows(text)][1:6] == METHODS
+    assert processes == 3 or text.count("| the same bits |") == len(METHODS)
+    idle, units = 2 * (processes - 1), 2 * (processes + 3)
+    assert f"is idle for {idle} of {units} time units. The bubble is {bubble}:" in text
+    assert f"(stages - 1) / (microbatches + stages - 1) = {bubble}." in text
+    assert f"rank {processes - 1}" in words_in(tmp_path / "split.svg")
 
 
 def check_traffic(counts: dict) -> None:
@@ -185,22 +197,6 @@ def test_each_method_takes_less_than_40_lines():
     names = ["data_parallel", "over_devices", "pipeline", "tensor_parallel", "fully_sharded"]
     for name in names:
         assert len(inspect.getsource(getattr(splits, name)).splitlines()) < 40
-
-
-def test_the_program_prints_and_draws(start, tmp_path):
-    command = ["python", "-m", "accel_demo.anatomy.model_parallel"]
-    picture = tmp_path / "split.svg"
-    result = start([*command, "--processes", 4, "--microbatches", 8, "--plot", picture])
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("4 connected processes")
-    assert result.stdout.count("| the same bits |") == len(METHODS)
-    assert "6 of 22 time units. The bubble is 3/11:" in result.stdout
-    assert "(stages - 1) / (microbatches + stages - 1) = 3/11." in result.stdout
-    assert "<!-- rank 3 -->" in picture.read_text()
-    wrong = start([*command, "--microbatches", 5])
-    assert (wrong.returncode, wrong.stdout) == (2, "")  # refused before a process starts
-    expected = "error: --microbatches must be a divisor of the batch of 16 rows, got 5\n"
-    assert wrong.stderr == expected
 
 
 @pytest.mark.gpu

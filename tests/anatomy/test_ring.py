@@ -1,7 +1,6 @@
 """Three all-reduce algorithms have correct sums, send the expected bytes, and never hang."""
 
 import random
-import re
 from dataclasses import dataclass
 
 import numpy
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from accel_demo.anatomy import ring, traffic
 from accel_demo.anatomy.wire import Message, Wire
+from tests.anatomy.programs import printed, table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -82,8 +82,12 @@ class RingResult:
     sent: list[Message]
 
 
-def every_case(device, cases):
-    """Run each all-reduce on each case. Return the results, and the errors and rounded sums."""
+def every_case(device, cases, picture=None):
+    """Run each all-reduce on each case, and everything else that needs several processes.
+
+    Returns the results, the errors, the rounded sums, the sums of gloo and of two rings, and what
+    the program prints.
+    """
     rank, results = dist.get_rank(), []
     for name, all_reduce in ring.ALGORITHMS.items():
         for case in cases:
@@ -98,7 +102,9 @@ def every_case(device, cases):
             is_in_place = place == (total.data_ptr(), total.stride())
             tensors = tensor.cpu(), total.cpu(), library.cpu()
             results.append(RingResult(name, case, *tensors, is_in_place, wire.sent))
-    return results, errors(device), rounded_sums(device)
+    sums = sums_of_gloo_and_of_rings(device)
+    text = printed(ring.main, device, guess=8000, plot=picture)
+    return results, errors(device), rounded_sums(device), sums, text
 
 
 def errors(device) -> list[str]:
@@ -143,20 +149,19 @@ def rounded_sums(device) -> dict[str, float]:
     return sums
 
 
-LAUNCHED = {}  # {number of ranks: results}, so that tests with the same number share a launch
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    return tmp_path_factory.mktemp("ring") / "ring.svg"
 
 
-@pytest.fixture(params=[1, 2, 3, 4])
-def ran(request, together):
-    ranks = request.param
-    if ranks not in LAUNCHED:
-        LAUNCHED[ranks] = together(every_case, ranks, cases=drawn())
-    return LAUNCHED[ranks]
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def ran(request, together, picture):
+    return together(every_case, request.param, cases=drawn(), picture=picture)
 
 
 def by_case(ran) -> list[tuple[RingResult, ...]]:
     """Return one tuple with the results of all ranks for each all-reduce and case."""
-    cases = list(zip(*(results for results, _, _ in ran), strict=True))
+    cases = list(zip(*(results for results, *_ in ran), strict=True))
     assert len(cases) == 3 * len(KINDS * 2)
     return cases
 
@@ -216,18 +221,18 @@ def test_results_are_bitwise_equal_on_all_ranks_except_in_the_naive_ring(ran):
 
 
 def test_in_the_naive_ring_each_rank_adds_in_a_different_order(ran):
-    by_rank = [sums for _, _, sums in ran]
+    by_rank = [sums for _, _, sums, *_ in ran]
     naive = {sums["naive ring"] for sums in by_rank}
     assert naive == ({0.0, 1.0} if len(ran) > 2 else {1e8})
     for name in ("gather + broadcast", "chunked ring"):
         assert len({sums[name] for sums in by_rank}) == 1
 
 
-def sums_of_gloo_and_of_rings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sums_of_gloo_and_of_rings(device) -> list[torch.Tensor]:
     """Sum a tensor with gloo, in a ring to the left, and in our ring, which sends to the right."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     case = (torch.float32, [100 * ranks], "contiguous", False, 7)
-    of_gloo, right = make(case, rank, "cpu"), make(case, rank, "cpu")
+    of_gloo, right = make(case, rank, device), make(case, rank, device)
     dist.all_reduce(of_gloo)
     ring.all_reduce_chunked_ring(right, Wire())
     chunks = [ring.split(make(case, other, "cpu"), ranks) for other in range(ranks)]
@@ -237,15 +242,14 @@ def sums_of_gloo_and_of_rings() -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
         for distance in range(1, ranks + 1):
             total += chunks[(number - distance) % ranks][number]
         left.append(total)
-    return of_gloo, torch.cat(left), right
+    return [of_gloo.cpu(), torch.cat(left), right.cpu()]
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_the_all_reduce_of_gloo_adds_as_a_chunked_ring_to_the_left(together, ranks):
-    for of_gloo, left, right in together(sums_of_gloo_and_of_rings, ranks):
+def test_the_all_reduce_of_gloo_adds_as_a_chunked_ring_to_the_left(ran):
+    for *_, (of_gloo, left, right), _ in ran:
         assert torch.equal(of_gloo, left)
         # On three ranks, the two directions differ only in the order of the first two numbers.
-        assert torch.equal(of_gloo, right) == (ranks == 3)
+        assert torch.equal(of_gloo, right) == (len(ran) < 4)
 
 
 def test_the_result_is_written_in_place_for_every_memory_layout(ran):
@@ -288,7 +292,7 @@ def test_every_rank_has_one_complete_chunk_halfway_and_all_chunks_at_the_end(ran
 
 
 def test_wrong_input_is_one_value_error_on_all_ranks_before_any_message(ran):
-    by_rank = [messages for _, messages, _ in ran]
+    by_rank = [messages for _, messages, *_ in ran]
     assert all(messages == by_rank[0] for messages in by_rank)
     named = ["tensor must not require grad", "mean must be False"]
     named += [*["tensor must hold real numbers"] * 2, *["tensor must be a torch.Tensor"] * 2]
@@ -328,43 +332,23 @@ def test_a_rank_of_the_chunked_ring_sends_less_than_two_tensors_for_any_number_o
         assert traffic.naive_ring_bytes(0, sizes)[0] == (ranks - 1) * sum(sizes)
 
 
-def test_the_program_prints_and_draws_steps_and_bytes(start, tmp_path):
-    picture = tmp_path / "ring.svg"
-    command = ["python", "-m", "accel_demo.anatomy.ring", "--processes", "3", "--plot", picture]
-    result = start([*command, "--guess", "8000"])
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("3 connected processes on cpu (gloo)")
-    rows = [[cell.strip() for cell in row.split("|")] for row in result.stdout.splitlines()]
-    steps = [row[1:-1] for row in rows if len(row) > 1 and row[1].isdigit()]
-    assert steps == [
-        ["1", "reduce-scatter", "chunk 2", "chunk 0", "chunk 1"],
-        ["2", "reduce-scatter", "chunk 1", "chunk 2", "chunk 0"],
-        ["3", "all-gather", "chunk 0", "chunk 1", "chunk 2"],
-        ["4", "all-gather", "chunk 2", "chunk 0", "chunk 1"],
-    ]
-    assert result.stdout.count("to the byte") == 6 and "NO" not in result.stdout
-    assert "3 of 3 have the same result as dist.all_reduce." in result.stdout
-    guess = (
-        "Your guess: 8,000 bytes. The result: 5,332 bytes. Your guess is too high by 2,668 bytes."
-    )
-    assert result.stdout.endswith(f"\n{guess}\n")
-    assert {"step 4", "at the end"} <= words(picture)
-
-
-def test_the_picture_can_be_drawn_for_one_rank(tmp_path):
-    traffic.draw([], 1, tmp_path / "alone.svg")
-    assert "step 1" not in words(tmp_path / "alone.svg")
-    assert "at the end" in words(tmp_path / "alone.svg")
-
-
-def words(picture) -> set[str]:
-    return set(re.findall("<!-- (.*?) -->", picture.read_text()))
-
-
-def test_an_invalid_number_of_processes_is_an_error_of_one_line(start):
-    result = start(["python", "-m", "accel_demo.anatomy.ring", "--processes", "0"])
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: --processes must be at least 1, got 0\n"
+def test_the_program_prints_and_draws_steps_and_bytes(ran, picture):
+    ranks, text = len(ran), ran[0][4]
+    steps = [row for row in table_rows(text) if row[0].isdigit()]
+    phases = [*["reduce-scatter"] * (ranks - 1), *["all-gather"] * (ranks - 1)]
+    assert [row[1] for row in steps] == phases
+    assert [row[0] for row in steps] == [str(step) for step in range(1, 2 * ranks - 1)]
+    if ranks == 3:
+        chunks = [row[2:] for row in steps]
+        assert chunks[:2] == [["chunk 2", "chunk 0", "chunk 1"], ["chunk 1", "chunk 2", "chunk 0"]]
+        assert chunks[2:] == [["chunk 0", "chunk 1", "chunk 2"], ["chunk 2", "chunk 0", "chunk 1"]]
+        guess = "Your guess: 8,000 bytes. The result: 5,332 bytes. Your guess is too high by 2,668"
+        assert text.endswith(f"\n{guess} bytes.\n")
+    assert text.count("to the byte") == 6 and "NO" not in text
+    assert "3 of 3 have the same result as dist.all_reduce." in text
+    assert all(printed == "" for *_, printed in ran[1:])
+    assert "at the end" in words_in(picture)
+    assert ("step 1" in words_in(picture)) == (ranks > 1)
 
 
 @pytest.mark.gpu
