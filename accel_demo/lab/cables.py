@@ -19,23 +19,22 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from subprocess import PIPE
 
 from accel_demo.errors import UserError
 from accel_demo.processes.environment import LOOPBACK
 from accel_demo.processes.launch import run_to_end, start
 
-TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
-UNSHARE = [
-    "unshare",
-    "--net",
-    "--uts",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-]
+TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount")
+UNSHARE = "unshare --net --uts --mount --pid --fork --kill-child --mount-proc".split()
+# Give the node its host name ($1) and its hosts file ($2), and start what follows.
+# The host name and the mount exist only in the node's namespaces.
+PREPARE = 'echo "$1" > /proc/sys/kernel/hostname && mount --bind "$2" /etc/hosts && shift 2 && '
+PREPARE += 'exec "$@"'
 COMMAND_TIMEOUT = 30  # seconds that `ip` or `tc` may take
 # How many bytes may pass at once, and how many may wait. Both are small compared with a gradient.
 BURST, QUEUE = "32kb", "400kb"
@@ -44,6 +43,11 @@ MOST_DELAYED_PACKETS = 100_000  # the default of netem, 1000, would drop packets
 QDISCS = {"tbf": ("--rate", "limit the rate"), "netem": ("--delay", "delay packets")}
 RATE_UNITS = {"kbit": 1, "mbit": 1000, "gbit": 1_000_000}  # in kbit/s
 DELAY_UNITS = {"us": 1, "ms": 1000, "s": 1_000_000}  # in microseconds
+# For each flag: its units, the least and the greatest value in the first unit, and what to write
+LIMITS = {
+    "--rate": (RATE_UNITS, 100, 100_000_000, "like 100mbit, from 100kbit to 100gbit"),
+    "--delay": (DELAY_UNITS, 100, 1_000_000, "like 5ms, from 100us to 1s"),
+}
 
 
 class Unavailable(Exception):
@@ -55,23 +59,10 @@ class Loopback:
 
     interface = LOOPBACK
 
-    def __init__(self, nodes: int):
-        self.nodes = nodes
-
-    def __enter__(self) -> "Loopback":
-        return self
-
-    def __exit__(self, *error) -> None:
-        pass
-
     def address(self, node: int) -> str:
         return "127.0.0.1"
 
-    def identity(self, node: int) -> dict[str, str]:
-        """Return the node's own `host_name` and `hosts_file`, if it has any."""
-        return {}
-
-    def wrapped(self, command: list[str]) -> list[str]:
+    def wrapped(self, node: int, hosts_file: str, command: list[str]) -> list[str]:
         """Return the command that starts `command` on a node."""
         return command
 
@@ -79,97 +70,121 @@ class Loopback:
         """Connect a node to the others. `pid` is the process that `wrapped` has started."""
 
 
+@dataclass(frozen=True)
 class Cables:
-    """Each node has its own network namespace and a cable. Use it in a `with` statement.
+    """Each node has its own network namespace, and a cable to the switch.
 
-    When the `with` statement ends, or if this process dies, the kernel removes everything.
+    `rate` limits what each node can send, such as "100mbit". `delay` is how long a packet takes
+    from one node to another, such as "5ms". None means no limit and no delay.
     """
 
+    nodes: int
+    rate: str | None
+    delay: str | None
+    switch: int  # the process ID of its keeper
     interface = "eth0"
-
-    def __init__(self, nodes: int, rate: str | None = None, delay: str | None = None):
-        """`rate` limits what each node can send, such as "100mbit". None means no limit.
-
-        `delay` is how long a packet takes from one node to another, such as "5ms".
-        """
-        self.nodes, self.rate, self.delay = nodes, rate, delay
-
-    def __enter__(self) -> "Cables":
-        """Start the switch. Raises `Unavailable` if this machine cannot run it."""
-        if reason := why_not():
-            raise Unavailable(reason)
-        # `cat` exits, and the kernel removes the namespace, when the pipe to its stdin is closed.
-        keeper = ["sh", "-c", "echo ready; exec cat"]
-        self.switch = start(
-            [*UNSHARE, *keeper],  # the same namespaces as a node, to find out if they are allowed
-            dict(os.environ),
-            PIPE,
-            PIPE,
-            stdin=PIPE,
-            new_session=True,
-        )
-        assert self.switch.stdout and self.switch.stderr
-        try:
-            if self.switch.stdout.readline() != "ready\n":
-                reason = " ".join(self.switch.stderr.read().split()) or "unshare failed"
-                raise Unavailable(f"this machine does not allow network namespaces ({reason})")
-            self.run_in_switch("ip", "link", "add", "bridge", "type", "bridge")
-            self.run_in_switch("ip", "link", "set", "bridge", "up")
-        except BaseException as error:
-            self.__exit__()
-            if isinstance(error, UserError):
-                raise Unavailable(str(error)) from None
-            raise
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.switch.communicate()  # close stdin, so that `cat` exits
 
     def address(self, node: int) -> str:
         return f"10.77.0.{node + 1}"
 
-    def identity(self, node: int) -> dict[str, str]:
-        """Return the node's `host_name`, and the content of its /etc/hosts as `hosts_file`."""
-        lines = ["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost.ipv6"]
-        for other in range(self.nodes):
-            # PyTorch looks up the names of IPv6 addresses, too, and warns if there is none.
-            lines += [f"{self.address(other)} node-{other}"]
-            lines += [f"::ffff:{self.address(other)} node-{other}.ipv6"]
-        hosts_file = "\n".join([*lines, ""])
-        return {"host_name": f"node-{node}", "hosts_file": hosts_file}
-
-    def wrapped(self, command: list[str]) -> list[str]:
-        return [*UNSHARE, *command]
+    def wrapped(self, node: int, hosts_file: str, command: list[str]) -> list[str]:
+        return [*UNSHARE, "sh", "-c", PREPARE, "sh", f"node-{node}", hosts_file, *command]
 
     def connect(self, node: int, pid: int) -> None:
         """Plug a cable into the node and the switch, and configure the node's end."""
-        port = f"port{node}"
-        self.run_in_switch(
-            *f"ip link add {port} type veth peer name {self.interface} netns {pid}".split()
-        )
-        self.run_in_switch("ip", "link", "set", port, "master", "bridge", "up")
-        for line in (
-            "ip link set lo up",
-            f"ip address add {self.address(node)}/24 dev {self.interface}",
-            f"ip link set {self.interface} up",
-        ):
-            run_in_namespace(pid, *line.split())
+        port, end = f"port{node}", self.interface
+        self.run_in_switch(f"ip link add {port} type veth peer name {end} netns {pid}")
+        self.run_in_switch(f"ip link set {port} master bridge up")
+        run_in_namespace(pid, "ip link set lo up")
+        run_in_namespace(pid, f"ip address add {self.address(node)}/24 dev {end}")
+        run_in_namespace(pid, f"ip link set {end} up")
         if self.rate:
-            shape = f"tc qdisc add dev {self.interface} root tbf rate {self.rate}"
-            run_in_namespace(pid, *f"{shape} burst {BURST} limit {QUEUE}".split())
+            shape = f"tc qdisc add dev {end} root tbf rate {self.rate} burst {BURST} limit {QUEUE}"
+            run_in_namespace(pid, shape)
         if self.delay:  # at the switch's end, where it delays what the node receives
             slow = f"tc qdisc add dev {port} root netem delay {self.delay}"
-            self.run_in_switch(*f"{slow} limit {MOST_DELAYED_PACKETS}".split())
+            self.run_in_switch(f"{slow} limit {MOST_DELAYED_PACKETS}")
 
     def set_cable(self, node: int, is_plugged_in: bool) -> None:
         """Pull the node's cable out of the switch, or plug it in again.
 
         The node's own interface keeps its address, as on a real machine.
         """
-        self.run_in_switch("ip", "link", "set", f"port{node}", "up" if is_plugged_in else "down")
+        self.run_in_switch(f"ip link set port{node} {'up' if is_plugged_in else 'down'}")
 
-    def run_in_switch(self, *command: str) -> None:
-        run_in_namespace(self.switch.pid, *command)
+    def run_in_switch(self, command: str) -> None:
+        run_in_namespace(self.switch, command)
+
+
+@contextmanager
+def open_cables(nodes: int, rate: str | None, delay: str | None = None) -> Iterator[Cables]:
+    """Start the switch. Raises `Unavailable` if this machine cannot run it.
+
+    When the `with` statement ends, or if this process dies, the kernel removes everything.
+    """
+    if reason := why_not():
+        raise Unavailable(reason)
+    problem = "this machine does not allow network namespaces"
+    # The switch has the same namespaces as a node, to find out if they are allowed.
+    with kept_namespaces(UNSHARE, problem) as switch:
+        network = Cables(nodes, rate, delay, switch)
+        try:
+            network.run_in_switch("ip link add bridge type bridge")
+            network.run_in_switch("ip link set bridge up")
+        except UserError as error:
+            raise Unavailable(str(error)) from None
+        yield network
+
+
+@contextmanager
+def kept_namespaces(unshare: Sequence[str], problem: str, prepare: str = "true") -> Iterator[int]:
+    """Create namespaces, and yield the ID of a process that keeps them.
+
+    `unshare` is the command that creates them, and `prepare` is a shell command to run in them.
+    Raises `Unavailable`, with `problem` and the reason, if one of them fails.
+    """
+    # `cat` exits, and the kernel removes the namespaces, when the pipe to its stdin is closed.
+    keeper = start(
+        [*unshare, "sh", "-c", f"{prepare} && echo ready && exec cat"],
+        dict(os.environ),
+        PIPE,
+        PIPE,
+        stdin=PIPE,
+        cwd=Path.cwd(),
+        new_session=True,  # so that Ctrl-C only reaches the command and its processes
+    )
+    assert keeper.stdout and keeper.stderr
+    try:
+        if keeper.stdout.readline() != "ready\n":
+            reason = " ".join(keeper.stderr.read().split()) or "unshare failed"
+            raise Unavailable(f"{problem} ({reason})")
+        yield keeper.pid
+    finally:
+        keeper.communicate()  # close stdin
+
+
+@contextmanager
+def hosts_file(network: Loopback | Cables) -> Iterator[str]:
+    """Yield the path of a temporary file with the names of all nodes, to mount at /etc/hosts.
+
+    PyTorch looks up the names of addresses, but a node cannot reach a name server. A mount keeps
+    the file's content after the `with` statement.
+    """
+    lines = ["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost.ipv6"]
+    for node in range(network.nodes if isinstance(network, Cables) else 0):
+        # PyTorch looks up the names of IPv6 addresses, too, and warns if there is none.
+        lines += [f"{network.address(node)} node-{node}"]
+        lines += [f"::ffff:{network.address(node)} node-{node}.ipv6"]
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w"))
+            file.write("\n".join([*lines, ""]))
+            file.flush()
+            os.chmod(file.name, 0o644)
+        except OSError as error:
+            reason = f"cannot write a temporary file ({error.strerror})"
+            raise UserError(f"{reason}. Set TMPDIR.") from None
+        yield file.name
 
 
 def why_not() -> str | None:
@@ -185,59 +200,37 @@ def why_not() -> str | None:
     return None
 
 
-def run_in_namespace(pid: int, *command: str) -> None:
+def run_in_namespace(pid: int, command: str) -> None:
     """Run a command in the network namespace of the process `pid`.
 
     Raises `UserError` if the command fails, for example because the kernel lacks a module.
     """
-    entered = ["nsenter", f"--net=/proc/{pid}/ns/net", *command]
-    ended = run_to_end(entered, COMMAND_TIMEOUT, environment=dict(os.environ))
+    words = ["nsenter", f"--net=/proc/{pid}/ns/net", *command.split()]
+    ended = run_to_end(words, COMMAND_TIMEOUT, environment=dict(os.environ))
     if ended.returncode is None:
-        raise UserError(
-            f"`{' '.join(command)}` did not finish within {COMMAND_TIMEOUT} s. Try again later."
-        )
+        raise UserError(f"`{command}` did not finish within {COMMAND_TIMEOUT} s. Try again later.")
     if ended.returncode == 0:
         return
     reason = (ended.stderr.strip().splitlines() or ["no reason given"])[0]
     for qdisc, (flag, purpose) in QDISCS.items():
-        if qdisc in command:
+        if qdisc in words:
             raise UserError(
                 f"{flag}: this kernel cannot {purpose}, because `tc … {qdisc}` failed ({reason}). "
                 f"Leave {flag} out, or use a kernel with the module sch_{qdisc}."
             )
     raise UserError(
-        f"`{' '.join(command)}` failed ({reason}). This machine cannot connect network namespaces."
+        f"`{command}` failed ({reason}). This machine cannot connect network namespaces."
     )
 
 
-def replace_hosts_file(content: str) -> None:
-    """Replace /etc/hosts for all processes in this mount namespace, or print an error and exit.
+def check(flag: str, value: str | None) -> None:
+    """Raise `UserError` unless `value` is None, or a number with a unit of `tc` that is in range.
 
-    PyTorch looks up the names of addresses, but a node cannot reach a name server.
+    `flag` is a key of `LIMITS`.
     """
-    try:
-        with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps its content
-            file.write(content)
-            file.flush()
-            os.chmod(file.name, 0o644)
-            command = ["mount", "--bind", file.name, "/etc/hosts"]
-            returncode = start(command, dict(os.environ), None, None).wait()
-    except OSError as error:
-        sys.exit(f"error: cannot write a temporary file ({error.strerror}). Set TMPDIR.")
-    if returncode != 0:
-        sys.exit(1)  # mount has printed the reason
-
-
-def check_rate(rate: str) -> None:
-    """Raise `UserError` unless `rate` is a number with a unit of `tc`, such as "100mbit"."""
-    if not 100 <= in_first_unit(rate, RATE_UNITS) <= 100_000_000:
-        raise UserError(f"--rate must be like 100mbit, from 100kbit to 100gbit, got {rate}")
-
-
-def check_delay(delay: str) -> None:
-    """Raise `UserError` unless `delay` is a number with a unit of `tc`, such as "5ms"."""
-    if not 100 <= in_first_unit(delay, DELAY_UNITS) <= 1_000_000:
-        raise UserError(f"--delay must be like 5ms, from 100us to 1s, got {delay}")
+    units, least, most, example = LIMITS[flag]
+    if value is not None and not least <= in_first_unit(value, units) <= most:
+        raise UserError(f"{flag} must be {example}, got {value}")
 
 
 def in_first_unit(text: str, units: dict[str, int]) -> float:

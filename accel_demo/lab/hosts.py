@@ -9,38 +9,33 @@ Only the network is separate. The processes still share the CPU, the files and t
 
 import ctypes
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from subprocess import PIPE
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab import cables
-from accel_demo.lab.cables import RATE_UNITS, Cables, Unavailable
 from accel_demo.models import make_model
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
-from accel_demo.processes.launch import start
 from accel_demo.wording import byte_size, duration
 
 MOST_HOSTS = 100
 MOST_ALL_REDUCE_SECONDS = 20  # so that no collective times out
 CLONE_FS = 0x200  # from linux/sched.h
-# -P keeps the files of the working directory from shadowing the modules that Python imports.
-KEEPER = ["unshare", "--net", "--mount", sys.executable, "-P", "-m", "accel_demo.lab.host_keeper"]
+UNSHARE = ["unshare", "--net", "--mount"]
 
 
 @dataclass(frozen=True)
 class Hosts:
     """The hosts that exist, by the rank of their process."""
 
-    rate: str
     address: str  # of rank 0's host
     interface: str
-    pids: list[int]  # of each host's keeper (see host_keeper.py)
+    pids: list[int]  # of each host's keeper
     networks: list[str]  # the network namespace of each host
 
     def enter(self) -> None:
@@ -56,15 +51,14 @@ class Hosts:
         os.environ.update(self.variables())
 
     def wrapped(self, rank: int, command: list[str]) -> list[str]:
-        """Return the command that runs `command` on the host of this rank."""
+        """Return the command that runs `command` on the host of this rank.
+
+        The command is killed if this process dies. Without the network, the processes would wait
+        for each other until a collective times out.
+        """
         own = f"/proc/{self.pids[rank]}/ns"
-        return [
-            "nsenter",
-            f"--net={own}/net",
-            f"--mount={own}/mnt",
-            f"--wd={os.getcwd()}",
-            *command,
-        ]
+        namespaces = [f"--net={own}/net", f"--mount={own}/mnt", f"--wd={os.getcwd()}"]
+        return ["setpriv", "--pdeathsig", "KILL", "nsenter", *namespaces, *command]
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the processes.
@@ -92,25 +86,29 @@ class Hosts:
 def limited_hosts(processes: int, rate: str | None) -> Iterator[Hosts | None]:
     """Create the hosts. Yields None if `rate` is None.
 
-    When the `with` statement ends, or if this process dies, the hosts and all processes on them
-    are removed. In the meantime, SIGTERM is handled like Ctrl-C. Raises `UserError` if this machine
-    cannot create hosts.
+    When the `with` statement ends, or if this process dies, the hosts are removed. In the meantime,
+    SIGTERM is handled like Ctrl-C. Raises `UserError` if this machine cannot create hosts.
     """
     if rate is None:
         yield None
         return
     with ExitStack() as stack:
         stack.enter_context(sigterm_raises(KeyboardInterrupt))
+        problem = "a network namespace could not be prepared"
         try:
-            network = stack.enter_context(Cables(processes, rate))
-            hosts_file = network.identity(0)["hosts_file"]  # the same on every host
-            pids = [stack.enter_context(_new_host(hosts_file)) for _ in range(processes)]
-        except Unavailable as reason:
+            network = stack.enter_context(cables.open_cables(processes, rate))
+            with cables.hosts_file(network) as file:
+                mount = f"mount --bind {shlex.quote(file)} /etc/hosts"
+                pids = [
+                    stack.enter_context(cables.kept_namespaces(UNSHARE, problem, mount))
+                    for _ in range(processes)
+                ]
+        except cables.Unavailable as reason:
             raise UserError(f"--rate does not work here: {reason}") from None
         for rank, pid in enumerate(pids):
             network.connect(rank, pid)
         names = [os.readlink(f"/proc/{pid}/ns/net") for pid in pids]
-        yield Hosts(rate, network.address(0), network.interface, pids, names)
+        yield Hosts(network.address(0), network.interface, pids, names)
 
 
 def own_network() -> str:
@@ -128,7 +126,7 @@ def check_rate(rate: str | None, processes: int, config: TrainConfig) -> None:
     """Raise `UserError` if the value of --rate is invalid, or too slow to train this model."""
     if rate is None:
         return
-    cables.check_rate(rate)
+    cables.check("--rate", rate)
     if processes < 2:
         raise UserError("--rate needs at least 2 processes, because a single process sends nothing")
     if processes > MOST_HOSTS:
@@ -157,8 +155,8 @@ def sending_time(size: int, processes: int, rate: str) -> str:
 
 def sending_seconds(size: int, processes: int, rate: str) -> float:
     """Return how long each process must send in an all-reduce of `size` bytes."""
-    number, unit = _number_and_unit(rate)
-    return bytes_sent(size, processes) * 8 / (number * RATE_UNITS[unit] * 1000)
+    kilobits_per_second = cables.in_first_unit(rate, cables.RATE_UNITS)
+    return bytes_sent(size, processes) * 8 / (1000 * kilobits_per_second)
 
 
 def bytes_sent(size: int, processes: int) -> float:
@@ -172,28 +170,8 @@ def bytes_sent(size: int, processes: int) -> float:
 
 def rate_text(rate: str) -> str:
     """Format a rate: "100mbit" becomes "100 Mbit/s"."""
-    number, unit = _number_and_unit(rate)
+    number, unit = float(rate[:-4]), rate[-4:]  # all units have four letters
     return f"{number:g} {unit if unit == 'kbit' else unit.capitalize()}/s"
-
-
-def _number_and_unit(rate: str) -> tuple[float, str]:
-    return float(rate[:-4]), rate[-4:]  # all units have four letters
-
-
-@contextmanager
-def _new_host(hosts_file: str) -> Iterator[int]:
-    """Create the namespaces of one host, and yield the process ID of its keeper."""
-    # In a new session, so that Ctrl-C only reaches the command and its processes
-    options = {"stdin": PIPE, "cwd": Path.cwd(), "new_session": True}
-    keeper = start([*KEEPER, hosts_file], dict(os.environ), PIPE, PIPE, **options)
-    assert keeper.stdout and keeper.stderr
-    try:
-        if keeper.stdout.readline() != "ready\n":
-            reason = " ".join(keeper.stderr.read().split())
-            raise Unavailable(f"a network namespace could not be prepared ({reason})")
-        yield keeper.pid
-    finally:
-        keeper.communicate()  # close stdin, so that the keeper exits
 
 
 def _check_succeeded(result: int) -> None:

@@ -4,10 +4,9 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any, TypedDict
@@ -80,43 +79,24 @@ class WorkerPool:
         `RuntimeError` if a worker dies or takes more than `time_limit` seconds, or if the number of
         processes, the number of threads or the device is not what was requested.
         """
-        port, started_at = free_port(), time.monotonic()
-        workers = self.workers[:processes]
-        timer = threading.Timer(time_limit, self.stop)
-        timer.daemon = True
-        timer.start()
-        try:
-            with (
-                tempfile.TemporaryDirectory() as run_dir,
-                ThreadPoolExecutor(len(workers)) as readers,
-            ):
-                for rank, worker in enumerate(workers):
-                    request = {
-                        "version": version,
-                        "choices": {**choices, "run_dir": run_dir},
-                        "rank": rank,
-                        "world_size": len(workers),
-                        "port": port,
-                        "address": self.hosts.address if self.hosts else "127.0.0.1",
-                        "on_cpu": self.gpus == ON_CPU,
-                        "warm_up": warm_up,
-                        "watched": watched,
-                    }
-                    with suppress(BrokenPipeError):  # `_line_from` detects dead workers
-                        worker.stdin.write(json.dumps(request) + "\n")
-                        worker.stdin.flush()
-                try:
-                    lines = list(readers.map(self._line_from, workers))
-                except BaseException:
-                    self.stop()  # otherwise, leaving this block would wait for the training run
-                    raise
-        finally:
-            timer.cancel()
-        if not all(lines):
-            is_too_slow = time.monotonic() - started_at >= time_limit
-            reason = f"took over {time_limit} s" if is_too_slow else "died"
-            errors = "\n".join(path.read_text() for path in self.errors)
-            raise RuntimeError(f"{version}: a worker {reason}\n{errors}")
+        port, workers = free_port(), self.workers[:processes]
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:
+            for rank, worker in enumerate(workers):
+                request = {
+                    "version": version,
+                    "choices": {**choices, "run_dir": run_dir},
+                    "rank": rank,
+                    "world_size": len(workers),
+                    "port": port,
+                    "address": self.hosts.address if self.hosts else "127.0.0.1",
+                    "on_cpu": self.gpus == ON_CPU,
+                    "warm_up": warm_up,
+                    "watched": watched,
+                }
+                with suppress(BrokenPipeError):  # `_lines_from` detects dead workers
+                    worker.stdin.write(json.dumps(request) + "\n")
+                    worker.stdin.flush()
+            lines = self._lines_from(workers, version, time_limit)
         result: WorkerResult = json.loads(lines[0])
         wanted: dict[str, Any] = {"processes": len(workers), "threads": self.threads}
         if self.gpus == ON_CPU:
@@ -129,16 +109,26 @@ class WorkerPool:
         return result
 
     def stop(self) -> None:
-        """Kill every worker."""
+        """Kill every worker, and wait until it has exited."""
         for worker in self.workers:
             if worker.poll() is None:
                 kill_tree(worker)
+        for worker in self.workers:
+            worker.wait()
 
-    def _line_from(self, worker: Any) -> str:
-        line = worker.stdout.readline()
-        if not line:
-            self.stop()  # the other workers would wait forever for the dead one
-        return line
+    def _lines_from(self, workers: list, version: str, time_limit: float) -> list[str]:
+        """Return one line from each worker. The workers may answer, or die, in any order."""
+        deadline = time.monotonic() + time_limit
+        lines: dict[Any, str] = {}
+        while waiting := [worker.stdout for worker in workers if worker.stdout not in lines]:
+            answered: list[Any] = wait(waiting, deadline - time.monotonic())
+            lines |= {stdout: stdout.readline() for stdout in answered}
+            if not answered or "" in lines.values():
+                self.stop()  # the other workers would wait forever for a dead one
+                reason = "died" if answered else f"took over {time_limit} s"
+                errors = "\n".join(path.read_text() for path in self.errors)
+                raise RuntimeError(f"{version}: a worker {reason}\n{errors}")
+        return [lines[worker.stdout] for worker in workers]
 
     def __enter__(self):
         return self
@@ -146,7 +136,6 @@ class WorkerPool:
     def __exit__(self, *error):
         self.stop()
         for worker in self.workers:
-            worker.wait()
             with suppress(BrokenPipeError):
                 worker.stdin.close()
             worker.stdout.close()

@@ -38,13 +38,9 @@ ALLOWED = {  # {module: matches}, each with the reason why the text is not ours,
         r"re.match('[\\w.]*(Error|Exception): ', line)",
         "re.search('CalledProcessError|ChildFailedError', line)",
     },
-    "accel_demo.lab.hosts": {
-        r"keeper.stdout.readline() != 'ready\n'",  # only hosts.py starts the keeper
-        "keeper.stderr.read().split()",  # joins the lines of unshare's message
-    },
     "accel_demo.lab.cables": {
-        r"self.switch.stdout.readline() != 'ready\n'",  # from `echo`
-        "self.switch.stderr.read().split()",  # joins the lines of unshare's message
+        r"keeper.stdout.readline() != 'ready\n'",  # from `echo`
+        "keeper.stderr.read().split()",  # joins the lines of the message of unshare or mount
     },
     "accel_demo.lab.nodes.node": {
         r"'\r' in text",  # a progress bar

@@ -54,66 +54,81 @@ SLEEP = ["--", sys.executable, "-c", "import os, time; os.write(1, b'started\\n'
 # --- options
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--nodes 0", "--nodes must be from 1 to 8, got 0"),
-        ("--nodes 9", "--nodes must be from 1 to 8, got 9"),
-        ("--nodes two", "argument --nodes: invalid int value: 'two'"),
-        ("--processes-per-node 0", "--processes-per-node must be from 1 to "),
-        ("--processes-per-node 5000", "--processes-per-node must be from 1 to "),
-        ("--rate 100", "--rate must be like 100mbit, from 100kbit to 100gbit, got 100"),
-        ("--rate 1kbit", "--rate must be like 100mbit, from 100kbit to 100gbit, got 1kbit"),
-        ("--rate -5mbit", "argument --rate: expected one argument"),
-        ("--rate 10mbit --network loopback", "--rate needs network namespaces. Leave --network"),
-        ("--cut-after 5 --network loopback", "--cut-after needs network namespaces. Leave"),
-        ("--cut-after -1", "--cut-after must be from 0 to 86400 seconds, got -1"),
-        ("--cut-after nan", "--cut-after must be from 0 to 86400 seconds, got nan"),
-        ("--kill-after=", "--kill-after takes seconds without a unit, or a text that a node "),
-        ("--cut-after 10s", "--cut-after takes seconds without a unit, or a text that a node pri"),
-        ("--kill-after 5ms", "--kill-after takes seconds without a unit, or a text that a node "),
-        ("--cut-after 2min", "--cut-after takes seconds without a unit, or a text that a node pr"),
-        ("--cut-for 5", "--cut-for needs --cut-after"),
-        ("--restart-after 5", "--restart-after needs --kill-after"),
-        ("--nodes 1 --kill-after 5", "--kill-after needs at least two nodes"),
-        ("--port 70000", "--port must be from 0 (any free port) to 65535, got 70000"),
-        ("--", "there is no command after --"),
-        ("train.py", "unrecognized arguments: train.py. Put -- in front of the command."),
-        ("torchrun --tee 3 x.py", "unrecognized arguments: torchrun --tee 3 x.py. Put -- in fron"),
-        ("--node 2", "unrecognized arguments: --node 2"),
-        ("-- torchrun --standalone x.py", "--standalone connects only the processes of one node."),
-        ("--elastic -- accelerate launch x.py", "accelerate launch cannot change the number of"),
-        ("--elastic -- python x.py", "python cannot change the number of nodes. Use --elastic --"),
-        ("--elastic -- sh x.sh", "sh cannot change the number of nodes. Use --elastic -- torchrun"),
-    ],
-)
-def test_invalid_options_get_one_line_before_anything_starts(options, message, start):
-    ended = start(["accel-demo", "nodes", *options.split()])
-    assert (ended.returncode, ended.stdout) == (2, "")
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith("using loopback")]
-    assert len(lines) == 1 and lines[0].startswith(f"error: {message}")
+RATE = "--rate must be like 100mbit, from 100kbit to 100gbit, got "
+DELAY = "--delay must be like 5ms, from 100us to 1s, got "
+WHEN = "after takes seconds without a unit, or a text that a node prints, got "
+ELASTIC = "cannot change the number of nodes. Use --elastic -- torchrun SCRIPT."
+BAD = {
+    "--nodes 0": "--nodes must be from 1 to 8, got 0",
+    "--nodes 9": "--nodes must be from 1 to 8, got 9",
+    "--nodes two": "argument --nodes: invalid int value: 'two'",
+    "--processes-per-node 0": "--processes-per-node must be from 1 to ",
+    "--processes-per-node 5000": "--processes-per-node must be from 1 to ",
+    "--rate 100": f"{RATE}100",
+    "--rate 1kbit": f"{RATE}1kbit",
+    "--rate=": RATE,
+    "--rate -5mbit": "argument --rate: expected one argument",
+    "--rate 10mbit": "--rate needs network namespaces. Leave --network loopback out.",
+    "--delay 5": f"{DELAY}5",
+    "--delay=": DELAY,
+    "--delay -5ms": "argument --delay: expected one argument",
+    "--delay 5ms": "--delay needs network namespaces. Leave --network loopback out.",
+    "--cut-after 5": "--cut-after needs network namespaces. Leave --network loopback out.",
+    "--cut-after -1": "--cut-after must be from 0 to 86400 seconds, got -1",
+    "--cut-after nan": "--cut-after must be from 0 to 86400 seconds, got nan",
+    "--kill-after=": f"--kill-{WHEN}",
+    "--cut-after 10s": f"--cut-{WHEN}10s",
+    "--kill-after 5ms": f"--kill-{WHEN}5ms",
+    "--cut-after 2min": f"--cut-{WHEN}2min",
+    "--cut-for 5": "--cut-for needs --cut-after",
+    "--restart-after 5": "--restart-after needs --kill-after",
+    "--nodes 1 --kill-after 5": "--kill-after needs at least two nodes",
+    "--port 70000": "--port must be from 0 (any free port) to 65535, got 70000",
+    "--": "there is no command after --",
+    "train.py": "unrecognized arguments: train.py. Put -- in front of the command.",
+    "torchrun --tee 3 x.py": "unrecognized arguments: torchrun --tee 3 x.py. Put -- in front of",
+    "--node 2": "unrecognized arguments: --node 2",
+    "-- torchrun --standalone x.py": "--standalone connects only the processes of one node.",
+    "--elastic -- accelerate launch x.py": f"accelerate launch {ELASTIC}",
+    "--elastic -- python x.py": f"python {ELASTIC}",
+    "--elastic -- sh x.sh": f"sh {ELASTIC}",
+}
 
 
-def test_a_port_in_use_is_refused(start):
-    with port_in_use() as port:
-        ended = start([*ON_LOOPBACK, "--port", port, *SLEEP])
-    expected = f"error: port {port} is in use. Choose another --port, or leave it out.\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", expected)
+@pytest.mark.parametrize("options", BAD)
+def test_invalid_options_get_one_line_before_anything_starts(options, monkeypatch, capfd):
+    monkeypatch.setattr(command, "Node", None)
+    with pytest.raises(UserError) as error:
+        command.main([*ON_LOOPBACK[2:], *options.split()])
+    assert str(error.value).startswith(BAD[options]) and "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
 
 
-def test_a_port_that_may_not_be_used_is_not_said_to_be_in_use(monkeypatch):
+def test_an_invalid_option_exits_with_code_2(start):
+    ended = start(["accel-demo", "nodes", "--nodes", "0"])
+    expected = (2, "", "error: --nodes must be from 1 to 8, got 0\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == expected
+
+
+def test_a_port_that_cannot_be_used_is_refused_with_its_reason(monkeypatch):
     class ForbiddenSocket(socket.socket):
         def bind(self, address):
             raise PermissionError(errno.EACCES, "Permission denied")
 
+    advice = "Choose another --port, or leave it out."
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError) as error:
+            command.main([*ON_LOOPBACK[2:], "--port", str(port), "--", "true"])
+    assert str(error.value) == f"port {port} is in use. {advice}"
     monkeypatch.setattr(launch.socket, "socket", ForbiddenSocket)
-    with pytest.raises(UserError) as error:
-        command.meeting_port(80, cables.Loopback(2))
-    problem = "port 80 cannot be used (Permission denied)"
-    assert str(error.value) == f"{problem}. Choose another --port, or leave it out."
-    with pytest.raises(UserError) as error:
-        launch.free_port(80)
-    assert str(error.value) == f"{problem}. Set MASTER_PORT to a free port, or leave it unset."
+    for function, text in (
+        (lambda: command.meeting_port(80, cables.Loopback()), advice),
+        (lambda: launch.free_port(80), "Set MASTER_PORT to a free port, or leave it unset."),
+    ):
+        with pytest.raises(UserError) as error:
+            function()
+        assert str(error.value) == f"port 80 cannot be used (Permission denied). {text}"
 
 
 def test_a_text_that_begins_with_a_number_is_not_a_time():
@@ -121,20 +136,10 @@ def test_a_text_that_begins_with_a_number_is_not_a_time():
     assert (options.kill_after, options.cut_after) == ("5 steps", 2.0)
 
 
-@contextmanager
-def port_in_use():
-    """Yield a port on which a server listens."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        yield server.getsockname()[1]
-
-
-def test_a_folder_without_the_train_file_needs_a_command(tmp_path, start):
-    ended = start(["accel-demo", "nodes"], cwd=tmp_path)
-    advice = "Go to the repository, or add a command."
-    assert ended.returncode == 2
-    assert ended.stderr == f"error: accel_demo/train.py is not in this folder. {advice}\n"
+def test_a_folder_without_the_train_file_needs_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="^accel_demo/train.py is not in this folder. Go to the re"):
+        command.read([])
 
 
 # --- loopback
@@ -150,75 +155,62 @@ def test_a_plain_torchrun_script_runs_on_two_nodes_of_one_loopback(start):
     assert "accel_demo" not in str([ast.dump(it) for it in imports if isinstance(it, IMPORTS)])
 
 
-def test_without_a_command_the_train_file_is_launched_with_the_config_for_several_machines(
-    start, tmp_path
-):
+def test_every_kind_of_launch_connects_all_processes(start, tmp_path):
+    """Without a command, train.py is launched with the config for several machines.
+
+    `accelerate launch` does not use the user's default config. A torchrun inside a shell reads its
+    flags from the environment.
+    """
     (tmp_path / "accelerate_configs").symlink_to(REPOSITORY / "accelerate_configs")
-    (tmp_path / "accel_demo").mkdir()
-    (tmp_path / "accel_demo" / "train.py").write_text(CONNECT)
-    ended = start(ON_LOOPBACK, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "node 0 | connected: 0 1 2 3\n" in ended.stdout
-    assert "accelerate launch --num_machines 2 --machine_rank 1" in ended.stdout
-    assert "--config_file accelerate_configs/multi_node_cpu.yaml accel_demo/train" in ended.stdout
-
-
-def test_accelerate_launch_connects_all_processes_whatever_the_users_default_config(
-    start, tmp_path
-):
-    (tmp_path / "accelerate").mkdir()
+    for folder in ("accel_demo", "accelerate"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text("distributed_type: NO\n")
-    (tmp_path / "x.py").write_text(CONNECT)
-    words = [*ON_LOOPBACK, "--processes-per-node", 1, "--", "accelerate", "launch"]
-    ended = start([*words, tmp_path / "x.py"], HF_HOME=str(tmp_path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "node 0 | connected: 0 1\n" in ended.stdout
-
-
-def test_a_torchrun_inside_a_shell_connects_all_processes(start, tmp_path):
-    (tmp_path / "x.py").write_text(CONNECT)
-    words = [*ON_LOOPBACK, "--processes-per-node", 1, "--", "sh", "-c"]
-    ended = start([*words, f"torchrun {tmp_path / 'x.py'}"])
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "node 0 | connected: 0 1\n" in ended.stdout
+    script = tmp_path / "accel_demo" / "train.py"
+    script.write_text(CONNECT)
+    for per_node, words, connected in (
+        (2, [], "0 1 2 3"),
+        (1, ["--", "accelerate", "launch", script], "0 1"),
+        (1, ["--", "sh", "-c", f"torchrun {script}"], "0 1"),
+    ):
+        flags = ["--processes-per-node", per_node, *words]
+        ended = start([*ON_LOOPBACK, *flags], cwd=tmp_path, HF_HOME=str(tmp_path))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert f"node 0 | connected: {connected}\n" in ended.stdout
+        if not words:
+            config = "--config_file accelerate_configs/multi_node_cpu.yaml accel_demo/train"
+            assert "accelerate launch --num_machines 2 --machine_rank 1" in ended.stdout
+            assert config in ended.stdout
 
 
 def test_the_cache_of_the_hugging_face_libraries_stays_where_it_is(monkeypatch):
     monkeypatch.setenv("HF_HOME", "/cache")
-    assert environment_for_nodes(cables.Loopback(2))["HF_HOME"] == "/cache"
+    assert environment_for_nodes(cables.Loopback())["HF_HOME"] == "/cache"
 
 
-def test_a_file_in_the_working_directory_does_not_shadow_what_nodes_imports(start, tmp_path):
+def test_lines_are_copied_whatever_their_ends_and_signals_have_their_defaults(start, tmp_path):
+    """A file in the working directory does not shadow a module that `nodes` imports."""
     (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")
-    ended = start([*ON_LOOPBACK, "--", "echo", "hello"], cwd=tmp_path)
-    assert ended.returncode == 0 and ended.stderr == ""
-    assert "node 0 | hello\n" in ended.stdout
-
-
-def test_lines_are_copied_whatever_their_ends_and_signals_have_their_defaults(start):
     script = "printf 'hello\\r\\nworld\\n'; printf '50%%\\r100%%\\n'; yes | head -1"
-    ended = start([*ON_LOOPBACK, "--", "sh", "-c", script])
+    ended = start([*ON_LOOPBACK, "--", "sh", "-c", script], cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")  # yes would complain about its broken pipe
     lines = [line for line in ended.stdout.splitlines() if line.startswith("node 1 |")]
     assert lines == [f"node 1 | {text}" for text in ("hello", "world", "100%", "y")]
 
 
+class BrokenNetwork(cables.Loopback):
+    def connect(self, node: int, pid: int) -> None:
+        raise KeyboardInterrupt
+
+
 def test_a_failure_while_a_node_starts_leaves_no_process_behind(monkeypatch):
-    class BrokenNetwork(cables.Loopback):
-        def connect(self, node: int, pid: int) -> None:
-            raise KeyboardInterrupt
-
     with nothing_is_left(), pytest.raises(KeyboardInterrupt):
-        with Node(0, BrokenNetwork(1), SimpleQueue(), set()):
+        with Node(0, BrokenNetwork(), SimpleQueue(), set()):
             pass
-
-
-def test_a_keeper_on_loopback_that_does_not_start_gets_no_advice_to_use_loopback(monkeypatch):
     monkeypatch.setattr("accel_demo.lab.nodes.node.KEEPER", [sys.executable, "-c", "pass"])
-    with nothing_is_left(), pytest.raises(UserError) as error:
-        with Node(0, cables.Loopback(1), SimpleQueue(), set()):
+    # There is no advice to use loopback, because it is used already.
+    with nothing_is_left(), pytest.raises(UserError, match="^node 0 could not be started$"):
+        with Node(0, cables.Loopback(), SimpleQueue(), set()):
             pass
-    assert str(error.value) == "node 0 could not be started"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no subreapers")
@@ -235,9 +227,8 @@ def test_processes_that_start_others_while_they_are_killed_leave_none_behind(sta
 
 def test_each_line_of_output_names_its_node_and_goes_to_the_same_stream(start):
     code = "import os, sys; n = os.environ['RANK']; print('out', n); sys.exit(f'err {n}')"
-    ended = start(
-        [*ON_LOOPBACK, "--nodes", 3, "--processes-per-node", 1, "--", "python", "-c", code]
-    )
+    one_each = ["--nodes", 3, "--processes-per-node", 1, "--", "python", "-c", code]
+    ended = start([*ON_LOOPBACK, *one_each])
     assert ended.returncode == 1
     for node in range(3):
         assert f"node {node} | out {node}\n" in ended.stdout
@@ -245,13 +236,13 @@ def test_each_line_of_output_names_its_node_and_goes_to_the_same_stream(start):
         assert f"node {node} has failed (exit code 1)\n" in ended.stderr
 
 
-def test_a_missing_program_gets_one_line_per_node(start):
-    ended = start([*ON_LOOPBACK, "--", "no-such-program"])
-    assert ended.returncode == 1
+def test_a_missing_program_gets_one_line_per_node(capfd):
+    assert command.main([*ON_LOOPBACK[2:], "--", "no-such-program"]) == 1
+    printed = capfd.readouterr().err
     for node in (0, 1):
         line = f"node {node} | error: cannot start no-such-program (No such file or directory)\n"
-        assert line in ended.stderr
-    assert "Traceback" not in ended.stderr
+        assert line in printed
+    assert "Traceback" not in printed
 
 
 def test_nodes_that_wait_for_a_failed_node_are_killed(start, monkeypatch):
@@ -267,9 +258,8 @@ def test_nodes_that_wait_for_a_failed_node_are_killed(start, monkeypatch):
 def test_a_killed_node_starts_again(start, tmp_path):
     code = "import os, pathlib, sys, time; n = os.environ['RANK']; "
     code += f"seen = pathlib.Path({str(tmp_path)!r}, n); "
-    code += (
-        "again = seen.exists(); seen.touch(); print('again' if again else 'first', n, flush=True); "
-    )
+    code += "again = seen.exists(); seen.touch(); "
+    code += "print('again' if again else 'first', n, flush=True); "
     code += "time.sleep(0 if again else 5)"
     events = ["--kill-after", "first 1", "--restart-after", 0.5]
     one_each = ["--processes-per-node", 1]
@@ -559,108 +549,97 @@ def test_with_debians_hosts_files_an_elastic_launch_needs_addresses_and_a_host(s
 # --- what a machine lacks
 
 
+def path_with(folder: Path, tool: str, script: str) -> str:
+    """Return the value of PATH with which `tool` is a shell script."""
+    (folder / tool).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / tool).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the message is about Linux")
 def test_without_root_only_loopback_is_used(monkeypatch, capfd):
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    options = ["--processes-per-node", "1"]
-    hello = ["--", sys.executable, "-c", "print('hello')"]
-    assert command.main([*options, *hello]) == 0
+    check_that_only_loopback_is_used("network namespaces need root (sudo)", capfd)
+
+
+def check_that_only_loopback_is_used(reason: str, capfd) -> None:
+    """Check that a launch uses loopback, and that the flags that need namespaces are refused."""
+    options = ["--processes-per-node", "1", "--", "echo", "hello"]
+    with nothing_is_left():
+        assert command.main(options) == 0
     printed = capfd.readouterr()
-    assert printed.err == "using loopback: network namespaces need root (sudo)\n"
+    assert printed.err == f"using loopback: {reason}\n"
     for node in (0, 1):
         assert f"node {node} | hello\n" in printed.out
-    for flag in ("--rate=10mbit", "--cut-after=5", "--network=namespaces"):
+    for flag in ("--rate=10mbit", "--delay=5ms", "--cut-after=5", "--network=namespaces"):
         name = flag.replace("=namespaces", " namespaces").split("=")[0]
         with pytest.raises(UserError) as error:
-            command.main([*options, flag, *hello])
-        reason = "network namespaces need root (sudo)"
+            command.main([flag, *options])
         assert str(error.value) == f"{name} does not work here: {reason}"
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.system
 @in_namespaces
-@pytest.mark.parametrize("tool", ["ip", "tc", "unshare"])
-def test_a_missing_tool_is_named_with_its_package(tool, start, tmp_path):
-    for other in set(cables.TOOLS) - {tool}:
-        (tmp_path / other).symlink_to(shutil.which(other))
-    ended = start(["accel-demo", "nodes", "--rate", "10mbit", *SLEEP], PATH=str(tmp_path))
-    package = "util-linux" if tool == "unshare" else "iproute2"
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        f"error: --rate does not work here: the program {tool} is missing (on Debian: apt-get "
-        f"install {package})\n"
+@pytest.mark.parametrize(
+    ("tool", "script", "reason"),
+    [
+        (
+            "unshare",
+            "echo 'unshare: not permitted' >&2; exit 1",
+            "this machine does not allow network namespaces (unshare: not permitted)",
+        ),
+        (  # unshare has made the network namespace when it fails
+            "unshare",
+            f"exec {shutil.which('unshare')} --net sh -c 'echo mount /proc failed >&2; exit 1'",
+            "this machine does not allow network namespaces (mount /proc failed)",
+        ),
+        (
+            "ip",
+            "echo 'Error: Unknown device type.' >&2; exit 2",
+            "`ip link add bridge type bridge` failed (Error: Unknown device type.). This machine "
+            "cannot connect network namespaces.",
+        ),
+    ],
+)
+def test_a_machine_without_namespaces_or_bridges_uses_loopback(
+    tool, script, reason, monkeypatch, tmp_path, capfd
+):
+    monkeypatch.setenv("PATH", path_with(tmp_path, tool, script))
+    check_that_only_loopback_is_used(reason, capfd)
+
+
+@pytest.mark.system
+@in_namespaces
+def test_a_missing_tool_is_named_with_its_package(monkeypatch, tmp_path):
+    for tool in cables.TOOLS:
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")):
+        (tmp_path / tool).rename(tmp_path / "hidden")
+        with pytest.raises(UserError) as error:
+            command.main(["--rate", "10mbit", *SLEEP])
+        (tmp_path / "hidden").rename(tmp_path / tool)
+        advice = f"(on Debian: apt-get install {package})"
+        problem = f"--rate does not work here: the program {tool} is missing {advice}"
+        assert str(error.value) == problem
+
+
+@pytest.mark.system
+@in_namespaces
+@pytest.mark.parametrize(
+    ("flag", "value", "purpose", "module"),
+    [("--rate", "10mbit", "limit the rate", "tbf"), ("--delay", "5ms", "delay packets", "netem")],
+)
+def test_a_kernel_without_a_module_gets_one_line_and_nothing_is_left(
+    flag, value, purpose, module, monkeypatch, tmp_path, capfd
+):
+    reason = "Error: Specified qdisc kind is unknown."
+    monkeypatch.setenv("PATH", path_with(tmp_path, "tc", f"echo '{reason}' >&2; exit 2"))
+    with nothing_is_left(), pytest.raises(UserError) as error:
+        command.main([flag, value, *SLEEP])
+    assert capfd.readouterr() == ("", "")
+    assert str(error.value) == (
+        f"{flag}: this kernel cannot {purpose}, because `tc … {module}` failed ({reason}). Leave "
+        f"{flag} out, or use a kernel with the module sch_{module}."
     )
-
-
-@pytest.mark.system
-@in_namespaces
-def test_a_kernel_without_tbf_gets_one_line_and_nothing_is_left(start, tmp_path):
-    (tmp_path / "tc").write_text(
-        "#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 2\n"
-    )
-    (tmp_path / "tc").chmod(0o755)
-    with nothing_is_left():
-        path = f"{tmp_path}:{os.environ['PATH']}"
-        ended = start(["accel-demo", "nodes", "--rate", "10mbit", *SLEEP], PATH=path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "error: --rate: this kernel cannot limit the rate, because `tc … tbf` failed (Error: "
-        "Specified qdisc kind is unknown.). Leave --rate out, or use a kernel with the module "
-        "sch_tbf.\n"
-    )
-
-
-@pytest.mark.system
-@in_namespaces
-def test_a_machine_that_does_not_allow_namespaces_uses_loopback(start, tmp_path):
-    (tmp_path / "unshare").write_text("#!/bin/sh\necho 'unshare: not permitted' >&2\nexit 1\n")
-    (tmp_path / "unshare").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    hello = ["--processes-per-node", 1, "--", "python", "-c", "print('hello')"]
-    ended = start(["accel-demo", "nodes", *hello], PATH=path)
-    assert ended.returncode == 0, ended.stderr
-    reason = "this machine does not allow network namespaces (unshare: not permitted)"
-    assert ended.stderr == f"using loopback: {reason}\n"
-    ended = start(["accel-demo", "nodes", "--rate", "10mbit", *hello], PATH=path)
-    assert (ended.returncode, ended.stderr) == (2, f"error: --rate does not work here: {reason}\n")
-
-
-@pytest.mark.system
-@in_namespaces
-def test_a_kernel_without_bridges_uses_loopback(start, tmp_path):
-    (tmp_path / "ip").write_text("#!/bin/sh\necho 'Error: Unknown device type.' >&2\nexit 2\n")
-    (tmp_path / "ip").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    hello = ["--processes-per-node", 1, "--", "echo", "hello"]
-    with nothing_is_left():
-        ended = start(["accel-demo", "nodes", *hello], PATH=path)
-    assert ended.returncode == 0 and "node 1 | hello\n" in ended.stdout
-    reason = "`ip link add bridge type bridge` failed (Error: Unknown device type.). "
-    reason += "This machine cannot connect network namespaces."
-    assert ended.stderr == f"using loopback: {reason}\n"
-    ended = start([*IN_NAMESPACES, *hello], PATH=path)
-    expected = f"error: --network namespaces does not work here: {reason}\n"
-    assert (ended.returncode, ended.stderr) == (2, expected)
-
-
-@pytest.mark.system
-@in_namespaces
-def test_a_machine_that_does_not_allow_mounts_uses_loopback(start, tmp_path):
-    """`unshare` has made the network namespace when it fails."""
-    real = shutil.which("unshare")
-    script = f"#!/bin/sh\nexec {real} --net sh -c 'echo mount /proc failed >&2; exit 1'\n"
-    (tmp_path / "unshare").write_text(script)
-    (tmp_path / "unshare").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    ended = start(["accel-demo", "nodes", "--", "echo", "hello"], PATH=path)
-    reason = "this machine does not allow network namespaces (mount /proc failed)"
-    assert (ended.returncode, ended.stderr) == (0, f"using loopback: {reason}\n")
-
-
-def test_rates_are_checked_in_all_units():
-    for rate in ("100kbit", "1.5mbit", "100gbit"):
-        cables.check_rate(rate)
-    for rate in ("", "mbit", "10MB", "10mbps", "1e3mbit", "101gbit"):
-        with pytest.raises(UserError, match="--rate must be like 100mbit"):
-            cables.check_rate(rate)

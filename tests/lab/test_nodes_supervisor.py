@@ -28,7 +28,7 @@ def supervisor_of_two(reports=(), events=(), elastic=False) -> Supervisor:
     for report in reports:
         queue.put(report)
     nodes = [RecordedNode(0), RecordedNode(1)]
-    return Supervisor(nodes, cables.Loopback(2), queue, list(events), elastic)
+    return Supervisor(nodes, cables.Loopback(), queue, list(events), elastic)
 
 
 def exited(*codes: tuple[int, int]) -> list[NodeReport]:

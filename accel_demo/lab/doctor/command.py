@@ -20,13 +20,7 @@ from pathlib import Path
 import accel_demo
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import machines
-from accel_demo.lab.doctor.comparison import (
-    ROWS,
-    count_of,
-    fixes,
-    obtained_cells,
-    promised_cells,
-)
+from accel_demo.lab.doctor.comparison import ROWS, count_of, fixes, obtained_cells, promised_cells
 from accel_demo.lab.doctor.launch_config import ignored_keys, promise_of, read_config
 from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_probe
 from accel_demo.options import Parser

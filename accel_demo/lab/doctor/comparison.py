@@ -3,6 +3,15 @@
 from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, starts_several
 from accel_demo.wording import counted
 
+SETTINGS_FIX = [
+    "The processes did not receive the launcher's settings.",
+    "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and in your script write",
+    "Accelerator(cpu=use_cpu()), as in accel_demo/train.py.",
+]
+DTYPE_FIX = [
+    "This device does not compute in the dtype that mixed_precision selects.",
+    'Fix: set mixed_precision to "no", or use another device.',
+]
 ROWS = ["processes", "connected", "backend", "device", "dtype", "kind"]
 
 
@@ -84,21 +93,10 @@ def fixes(
     if "device" in different:
         kind = answers[0].device.split(":")[0]
         causes.append((("device", "backend"), device_fix(promise, len(answers), kind)))
-    settings_fix = [
-        "The processes did not receive the launcher's settings.",
-        "Fix: unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and in your script write",
-        "Accelerator(cpu=use_cpu()), as in accel_demo/train.py.",
-    ]
-    dtype_fix = [
-        "This device does not compute in the dtype that mixed_precision selects.",
-        'Fix: set mixed_precision to "no", or use another device.',
-    ]
-    causes += [(connection, settings_fix), (("dtype",), dtype_fix)]
-    unexplained, explanations = list(different), []
-    for names, lines in causes:
-        explained = [name for name in names if name in unexplained]
-        unexplained = [name for name in unexplained if name not in explained]
-        if explained:
+    unexplained, explanations = set(different), []
+    for names, lines in [*causes, (connection, SETTINGS_FIX), (("dtype",), DTYPE_FIX)]:
+        if explained := [name for name in names if name in unexplained]:
+            unexplained.difference_update(explained)
             explanations.append((explained, lines))
     return explanations
 

@@ -1,6 +1,7 @@
 """Read launch configs, check them for mistakes, and predict which processes they will start."""
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,9 @@ def read_config(path: Path, overrides: dict | None = None) -> dict:
         raise UserError(f"{path} must contain lines of `key: value`")
     if config.get("num_machines", 1) != 1:
         config |= overrides or {}
-    try:
-        for check in CHECKS:
-            check(config)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    for problems in (_in_keys, _in_processes, _in_machines, _in_devices):
+        if problem := next(problems(config), None):  # stop: later checks rely on earlier ones
+            raise UserError(f"{path}: {problem}")
     return config
 
 
@@ -114,39 +113,6 @@ def precision_of(config: dict) -> str:
     return str(config.get("mixed_precision", default) or "no").lower()
 
 
-def _check_keys(config: dict) -> None:
-    from accelerate.commands.config.config_args import ClusterConfig
-
-    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise UserError("only compute_environment: LOCAL_MACHINE is supported. Remove the key.")
-    if "distributed_type" not in config:
-        raise UserError('distributed_type is missing. Add distributed_type: "NO" or MULTI_GPU.')
-    known = set(ClusterConfig.__dataclass_fields__)
-    # Like Accelerate, translate old keys before checking for unknown keys.
-    unknown = set(ClusterConfig.process_config(dict(config))) - known
-    for key in sorted(map(str, unknown)):
-        close = difflib.get_close_matches(key, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it"
-        raise UserError(f"unknown key {key}: {advice}")
-    if config.get("rdzv_backend", "static") != "static":
-        raise UserError(
-            f"rdzv_backend: {config['rdzv_backend']} has no effect in a file. Remove it, and "
-            "launch with the flag --rdzv_backend."
-        )
-    flags = _flags_of_the_launcher()
-    for part, prefix in NESTED.items():
-        for key in map(str, config.get(part) or {}):
-            if not {key, prefix + key} & {*flags, *KEYS_WITHOUT_FLAG}:
-                raise UserError(f"{key} in {part} has no effect. Remove it, or correct it.")
-
-
-def _flags_of_the_launcher() -> dict[str, Any]:
-    """Return the default of each flag of `accelerate launch`, by name."""
-    from accelerate.commands.launch import launch_command_parser
-
-    return {action.dest: action.default for action in launch_command_parser()._actions}
-
-
 def ignored_keys(config: dict) -> list[str]:
     """Return the keys that have no effect in a launch config.
 
@@ -161,101 +127,109 @@ def ignored_keys(config: dict) -> list[str]:
     ]
 
 
-def _check_processes(config: dict) -> None:
+def _flags_of_the_launcher() -> dict[str, Any]:
+    """Return the default of each flag of `accelerate launch`, by name."""
+    from accelerate.commands.launch import launch_command_parser
+
+    return {action.dest: action.default for action in launch_command_parser()._actions}
+
+
+def _in_keys(config: dict) -> Iterator[str]:
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        yield "only compute_environment: LOCAL_MACHINE is supported. Remove the key."
+    if "distributed_type" not in config:
+        yield 'distributed_type is missing. Add distributed_type: "NO" or MULTI_GPU.'
+    known = set(ClusterConfig.__dataclass_fields__)
+    # Like Accelerate, translate old keys before checking for unknown keys.
+    unknown = set(ClusterConfig.process_config(dict(config))) - known
+    for key in sorted(map(str, unknown)):
+        close = difflib.get_close_matches(key, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it"
+        yield f"unknown key {key}: {advice}"
+    if (backend := config.get("rdzv_backend", "static")) != "static":
+        yield (
+            f"rdzv_backend: {backend} has no effect in a file. Remove it, and "
+            "launch with the flag --rdzv_backend."
+        )
+    flags = _flags_of_the_launcher()
+    for part, prefix in NESTED.items():
+        for key in map(str, config.get(part) or {}):
+            if not {key, prefix + key} & {*flags, *KEYS_WITHOUT_FLAG}:
+                yield f"{key} in {part} has no effect. Remove it, or correct it."
+
+
+def _in_processes(config: dict) -> Iterator[str]:
     from accelerate.utils import DistributedType
 
     kind, types = config["distributed_type"], [known.value for known in DistributedType]
     if kind is False:
-        raise UserError('YAML reads NO as false. Write distributed_type: "NO", in quotes.')
+        yield 'YAML reads NO as false. Write distributed_type: "NO", in quotes.'
     if kind not in types:
-        raise UserError(f"distributed_type must be one of {', '.join(types)}; got {kind}")
-    processes = config.get("num_processes")
-    if "num_processes" not in config:
-        if kind != "NO":
-            raise UserError(f"{kind} needs num_processes. Add num_processes: 2, for example.")
-    elif type(processes) is not int or processes < 1:  # `isinstance` would accept True
-        raise UserError(f"num_processes must be an integer of at least 1, got {processes!r}")
+        yield f"distributed_type must be one of {', '.join(types)}; got {kind}"
+    if "num_processes" not in config and kind != "NO":
+        yield f"{kind} needs num_processes. Add num_processes: 2, for example."
+    for key in ("num_processes", "num_machines"):
+        number = config.get(key, 1)
+        if type(number) is not int or number < 1:  # `isinstance` would accept True
+            yield f"{key} must be an integer of at least 1, got {number!r}"
 
 
-def _check_machines(config: dict) -> None:
-    machines, kind = config.get("num_machines", 1), config["distributed_type"]
-    if type(machines) is not int or machines < 1:
-        raise UserError(f"num_machines must be an integer of at least 1, got {machines!r}")
+def _in_machines(config: dict) -> Iterator[str]:
+    from accelerate.utils.other import is_port_in_use
+
+    kind, machines = config["distributed_type"], config.get("num_machines", 1)
+    port = config.get("main_process_port")
+    if port is not None and not (type(port) is int and 0 <= port < 65536):
+        yield f"main_process_port must be from 0 (any free port) to 65535, got {port!r}"
     if machines == 1:
+        if port and starts_several(config) and is_port_in_use(port):
+            yield f"port {port} is in use. Write main_process_port: 0 for any free port."
         return
     if kind in OTHER_KINDS or not starts_several(config):
-        raise UserError(f"doctor cannot check {kind} on several machines. Use MULTI_GPU or FSDP.")
-    rank, processes = config.get("machine_rank", 0), config["num_processes"]
+        yield f"doctor cannot check {kind} on several machines. Use MULTI_GPU or FSDP."
+    rank, address = config.get("machine_rank", 0), config.get("main_process_ip")
     if type(rank) is not int:
-        raise UserError(f"machine_rank must be an integer, got {rank!r}")
-    address = config.get("main_process_ip")
+        yield f"machine_rank must be an integer, got {rank!r}"
     if address in (None, ""):
-        raise UserError("main_process_ip is missing. Add the address of machine 0.")
+        yield "main_process_ip is missing. Add the address of machine 0."
     if not isinstance(address, str):
-        raise UserError(
-            f'main_process_ip must be an address in quotes, such as "192.168.1.10", got {address}'
-        )
+        yield f'main_process_ip must be an address in quotes, such as "192.168.1.10", got {address}'
+    processes = config["num_processes"]
     if processes % machines:
-        started = processes // machines * machines
-        raise UserError(
+        yield (
             f"num_processes must be a multiple of num_machines: of {processes} processes on "
-            f"{machines} machines, Accelerate would start only {started}"
+            f"{machines} machines, Accelerate would start only {processes // machines * machines}"
+        )
+    if port == 0:
+        yield (
+            "main_process_port: 0 works only on one machine, because each machine would choose "
+            "its own port. Choose a port that is free on machine 0."
         )
 
 
-def _check_devices(config: dict) -> None:
-    gpu_ids, use_cpu = config.get("gpu_ids"), config.get("use_cpu", False)
-    if not isinstance(use_cpu, bool):
-        raise UserError(f"use_cpu must be true or false, without quotes, got {use_cpu!r}")
-    if gpu_ids is None or gpu_ids == "all":
-        return
-    if not isinstance(gpu_ids, str):
-        raise UserError(f'gpu_ids must be in quotes. Write gpu_ids: "{gpu_ids}".')
-    kind = config["distributed_type"]
-    machines = config.get("num_machines", 1)
-    if kind.startswith("MULTI_") and kind != "MULTI_CPU" and "," not in gpu_ids and machines == 1:
-        raise UserError(f'{kind} needs at least two gpu_ids, such as "0,1", got "{gpu_ids}"')
-
-
-def _check_precision(config: dict) -> None:
+def _in_devices(config: dict) -> Iterator[str]:
     import torch
 
+    kind, machines = config["distributed_type"], config.get("num_machines", 1)
+    gpu_ids, use_cpu = config.get("gpu_ids"), config.get("use_cpu", False)
+    if not isinstance(use_cpu, bool):
+        yield f"use_cpu must be true or false, without quotes, got {use_cpu!r}"
+    if not isinstance(gpu_ids, str | None):
+        yield f'gpu_ids must be in quotes. Write gpu_ids: "{gpu_ids}".'
+    needs_two = kind.startswith("MULTI_") and kind != "MULTI_CPU" and machines == 1
+    if needs_two and gpu_ids not in (None, "all") and "," not in gpu_ids:
+        yield f'{kind} needs at least two gpu_ids, such as "0,1", got "{gpu_ids}"'
     if config.get("mixed_precision") is False:
-        raise UserError('YAML reads no as false. Write mixed_precision: "no", in quotes.')
+        yield 'YAML reads no as false. Write mixed_precision: "no", in quotes.'
     precision = precision_of(config)
     if precision not in PRECISIONS:
-        raise UserError(f'mixed_precision must be "no", bf16 or fp16, got {precision}')
-    if precision != "fp16":
-        return
+        yield f'mixed_precision must be "no", bf16 or fp16, got {precision}'
     started = config.get("num_processes", 1) if starts_several(config) else 1
-    started //= config.get("num_machines", 1)
-    accelerators = torch.accelerator.device_count()
-    if stays_on_cpu(config) or accelerators < started:
-        raise UserError(
+    has_gpus = torch.accelerator.device_count() >= started // machines
+    if precision == "fp16" and (stays_on_cpu(config) or not has_gpus):
+        yield (
             "fp16 needs a GPU for each process, but this config would run on the CPU. "
             'Set mixed_precision to bf16 or "no".'
         )
-
-
-def _check_port(config: dict) -> None:
-    from accelerate.utils.other import is_port_in_use
-
-    port = config.get("main_process_port")
-    if port is None:
-        return
-    if type(port) is not int or not 0 <= port < 65536:
-        raise UserError(f"main_process_port must be from 0 (any free port) to 65535, got {port!r}")
-    if config.get("num_machines", 1) > 1:
-        if port == 0:
-            raise UserError(
-                "main_process_port: 0 works only on one machine, because each machine would choose "
-                "its own port. Choose a port that is free on machine 0."
-            )
-    elif port and starts_several(config) and is_port_in_use(port):
-        raise UserError(f"port {port} is in use. Write main_process_port: 0 for any free port.")
-
-
-CHECKS = (
-    *(_check_keys, _check_processes, _check_machines, _check_devices, _check_precision),
-    _check_port,
-)

@@ -9,13 +9,13 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
 import accel_demo
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, say
 from accel_demo.lab.doctor.comparison import ROWS, fixes, obtained_cells, promised_cells
 from accel_demo.lab.doctor.connections import (
     gloo_address,
@@ -42,12 +42,11 @@ SETTINGS = ("distributed_type", "num_processes", "mixed_precision")
 def overrides() -> dict:
     """Return the values that environment variables set, as `accel-demo nodes` does."""
     values: dict = {}
-    if "NODE_RANK" in os.environ:
-        values["machine_rank"] = number_in("NODE_RANK", 0)
     if "MASTER_ADDR" in os.environ:
         values["main_process_ip"] = os.environ["MASTER_ADDR"]
-    if "MASTER_PORT" in os.environ:
-        values["main_process_port"] = number_in("MASTER_PORT", PORT)
+    for name, variable in (("machine_rank", "NODE_RANK"), ("main_process_port", "MASTER_PORT")):
+        if variable in os.environ:
+            values[name] = number_in(variable, 0)
     if "NNODES" in os.environ and "NPROC_PER_NODE" in os.environ:
         values["num_machines"] = number_in("NNODES", 1)
         values["num_processes"] = number_in("NNODES", 1) * number_in("NPROC_PER_NODE", 1)
@@ -105,10 +104,6 @@ def clock_words(seconds: float) -> str:
     return f"{round(seconds, 2) + 0:+.2f} s"  # + 0 turns -0.0 into 0.0
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def facts_of_this_machine(config: dict, promise: Promise, open_port: int) -> dict:
     """Return what the machines compare before a launch."""
     from accel_demo.processes.peers import own_machine
@@ -141,71 +136,71 @@ def digest_of_code(package: Path) -> str:
 
 def problem_in(facts: list[dict], point: MeetingPoint) -> str | None:
     """Return why the machines cannot launch together, in one line, or None if they can."""
-    main, *others = facts
-    for one in others:
+    return next(_problems_in(facts, point), None)
+
+
+def _problems_in(facts: list[dict], point: MeetingPoint) -> Iterator[str]:
+    main, last = facts[0], point.machines - 1
+    for one in facts:
         if one["machines"] != main["machines"]:
-            return (
+            yield (
                 f"num_machines is {one['machines']} on {name_of(one)}, but {main['machines']} on "
                 f"{name_of(main)}. Use the same number everywhere."
             )
-    last = point.machines - 1
     for one in facts:
         if not 0 <= one["rank"] <= last:
-            return f"--machine-rank must be from 0 to {last}, got {one['rank']} on {one['host']}"
-    ranks = [one["rank"] for one in facts]
-    for rank in ranks:
-        if ranks.count(rank) > 1:
-            hosts = " and ".join(one["host"] for one in facts if one["rank"] == rank)
-            return (
-                f"{ranks.count(rank)} machines have rank {rank} ({hosts}). Start each with its "
-                f"own --machine-rank, from 0 to {last}."
+            yield f"--machine-rank must be from 0 to {last}, got {one['rank']} on {one['host']}"
+    hosts: dict[int, list[str]] = {}
+    for one in facts:
+        hosts.setdefault(one["rank"], []).append(one["host"])
+    for rank, names in hosts.items():
+        if len(names) > 1:
+            yield (
+                f"{len(names)} machines have rank {rank} ({' and '.join(names)}). Start each with "
+                f"its own --machine-rank, from 0 to {last}."
             )
     for rank in range(point.machines):
-        if rank not in ranks:
-            return (
+        if rank not in hosts:
+            yield (
                 f"machine {rank} has not joined within {point.timeout:g} s. Run the same command "
                 f"there, with --machine-rank {rank}."
             )
-    if problem := next(filter(None, (difference(main, one) for one in facts)), None):
-        return problem
+    for one in facts:
+        yield from _differences(main, one)
     are_one_computer = len({one["identity"] for one in facts}) == 1
     for one in facts:
         if one["host_name_problem"] and not are_one_computer:
             host, reason, interface = one["host_name_problem"]
-            return (
+            yield (
                 f"the name {host} of machine {one['rank']} {reason}. Set "
                 f"GLOO_SOCKET_IFNAME={interface} there."
             )
-    return None
 
 
-def difference(main: dict, one: dict) -> str | None:
-    """Return why a machine cannot launch together with machine 0, in one line, or None."""
+def _differences(main: dict, one: dict) -> Iterator[str]:
+    """Yield each reason why a machine cannot launch together with machine 0."""
     this, other = name_of(one), name_of(main)
     if one["code"] != main["code"]:
-        return (
-            f"accel_demo has different code on {this} and {other}. Copy it from one to the other."
-        )
+        yield f"accel_demo has different code on {this} and {other}. Copy it from one to the other."
     for package, version in one["versions"].items():
-        if version != main["versions"][package]:
-            return (
-                f"{this} has {package} {version}, but {other} has {main['versions'][package]}. "
+        if version != (usual := main["versions"][package]):
+            yield (
+                f"{this} has {package} {version}, but {other} has {usual}. "
                 "Install the same version on both."
             )
     for setting, value in one["settings"].items():
-        if value != main["settings"][setting]:
-            return (
-                f"{setting} is {value} on {this}, but {main['settings'][setting]} on {other}. Use "
+        if value != (usual := main["settings"][setting]):
+            yield (
+                f"{setting} is {value} on {this}, but {usual} on {other}. Use "
                 "the same launch config on both."
             )
     seconds = one["clock"] - main["clock"]
     if abs(seconds) > MOST_CLOCK_DIFFERENCE:
         direction = "ahead of" if seconds > 0 else "behind"
-        return (
+        yield (
             f"the clock of {this} is {abs(seconds):,.0f} s {direction} that of {other}. "
             "Synchronize both, for example with chrony."
         )
-    return None
 
 
 def notes_on(facts: list[dict]) -> list[str]:
@@ -284,17 +279,19 @@ def compare(
     rows = list(zip(ROWS, promised, *obtained.values(), strict=True))
     columns = ["on each machine", "promised", *(f"machine {number}" for number in obtained)]
     print(f"{path}\n\n{table(columns, rows)}\n")
-    is_as_promised = True
-    for number, cells in obtained.items():
-        different = [
+    differences = {
+        number: [
             name for name, cell, wanted in zip(ROWS, cells, promised, strict=True) if cell != wanted
         ]
+        for number, cells in obtained.items()
+    }
+    if not any(differences.values()):
+        print("Everything is as promised.")
+        return 0
+    for number, different in differences.items():
         if different:
-            is_as_promised = False
             print(f"Not as promised on {names[number]}: {', '.join(different)}")
         if number == rank:
             for _, lines in fixes(config, on_one, every[number], different):
                 print("\n".join(f"  {line}" for line in lines))
-    if is_as_promised:
-        print("Everything is as promised.")
-    return 0 if is_as_promised else 1
+    return 1

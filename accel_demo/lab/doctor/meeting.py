@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -182,27 +182,19 @@ class Guest:
         return json.loads(self.lines.readline())
 
 
-class Exchange:
-    """The facts that the machines exchange at one time, by connection."""
-
-    def __init__(self, timeout: float):
-        self.facts: dict[socket.socket, dict] = {}
-        self.deadline = time.monotonic() + timeout
-        self.is_over = False
-
-
 class MeetingHost:
-    """The host of the meeting, in threads of its own. Use it in a `with` statement."""
+    """The host of the meeting, in a thread of its own. Use it in a `with` statement."""
 
     def __init__(self, listener: socket.socket, point: MeetingPoint, clock: Callable[[], float]):
         self.listener, self.machines, self.clock = listener, point.machines, clock
-        self.exchanges = [Exchange(point.timeout)]
-        self.members: set[socket.socket] = set()  # the guests of the first exchange
-        self.changed = threading.Condition()
-        self.threads: list[threading.Thread] = []
+        self.is_listening, self.is_closing = True, False
+        self.guests: dict[socket.socket, bytes] = {}  # what each has sent after its last line
+        self.facts: dict[socket.socket, dict] = {}  # of the current exchange
+        self.deadline = time.monotonic() + point.timeout  # of the current exchange
+        self.thread = threading.Thread(target=self.serve, daemon=True)
 
     def __enter__(self) -> "MeetingHost":
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.thread.start()
         return self
 
     def __exit__(self, kind, *error) -> None:
@@ -211,99 +203,78 @@ class MeetingHost:
         A guest leaves when it has received its list. If the host closed a connection first, the
         system would keep the port in use for a while.
         """
-        self.stop_listening()
-        deadline = time.monotonic() + GREETING_TIMEOUT
+        self.is_closing = True
         if kind is None or issubclass(kind, UserError):
-            for thread in self.threads:
-                thread.join(max(0, deadline - time.monotonic()))
+            self.thread.join(GREETING_TIMEOUT)
+
+    def serve(self) -> None:
+        """Listen until the first exchange is over, and serve the guests until all have left."""
+        while self.is_listening or self.guests:
+            if self.is_closing:
+                self.stop_listening()
+            doors = [self.listener] if self.is_listening else []
+            for connection in select.select([*self.guests, *doors], [], [], 0.05)[0]:
+                is_new = connection is self.listener
+                if is_new:
+                    connection, _ = self.listener.accept()
+                    self.guests[connection] = b""
+                try:
+                    if is_new:
+                        send(connection, GREETING)
+                    else:
+                        self.answer(connection)
+                except (OSError, ValueError, LookupError, TypeError):
+                    self.remove(connection)
+            if self.facts and (self.is_complete() or time.monotonic() > self.deadline):
+                self.end_exchange()
 
     def stop_listening(self) -> None:
-        with suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        self.is_listening = False
         self.listener.close()
 
-    def accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, (address, *_) = self.listener.accept()
-                thread = threading.Thread(
-                    target=self.serve, args=[connection, address], daemon=True
-                )
-                self.threads.append(thread)
-                thread.start()
+    def answer(self, guest: socket.socket) -> None:
+        """Read what a guest has sent. Tell it the time, or keep its facts."""
+        received = guest.recv(2**16)
+        if not received:
+            raise ConnectionError  # the guest has hung up
+        *lines, self.guests[guest] = (self.guests[guest] + received).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "facts" not in message:
+                send(guest, {"time": self.clock()})
+                continue
+            if not self.is_listening and not self.facts:  # the first facts of a later exchange
+                self.deadline = time.monotonic() + message["timeout"]
+            self.facts[guest] = {**message["facts"], "address": guest.getpeername()[0]}
 
-    def serve(self, connection: socket.socket, address: str) -> None:
-        """Answer one guest until it hangs up."""
-        number = 0
-        with (
-            connection,
-            connection.makefile(encoding="utf-8") as lines,
-            suppress(OSError, ValueError, LookupError, TypeError),
-        ):
-            send(connection, GREETING)
-            for line in lines:
-                message = json.loads(line)
-                if "facts" in message:
-                    facts = {**message["facts"], "address": address}
-                    timeout = message["timeout"]
-                    everyone = self.exchange(connection, number, facts, timeout)
-                    send(connection, {"all": everyone})
-                    number += 1
-                else:
-                    send(connection, {"time": self.clock()})
-        self.remove(connection)
-
-    def exchange(
-        self, connection: socket.socket, number: int, facts: dict, timeout: float
-    ) -> list[dict]:
-        """Wait for the facts of the other machines, and return all of them.
-
-        Raises `ConnectionError` if the exchange is over, or if the guest hangs up in the meantime.
-        """
-        with self.changed:
-            if number == len(self.exchanges):
-                self.exchanges.append(Exchange(timeout))
-            exchange = self.exchanges[number]
-            if exchange.is_over:
-                raise ConnectionError
-            exchange.facts[connection] = facts
-            self.changed.notify_all()
-            while not (self.is_complete(exchange) or time.monotonic() > exchange.deadline):
-                self.changed.wait(0.1)
-                if has_hung_up(connection):
-                    raise ConnectionError
-            if not exchange.is_over:
-                exchange.is_over = True
-                self.members = set(exchange.facts)
-                self.stop_listening()
-            return sorted(exchange.facts.values(), key=lambda one: (one["rank"], one["address"]))
-
-    def is_complete(self, exchange: Exchange) -> bool:
+    def is_complete(self) -> bool:
         """Return True if there is nothing to wait for.
 
         If the machines disagree about their number, the smallest one is used, so that nobody waits.
         """
-        if exchange.is_over:
-            return True
-        if exchange is self.exchanges[0]:
-            numbers = [facts["machines"] for facts in exchange.facts.values()]
-            return len(exchange.facts) >= min(self.machines, *numbers)
-        return self.members <= exchange.facts.keys()
+        if self.is_listening:
+            numbers = [facts["machines"] for facts in self.facts.values()]
+            return len(self.facts) >= min(self.machines, *numbers)
+        return self.facts.keys() == self.guests.keys()
 
-    def remove(self, connection: socket.socket) -> None:
+    def end_exchange(self) -> None:
+        """Send all facts to each guest that has sent its own. The others are late: hang up."""
+        everyone = sorted(self.facts.values(), key=lambda one: (one["rank"], one["address"]))
+        senders, self.facts = set(self.facts), {}
+        self.stop_listening()
+        for guest in list(self.guests):
+            try:
+                if guest not in senders:
+                    raise ConnectionError
+                send(guest, {"all": everyone})
+            except OSError:
+                self.remove(guest)
+
+    def remove(self, guest: socket.socket) -> None:
         """Forget a guest that has hung up: its doctor may be started again."""
-        with self.changed:
-            self.members.discard(connection)
-            for exchange in self.exchanges:
-                if not exchange.is_over:
-                    exchange.facts.pop(connection, None)
-            self.changed.notify_all()
-
-
-def has_hung_up(connection: socket.socket) -> bool:
-    """Return True if a guest has closed the connection. While it waits, it sends nothing."""
-    readable, _, _ = select.select([connection], [], [], 0)
-    return bool(readable)
+        self.guests.pop(guest, None)
+        self.facts.pop(guest, None)
+        guest.close()
 
 
 def send(connection: socket.socket, message: dict) -> None:

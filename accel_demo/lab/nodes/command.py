@@ -22,7 +22,7 @@ from queue import SimpleQueue
 
 from accel_demo.errors import UserError
 from accel_demo.lab import cables
-from accel_demo.lab.cables import Cables, Loopback, Unavailable
+from accel_demo.lab.cables import Cables, Loopback, Unavailable, open_cables
 from accel_demo.lab.nodes import launches
 from accel_demo.lab.nodes.node import Node, NodeReport, environment_for_nodes
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
         shared = environment_for_nodes(network)
         for node, node_commands in zip(nodes, commands, strict=True):
             print_commands(node, node_commands)
-            node.start([(words, shared | own) for words, own in node_commands])
+            with_variables = [(words, shared | own) for words, own in node_commands]
+            node.send_order("start", commands=with_variables)
         supervisor = Supervisor(nodes, network, reports, events, options.elastic)
         try:
             return supervisor.wait_for_all()
@@ -131,10 +132,8 @@ def check(options) -> None:
         raise UserError(
             f"--processes-per-node must be from 1 to {most // options.nodes}, got {per_node}"
         )
-    if options.rate is not None:
-        cables.check_rate(options.rate)
-    if options.delay is not None:
-        cables.check_delay(options.delay)
+    cables.check("--rate", options.rate)
+    cables.check("--delay", options.delay)
     for first, second in (("cut_after", "cut_for"), ("kill_after", "restart_after")):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         values = [getattr(options, name) for name in (first, second)]
@@ -166,12 +165,12 @@ def enter_network(options, stack: ExitStack) -> Loopback | Cables:
     """
     if options.network != "loopback":
         try:
-            return stack.enter_context(Cables(options.nodes, options.rate, options.delay))
+            return stack.enter_context(open_cables(options.nodes, options.rate, options.delay))
         except Unavailable as reason:
             if flag := flag_that_needs_namespaces(options):
                 raise UserError(f"{flag} does not work here: {reason}") from None
             print(f"using loopback: {reason}", file=sys.stderr)
-    return stack.enter_context(Loopback(options.nodes))
+    return Loopback()
 
 
 def flag_that_needs_namespaces(options) -> str | None:

@@ -14,13 +14,11 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-from accel_demo.lab.cables import replace_hosts_file
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
@@ -34,20 +32,12 @@ class Keeper:
 
     def __init__(self, reports: int):
         self.reports = reports
-        self.commands: list[list[str]] = []
-        self.environments: list[dict[str, str]] = []
+        self.commands: list[tuple[list[str], dict[str, str]]] = []  # with their environments
         self.exit_codes: dict[int, int | None] = {}  # of each command's process; None: it runs
 
     def handle_order(self, order: dict) -> None:
-        if order["do"] == "get ready":
-            if "host_name" in order:
-                socket.sethostname(order["host_name"])
-                replace_hosts_file(order["hosts_file"])
-            self.report(ready=True)
-        elif order["do"] == "start":
-            self.commands, self.environments = order["commands"], order["environments"]
-            self.start()
-        elif order["do"] == "start again":
+        if order["do"] in ("start", "start again"):
+            self.commands = order.get("commands", self.commands)
             self.start()
         elif order["do"] == "stop":
             self.send_signal(signal.SIGTERM)
@@ -56,16 +46,11 @@ class Keeper:
 
     def start(self) -> None:
         self.exit_codes.clear()
-        for command, environment in zip(self.commands, self.environments, strict=True):
+        for command, environment in self.commands:
             program = shutil.which(command[0], path=environment.get("PATH")) or command[0]
-            try:
-                pid = os.posix_spawn(
-                    program,
-                    command,
-                    environment,
-                    file_actions=NO_STDIN,
-                    setsigdef=DEFAULT_SIGNALS,
-                )
+            options: dict = {"file_actions": NO_STDIN, "setsigdef": DEFAULT_SIGNALS}
+            try:  # not with Popen, whose objects would compete with `exited_children`
+                pid = os.posix_spawn(program, command, environment, **options)
             except OSError as error:
                 print(f"error: cannot start {command[0]} ({error.strerror})", file=sys.stderr)
                 self.finish(127)
@@ -131,6 +116,7 @@ def main() -> None:
     orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
     threading.Thread(target=read_orders, args=[orders], daemon=True).start()
     keeper = Keeper(reports)
+    keeper.report(ready=True)
     while True:
         with suppress(queue.Empty):
             order = orders.get(timeout=POLL_INTERVAL)

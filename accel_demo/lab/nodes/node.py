@@ -11,13 +11,14 @@ from queue import SimpleQueue
 from typing import IO, NamedTuple, TextIO
 
 from accel_demo.errors import UserError
-from accel_demo.lab.cables import Cables, Loopback
+from accel_demo.lab.cables import Cables, Loopback, hosts_file
 from accel_demo.processes.environment import environment_for
 from accel_demo.processes.launch import STARTER
 
 # -P keeps the files of the working directory from shadowing the modules that Python imports.
 KEEPER = [sys.executable, "-P", "-m", "accel_demo.lab.nodes.keeper"]
 START_TIMEOUT = 20  # seconds that a keeper may need to start
+ADVICE = ". Use --network loopback."
 output_lock = threading.Lock()
 
 
@@ -49,42 +50,38 @@ class Node:
         self.has_answered, self.is_ready = threading.Event(), False
 
     def __enter__(self) -> "Node":
+        """Start the keeper, wait until it is ready, and connect the node."""
         reading, writing = os.pipe()
-        self.keeper = subprocess.Popen(
-            self.network.wrapped([*KEEPER, str(writing)]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[writing],
-            start_new_session=True,  # so that Ctrl-C only reaches `accel-demo nodes`
-        )
-        os.close(writing)
-        self.threads: list[threading.Thread] = []
-        try:
-            self._prepare(reading)
-        except BaseException:
-            self.__exit__()
-            raise
+        with hosts_file(self.network) as file:
+            self.keeper = subprocess.Popen(
+                self.network.wrapped(self.rank, file, [*KEEPER, str(writing)]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[writing],
+                start_new_session=True,  # so that Ctrl-C only reaches `accel-demo nodes`
+            )
+            os.close(writing)
+            self.threads = [
+                threading.Thread(target=target, args=arguments, daemon=True)
+                for target, arguments in (
+                    (self._copy_output, [self.keeper.stdout, sys.stdout]),
+                    (self._copy_output, [self.keeper.stderr, sys.stderr]),
+                    (self._read_reports, [os.fdopen(reading)]),
+                )
+            ]
+            try:
+                for thread in self.threads:
+                    thread.start()
+                self.has_answered.wait(START_TIMEOUT)
+                if not self.is_ready:
+                    advice = "" if isinstance(self.network, Loopback) else ADVICE
+                    raise UserError(f"node {self.rank} could not be started{advice}")
+                self.network.connect(self.rank, self.keeper.pid)
+            except BaseException:
+                self.__exit__()
+                raise
         return self
-
-    def _prepare(self, reading: int) -> None:
-        """Wait until the keeper is ready, and connect the node. `reading` is the keeper's pipe."""
-        assert self.keeper.stdout and self.keeper.stderr
-        self.threads = [
-            threading.Thread(target=self._copy_output, args=[self.keeper.stdout, sys.stdout]),
-            threading.Thread(target=self._copy_output, args=[self.keeper.stderr, sys.stderr]),
-            threading.Thread(target=self._read_reports, args=[os.fdopen(reading)]),
-        ]
-        for thread in self.threads:
-            thread.daemon = True
-            thread.start()
-        self.send_order("get ready", **self.network.identity(self.rank))
-        self.has_answered.wait(START_TIMEOUT)
-        if not self.is_ready:
-            if isinstance(self.network, Loopback):
-                raise UserError(f"node {self.rank} could not be started")
-            raise UserError(f"node {self.rank} could not be started. Use --network loopback.")
-        self.network.connect(self.rank, self.keeper.pid)
 
     def __exit__(self, *error) -> None:
         """Kill all processes of the node, and wait until they are gone."""
@@ -94,11 +91,6 @@ class Node:
         self.keeper.wait()
         for thread in self.threads:
             thread.join(timeout=5)
-
-    def start(self, commands: list[tuple[list[str], dict]]) -> None:
-        """Start commands. Each comes with its environment variables."""
-        words, environments = zip(*commands, strict=True)
-        self.send_order("start", commands=words, environments=environments)
 
     def send_order(self, what: str, **details) -> None:
         assert self.keeper.stdin

@@ -1,11 +1,11 @@
 """Wait until all nodes have exited, and disturb the last one: cut its cable, or kill it."""
 
-import sys
 import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from accel_demo.errors import say
 from accel_demo.lab.cables import Cables, Loopback
 from accel_demo.lab.nodes.node import Node, NodeReport
 
@@ -59,7 +59,7 @@ class Supervisor:
             if time.monotonic() > self.deadline:
                 for node in self.running_nodes():
                     late = f"it was still running {FAILURE_TIMEOUT} s after {self.reason}"
-                    warn(f"killed node {node.rank}: {late}")
+                    say(f"killed node {node.rank}: {late}")
                 break
             for event in [event for event in self.events if self.is_due(event)]:
                 self.events.remove(event)
@@ -87,7 +87,7 @@ class Supervisor:
             return
         self.codes[report.rank] = report.exit_code
         if report.exit_code != 0:
-            warn(f"node {report.rank} has failed (exit code {report.exit_code})")
+            say(f"node {report.rank} has failed (exit code {report.exit_code})")
         if self.is_elastic:
             if report.rank == 0:
                 self.drop_events()
@@ -106,7 +106,7 @@ class Supervisor:
             text = f"the cable of node {node.rank} is {done}"
         elif event == "kill":
             if self.codes[node.rank] is not None:
-                warn(f"--kill-after had no effect: node {node.rank} had already exited")
+                say(f"--kill-after had no effect: node {node.rank} had already exited")
                 return
             node.send_order("kill")
             self.has_killed, self.codes[node.rank] = True, 1
@@ -127,7 +127,7 @@ class Supervisor:
             reason = "the launch ended earlier"
             if event.text not in self.times:
                 reason = f'no node printed "{event.text}" in time'
-            warn(f"{FLAGS[event.name]} had no effect: {reason}")
+            say(f"{FLAGS[event.name]} had no effect: {reason}")
         self.events.clear()
 
     def set_deadline(self, reason: str) -> None:
@@ -139,7 +139,7 @@ class Supervisor:
 
         Return the exit code of a program that Ctrl-C has stopped.
         """
-        warn(f"\nstopping all nodes (at most {STOP_TIMEOUT} s; press Ctrl-C again to kill them)")
+        say(f"\nstopping all nodes (at most {STOP_TIMEOUT} s; press Ctrl-C again to kill them)")
         for node in self.running_nodes():
             node.send_order("stop")
         deadline = time.monotonic() + STOP_TIMEOUT
@@ -150,7 +150,3 @@ class Supervisor:
                     if report.exit_code is not None:
                         self.codes[report.rank] = report.exit_code
         return 130
-
-
-def warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
