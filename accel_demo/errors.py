@@ -6,13 +6,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NoReturn
 
 REPORT_TIMEOUT = 20  # seconds that the other ranks wait for local rank 0 to report the error
-# Environment variable with the path of a file. The message of a `UserError` is also written to it,
-# for a program that starts this one under a launcher: launchers replace the exit code 2 with 1.
-ERROR_FILE = "ACCEL_DEMO_ERROR_FILE"
 
 
 class UserError(Exception):
@@ -42,8 +38,6 @@ def _give_up(message: str) -> NoReturn:
     if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) != "0":
         time.sleep(REPORT_TIMEOUT)
     say(f"error: {message}")
-    if file := os.environ.get(ERROR_FILE):
-        Path(file).write_text(message)
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,7 +1,6 @@
 """Tables and reports of repeated measurements, with medians, ratios and confidence intervals."""
 
 import math
-import os
 import statistics
 import textwrap
 from dataclasses import InitVar, dataclass, field
@@ -91,8 +90,8 @@ class Report:
         here = machine.environment()
         last = f"Measured on {here['cpu']}, {here['cores']} cores, {here['gpu'] or 'no GPU'}, "
         last += f"torch {here['torch']}, accelerate {here['accelerate']}."
-        tables = [table.text() for table in self.tables]
-        return "\n\n".join([*tables, "\n".join(self.findings), last])
+        parts = [*(table.text() for table in self.tables), "\n".join(self.findings), last]
+        return "\n\n".join(filter(None, parts))
 
     def draw(self, path: Path) -> None:
         """Draw a panel for each table, with medians as bars and ranges as error bars."""
@@ -135,11 +134,3 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
 
 def interval_text(interval: list[float], digits: int = 2) -> str:
     return " – ".join(f"{bound:.{digits}f}" for bound in interval) or "needs 5 repeats"
-
-
-def threads_of_a_command() -> str:
-    """Return the value of OMP_NUM_THREADS, or the number of cores if the variable is not set.
-
-    Benchmarks set OMP_NUM_THREADS for every command, because the launchers' defaults differ.
-    """
-    return os.environ.get("OMP_NUM_THREADS") or str(machine.usable_cores())

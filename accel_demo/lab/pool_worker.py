@@ -5,17 +5,13 @@ arguments of `run`, and each line on stdout is the result that `run` returns. Th
 no code for the timing, because torch calls a hook after every optimizer step.
 """
 
-import cProfile
 import json
 import os
-import pstats
 import sys
 import time
-from collections import defaultdict
-from contextlib import nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 
-import accelerate
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -23,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from accel_demo import train, train_ddp, train_dp, train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.lab.hosts import own_network
-from accel_demo.lab.step_parts import timed_parts
 from accel_demo.lab.worker_pool import WorkerResult
 from accel_demo.processes.environment import rank_environment
 
@@ -55,12 +50,8 @@ def run(
     address: str = "127.0.0.1",
     on_cpu: bool = False,
     warm_up: int = 1,
-    watched: str = "",
 ) -> WorkerResult:
-    """Train once with the train file `TRAIN_FILES[version]`.
-
-    `watched` is "parts" to time the parts of each step, "profile" to profile the run, or "".
-    """
+    """Train once with the train file `TRAIN_FILES[version]`."""
     forget_the_last_run()
     if world_size > 1 or version == "raw DDP":
         os.environ.update(rank_environment(rank, world_size, port) | {"MASTER_ADDR": address})
@@ -79,19 +70,13 @@ def run(
             stamps.append(time.perf_counter())
 
     hook = register_optimizer_step_post_hook(record_step)
-    profiler = cProfile.Profile()
     options = () if module is train else (precision,)
     try:
-        with timed_parts() if watched == "parts" else nullcontext([]) as parts:
-            if watched == "profile":
-                profiler.runcall(module.main, config, *options)
-            else:
-                module.main(config, *options)
+        module.main(config, *options)
     finally:
         hook.remove()
         forget_the_last_run()
     environment = json.loads(Path(config.run_dir, "environment.json").read_text())
-    inside, counts = profile_of(profiler) if watched == "profile" else ({}, {})
     return {
         "processes": environment["processes"],
         "device": environment["device"],
@@ -99,9 +84,6 @@ def run(
         "stamps": stamps,
         "seconds_per_step": (stamps[-1] - stamps[0]) / (len(stamps) - 1),
         "network": own_network(),
-        "parts": parts,
-        "inside": inside,
-        "counts": counts,
     }
 
 
@@ -111,41 +93,6 @@ def forget_the_last_run() -> None:
     GradientState._reset_state()
     for name in (*rank_environment(0, 1, 0), "ACCELERATE_MIXED_PRECISION"):
         os.environ.pop(name, None)
-
-
-def profile_of(profiler: cProfile.Profile) -> tuple[dict[str, list], dict[str, int]]:
-    """Return the time spent in Accelerate's functions, and how often each function was called.
-
-    Each value of the first dict is [calls, seconds]. The key "function, its own lines" is for the
-    time in one of Accelerate's functions, without the functions that it calls. "caller: function"
-    is for the time in another package's function when Accelerate's function `caller` calls it.
-    """
-    # stats: {function: (_, calls, own seconds, _, {caller: (calls, …, seconds)})}
-    stats = vars(pstats.Stats(profiler))["stats"]
-    library = str(Path(accelerate.__file__).parent)
-
-    def name_of(function: tuple[str, int, str]) -> str:
-        # Add a prefix, because both torch and Accelerate have a module named optimizer.
-        file, _, name = function
-        return f"{'accelerate/' if file.startswith(library) else ''}{Path(file).stem}.{name}"
-
-    from_accelerate = {function for function in stats if function[0].startswith(library)}
-    inside: dict[str, list] = defaultdict(lambda: [0, 0.0])  # sums over functions with equal names
-    counts: dict[str, int] = defaultdict(int)
-    for function, (_, calls, own_seconds, _, callers) in stats.items():
-        name = name_of(function)
-        counts[name] += calls
-        rows = [(f"{name}, its own lines", calls, own_seconds)]
-        if function not in from_accelerate:
-            rows = [
-                (f"{name_of(caller)}: {name}", times, seconds)
-                for caller, (times, _, _, seconds) in callers.items()
-                if caller in from_accelerate
-            ]
-        for row, times, seconds in rows:
-            inside[row][0] += times
-            inside[row][1] += seconds
-    return inside, counts
 
 
 if __name__ == "__main__":

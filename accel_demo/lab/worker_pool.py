@@ -28,9 +28,6 @@ class WorkerResult(TypedDict):
     stamps: list[float]  # time.perf_counter() after each step, from step `warm_up` on
     seconds_per_step: float  # mean
     network: str  # name of the worker's network namespace
-    parts: list[dict[str, float]]  # from `timed_parts`, if `watched` is "parts"
-    inside: dict[str, list]  # from `profile_of`, if `watched` is "profile"
-    counts: dict[str, int]  # from `profile_of`, if `watched` is "profile"
 
 
 class WorkerPool:
@@ -69,7 +66,6 @@ class WorkerPool:
         version: str,
         choices: dict,
         warm_up: int = 1,
-        watched: str = "",
         time_limit: float = 600,
         processes: int | None = None,
     ) -> WorkerResult:
@@ -91,7 +87,6 @@ class WorkerPool:
                     "address": self.hosts.address if self.hosts else "127.0.0.1",
                     "on_cpu": self.gpus == ON_CPU,
                     "warm_up": warm_up,
-                    "watched": watched,
                 }
                 with suppress(BrokenPipeError):  # `_lines_from` detects dead workers
                     worker.stdin.write(json.dumps(request) + "\n")

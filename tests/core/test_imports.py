@@ -124,6 +124,14 @@ def test_imports_point_to_lower_layers_and_have_no_cycles():
     assert import_cycle(imports_of(REPOSITORY)) == []
 
 
+def test_no_module_of_the_package_imports_a_benchmark():
+    scripts = {path.stem for path in (REPOSITORY / "benchmarks").glob("*.py")}
+    pattern = re.compile(rf"^\s*(import|from) ({'|'.join(scripts)}|benchmarks)\b", re.MULTILINE)
+    assert pattern.search("    from measuring import train") and "accuracy" in scripts
+    for name, path in modules_of(REPOSITORY).items():
+        assert not pattern.search(path.read_text()), name
+
+
 @pytest.mark.parametrize("indent", ["", "def later():\n    "])
 @pytest.mark.parametrize(
     ("file", "line", "message"),

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from accel_demo.errors import UserError
-from accel_demo.lab import timed_command
 from accel_demo.lab.crash import command as crash
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
@@ -191,7 +190,7 @@ def test_missing_matplotlib_and_missing_configs_are_reported(monkeypatch, tmp_pa
     with monkeypatch.context() as without, pytest.raises(UserError, match="pip install matplotlib"):
         without.setattr("importlib.util.find_spec", lambda name: None)
         crash.main(["--plot", "steps.png"])
-    monkeypatch.setattr(timed_command, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(crash, "REPOSITORY", tmp_path)
     for script in ("train", "train_ddp"):
         with pytest.raises(UserError, match="cpu.yaml is missing: .*Run this in a clone"):
             crash.main(["--script", script])

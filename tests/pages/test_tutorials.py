@@ -17,7 +17,7 @@ EXERCISES = TUTORIALS / "exercises"
 CONSTRAINTS = REPOSITORY / "constraints.txt"
 ANCHOR = runpy.run_path(str(TUTORIALS / "course.py"))["anchor"]
 PAGES = sorted(TUTORIALS.glob("*.md"))
-OTHER_PAGES = ["README.md", "accel_demo/lab/BENCHMARKS.md"]
+OTHER_PAGES = ["README.md", "benchmarks/BENCHMARKS.md"]
 # A false version of each kind of generated text: (page, text on the page, false text)
 LIES = [
     ("10_where_am_i.md", "2 …` | 2 | 2 | ⚠ 1 |", "2 …` | 2 | 2 | 2 |"),
@@ -204,7 +204,7 @@ def test_a_name_that_a_page_finds_in_a_file_of_ours_is_there():
 
 def test_every_link_leads_to_a_file_or_a_heading():
     links = 0
-    for page in [*PAGES, *REPOSITORY.glob("*.md"), *REPOSITORY.glob("acc*/**/*.md")]:
+    for page in [*PAGES, *REPOSITORY.glob("*.md"), *REPOSITORY.glob("[ab]*/**/*.md")]:
         for target in re.findall(r"\]\(([^)]+)\)", without_code(page)):
             if "{" in target or "://" in target:  # a placeholder in cog code, or a web link
                 continue

@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
-from accel_demo.lab.bench.limit import wait_for
 from accel_demo.models import make_model
 from accel_demo.processes.devices import autocast_for, own_device
 from accel_demo.processes.memory import keep_freed_memory
@@ -112,6 +111,12 @@ def bytes_of_a_step() -> int:
     changes = [change["args"] for change in sorted(changes, key=lambda change: change["ts"])]
     before = changes[0]["Total Allocated"] - changes[0]["Bytes"]
     return max(change["Total Allocated"] for change in changes) - before
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has finished its work, so that the measured time includes this work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
 
 
 def _take_a_small_step(device: torch.device) -> None:

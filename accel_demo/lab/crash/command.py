@@ -23,6 +23,7 @@ from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import command_parser
 from accel_demo.processes.cleanup import sigterm_raises
+from accel_demo.processes.launch import REPOSITORY
 
 KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
@@ -69,9 +70,13 @@ def main(arguments: list[str]) -> int:
 
 def launch_command(script: str, processes: int) -> list[str]:
     """Return the command that launches the script. Raises `UserError` outside a git clone."""
-    from accel_demo.lab.timed_command import accelerate_launch
-
-    command = accelerate_launch("cpu.yaml" if processes == 1 else "cpu_two_processes.yaml")
+    config = "cpu.yaml" if processes == 1 else "cpu_two_processes.yaml"
+    if not (REPOSITORY / "accelerate_configs" / config).exists():
+        raise UserError(
+            f"accelerate_configs/{config} is missing: it is in the repository, but not in an "
+            "installed package. Run this in a clone."
+        )
+    command = ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]
     if script == "train_ddp":
         command = ["torchrun", "--standalone", "--nproc-per-node", str(processes)]
     return [*command, f"accel_demo/{script}.py"]
