@@ -74,7 +74,7 @@ class Exercise:
         except FileNotFoundError:
             return "not checked yet"
         result = "right" if last["is_right"] else "wrong"
-        return result if last["digest"] == _digest(self.file) else f"{result}, but changed since"
+        return result if last["digest"] == self.digest() else f"{result}, but changed since"
 
     def record(self, is_right: bool, digest: str) -> None:
         """Store the result of a check of the exercise file, which had this digest."""
@@ -84,7 +84,7 @@ class Exercise:
 
     def digest(self) -> str:
         """Return the SHA-256 hash of the exercise file."""
-        return _digest(self.file)
+        return hashlib.sha256(self.file.read_bytes()).hexdigest()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -164,7 +164,3 @@ def _one_file(folder: Path, pattern: str) -> Path:
         names = " and ".join(file.name for file in files)
         raise UserError(f"{folder} has {names}. Rename one, so that only the exercise is left.")
     return files[0]
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
