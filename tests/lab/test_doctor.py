@@ -49,60 +49,69 @@ def row(stdout: str, name: str) -> list[str]:
     return cells
 
 
-def test_one_cpu_process_starts_as_promised(start):
-    result = start([*CLI, "--config", "accelerate_configs/cpu.yaml"])
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert row(result.stdout, "processes") == ["1", "1"]
-    assert row(result.stdout, "backend") == ["none", "none"]
-    assert row(result.stdout, "device") == ["cpu", "cpu"]
-    assert row(result.stdout, "dtype") == ["float32", "float32"]
-    assert row(result.stdout, "kind") == ["none", "none"]
+CONFIGS = "accelerate_configs/"
+# For each config, a file or its text: the rows of the table, and what else is printed
+LAUNCHES = {
+    NO + "use_cpu: true\nmixed_precision: bf16\n": (
+        {
+            "processes": ["1", "1"],
+            "connected": ["alone", "alone"],
+            "backend": ["none", "none"],
+            "device": ["cpu", "cpu"],
+            "dtype": ["bfloat16", "bfloat16"],  # that a layer computes in
+            "kind": ["none", "none"],
+        },
+        ["Everything is as promised."],
+    ),
+    CONFIGS + "cpu_two_processes.yaml": (
+        {
+            "processes": ["2", "2"],
+            "connected": ["yes", "yes"],
+            "backend": ["gloo", "gloo"],
+            "device": ["cpu", "cpu"],
+            "dtype": ["float32", "float32"],
+            "kind": ["DDP, whole model", "DDP, whole model"],
+        },
+        ["Everything is as promised."],
+    ),
+    CONFIGS + "multi_gpu.yaml": (  # without GPUs
+        {"connected": ["yes", "yes"], "backend": ["nccl", "gloo"]},
+        [
+            "So the launch started 2 cpu processes.",
+            "Fix: use accelerate_configs/cpu_two_processes.yaml",
+        ],
+    ),
+    FSDP2 + "main_process_port: 0\n": (  # without GPUs
+        {
+            "processes": ["2", "2"],
+            "connected": ["yes", "yes"],
+            "kind": ["FSDP2, sharded model", "DDP, whole model"],
+        },
+        [
+            "Not as promised: kind, device, backend",
+            "Accelerate silently replaces FSDP2 with DDP.",
+        ],
+    ),
+    "distributed_type: MULTI_CPU\nnum_processes: 2\n": (
+        {
+            "processes": ["2", "1"],
+            "connected": ["yes", "alone"],
+            "kind": ["DDP, whole model", "none"],
+        },
+        ['Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1"'],
+    ),
+}
 
 
-def test_two_cpu_processes_are_connected_as_promised(start):
-    result = start([*CLI, "--config", "accelerate_configs/cpu_two_processes.yaml"])
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert row(result.stdout, "processes") == ["2", "2"]
-    assert row(result.stdout, "connected") == ["yes", "yes"]
-    assert row(result.stdout, "backend") == ["gloo", "gloo"]
-    assert row(result.stdout, "device") == ["cpu", "cpu"]
-    assert row(result.stdout, "kind") == ["DDP, whole model", "DDP, whole model"]
-
-
-def test_the_reported_dtype_is_the_one_a_layer_computes_in(start, config):
-    result = start([*CLI, "--config", config(NO + "use_cpu: true\nmixed_precision: bf16\n")])
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert row(result.stdout, "dtype") == ["bfloat16", "bfloat16"]
-
-
-def test_without_two_gpus_a_multi_gpu_config_does_not_start_as_promised(start):
-    result = start([*CLI, "--config", "accelerate_configs/multi_gpu.yaml"])
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert row(result.stdout, "connected") == ["yes", "yes"]
-    assert row(result.stdout, "backend") == ["nccl", "gloo"]
-    assert "So the launch started 2 cpu processes." in result.stdout
-    assert "Fix: use accelerate_configs/cpu_two_processes.yaml" in result.stdout
-
-
-def test_without_gpus_fsdp_is_reported_as_ddp_with_the_whole_model_in_each_process(start, config):
-    path = config(FSDP2 + "main_process_port: 0\n")
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_what_a_config_starts_is_compared_with_what_it_promises(launch, start, config):
+    rows, texts = LAUNCHES[launch]
+    path = launch if launch.startswith(CONFIGS) else config(launch)
     result = start([*CLI, "--config", path])
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert row(result.stdout, "processes") == ["2", "2"]
-    assert row(result.stdout, "connected") == ["yes", "yes"]
-    assert row(result.stdout, "kind") == ["FSDP2, sharded model", "DDP, whole model"]
-    assert "Not as promised: kind, device, backend" in result.stdout
-    assert "Accelerate silently replaces FSDP2 with DDP." in result.stdout
-
-
-def test_multi_cpu_is_reported_as_one_process(start, config):
-    path = config("distributed_type: MULTI_CPU\nnum_processes: 2\n")
-    result = start([*CLI, "--config", path])
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert row(result.stdout, "processes") == ["2", "1"]
-    assert row(result.stdout, "connected") == ["yes", "alone"]
-    assert row(result.stdout, "kind") == ["DDP, whole model", "none"]
-    assert 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1"' in result.stdout
+    is_as_promised = texts == ["Everything is as promised."]
+    assert result.returncode == (0 if is_as_promised else 1), result.stdout + result.stderr
+    assert {name: row(result.stdout, name) for name in rows} == rows
+    assert all(text in result.stdout for text in texts)
 
 
 def test_a_failed_launch_prints_one_line_without_the_launchers_report(start, config):
@@ -170,6 +179,8 @@ BAD = {
     TWO + MACHINES + "rdzv_backend: c10d\n": "rdzv_backend: c10d has no effect in a file",
     NO.replace("NO", "DEEPSPEED") + "num_processes: 2\n" + MACHINES: "Use MULTI_GPU or FSDP",
     FSDP2 + "  version: 2\n  fsdp_versoin: 2\n": "fsdp_versoin in fsdp_config has no effect",
+    # `accelerate launch` would start num_processes // num_machines = 2 on each.
+    TWO.replace("2", "5") + MACHINES: "of 5 processes on 2 machines, .* would start only 4",
     TWO + "main_process_port: 70000\n": "main_process_port must be from 0",
     NO + "compute_environment: AMAZON_SAGEMAKER\n": "only compute_environment: LOCAL_MACHINE",
 }
@@ -182,16 +193,11 @@ def test_an_invalid_config_is_an_error_before_anything_starts(config, text):
     assert "\n" not in str(error.value)
 
 
-def test_five_processes_on_two_machines_are_an_error(config):
-    """`accelerate launch` would start num_processes // num_machines = 2 on each."""
-    path = config(TWO.replace("2", "5") + MACHINES)
-    with pytest.raises(UserError, match="of 5 processes on 2 machines, .* would start only 4"):
-        doctor.main(["--config", str(path)])
-
-
-def test_a_key_that_accelerate_reads_without_a_flag_is_allowed(config):
+def test_old_keys_and_keys_without_a_flag_that_accelerate_accepts_are_allowed(config):
     path = config(FSDP2 + "  fsdp_ignored_modules: head\n  offload_params: false\n")
     assert promise_of(read_config(path)).kind == "FSDP2"
+    path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
+    assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32", "none")
 
 
 def test_an_ignored_key_that_does_no_harm_is_a_note(config):
@@ -200,12 +206,12 @@ def test_an_ignored_key_that_does_no_harm_is_a_note(config):
     assert ignored_keys(read_config(config(TWO + "rdzv_backend: static\n"))) == []
 
 
-@pytest.mark.parametrize("flag", ["--machine-rank=0", "--main-process-ip=127.0.0.1"])
-def test_flags_for_several_machines_need_a_config_for_several_machines(config, flag):
-    with pytest.raises(UserError, match="launch.yaml is for one machine. Set num_machines"):
-        doctor.main(["--config", str(config(TWO)), flag])
-    with pytest.raises(UserError, match="the flags for several machines need --config FILE"):
-        doctor.main([flag])
+def test_flags_for_several_machines_need_a_config_for_several_machines(config):
+    for flag in ("--machine-rank=0", "--main-process-ip=127.0.0.1"):
+        with pytest.raises(UserError, match="launch.yaml is for one machine. Set num_machines"):
+            doctor.main(["--config", str(config(TWO)), flag])
+        with pytest.raises(UserError, match="the flags for several machines need --config FILE"):
+            doctor.main([flag])
 
 
 def test_a_missing_config_is_an_error(tmp_path):
@@ -228,11 +234,6 @@ def test_an_invalid_config_prints_one_line_and_exits_with_code_2(start, config):
     assert line.startswith("error: ") and 'distributed_type: "NO"' in line
 
 
-def test_old_keys_that_accelerate_still_accepts_are_allowed(config):
-    path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
-    assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32", "none")
-
-
 def answer(rank: int, world_size: int, total: float, pids: list[int]) -> ProbeAnswer:
     pid = 100 + rank
     return ProbeAnswer(rank, world_size, "none", "cpu", "float32", "none", False, pid, pids, total)
@@ -242,13 +243,10 @@ def on_gpus() -> list[ProbeAnswer]:
     return [replace(answer(rank, 2, 3.0, [100, 101]), device=f"cuda:{rank}") for rank in (0, 1)]
 
 
-def test_clones_are_reported_as_unconnected():
+def test_processes_are_connected_only_if_the_sum_of_ranks_and_all_process_ids_match():
     clones = [answer(0, 1, 1.0, [100]), replace(answer(0, 1, 1.0, [101]), pid=101)]
     assert obtained_cells(clones)[ROWS.index("processes")] == "2"
     assert connection_of(clones) == "no: 2 of 2 processes are clones that run alone"
-
-
-def test_processes_are_connected_only_if_the_sum_of_ranks_and_all_process_ids_match():
     right = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
     assert connection_of(right) == "yes"
     assert connection_of([right[0], replace(right[1], sum_of_ranks=2.0)]) != "yes"

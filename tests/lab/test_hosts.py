@@ -1,7 +1,6 @@
 """Test that --rate puts each process on its own host, and that the link's rate shows."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.errors import UserError
-from accel_demo.lab import cables, host_keeper, hosts
+from accel_demo.lab import cables, hosts
 from accel_demo.lab.scaling import command as scaling
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.timeline import command as timeline
@@ -27,6 +26,7 @@ from tests.conftest import (
     start_process,
     text_of,
 )
+from tests.lab.test_nodes import namespace_of, path_with
 from tests.lab.test_scaling import made_up
 
 COMMANDS = {"timeline": timeline, "scaling": scaling}
@@ -56,7 +56,7 @@ def can_limit():
     ],
 )
 def test_an_invalid_rate_is_an_error_before_anything_starts(name, flags, message, monkeypatch):
-    monkeypatch.setattr(hosts, "Cables", None)
+    monkeypatch.setattr(cables, "open_cables", None)
     monkeypatch.setattr(COMMANDS[name], "measure", None)
     with pytest.raises(UserError) as error:
         COMMANDS[name].main(flags.split())
@@ -99,20 +99,6 @@ def test_a_rate_on_an_unsuitable_machine_is_an_error(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.skipif(not OWN_NETWORK, reason="this system has no network namespaces")
-def test_the_keeper_of_a_host_refuses_to_run_in_the_network_of_its_parent(monkeypatch, capsys):
-    """Otherwise, it would kill all processes on this machine, so here it can kill none."""
-    monkeypatch.setattr(host_keeper, "replace_hosts_file", None)
-    monkeypatch.setattr(host_keeper, "processes_in", lambda network: [])
-    with pytest.raises(SystemExit) as stopped:
-        host_keeper.main()
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.startswith("error: only start this program with unshare")
-    monkeypatch.setattr(host_keeper.os, "getppid", lambda: 0)  # as in a container
-    with pytest.raises(SystemExit):
-        host_keeper.main()
-
-
 def test_no_host_is_created_without_a_rate():
     with hosts.limited_hosts(2, None) as own_hosts:
         assert own_hosts is None
@@ -127,7 +113,7 @@ def test_the_sending_time_is_the_bytes_of_a_ring_over_the_rate():
 
 
 def test_processes_on_the_wrong_host_are_an_error():
-    own_hosts = hosts.Hosts("50mbit", "10.77.0.1", "eth0", [1, 2], ["net:[1]", "net:[2]"])
+    own_hosts = hosts.Hosts("10.77.0.1", "eth0", [1, 2], ["net:[1]", "net:[2]"])
     own_hosts.check(["net:[1]"])
     own_hosts.check(["net:[1]", "net:[2]"])
     for wrong in (["net:[2]", "net:[1]"], ["net:[1]", "net:[1]"], ["net:[1]", ""], [OWN_NETWORK]):
@@ -185,9 +171,7 @@ def bytes_sent_on(interface: str) -> int:
 def test_a_tool_that_fails_is_an_error_and_nothing_is_left(
     can_limit, tool, said, message, tmp_path, monkeypatch
 ):
-    (tmp_path / tool).write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 2\n")
-    (tmp_path / tool).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_with(tmp_path, tool, f"echo '{said}' >&2; exit 2"))
     before = processes_below_this_one()
     with pytest.raises(UserError) as error:
         timeline.main(["--quick", "--rate", "50mbit", "--output", str(tmp_path / "out")])
@@ -288,10 +272,10 @@ def test_nothing_is_left_of_a_stopped_command(can_limit, name, number, tmp_path)
         command.send_signal(number)
         code = command.wait(timeout=30)
         if number == signal.SIGKILL:
-            # The keepers kill the ranks now. Python's fork server takes seconds to exit, because it
-            # has imported torch.
+            # The ranks die with the process that has started them. Python's fork server takes
+            # seconds to exit, because it has imported torch.
             psutil.wait_procs(processes_below_this_one() - before, timeout=20)
-        on_hosts = [pid for network in used for pid in host_keeper.processes_in(network)]
+        on_hosts = [pid for pid in psutil.pids() if namespace_of(pid) in used]
         assert left_behind(before) == []
         assert on_hosts == []
         printed = text_of(stdout) + text_of(stderr)
@@ -310,22 +294,22 @@ def networks_with_ranks(before: set[psutil.Process], processes: int) -> dict[str
     """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        commands: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         pids: dict[str, int] = {}
         for process in processes_below_this_one() - before:
-            with suppress(OSError, psutil.Error):
-                network = os.readlink(f"/proc/{process.pid}/ns/net")
-                commands.setdefault(network, []).append(" ".join(process.cmdline()))
+            with suppress(psutil.Error):
+                network = namespace_of(process.pid)
+                names.setdefault(network, []).append(Path([*process.cmdline(), ""][0]).name)
                 pids[network] = process.pid
-        commands.pop(OWN_NETWORK, None)
-        # A host has its keeper and perhaps a rank. The switch has a network, too, but no keeper.
-        hosts_lines = [lines for lines in commands.values() if "host_keeper" in " ".join(lines)]
-        if [len(lines) for lines in hosts_lines] == [2] * processes:
-            assert len(commands) == processes + 1
+        names = {network: names[network] for network in names.keys() - {OWN_NETWORK, ""}}
+        # A host has its keeper, `cat`, and a rank. The keeper of the switch is a child of unshare.
+        ranks = [of_host for of_host in names.values() if "python" in " ".join(of_host)]
+        if [len(of_host) for of_host in ranks] == [2] * processes:
+            assert len(names) == processes + 1
             time.sleep(2)  # the ranks connect and train
-            return {network: pids[network] for network in commands}
+            return {network: pids[network] for network in names}
         time.sleep(0.05)
-    raise AssertionError(f"there are not {processes} hosts with a rank, but {commands}")
+    raise AssertionError(f"there are not {processes} hosts with a rank, but {names}")
 
 
 def interfaces_here() -> str:
