@@ -1,6 +1,6 @@
 """Test `accel-demo doctor` on several machines: two doctors on loopback, or in network namespaces.
 
-Every doctor of a launch must print the same line, and exit with the same code.
+Every doctor of a launch must print the same line.
 """
 
 import errno
@@ -11,11 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +21,11 @@ from types import SimpleNamespace
 import pytest
 
 from accel_demo.errors import UserError
-from accel_demo.lab import cables
 from accel_demo.lab.doctor import command, connections, meeting
 from accel_demo.lab.doctor.connections import open_port, problem_of_host_name, unreachable_among
 from accel_demo.lab.doctor.machines import (
     connection_problem_in,
+    digest_of_code,
     failures_in,
     notes_on,
     problem_in,
@@ -35,102 +33,72 @@ from accel_demo.lab.doctor.machines import (
 )
 from accel_demo.lab.doctor.meeting import GREETING, MeetingPoint, join_meeting
 from accel_demo.processes.launch import free_port
-from tests.conftest import (
-    BIN,
-    REPOSITORY,
-    left_behind,
-    processes_below_this_one,
-    start_process,
-    text_of,
-    wait_for_all,
-)
+from tests.conftest import BIN, REPOSITORY, run_all
+from tests.lab.test_nodes import in_namespaces
 
 CONFIG = REPOSITORY / "accelerate_configs" / "multi_node_cpu.yaml"
-BEHIND = """
-import sys, time
-from accel_demo.errors import one_line_errors
+# Print the exit code, because `run_all` stops all commands as soon as one fails.
+DOCTOR = """
+import sys
 from accel_demo.lab.doctor import command
-with one_line_errors():
-    sys.exit(command.main(sys.argv[1:], clock=lambda: time.time() - 3600))
+print("exit code", command.main(sys.argv[1:]))
 """
 
 
-def doctor(rank: int, port: int, *flags, config: Path = CONFIG, address="127.0.0.1") -> list:
+def doctor(rank: int, port: int, *flags, config: Path = CONFIG, address="127.0.0.1") -> list[str]:
     """Return the arguments of `accel-demo doctor` on one machine."""
     flags = ["--main-process-ip", address, "--main-process-port", port, *flags]
-    return ["doctor", "--config", config, "--machine-rank", rank, "--join-timeout", 20, *flags]
+    flags = ["--config", config, "--machine-rank", rank, "--join-timeout", 20, *flags]
+    return [str(flag) for flag in flags]
 
 
-def run_doctors(*commands: list, environments: dict[int, dict] | None = None, timeout=100):
-    """Run commands in parallel until all have exited. None may leave a process running."""
-    before = processes_below_this_one()
-    with ExitStack() as stack:
-        files = [
-            [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in "12"] for _ in commands
-        ]
-        processes = [
-            start_process(command, *own_files, **(environments or {}).get(number, {}))
-            for number, (command, own_files) in enumerate(zip(commands, files, strict=True))
-        ]
-        deadline = time.monotonic() + timeout
-        ended = [wait_for_all([process], deadline - time.monotonic()) for process in processes]
-        orphans = left_behind(before)
-        results = [
-            SimpleNamespace(
-                returncode=process.returncode, stdout=text_of(stdout), stderr=text_of(stderr)
-            )
-            for process, (stdout, stderr) in zip(processes, files, strict=True)
-        ]
-    assert all(ended), results
-    assert not orphans, results
-    return results
+def errors_of(*calls: list[str], clocks=(time.time, time.time)) -> list[str]:
+    """Run doctors at the same time, in threads. Return the error of each."""
+
+    def error_of(arguments, clock):
+        with pytest.raises(UserError) as error:
+            command.main(arguments, clock)
+        return str(error.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(error_of, calls, clocks[: len(calls)]))
 
 
-def cli(*arguments) -> list:
-    return ["python", "-m", "accel_demo.cli", *arguments]
-
-
-def error_of(result) -> str:
-    """Return the only error line that a doctor has printed. It exits with code 2."""
-    assert result.returncode == 2, result
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("waiting for")]
-    (line,) = lines
-    assert line.startswith("error: ") and "Traceback" not in result.stderr, result
-    return line.removeprefix("error: ")
-
-
-def test_two_doctors_print_what_both_machines_obtained():
+@pytest.mark.parametrize(
+    ("config", "code", "device", "text"),
+    [
+        (CONFIG, 0, ["cpu", "cpu", "cpu"], "Everything is as promised."),
+        (  # this is what accelerate_configs/README.md says about multi_node.yaml without GPUs
+            CONFIG.with_name("multi_node.yaml"),
+            1,
+            ["cuda, one each", "cpu", "cpu"],
+            "Fix: use accelerate_configs/multi_node_cpu.yaml, or a machine",
+        ),
+    ],
+)
+def test_two_doctors_print_what_both_machines_obtained(config, code, device, text):
     port = free_port()
-    results = run_doctors(cli(*doctor(0, port)), cli(*doctor(1, port)))
+    commands = [["python", "-c", DOCTOR, *doctor(rank, port, config=config)] for rank in (0, 1)]
+    results = run_all(commands, timeout=100)
     for result in results:
-        assert result.returncode == 0, result
+        assert f"\nexit code {code}\n" in result.stdout, result
         cells = rows_of(result.stdout)
         assert cells["connected"] == ["all 4", "all 4", "all 4"]
         assert cells["processes"] == ["2", "2", "2"]
         assert cells["kind"] == ["DDP, whole model"] * 3
+        assert cells["device"] == device
         assert cells["0"][0] == cells["1"][0] == socket.gethostname()
-        assert "Everything is as promised." in result.stdout
-    assert results[0].stdout == results[1].stdout
-
-
-def test_without_gpus_two_machines_obtain_cpu_processes_and_advice():
-    """This is what accelerate_configs/README.md says about multi_node.yaml."""
-    port, config = free_port(), CONFIG.with_name("multi_node.yaml")
-    results = run_doctors(*(cli(*doctor(rank, port, config=config)) for rank in (0, 1)))
-    for result in results:
-        assert result.returncode == 1, result
-        cells = rows_of(result.stdout)
-        assert cells["connected"] == ["all 4", "all 4", "all 4"]
-        assert cells["device"] == ["cuda, one each", "cpu", "cpu"]
-        assert "Fix: use accelerate_configs/multi_node_cpu.yaml, or a machine" in result.stdout
+        assert text in result.stdout
+    if code == 0:
+        assert results[0].stdout == results[1].stdout
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_launch_on_one_node_uses_the_number_of_nodes_in_the_environment(processes, start):
     """`accel-demo nodes --nodes 1` sets these variables. The file has two machines."""
     variables = {"NNODES": "1", "NPROC_PER_NODE": processes, "MASTER_ADDR": "127.0.0.1"}
-    command = cli("doctor", "--config", CONFIG)
-    result = start(command, **variables, MASTER_PORT=str(free_port()), NODE_RANK="0")
+    words = ["accel-demo", "doctor", "--config", CONFIG]
+    result = start(words, **variables, MASTER_PORT=str(free_port()), NODE_RANK="0")
     assert result.returncode == 0, result.stdout + result.stderr
     assert rows_of(result.stdout)["processes"] == [processes, processes]
 
@@ -150,62 +118,74 @@ def edited(folder: Path, old: str, new: str) -> Path:
     return folder / "edited.yaml"
 
 
+# For each mistake: the changed arguments of the second doctor, and the line that both print
 MISTAKES = {
-    "the same rank": "2 machines have rank 0 (HOST and HOST). Start each with its own",
-    "a rank out of range": "--machine-rank must be from 0 to 1, got 2 on HOST",
-    "other code": "accel_demo has different code on machine 1 (HOST) and machine 0 (HOST). Copy",
-    "other versions": "machine 1 (HOST) has accelerate 9.9, but machine 0 (HOST) has ",
-    "a clock an hour behind": "the clock of machine 1 (HOST) is 3,600 s behind that of machine 0",
-    "other processes": "num_processes is 6 on machine 1 (HOST), but 4 on machine 0 (HOST). Use",
-    "other machines": "num_machines is 4 on machine 1 (HOST), but 2 on machine 0 (HOST). Use the",
+    "the same rank": ({"rank": 0}, "2 machines have rank 0 (HOST and HOST). Start each with its"),
+    "a rank out of range": ({"rank": 2}, "--machine-rank must be from 0 to 1, got 2 on HOST"),
+    "a clock an hour behind": (
+        {},
+        "the clock of machine 1 (HOST) is 3,600 s behind that of machine 0",
+    ),
+    "num_processes: 6": ({}, "num_processes is 6 on machine 1 (HOST), but 4 on machine 0 (HOST)."),
+    "num_machines: 4": (
+        {},
+        "num_machines is 4 on machine 1 (HOST), but 2 on machine 0 (HOST).",
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_both_doctors_print_the_same_line_about(mistake, tmp_path):
-    port, variables = free_port(), {}
-    second = cli(*doctor(1, port))
-    if mistake == "the same rank":
-        second = cli(*doctor(0, port))
-    elif mistake == "a rank out of range":
-        second = cli(*doctor(2, port))
-    elif mistake == "other code":
-        shutil.copytree(REPOSITORY / "accel_demo", tmp_path / "accel_demo")
-        with (tmp_path / "accel_demo" / "metrics.py").open("a") as file:
-            file.write("# changed\n")
-        variables = {"PYTHONPATH": str(tmp_path), "cwd": tmp_path, "real": True}
-    elif mistake == "other versions":
-        info = tmp_path / "accelerate-9.9.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 9.9\n")
-        variables = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "real": True}
-    elif mistake == "a clock an hour behind":
-        (tmp_path / "behind.py").write_text(BEHIND)
-        second = ["python", tmp_path / "behind.py", *doctor(1, port)[1:]]
-    elif mistake == "other processes":
-        config = edited(tmp_path, "num_processes: 4", "num_processes: 6")
-        second = cli(*doctor(1, port, config=config))
-    else:
-        config = edited(tmp_path, "num_machines: 2", "num_machines: 4")
-        second = cli(*doctor(1, port, config=config))
-    results = run_doctors(cli(*doctor(0, port)), second, environments={1: variables})
-    lines = [error_of(result) for result in results]
+    changes, line = MISTAKES[mistake]
+    port, clock = free_port(), time.time
+    if mistake.startswith("num_"):
+        key = mistake.split(":")[0]
+        config = tmp_path / "edited.yaml"
+        config.write_text(re.sub(rf"^{key}: \d", mistake, CONFIG.read_text(), flags=re.MULTILINE))
+        changes = {"config": config}
+    elif "clock" in mistake:
+        clock = lambda: time.time() - 3600  # noqa: E731
+    second = doctor(**{"rank": 1, "port": port, **changes})
+    lines = errors_of(doctor(0, port), second, clocks=(time.time, clock))
     assert lines[0] == lines[1]
-    assert lines[0].startswith(MISTAKES[mistake].replace("HOST", socket.gethostname()))
+    assert lines[0].startswith(line.replace("HOST", socket.gethostname()))
+
+
+def test_different_code_and_versions_are_errors(tmp_path):
+    shutil.copytree(REPOSITORY / "accel_demo", tmp_path / "accel_demo")
+    digests = [digest_of_code(folder / "accel_demo") for folder in (REPOSITORY, tmp_path)]
+    assert digests[0] == digests[1]
+    with (tmp_path / "accel_demo" / "metrics.py").open("a") as file:
+        file.write("# changed\n")
+    changed = digest_of_code(tmp_path / "accel_demo")
+    one = facts_of(0, code=digests[0], versions={"accelerate": "1.15"})
+    assert problem_in([one, facts_of(1, code=digests[0], versions=one["versions"])], POINT) is None
+    # The code is compared first, because it decides which packages are compared.
+    assert problem_in([one, facts_of(1, code=changed, versions={"numpy": "1"})], POINT) == (
+        "accel_demo has different code on machine 1 (x) and machine 0 (x). Copy it from one to the "
+        "other."
+    )
+    other = facts_of(1, code=digests[0], versions={"accelerate": "9.9"})
+    assert problem_in([one, other], POINT) == (
+        "machine 1 (x) has accelerate 9.9, but machine 0 (x) has 1.15. Install the same version on "
+        "both."
+    )
 
 
 def test_a_machine_that_never_joins_is_an_error():
-    (result,) = run_doctors(cli(*doctor(0, free_port(), "--join-timeout", 1)))
-    assert error_of(result).startswith(
+    [line] = errors_of(doctor(0, free_port(), "--join-timeout", 1))
+    assert line.startswith(
         "machine 1 has not joined within 1 s. Run the same command there, with --machine-rank 1."
     )
 
 
-def test_an_address_that_does_not_answer_is_an_error():
+def test_an_address_that_does_not_answer_is_an_error_in_one_line(start):
     port = free_port()
-    (result,) = run_doctors(cli(*doctor(1, port, "--join-timeout", 1)))
-    assert error_of(result).startswith(
-        f"no doctor answers at 127.0.0.1:{port} within 1 s (connection refused). Start it on"
+    result = start(["accel-demo", "doctor", *doctor(1, port, "--join-timeout", 1)])
+    waiting, line = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (2, "") and waiting.startswith("waiting for")
+    assert line.startswith(
+        f"error: no doctor answers at 127.0.0.1:{port} within 1 s (connection refused). Start it on"
     )
 
 
@@ -224,9 +204,8 @@ def test_an_impossible_join_timeout_is_an_error(timeout):
 def test_both_doctors_report_a_port_that_is_in_use():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        results = run_doctors(cli(*doctor(0, port)), cli(*doctor(1, port)))
-    lines = {error_of(result) for result in results}
-    assert lines == {
+        lines = errors_of(doctor(0, port), doctor(1, port))
+    assert set(lines) == {
         f"127.0.0.1:{port} is used by a different program, or by a launch that is still running. "
         "Choose a main_process_port that is free, or start doctor again on all machines."
     }
@@ -279,8 +258,8 @@ def test_a_host_that_hangs_up_is_an_error(said, message):
 
 
 def test_ctrl_c_ends_the_meeting_at_once():
-    command = [sys.executable, "-m", "accel_demo.cli", *map(str, doctor(0, free_port()))]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    words = [BIN / "accel-demo", "doctor", *doctor(0, free_port())]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stderr.readline().startswith("waiting for 2 machines")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -389,11 +368,6 @@ def test_a_host_name_that_two_machines_share_is_a_note_and_no_error():
     assert notes_on([facts_of(0), facts_of(1, identity="0")]) == []  # they are one computer
 
 
-def test_different_code_is_reported_before_the_packages_that_it_compares():
-    facts = [facts_of(0), facts_of(1, code="older", versions={"numpy": "1"})]
-    assert str(problem_in(facts, POINT)).startswith("accel_demo has different code on machine 1")
-
-
 def test_a_port_that_a_firewall_closes_is_an_error():
     with open_port() as port:
         assert unreachable_among({1: ("127.0.0.1", port)}) is None
@@ -429,15 +403,20 @@ def test_a_failed_launch_is_reported_with_its_machine():
     ]
 
 
-NODES = ["python", "-m", "accel_demo.cli", "nodes", "--network"]
-DOCTOR = [BIN / "accel-demo", "doctor", "--config", CONFIG]
+ON_NODE = [BIN / "accel-demo", "doctor", "--config", CONFIG]
+
+
+def doctor_in_namespaces(start, preparation: str = "") -> SimpleNamespace:
+    """Run a doctor on each of two nodes. `preparation` is a shell script to run before."""
+    words = ["sh", "-c", f"{preparation} exec {' '.join(map(str, ON_NODE))}"]
+    return start(["accel-demo", "nodes", "--network", "namespaces", "--", *words], timeout=200)
 
 
 @pytest.mark.slow
 @pytest.mark.system
-@pytest.mark.skipif(cables.why_not() is not None, reason=f"{cables.why_not()}")
+@in_namespaces
 def test_doctors_in_two_network_namespaces_meet(start):
-    result = start([*NODES, "namespaces", "--", *DOCTOR], timeout=200)
+    result = doctor_in_namespaces(start)
     assert result.returncode == 0, result.stdout + result.stderr
     for node in (0, 1):
         own = [line for line in result.stdout.splitlines() if line.startswith(f"node {node} | |")]
@@ -449,12 +428,11 @@ def test_doctors_in_two_network_namespaces_meet(start):
 
 
 @pytest.mark.system
-@pytest.mark.skipif(cables.why_not() is not None, reason=f"{cables.why_not()}")
+@in_namespaces
 def test_debians_entry_for_the_host_name_is_noticed(start):
     """Each node has an /etc/hosts of its own, so this changes nothing outside the nodes."""
-    spoil = "echo 127.0.1.1 $(hostname) > /etc/hosts; unset GLOO_SOCKET_IFNAME; exec "
-    command = spoil + " ".join(map(str, DOCTOR))
-    result = start([*NODES, "namespaces", "--", "sh", "-c", command], timeout=120)
+    spoil = "echo 127.0.1.1 $(hostname) > /etc/hosts; unset GLOO_SOCKET_IFNAME;"
+    result = doctor_in_namespaces(start, spoil)
     assert result.returncode == 1
     for node in (0, 1):
         expected = (
@@ -465,7 +443,7 @@ def test_debians_entry_for_the_host_name_is_noticed(start):
 
 
 @pytest.mark.system
-@pytest.mark.skipif(cables.why_not() is not None, reason=f"{cables.why_not()}")
+@in_namespaces
 def test_a_firewall_that_opens_only_the_main_port_is_noticed(start):
     """Node 1 can only send from or to the main port. Its own rules replace a firewall."""
     rules = "".join(
@@ -474,8 +452,7 @@ def test_a_firewall_that_opens_only_the_main_port_is_noticed(start):
             ["dport $MASTER_PORT lookup main", "sport $MASTER_PORT lookup main", "unreachable"], 10
         )
     )
-    command = f"[ $NODE_RANK = 0 ] || {{ {rules} }}; exec {' '.join(map(str, DOCTOR))}"
-    result = start([*NODES, "namespaces", "--", "sh", "-c", command], timeout=120)
+    result = doctor_in_namespaces(start, f"[ $NODE_RANK = 0 ] || {{ {rules} }};")
     assert result.returncode == 1
     expected = r"error: machine . \(node-.\) cannot connect to 10.77.0.., port \d+, of machine ."
     for node in (0, 1):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from accel_demo.errors import UserError
 from accel_demo.lab.nodes import launches
 from accel_demo.processes.environment import environment_for
 from tests.conftest import REPOSITORY
@@ -92,7 +91,7 @@ def test_a_python_script_is_started_once_per_process_with_its_ranks():
     assert {variables["WORLD_SIZE"] for _, variables in commands} == {"6"}
 
 
-def test_a_torchrun_inside_another_command_reads_the_flags_of_its_node(monkeypatch):
+def test_only_a_torchrun_inside_another_command_reads_the_flags_of_its_node(monkeypatch):
     from torch.distributed.run import parse_args
 
     [(words, variables)] = launches.commands_for(["bash", "-c", "torchrun x.py"], PLAN, 1)
@@ -102,12 +101,7 @@ def test_a_torchrun_inside_another_command_reads_the_flags_of_its_node(monkeypat
     options = parse_args(["x.py"])
     assert (options.nnodes, options.node_rank, options.nproc_per_node) == ("2", 1, "3")
     assert (options.master_addr, options.master_port) == ("10.0.0.1", 2000)
-
-
-def test_a_launch_that_accel_demo_starts_on_a_node_does_not_read_them(monkeypatch):
-    [(_, variables)] = launches.commands_for(["accel-demo", "doctor"], PLAN, 1)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    # A launch that accel-demo starts on the node is a different one.
     passed_on = environment_for({})
     assert variables["NODE_RANK"] == "1" == passed_on["NODE_RANK"]
     assert not [name for name in passed_on if name.startswith("PET_")]
@@ -121,15 +115,6 @@ def test_an_elastic_launch_accepts_one_node_or_two():
         assert "--nnodes 1:2" in flags and "--rdzv-endpoint 10.0.0.1:2000 " in flags
         assert f"--local-addr 10.0.0.{node + 1} --rdzv-conf is_host={1 - node}," in flags
         assert words[-1] == "x.py" and variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-
-
-@pytest.mark.parametrize("launcher", ["accelerate launch", "python", "sh"])
-def test_only_torchrun_can_be_elastic(launcher):
-    plan = launches.Plan(2, 1, ["10.0.0.1", "10.0.0.2"], 2000, elastic=True)
-    with pytest.raises(UserError) as error:
-        launches.commands_for([*launcher.split(), "x"], plan, 0)
-    expected = "cannot change the number of nodes. Use --elastic -- torchrun SCRIPT."
-    assert str(error.value) == f"{launcher} {expected}"
 
 
 def test_the_default_command_continues_an_interrupted_run_or_starts_a_new_one(

@@ -20,7 +20,13 @@ from pathlib import Path
 import accel_demo
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import machines
-from accel_demo.lab.doctor.comparison import ROWS, count_of, fixes, obtained_cells, promised_cells
+from accel_demo.lab.doctor.comparison import (
+    count_of,
+    fixes,
+    obtained_cells,
+    print_comparison,
+    promised_cells,
+)
 from accel_demo.lab.doctor.launch_config import ignored_keys, promise_of, read_config
 from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_probe
 from accel_demo.options import Parser
@@ -116,13 +122,9 @@ def check_launch(path: Path, config: dict) -> int:
     except LaunchFailed as failure:
         print(f"the launch failed: {failure}", file=sys.stderr)
         return 1
-    rows = list(zip(ROWS, promised_cells(promise), obtained_cells(answers), strict=True))
-    print(f"{path}\n\n{table(['', 'promised', 'obtained'], rows)}\n")
-    different = [name for name, promised, obtained in rows if promised != obtained]
-    if not different:
-        print("Everything is as promised.")
-        return 0
-    for names, fix in fixes(config, promise, answers, different):
+    cells = {0: obtained_cells(answers)}
+    different = print_comparison(path, ["", "promised", "obtained"], promised_cells(promise), cells)
+    for names, fix in fixes(config, promise, answers, different.get(0, [])):
         print(f"Not as promised: {', '.join(names)}")
         print("\n".join(f"  {line}" for line in fix))
-    return 1
+    return 1 if different else 0

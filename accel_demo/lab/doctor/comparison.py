@@ -1,6 +1,9 @@
 """Compare what a launch config promises with what its processes report, and suggest fixes."""
 
+from pathlib import Path
+
 from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, starts_several
+from accel_demo.show import table
 from accel_demo.wording import counted
 
 SETTINGS_FIX = [
@@ -45,6 +48,26 @@ def obtained_cells(
     if everyone and connected == "yes":
         connected = f"all {len(everyone)}"
     return [str(len(answers)), connected, backends, device, dtypes, kind]
+
+
+def print_comparison(
+    path: Path, columns: list[str], promised: list[str], obtained: dict[int, list[str]]
+) -> dict[int, list[str]]:
+    """Print a table of the cells, and whether they are as promised.
+
+    `obtained` has one entry for each machine. Return the names of the rows that are different, by
+    machine, or an empty dict if there are none.
+    """
+    rows = list(zip(ROWS, promised, *obtained.values(), strict=True))
+    print(f"{path}\n\n{table(columns, rows)}\n")
+    different = {
+        machine: [row[0] for row, cell in zip(rows, cells, strict=True) if cell != row[1]]
+        for machine, cells in obtained.items()
+    }
+    if any(different.values()):
+        return different
+    print("Everything is as promised.")
+    return {}
 
 
 def kind_words(kind: str, is_sharded: bool) -> str:

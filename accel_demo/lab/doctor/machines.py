@@ -16,7 +16,12 @@ from pathlib import Path
 
 import accel_demo
 from accel_demo.errors import UserError, say
-from accel_demo.lab.doctor.comparison import ROWS, fixes, obtained_cells, promised_cells
+from accel_demo.lab.doctor.comparison import (
+    fixes,
+    obtained_cells,
+    print_comparison,
+    promised_cells,
+)
 from accel_demo.lab.doctor.connections import (
     gloo_address,
     open_port,
@@ -276,22 +281,12 @@ def compare(
     promised = promised_cells(on_one, promise.processes)
     everyone = [answer for answers in every.values() for answer in answers]
     obtained = {number: obtained_cells(answers, everyone) for number, answers in every.items()}
-    rows = list(zip(ROWS, promised, *obtained.values(), strict=True))
     columns = ["on each machine", "promised", *(f"machine {number}" for number in obtained)]
-    print(f"{path}\n\n{table(columns, rows)}\n")
-    differences = {
-        number: [
-            name for name, cell, wanted in zip(ROWS, cells, promised, strict=True) if cell != wanted
-        ]
-        for number, cells in obtained.items()
-    }
-    if not any(differences.values()):
-        print("Everything is as promised.")
-        return 0
+    differences = print_comparison(path, columns, promised, obtained)
     for number, different in differences.items():
         if different:
             print(f"Not as promised on {names[number]}: {', '.join(different)}")
         if number == rank:
             for _, lines in fixes(config, on_one, every[number], different):
                 print("\n".join(f"  {line}" for line in lines))
-    return 1
+    return 1 if differences else 0

@@ -63,15 +63,13 @@ class Node:
             )
             os.close(writing)
             self.threads = [
-                threading.Thread(target=target, args=arguments, daemon=True)
-                for target, arguments in (
-                    (self._copy_output, [self.keeper.stdout, sys.stdout]),
-                    (self._copy_output, [self.keeper.stderr, sys.stderr]),
-                    (self._read_reports, [os.fdopen(reading)]),
-                )
+                threading.Thread(target=self._copy_output, args=[self.keeper.stdout, sys.stdout]),
+                threading.Thread(target=self._copy_output, args=[self.keeper.stderr, sys.stderr]),
+                threading.Thread(target=self._read_reports, args=[os.fdopen(reading)]),
             ]
             try:
                 for thread in self.threads:
+                    thread.daemon = True
                     thread.start()
                 self.has_answered.wait(START_TIMEOUT)
                 if not self.is_ready:

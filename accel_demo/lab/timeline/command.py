@@ -148,15 +148,10 @@ def files_to_write(options) -> dict[str, Path]:
 def measure(options) -> tuple[TimelineResult, list[dict]]:
     """Profile the runs. Return the result, and the traces of the last run, which is shown.
 
-    If there are several bucket sizes, each of them is profiled `options.repeats` times before the
-    last run. Each repetition takes the sizes in random order, because the speed of the machine
-    changes over time.
+    The runs with the `sizes_to_compare` come before the last run.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides the profiler's log messages
-    sizes: list[float] = []
-    if len(options.bucket_mb) > 1:
-        for repeat in range(options.repeats):
-            sizes += random.Random(repeat).sample(options.bucket_mb, len(options.bucket_mb))
+    sizes = sizes_to_compare(options.bucket_mb, options.repeats)
     runs = [
         recording.ProfileSettings(options.config, options.steps, size, options.straggler)
         for size in [*sizes, options.bucket_mb[-1]]
@@ -164,7 +159,7 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
     # The search for a straggler may need more steps than the timeline shows.
     runs[-1] = replace(runs[-1], steps=max(options.steps, STEPS_NEEDED))
     by_size: dict[float, list[list[RankTimeline]]] = {size: [] for size in options.bucket_mb}
-    buckets = {}
+    buckets = dict.fromkeys(options.bucket_mb if sizes else [], 0)  # the number of buckets
     with (
         tempfile.TemporaryDirectory() as folder,
         hosts.limited_hosts(options.processes, options.rate) as own_hosts,
@@ -196,12 +191,19 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
         bucket_bytes=profiles[0].bucket_bytes,
         ranks=ranks,
         straggler=straggler,
-        sweep=[
-            bucket_trial(size, buckets[size], by_size[size]) for size in options.bucket_mb if sizes
-        ],
+        sweep=[bucket_trial(size, buckets[size], by_size[size]) for size in buckets],
         rate=options.rate,
     )
     return result, traces
+
+
+def sizes_to_compare(bucket_mb: list[float], repeats: int) -> list[float]:
+    """Return each size `repeats` times, or an empty list if there is only one size.
+
+    Each repetition has a random order, because the speed of the machine changes over time.
+    """
+    orders = [random.Random(repeat).sample(bucket_mb, len(bucket_mb)) for repeat in range(repeats)]
+    return sum(orders, []) if len(bucket_mb) > 1 else []
 
 
 def bucket_trial(bucket_mb: float, buckets: int, runs: list[list[RankTimeline]]) -> BucketTrial:
