@@ -63,21 +63,19 @@ def pytest_configure(config):
     always_real = config.getoption("--real")
 
 
-# The slowest files. They run first, so that all pytest workers finish at about the same time.
-LONGEST = ("test_stop_and_kill.py", "test_resume.py", "test_tutorials.py", "test_fork_server.py")
-LONGEST += ("test_doctor.py",)
-
-
 def pytest_collection_modifyitems(config, items):
-    """Run the slowest files first. With `--shuffle`, shuffle all files and their tests instead."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # a stable sort
+    """Run the largest files first, so that all pytest workers finish at about the same time.
+
+    A file's size is a good estimate of the time that its tests take. With `--shuffle`, shuffle all
+    files and their tests instead.
+    """
+    place = {item.path: -item.path.stat().st_size for item in items}
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
-        files = sorted({item.path for item in items})
-        place = {file: order.random() for file in files}
+        place = {file: order.random() for file in sorted(place)}
         order.shuffle(items)
-        items.sort(key=lambda item: place[item.path])
+    items.sort(key=lambda item: place[item.path])  # a stable sort
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +156,7 @@ def run_all(
     return results
 
 
-def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
+def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, real=False, **environment):
     """Run a Python program in connected processes, as `torchrun --nproc-per-node N` does.
 
     Return the combined stdout and stderr of the ranks. The returncode is 0 if no rank failed.
@@ -167,7 +165,7 @@ def run_ranks(arguments, processes, timeout=120, cwd=REPOSITORY, **environment):
     with rank_environments(processes) as environments:
         commands = [["python", *arguments]] * processes
         environments = [{**environment, **rank_variables} for rank_variables in environments]
-        results = run_all(commands, timeout, cwd, environments=environments)
+        results = run_all(commands, timeout, cwd, real, environments)
     codes = [result.returncode for result in results]
     failed = [code for code in codes if code not in (0, -signal.SIGKILL)] or [*filter(None, codes)]
     return SimpleNamespace(
@@ -312,28 +310,33 @@ def text_of(file) -> str:
 
 @pytest.fixture
 def train(tmp_path):
-    """`train(file, *flags, processes=N)` runs a train file in a new folder and returns the folder.
+    """`train(file, *flags, processes=N)` calls `train_in` with a new folder."""
 
-    It asserts that the run used N connected processes. The fixture forks the processes and sets the
-    environment variables that torchrun would set. With `--real`, it uses the real launcher.
-    """
-
-    def train(file: str, *flags, processes: int = 1, name: str | None = None):
+    def train(file: str, *flags, processes: int = 1, name: str | None = None) -> Path:
         run_dir = tmp_path / (name or f"{Path(file).stem}-{processes}")
-        arguments = [*flags, "--run-dir", run_dir]
-        if not can_fork():
-            command = [*launcher(file, processes), f"accel_demo/{file}", *arguments]
-            result = run_to_end(command, real=True)
-        else:
-            result = run_training(f"accel_demo/{file}", arguments, processes)
-        assert result.returncode == 0, result.stdout + result.stderr
-        environment = json.loads((run_dir / "environment.json").read_text())
-        assert (environment["processes"], environment["device"]) == (processes, "cpu")
-        connected = processes > 1 or file == "train_ddp.py"
-        assert environment["backend"].endswith("gloo") == connected
-        return run_dir
+        return train_in(run_dir, file, *flags, processes=processes)
 
     return train
+
+
+def train_in(run_dir: Path, file: str, *flags, processes: int = 1) -> Path:
+    """Run a train file in `processes` connected processes. Assert that there were so many.
+
+    The processes are forked, with the environment variables that torchrun would set. With `--real`,
+    the real launcher starts them. Return `run_dir`.
+    """
+    arguments = [*flags, "--run-dir", run_dir]
+    if not can_fork():
+        command = [*launcher(file, processes), f"accel_demo/{file}", *arguments]
+        result = run_to_end(command, real=True)
+    else:
+        result = run_training(f"accel_demo/{file}", arguments, processes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    environment = json.loads((run_dir / "environment.json").read_text())
+    assert (environment["processes"], environment["device"]) == (processes, "cpu")
+    connected = processes > 1 or file == "train_ddp.py"
+    assert environment["backend"].endswith("gloo") == connected
+    return run_dir
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,11 @@
 
 accelerate launch --config_file FILE tests/core/killed_everywhere.py VERSION FOLDER SEED POINTS
 
-Each combination of settings is tested POINTS times. Each time, an exception ends the training run
-after a random micro-batch, possibly inside an accumulation window. The run is resumed from its
-newest checkpoint. For each resumed run, rank 0 prints a JSON line with the settings, the number of
-processes, and which results equal those of the uninterrupted run.
+Each combination of settings is tested POINTS times. If POINTS is 1, only four of the eight
+combinations are tested, in which each pair of settings occurs. Each time, an exception ends the
+training run after a random micro-batch, possibly inside an accumulation window. The run is resumed
+from its newest checkpoint. For each resumed run, rank 0 prints a JSON line with the settings, the
+number of processes, and which results equal those of an uninterrupted run without loader workers.
 """
 
 import gc
@@ -43,6 +44,8 @@ CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epoch
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
 MICRO_BATCHES = 14
+CASES = [*itertools.product((0, 2), (1, 3), ("no", "bf16"))]  # workers, accumulate, precision
+PAIRS = [(0, 1, "no"), (2, 1, "bf16"), (0, 3, "bf16"), (2, 3, "no")]
 KEPT = ("images", "test_accuracy", "best_test_accuracy")
 
 
@@ -53,12 +56,13 @@ class Killed(BaseException):
 def main(version: str, folder: Path, seed: int, points: int) -> None:
     warnings.filterwarnings("ignore")
     world_size, draw = number_in("WORLD_SIZE", 1), random.Random(seed)
-    for workers, accumulate, precision in itertools.product((0, 2), (1, 3), ("no", "bf16")):
-        choices = {**CHOICES, "num_workers": workers, "accumulate": accumulate}
-        choices["train_samples"] = 4 * 7 * world_size + 3
-        case = f"{workers} workers, accumulate {accumulate}, precision {precision}"
+    for workers, accumulate, precision in PAIRS if points == 1 else CASES:
+        choices = {**CHOICES, "accumulate": accumulate, "train_samples": 4 * 7 * world_size + 3}
+        case = f"accumulate {accumulate}, precision {precision}"
         uninterrupted = folder / case
-        run(version, choices, precision, uninterrupted)
+        if not uninterrupted.exists():
+            run(version, choices, precision, uninterrupted)
+        case, choices["num_workers"] = f"{workers} workers, {case}", workers
         for _ in range(points):
             every = draw.randint(1, 3)
             first_save = min(every * accumulate, MICRO_BATCHES // 2)

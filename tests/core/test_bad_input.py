@@ -1,23 +1,20 @@
 """Test that invalid input causes a one-line error and exit code 2, and creates no run folder."""
 
-import gzip
 import shutil
-import socket
 
 import pytest
 
 from accel_demo import data, train_plain
-from accel_demo.config import CommandLine, TrainConfig
+from accel_demo.config import CommandLine
 from accel_demo.errors import one_line_errors
+from tests.conftest import launcher
 
 SHORT = ["--dataset", "synthetic", "--model", "tiny_cnn", "--max-steps", "2"]
 
 
 def one_line(stderr: str) -> str:
     """Assert that stderr is one line that starts with `error: `, and return the rest of it."""
-    assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, (
-        stderr
-    )
+    assert stderr.startswith("error: ") and stderr.find("\n") == len(stderr) - 1, stderr
     return stderr.removeprefix("error: ")
 
 
@@ -36,18 +33,6 @@ def mistake(tmp_path, capsys):
     return mistake
 
 
-def test_the_error_for_an_unknown_dataset_names_the_known_datasets(mistake):
-    assert "fashion-mnist-small" in mistake("--dataset", "imagenet")
-
-
-def test_the_error_for_an_unknown_model_names_the_known_models(mistake):
-    assert "small_cnn" in mistake("--model", "alexnet")
-
-
-def test_batch_size_0_is_refused(mistake):
-    assert mistake("--batch-size", 0) == "batch_size must be at least 1, got 0\n"
-
-
 def test_more_samples_than_exist_are_refused(mistake):
     message = "train_samples is 12001, but fashion-mnist-small has 12000 train images\n"
     assert mistake("--train-samples", 12001) == message
@@ -56,9 +41,7 @@ def test_more_samples_than_exist_are_refused(mistake):
 
 def test_too_few_images_for_one_batch_are_refused(mistake):
     message = mistake("--batch-size", 300, "--train-samples", 200)
-    assert message.startswith(
-        "one batch per process needs 300 training images, but there are only 200"
-    )
+    assert message.startswith("one batch per process needs 300 training images, but there are")
 
 
 def test_a_resnet_refuses_batches_of_one_image(mistake):
@@ -83,18 +66,6 @@ def test_the_error_names_a_missing_data_file(mistake, tmp_path, monkeypatch):
     assert "train-labels-idx1-ubyte.gz is missing. Pass its folder with --data-dir" in message
 
 
-@pytest.mark.parametrize("kind", ["truncated", "altered"])
-def test_the_error_names_a_damaged_data_file(kind, mistake, tmp_path, monkeypatch):
-    assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
-    monkeypatch.setattr(data, "ASSETS", assets)
-    path = assets / "train-labels-idx1-ubyte.gz"
-    if kind == "truncated":
-        path.write_bytes(path.read_bytes()[:-1])
-    else:
-        path.write_bytes(gzip.compress(b"something else"))
-    assert "train-labels-idx1-ubyte.gz" in mistake()
-
-
 def test_an_unwritable_run_folder_is_refused(mistake, tmp_path):
     (tmp_path / "file").write_text("")
     message = mistake(*SHORT, run_dir=tmp_path / "file" / "run")
@@ -103,50 +74,40 @@ def test_an_unwritable_run_folder_is_refused(mistake, tmp_path):
     assert "/proc/run" in message and "Choose a different --run-dir" in message
 
 
-def test_a_run_with_a_different_config_is_not_overwritten(mistake, tmp_path, capsys):
-    existing_run = tmp_path / "existing_run"
-    train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(existing_run)))
-    before = {path: path.read_bytes() for path in existing_run.rglob("*") if path.is_file()}
+@pytest.fixture
+def existing_run(tmp_path, capsys):
+    run = tmp_path / "existing_run"
+    config, _ = CommandLine("").read([*SHORT, "--run-dir", str(run)])
+    train_plain.main(config)
     capsys.readouterr()
-    flags = ["--dataset", "synthetic", "--max-steps", 2, "--batch-size", 64]
-    message = mistake(*flags, run_dir=existing_run)
+    return run
+
+
+def test_a_run_with_a_different_config_is_not_overwritten(mistake, existing_run):
+    before = {path: path.read_bytes() for path in existing_run.rglob("*") if path.is_file()}
+    message = mistake(*SHORT, "--batch-size", 64, run_dir=existing_run)
     assert "contains a run with batch_size 128, not 64. Choose a different --run-dir" in message
     assert before == {path: path.read_bytes() for path in existing_run.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model": "alexnet"}'])
-def test_a_run_folder_with_a_damaged_config_is_refused(content, mistake, tmp_path):
+def test_a_run_folder_with_a_damaged_config_is_refused(mistake, tmp_path):
     (tmp_path / "held").mkdir()
-    (tmp_path / "held" / "config.json").write_text(content)
-    message = mistake(*SHORT, run_dir=tmp_path / "held")
-    assert "config.json is damaged or from a different version. Choose a different" in message
+    for content in ("{", "[]", "{}", '{"model": "alexnet"}'):
+        (tmp_path / "held" / "config.json").write_text(content)
+        message = mistake(*SHORT, run_dir=tmp_path / "held")
+        assert "config.json is damaged or from a different version. Choose a different" in message
 
 
-def test_a_run_folder_of_an_older_version_is_refused(mistake, tmp_path, capsys):
-    run = tmp_path / "old"
-    train_plain.main(TrainConfig(dataset="synthetic", max_steps=2, run_dir=str(run)))
-    environment = (run / "environment.json").read_text()
-    (run / "environment.json").write_text(environment.replace('"script"', '"telling"'))
-    capsys.readouterr()
-    message = mistake("--dataset", "synthetic", "--max-steps", 2, run_dir=run)
+def test_a_run_folder_of_an_older_version_is_refused(mistake, existing_run):
+    file = existing_run / "environment.json"
+    file.write_text(file.read_text().replace('"script"', '"program"'))
+    message = mistake(*SHORT, run_dir=existing_run)
     assert "environment.json is damaged or from a different version" in message
 
 
 def test_fp16_on_a_cpu_is_refused(mistake, monkeypatch):
     monkeypatch.setattr(train_plain, "own_device", lambda: data.torch.device("cpu"))
     assert mistake(*SHORT, precision="fp16").startswith("fp16 needs a GPU")
-
-
-def test_an_occupied_port_is_refused(start, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        command = ["python", "accel_demo/train_ddp.py", "--nproc", "2", *SHORT]
-        result = start([*command, "--run-dir", tmp_path / "run"], MASTER_PORT=port)
-    assert result.returncode == 2
-    assert f"port {port} is in use" in one_line(result.stderr)
-    assert not (tmp_path / "run").exists()
 
 
 def test_one_of_two_processes_prints_the_error_and_both_exit(start, tmp_path):
@@ -159,10 +120,8 @@ def test_one_of_two_processes_prints_the_error_and_both_exit(start, tmp_path):
 
 def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tmp_path):
     """The launcher prints a report, in addition to the error. No process prints a traceback."""
-    config = "accelerate_configs/cpu_two_processes.yaml"
-    command = ["accelerate", "launch", "--config_file", config, "accel_demo/train.py"]
-    flags = ["--mixed_precision", "fp16"]
-    result = start([*command[:-1], *flags, command[-1], "--run-dir", tmp_path / "run"])
+    command = [*launcher("train.py", 2), "--mixed_precision", "fp16", "accel_demo/train.py"]
+    result = start([*command, "--run-dir", tmp_path / "run"])
     assert result.returncode != 0
     assert result.stderr.count("error: ") == 1
     assert "\nerror: fp16 needs a GPU" in "\n" + result.stderr
@@ -171,9 +130,7 @@ def test_under_accelerate_launch_one_of_two_processes_prints_the_error(start, tm
 
 
 def test_train_py_refuses_an_invalid_flag_when_started_without_a_launcher(start, tmp_path):
-    result = start(
-        ["python", "accel_demo/train.py", "--epochs", "0", "--run-dir", tmp_path / "run"]
-    )
+    result = start(["python", "accel_demo/train.py", "--epochs", 0, "--run-dir", tmp_path / "run"])
     assert result.returncode == 2
     assert one_line(result.stderr) == "epochs must be at least 1, got 0\n"
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
 """Test which checkpoints `--resume` loads or refuses, and which checkpoints a run keeps."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +14,14 @@ from accel_demo.run.checkpoint import UNFINISHED
 from accel_demo.run.manifest import checkpoints_of
 from accel_demo.run.state import TrainingState
 from tests.conftest import GPUS, VISIBLE_GPUS, launcher
+from tests.runs import (
+    interrupt_after,
+    lines_of,
+    names_of_checkpoints,
+    read,
+    results_of,
+    same_weights,
+)
 
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 64, "test_samples": 20}
 CHOICES |= {"batch_size": 8, "epochs": 3, "log_every": 1, "checkpoint_every": 3, "keep_last": 99}
@@ -22,10 +29,6 @@ CHOICES |= {"batch_size": 8, "epochs": 3, "log_every": 1, "checkpoint_every": 3,
 
 def train(run: Path, **choices) -> None:
     train_plain.main(TrainConfig(**{**CHOICES, "run_dir": str(run), **choices}))
-
-
-def names(run: Path) -> list[str]:
-    return [path.name for path in reversed(checkpoints_of(run))]
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +45,8 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def interrupt_after(run: Path, newest: str) -> Path:
-    """Delete the final results and checkpoints newer than `newest`, as if the run had stopped."""
-    for path in checkpoints_of(run):
-        if path.name > newest:
-            shutil.rmtree(path)
-    (run / "summary.json").unlink()
-    (run / "model.safetensors").unlink()
-    return run
-
-
 def test_a_checkpoint_is_saved_every_n_steps_and_after_each_epoch(run):
-    assert names(run) == [
+    assert names_of_checkpoints(run) == [
         *("epoch-0000-batch-000003", "epoch-0000-batch-000006", "epoch-0001-batch-000000"),
         *("epoch-0001-batch-000001", "epoch-0001-batch-000004", "epoch-0001-batch-000007"),
         *("epoch-0002-batch-000000", "epoch-0002-batch-000002", "epoch-0002-batch-000005"),
@@ -63,44 +56,37 @@ def test_a_checkpoint_is_saved_every_n_steps_and_after_each_epoch(run):
 
 def test_only_the_last_few_checkpoints_are_kept(tmp_path):
     train(tmp_path / "run", keep_last=2)
-    assert names(tmp_path / "run") == ["epoch-0002-batch-000005", "epoch-0003-batch-000000"]
+    assert names_of_checkpoints(tmp_path / "run") == [
+        "epoch-0002-batch-000005",
+        "epoch-0003-batch-000000",
+    ]
 
 
 def test_a_resumed_run_writes_the_same_metrics_and_best_accuracy(run, finished):
     interrupt_after(run, "epoch-0001-batch-000004")
     train(run, resume="auto")
-    for name in ("metrics.jsonl", "summary.json"):
-        results, expected = (facts(folder / name) for folder in (run, finished))
-        assert results == expected
-    assert results[0]["best_test_accuracy"] > 0
-
-
-def facts(path: Path) -> list[dict]:
-    """Return the JSON objects in a results file, without the timings."""
-    text = path.read_text()
-    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-    about_time = ("images_per_second", "train_seconds")
-    return [{k: v for k, v in json.loads(line).items() if k not in about_time} for line in lines]
+    assert results_of(run, "") == results_of(finished, "")
+    assert results_of(run)[-1]["best_test_accuracy"] > 0
 
 
 def test_resuming_a_finished_run_does_not_change_the_model(run, finished, capsys):
     train(run, resume="auto")
-    assert (run / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert same_weights(run, finished)
     assert "after step 24" in capsys.readouterr().out
 
 
 def test_without_resume_an_unfinished_run_is_not_started_again(run):
     interrupt_after(run, "epoch-0002-batch-000000")
-    before = names(run)
+    before = names_of_checkpoints(run)
     with pytest.raises(UserError, match="contains an unfinished run. Continue it with"):
         train(run)
-    assert names(run) == before
+    assert names_of_checkpoints(run) == before
 
 
 def test_a_finished_run_can_be_started_again(run):
     train(run, keep_last=1)
-    assert names(run) == ["epoch-0003-batch-000000"]
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert names_of_checkpoints(run) == ["epoch-0003-batch-000000"]
+    steps = [line["step"] for line in lines_of(run)]
     assert sorted(set(steps)) == list(range(1, 25)) and len(steps) == 24 + 3
 
 
@@ -108,10 +94,10 @@ def test_if_no_checkpoint_is_complete_nothing_is_deleted_or_trained(run):
     for path in checkpoints_of(run):
         with open(path / "optimizer.bin", "ab") as file:
             file.write(b"!")
-    before = names(run)
+    before = names_of_checkpoints(run)
     with pytest.raises(UserError, match="optimizer.bin has .* and there is no complete checkpoint"):
         train(run, resume="auto")
-    assert names(run) == before
+    assert names_of_checkpoints(run) == before
 
 
 def test_folders_and_links_that_a_user_created_are_not_deleted(run, tmp_path):
@@ -126,11 +112,11 @@ def test_folders_and_links_that_a_user_created_are_not_deleted(run, tmp_path):
 
 
 def test_resuming_from_an_older_checkpoint_does_not_delete_newer_ones(run):
-    before = names(run)
+    before = names_of_checkpoints(run)
     older = run / "checkpoints" / "epoch-0001-batch-000004"
     with pytest.raises(UserError, match="contains newer checkpoints than epoch-0001-batch-000004"):
         train(run, resume=str(older))
-    assert names(run) == before and (run / "summary.json").exists()
+    assert names_of_checkpoints(run) == before and (run / "summary.json").exists()
 
 
 def test_a_checkpoint_can_be_resumed_in_a_new_folder_but_not_in_a_used_one(run, finished, tmp_path):
@@ -138,10 +124,7 @@ def test_a_checkpoint_can_be_resumed_in_a_new_folder_but_not_in_a_used_one(run, 
     with pytest.raises(UserError, match="already contains a different run"):
         train(run, resume=older)
     train(tmp_path / "new", resume=older)
-    models = [
-        (folder / "model.safetensors").read_bytes() for folder in (tmp_path / "new", finished)
-    ]
-    assert models[0] == models[1]
+    assert same_weights(tmp_path / "new", finished)
 
 
 def test_without_run_dir_a_checkpoint_is_resumed_in_the_folder_of_its_run(run, monkeypatch):
@@ -163,12 +146,9 @@ def test_a_path_that_is_not_a_checkpoint_is_refused_before_anything_is_written(n
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 1), ("epochs", 4), ("batch_size", 4)])
 def test_a_checkpoint_of_a_different_run_is_refused(name, value, finished, tmp_path):
+    resume = str(finished / "checkpoints" / "epoch-0003-batch-000000")
     with pytest.raises(UserError, match=f"belongs to a run with {name} "):
-        train(
-            tmp_path / "new",
-            resume=str(finished / "checkpoints" / "epoch-0003-batch-000000"),
-            **{name: value},
-        )
+        train(tmp_path / "new", resume=resume, **{name: value})
 
 
 def test_resume_auto_prints_a_line_if_there_is_no_checkpoint(tmp_path, capsys):
@@ -255,8 +235,6 @@ def test_a_run_on_a_gpu_can_be_resumed(file, precision, start, tmp_path):
     resumed = [*command, *flags, "--run-dir", tmp_path / "new", "--resume", inside]
     result = start(resumed, **visible)
     assert result.returncode == 0 and "after step 35" in result.stdout, result.stderr
-    summaries = [
-        json.loads((tmp_path / run / "summary.json").read_text()) for run in ("run", "new")
-    ]
+    summaries = [read(tmp_path / run / "summary.json") for run in ("run", "new")]
     assert summaries[1]["device"] == "cuda"
     assert abs(summaries[0]["test_accuracy"] - summaries[1]["test_accuracy"]) < 0.03

@@ -1,25 +1,18 @@
 """Test an elastic launch with two agents, one of which is killed and started again."""
 
-import json
 import random
 import re
-import subprocess
-import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from accel_demo.processes.cleanup import kill_all, kill_tree
+from accel_demo.processes.cleanup import kill_tree
 from accel_demo.processes.launch import free_port
-from tests.conftest import (
-    left_behind,
-    processes_below_this_one,
-    run_training,
-    start_process,
-)
-from tests.core.test_resume import train_lines
-from tests.processes.test_stop_and_kill import same_weights
+from tests.conftest import train_in
+from tests.core.recorded_samples import starts_of
+from tests.processes.test_stop_and_kill import Launch
+from tests.runs import lines_of, read, same_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -28,93 +21,51 @@ FLAGS = "--dataset synthetic --model tiny_cnn --train-samples 256 --test-samples
 FLAGS += "--epochs 6 --dropout 0.2 --augment --log-every 1 --keep-last 999 --checkpoint-every 5 "
 FLAGS = (FLAGS + "--collective-timeout 20").split()
 FIRST_KILL = 7  # steps: later than the first checkpoint
-PROGRAM = "tests/core/elastic_samples.py"
+PROGRAM = "tests/core/recorded_samples.py"
+SLOWNESS = "0.08"  # seconds per micro-batch, so that the test can interrupt the run
 
 
-class ElasticLaunch:
+class ElasticLaunch(Launch):
     """An elastic launch on this machine, with one process per agent."""
 
     def __init__(self, run: Path):
-        self.run, self.port, self.before = run, free_port(), processes_below_this_one()
-        self.output = open(run.with_suffix(".txt"), "a+")
-        self.agents: dict[int, subprocess.Popen] = {}
+        super().__init__(run)
+        self.port = free_port()
         for node in (0, 1):
-            self.start(node)
+            self.start_agent(node)
 
-    def start(self, node: int) -> None:
+    def start_agent(self, node: int) -> None:
         """Start the agent of a node. Node 0 hosts the store in which the agents meet."""
         # The agents wait 10 s for a node that is missing, and notice its death after 6 s.
         settings = f"last_call_timeout=10,keep_alive_interval=2,is_host={int(node == 0)}"
         command = "torchrun --nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-id test "
         command += f"--rdzv-endpoint 127.0.0.1:{self.port} --rdzv-conf {settings} "
-        self.agents[node] = start_process(
-            [*command.split(), "--nproc-per-node", "1", PROGRAM, *FLAGS]
-            + ["--resume", "auto", "--run-dir", self.run],
-            self.output,
-            self.output,
-            real=True,
-            new_session=True,
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        )
+        command += f"--nproc-per-node 1 {PROGRAM} --resume auto"
+        variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "SLOWNESS": SLOWNESS}
+        self.start(node, [*command.split(), *FLAGS], real=True, **variables)
 
-    def kill(self, node: int) -> None:
+    def kill_agent(self, node: int) -> None:
         """Kill the agent and its worker, as if the machine had lost its power."""
-        kill_tree(self.agents[node])
-        self.agents.pop(node).wait(10)
+        kill_tree(self.processes[node])
+        self.processes.pop(node).wait(10)
 
-    def reach(self, steps: int, processes: int) -> None:
+    def reach_with(self, processes: int, steps: int) -> None:
         """Wait until the run has trained at least `steps` new steps with this world size."""
-        first, deadline = None, time.monotonic() + 100
-        while True:
-            environment = self.run / "environment.json"
-            if environment.exists() and f'"processes": {processes},' in environment.read_text():
-                lines = train_lines(self.run)
-                first = len(lines) if first is None else first
-                if len(lines) >= first + steps:
-                    return
-            assert time.monotonic() < deadline, self.printed()
-            assert all(agent.poll() is None for agent in self.agents.values()), self.printed()
-            time.sleep(0.01)
+        environment, seen = self.run / "environment.json", []
 
-    def end(self) -> None:
-        """Wait for the agents to exit with code 0, and check that they left nothing behind."""
-        codes = [agent.wait(150) for agent in self.agents.values()]
-        orphans = left_behind(self.before)
-        assert not any(codes) and not orphans, (codes, orphans, self.printed())
+        def is_reached() -> bool:
+            if environment.exists() and read(environment)["processes"] == processes:
+                seen.append(len(lines_of(self.run, "train_loss")))
+            return bool(seen) and seen[-1] >= seen[0] + steps
 
-    def printed(self) -> str:
-        self.output.seek(0)
-        return self.output.read()
+        self.wait_until(is_reached)
 
 
 @pytest.fixture
 def elastic(tmp_path):
-    launches = []
-
-    def elastic(name: str) -> ElasticLaunch:
-        launches.append(ElasticLaunch(tmp_path / name))
-        return launches[-1]
-
-    yield elastic
-    for launch in launches:
-        kill_all(processes_below_this_one() - launch.before)
-        for agent in launch.agents.values():
-            agent.wait(10)
-        launch.output.close()
-
-
-def starts_of(run: Path) -> list[dict]:
-    """Return what each start has recorded, in the order of the starts.
-
-    `ranks` contains the micro-batches of each rank as [epoch, indices].
-    """
-    starts = {}
-    for path in (run / "samples").iterdir():
-        header, *batches = map(json.loads, path.read_text().splitlines())
-        starts.setdefault(header["start"], header | {"ranks": []})["ranks"].append(batches)
-    starts = [starts[time] for time in sorted(starts)]
-    assert all(len(start["ranks"]) == start["processes"] for start in starts)
-    return starts
+    launch = ElasticLaunch(tmp_path / "run")
+    yield launch
+    launch.close()
 
 
 def images_by_epoch(starts: list[dict]) -> dict[int, list[int]]:
@@ -122,7 +73,7 @@ def images_by_epoch(starts: list[dict]) -> dict[int, list[int]]:
     used = defaultdict(list)
     ends = [tuple(start["checkpoint"]) for start in starts[1:]] + [(float("inf"), 0)]
     for start, end in zip(starts, ends, strict=True):
-        for batches in start["ranks"]:
+        for batches in start["ranks"].values():
             position = [start["epoch"], start["batches"]]
             for epoch, indices in batches:
                 position = [epoch, position[1] + 1 if epoch == position[0] else 1]
@@ -143,32 +94,28 @@ def check_samples(launch: ElasticLaunch) -> None:
 
 
 def test_a_killed_agent_that_returns_in_time_leads_to_the_same_weights(elastic, tmp_path):
-    launch = elastic("run")
-    launch.reach(random.SystemRandom().randint(FIRST_KILL, 40), processes=2)
-    launch.kill(1)
-    launch.start(1)
-    launch.end()
-    starts = starts_of(launch.run)
-    assert [start["processes"] for start in starts] == [2, 2], launch.printed()
-    check_samples(launch)
-    undisturbed = tmp_path / "undisturbed"
-    result = run_training("accel_demo/train.py", [*FLAGS, "--run-dir", undisturbed], 2)
-    assert result.returncode == 0 and "2 processes on cpu" in result.stdout
-    assert same_weights(launch.run, undisturbed)
+    elastic.reach_with(processes=2, steps=random.SystemRandom().randint(FIRST_KILL, 40))
+    elastic.kill_agent(1)
+    elastic.start_agent(1)
+    assert elastic.end(150) == 0, elastic.printed()
+    starts = starts_of(elastic.run)
+    assert [start["processes"] for start in starts] == [2, 2], elastic.printed()
+    check_samples(elastic)
+    undisturbed = train_in(tmp_path / "undisturbed", "train.py", *FLAGS, processes=2)
+    assert same_weights(elastic.run, undisturbed)
 
 
 def test_a_run_continues_with_one_process_and_grows_when_the_agent_returns(elastic):
-    launch = elastic("run")
-    launch.reach(random.SystemRandom().randint(FIRST_KILL, 20), processes=2)
-    launch.kill(1)
-    launch.reach(random.SystemRandom().randint(FIRST_KILL, 20), processes=1)
-    launch.start(1)
-    launch.end()
-    sizes = [start["processes"] for start in starts_of(launch.run)]
-    assert sizes == [2, 1, 2], launch.printed()
-    assert "saved with 2 processes, resuming with 1" in launch.printed()
-    assert "saved with 1 process, resuming with 2" in launch.printed()
-    check_samples(launch)
+    elastic.reach_with(processes=2, steps=random.SystemRandom().randint(FIRST_KILL, 20))
+    elastic.kill_agent(1)
+    elastic.reach_with(processes=1, steps=random.SystemRandom().randint(FIRST_KILL, 20))
+    elastic.start_agent(1)
+    assert elastic.end(150) == 0, elastic.printed()
+    sizes = [start["processes"] for start in starts_of(elastic.run)]
+    assert sizes == [2, 1, 2], elastic.printed()
+    assert "saved with 2 processes, resuming with 1" in elastic.printed()
+    assert "saved with 1 process, resuming with 2" in elastic.printed()
+    check_samples(elastic)
 
 
 def test_an_elastic_launch_needs_a_run_folder_with_a_fixed_name(start):

@@ -1,5 +1,7 @@
 """Test that rank 0 prints an error before other ranks, and that invalid launches are refused."""
 
+import socket
+
 import pytest
 import torch
 
@@ -26,10 +28,7 @@ def test_rank_0_prints_the_error_immediately_and_the_other_ranks_wait_first(
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (
-            {"RANK": "0", "WORLD_SIZE": "1"},
-            "RANK is set, but not LOCAL_RANK, LOCAL_WORLD_SIZE, MAST",
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "RANK is set, but not LOCAL_RANK, LOCAL_WORLD_SIZE, MA"),
         ({"MASTER_PORT": "abc"}, "MASTER_PORT must be an integer, got 'abc'"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT must be from 0 to 65535, got 70000"),
         ({"MASTER_PORT": "-1"}, "MASTER_PORT must be from 0 to 65535, got -1"),
@@ -41,6 +40,15 @@ def test_invalid_launch_variables_are_refused_in_one_sentence(variables, message
     with pytest.raises(UserError, match=message):
         assert not is_launched()
         spawn(print, 1)
+
+
+def test_an_occupied_port_is_refused(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(UserError, match=f"^port {taken.getsockname()[1]} is in use"):
+            spawn(print, 1)
 
 
 def test_a_bug_keeps_its_traceback():

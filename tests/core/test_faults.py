@@ -19,19 +19,16 @@ SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".spli
 
 def interrupt_saves(faults: dict[str, list[str]], folder, timeout: int) -> dict[str, dict]:
     """Run faulty_save.py for both save methods. Return the reports, keyed by method and fault."""
-
-    commands = []
     for method in METHODS:
         (folder / method).mkdir()
-        commands.append(
-            ["python", "tests/core/faulty_save.py", method, folder / method, *faults[method]]
-        )
+    program = "tests/core/faulty_save.py"
+    commands = [["python", program, name, folder / name, *faults[name]] for name in METHODS]
     results = run_all(commands, timeout)
     assert [result.returncode for result in results] == [0, 0], results
     reports = {
-        method: json.loads(result.stdout) for method, result in zip(METHODS, results, strict=True)
+        name: json.loads(result.stdout) for name, result in zip(METHODS, results, strict=True)
     }
-    assert [reports[method].pop("threads") for method in METHODS] == [1, 1]
+    assert [report.pop("threads") for report in reports.values()] == [1, 1]
     return reports
 
 

@@ -7,10 +7,7 @@ import shutil
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
-from accel_demo import train, train_plain
-from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.run.manifest import (
     MANIFEST,
@@ -22,32 +19,19 @@ from accel_demo.run.manifest import (
     verify,
 )
 from tests.core.test_bad_input import one_line
+from tests.runs import train_here
 
-VERSIONS = {"train_plain.py": train_plain, "train.py": train}
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 2, "test_samples": 50}
-CHOICES |= {"dropout": 0.2}  # so that every step changes the random state
+CHOICES |= {"checkpoint_every": 1, "dropout": 0.2}  # dropout: each step changes the random state
 PICKLES = ("optimizer.bin", "scheduler.bin", "random_states_0.pkl")
 POSITION_BYTES = 100  # these first bytes of the manifest contain the position in the run
 
 
-def train_here(file: str, run: pathlib.Path, resume: str = "") -> None:
-    """Train for two steps in this process on the CPU, and save a checkpoint after each step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.accelerator, "device_count", lambda: 0)
-        patch.setattr(torch, "set_num_threads", lambda threads: None)
-        try:
-            config = TrainConfig(**CHOICES, checkpoint_every=1, run_dir=str(run), resume=resume)
-            VERSIONS[file].main(config)
-        finally:
-            AcceleratorState._reset_state(reset_partial_state=True)
-            GradientState._reset_state()
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=["train_plain.py", "train.py"])
 def trained(request, tmp_path_factory):
+    """Return the train file, and its run of two steps with a checkpoint after each step."""
     run = tmp_path_factory.mktemp(request.param) / "run"
-    train_here(request.param, run)
-    return request.param, run
+    return request.param, train_here(request.param, run, **CHOICES)
 
 
 @pytest.fixture
@@ -64,7 +48,7 @@ def resume(trained, run, capsys):
         capsys.readouterr()
         try:
             with one_line_errors():
-                train_here(trained[0], run, str(folder))
+                train_here(trained[0], run, **CHOICES, resume=str(folder))
         except SystemExit as stopped:
             assert stopped.code == 2
             return one_line(capsys.readouterr().err)

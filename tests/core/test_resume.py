@@ -2,30 +2,20 @@
 
 import json
 import os
-import shutil
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from accel_demo.run.manifest import checkpoints_of
 from accel_demo.run.resume import next_step_after
 from accel_demo.wording import counted
 from tests.conftest import run_training
+from tests.core.recorded_samples import starts_of
+from tests.runs import interrupt_after, lines_of
 
 # An epoch has 16 micro-batches on one process, or 8 on each of two processes.
 FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 3"
 FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
-
-
-def train_lines(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [line for line in map(json.loads, filter(is_complete, lines)) if "train_loss" in line]
-
-
-def is_complete(line: str) -> bool:
-    return line.endswith("}")
 
 
 def checkpoint(run: Path, name: str) -> Path:
@@ -48,7 +38,10 @@ def checkpoint(run: Path, name: str) -> Path:
 def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
     version, processes, points, tmp_path
 ):
-    """Combine fp32 and bf16, 0 and 2 loader workers, and windows of 1 and 3 micro-batches."""
+    """Combine fp32 and bf16, 0 and 2 loader workers, and windows of 1 and 3 micro-batches.
+
+    Each resumed run is compared with an uninterrupted run without loader workers.
+    """
     seed = int.from_bytes(os.urandom(2), "big")
     program = "tests/core/killed_everywhere.py"
     arguments = [version, tmp_path, seed, points]
@@ -56,7 +49,7 @@ def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
     result = run_training(program, arguments, processes, timeout)
     assert result.returncode == 0, result.stdout + result.stderr
     reports = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert len(reports) == 8 * points
+    assert len(reports) == (4 if points == 1 else 8 * points)
     for report in reports:
         expected = {"weights": True, "test_loss": True, "log": True, "precision": True}
         expected |= {"processes": processes, "resumed": report["saved"]}
@@ -72,7 +65,6 @@ def recorded(tmp_path_factory):
         arguments = [*FLAGS, *flags, "--run-dir", run]
         result = run_training("tests/core/recorded_samples.py", arguments, processes)
         assert result.returncode == 0, result.stderr
-        assert json.loads((run / "environment.json").read_text())["processes"] == processes
         return run, result.stdout
 
     return recorded
@@ -89,13 +81,16 @@ EVERY_5 = ("--checkpoint-every", 5)
 
 def samples_of(run: Path, epoch: int, processes: int) -> list[list[int]]:
     """Return the indices of the images that each rank read in this epoch."""
-    paths = [run / f"samples-{rank}.json" for rank in range(processes)]
-    assert sorted(run.glob("samples-*.json")) == paths
-    return [json.loads(path.read_text())[str(epoch)] for path in paths]
+    (start,) = starts_of(run)
+    assert start["processes"] == processes
+    return [
+        [index for number, indices in start["ranks"][rank] if number == epoch for index in indices]
+        for rank in range(processes)
+    ]
 
 
 def learning_rates(run: Path) -> dict[int, float]:
-    return {line["step"]: line["learning_rate"] for line in train_lines(run)}
+    return {line["step"]: line["learning_rate"] for line in lines_of(run, "train_loss")}
 
 
 @pytest.mark.parametrize(
@@ -105,9 +100,9 @@ def learning_rates(run: Path) -> dict[int, float]:
         (2, 0, 1, 0),
         (1, 9, 2, 4),  # the next step of two processes starts with the eleventh batch
         (2, 7, 1, 0),
-        (2, 2, 4, 0),
+        pytest.param(2, 2, 4, 0, marks=pytest.mark.slow),
         (2, 7, 4, 8),  # no whole step is left, but the epoch still needs its evaluation
-        (4, 1, 2, 0),
+        pytest.param(4, 1, 2, 0, marks=pytest.mark.slow),
     ],
 )
 def test_resuming_with_a_different_world_size_uses_each_image_once_per_epoch(
@@ -131,8 +126,7 @@ def test_resuming_with_a_different_world_size_uses_each_image_once_per_epoch(
     assert rates == {step: rate for step, rate in expected.items() if step in rates}
     first = 16 // processes + (batches * saved_with + left_out // 4) // processes + 1
     assert sorted(rates) == list(range(first, 3 * 16 // processes + 1))
-    tests = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in tests if "test_loss" in line] == [2, 3]
+    assert [line["epoch"] for line in lines_of(run, "test_loss")] == [2, 3]
 
 
 def test_the_newest_checkpoint_is_used_whatever_the_number_of_processes(tmp_path):
@@ -148,11 +142,8 @@ def test_the_newest_checkpoint_is_used_whatever_the_number_of_processes(tmp_path
         result = run_training("accel_demo/train_ddp.py", arguments, processes)
         assert result.returncode == 0, result.stderr
         assert f"{counted(processes, 'process')} on cpu" in result.stdout
-        kept = [path.name for path in checkpoints_of(run)]
-        for name in kept[: kept.index(newest)]:  # as if the run had been killed here
-            shutil.rmtree(checkpoint(run, name))
-        (run / "summary.json").unlink()
-    expected = (run / "model.safetensors").read_bytes()
+        expected = (run / "model.safetensors").read_bytes()
+        interrupt_after(run, newest)
     assert "this leaves out 4 images of epoch 2, because a step now uses 8 images" in result.stdout
     arguments = [*FLAGS, "--resume", "auto", "--run-dir", run]
     result = run_training("accel_demo/train_ddp.py", arguments, 2)

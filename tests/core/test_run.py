@@ -1,17 +1,16 @@
 """Test that a stopped or killed run, once resumed, has the results of an uninterrupted run."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
+from accel_demo.run.manifest import MANIFEST, checkpoints_of
 from accel_demo.run.run import Run
+from tests.runs import Killed, lines_of, read, results_of, same_weights
 
 # Two epochs of five micro-batches. Each epoch has windows of two, two and one micro-batches.
 CHOICES = {"dataset": "synthetic", "model": "tiny_cnn", "train_samples": 40, "test_samples": 20}
@@ -31,29 +30,19 @@ class StopAfter:
         return step == self.last_step
 
 
-class Killed(BaseException):
-    """An exception that simulates SIGKILL. `except Exception` does not catch it."""
-
-
 def train(run: Path, **choices) -> None:
-    train_plain.main(TrainConfig(**CHOICES, run_dir=str(run), **choices))
-
-
-def metrics_of(run: Path) -> list[dict]:
-    """Return the evaluation results in metrics.jsonl, without the speed."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: line[name] for name in line if name != "images_per_second"}
-        for line in lines
-        if "test_loss" in line
-    ]
+    train_plain.main(TrainConfig(**{**CHOICES, "run_dir": str(run), **choices}))
 
 
 def same_end(run: Path, other: Path) -> bool:
-    weights, other_weights = (load_file(path / "model.safetensors") for path in (run, other))
-    assert weights.keys() == other_weights.keys()
-    same_weights = all(torch.equal(weights[name], other_weights[name]) for name in weights)
-    return same_weights and metrics_of(run) == metrics_of(other)
+    return same_weights(run, other) and results_of(run) == results_of(other)
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """`stop_after(step)` makes the following runs stop after this step, or never after step 0."""
+    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
+    return lambda step: monkeypatch.setattr(StopAfter, "last_step", step)
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +52,18 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_a_run_stopped_after_any_step_resumes_to_the_same_result(
-    step, uninterrupted, tmp_path, monkeypatch, capsys
+    step, uninterrupted, tmp_path, stop_after, capsys
 ):
-    """Step 3 is the last step of the first epoch."""
-    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
-    monkeypatch.setattr(StopAfter, "last_step", step)
+    """Step 3 is the last step of the first epoch. After the last step, there is nothing to stop."""
+    stop_after(step)
     train(tmp_path / "run")
-    assert f"stopped after step {step};" in capsys.readouterr().out
-    assert not (tmp_path / "run" / "summary.json").exists()
-    monkeypatch.setattr(StopAfter, "last_step", 0)
-    train(tmp_path / "run", resume="auto")
-    assert same_end(tmp_path / "run", uninterrupted)
-
-
-def test_a_signal_in_the_last_step_has_no_effect(uninterrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
-    monkeypatch.setattr(StopAfter, "last_step", STEPS)
-    train(tmp_path / "run")
+    is_stopped = f"stopped after step {step};" in capsys.readouterr().out
+    assert is_stopped == (step < STEPS) != (tmp_path / "run" / "summary.json").exists()
+    stop_after(0)
+    if is_stopped:
+        train(tmp_path / "run", resume="auto")
     assert same_end(tmp_path / "run", uninterrupted)
 
 
@@ -100,7 +82,7 @@ def test_a_run_killed_between_evaluating_and_saving_has_the_same_result(
     monkeypatch.setattr(Run, "save", killed_before_it_saves)
     with pytest.raises(Killed):
         train(tmp_path / "run", checkpoint_every=checkpoint_every)
-    assert len(metrics_of(tmp_path / "run")) == epoch
+    assert len(lines_of(tmp_path / "run", "test_loss")) == epoch
     monkeypatch.setattr(Run, "save", save)
     train(tmp_path / "run", checkpoint_every=checkpoint_every, resume="auto")
     assert same_end(tmp_path / "run", uninterrupted)
@@ -116,22 +98,18 @@ def test_a_complete_run_that_is_resumed_does_not_train_further(max_steps, tmp_pa
     assert same_end(tmp_path / "run", tmp_path / "before")
 
 
-def test_the_mean_loss_is_printed_every_n_steps_also_after_a_resume(tmp_path, monkeypatch, capsys):
+def test_the_mean_loss_is_printed_every_n_steps_also_after_a_resume(tmp_path, stop_after, capsys):
     """With log_every=1, the mean of each printed interval can be computed from metrics.jsonl."""
     choices = {"print_every": 3, "log_every": 1, "epochs": 4, "accumulate": 1, "label_smoothing": 0}
-    choices = {**CHOICES, **choices, "run_dir": str(tmp_path / "run")}
-    monkeypatch.setattr(train_plain, "catch_stop_signals", StopAfter)
-    monkeypatch.setattr(StopAfter, "last_step", 7)  # inside an epoch and an interval
-    train_plain.main(TrainConfig(**choices))
-    monkeypatch.setattr(StopAfter, "last_step", 0)
-    train_plain.main(TrainConfig(**choices, resume="auto"))
+    stop_after(7)  # inside an epoch and an interval
+    train(tmp_path / "run", **choices)
+    stop_after(0)
+    train(tmp_path / "run", **choices, resume="auto")
     pattern = r"epoch (\d)/4, step (\d+): train loss ([\d.]+), accuracy ([\d.]+)"
     printed = re.findall(pattern, capsys.readouterr().out)
     steps = [(int(epoch), int(step)) for epoch, step, _, _ in printed]
     assert steps == [(1, 3), (2, 6), (2, 9), (3, 12), (3, 15), (4, 18)]
-    text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    lines = {line["step"]: line for line in lines if "train_loss" in line}
+    lines = {line["step"]: line for line in lines_of(tmp_path / "run", "train_loss")}
     for _, step, loss, accuracy in printed:
         interval = [lines[number] for number in range(int(step) - 2, int(step) + 1)]
         for name, value in (("train_loss", loss), ("train_accuracy", accuracy)):
@@ -152,11 +130,7 @@ def test_a_run_prints_at_its_own_interval_if_it_logs_less_often(tmp_path, capsys
 def test_a_run_logs_and_saves_at_its_intervals_and_after_each_epoch(
     log_every, checkpoint_every, logged, saved, tmp_path
 ):
-    choices = {**CHOICES, "log_every": log_every, "checkpoint_every": checkpoint_every}
-    train_plain.main(TrainConfig(**choices, keep_last=9, run_dir=str(tmp_path / "run")))
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert [line["step"] for line in lines if "train_loss" in line] == logged
-    manifests = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
-    assert sorted(json.loads(path.read_text())["step"] for path in manifests) == saved
+    run = tmp_path / "run"
+    train(run, log_every=log_every, checkpoint_every=checkpoint_every, keep_last=9)
+    assert [line["step"] for line in lines_of(run, "train_loss")] == logged
+    assert [read(path / MANIFEST)["step"] for path in reversed(checkpoints_of(run))] == saved

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from accel_demo.lab.cables import why_not
-from tests.conftest import run_training
-from tests.processes.test_stop_and_kill import same_weights
+from tests.conftest import train_in
+from tests.runs import same_weights
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -57,10 +57,7 @@ def test_a_cut_link_ends_the_run_on_both_sides_and_it_resumes_to_the_same_weight
     resumed = on_two_nodes(flags=flags)
     assert resumed.returncode == 0 and "resumed from" in resumed.stdout, resumed.stderr
     assert "4 processes on cpu" in resumed.stdout
-    alone = tmp_path / "alone"
-    result = run_training("accel_demo/train.py", [*FLAGS, "--run-dir", alone], 4)
-    assert result.returncode == 0 and "4 processes on cpu" in result.stdout
-    assert same_weights(run, alone)
+    assert same_weights(run, train_in(tmp_path / "alone", "train.py", *FLAGS, processes=4))
 
 
 def test_a_node_that_dies_is_named_in_one_line(on_two_nodes, tmp_path):

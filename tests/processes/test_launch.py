@@ -1,35 +1,29 @@
 """Test runs that are started without a config file, or with `spawn` instead of torchrun."""
 
-import json
-
 import pytest
 
 from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
-from tests.processes.test_stop_and_kill import same_weights
+from tests.runs import read, same_weights
 
 SHORT = "--dataset synthetic --max-steps 6 --accumulate 2 --dropout 0.5 --augment".split()
 
 
-@pytest.mark.parametrize("start_method", [None, "spawn"])
-def test_spawn_trains_to_the_same_weights_as_torchrun(start_method, train, start, tmp_path):
-    """The start method None stands for the platform's default."""
-    by_torchrun = train("train_ddp.py", *SHORT, processes=2)
-    command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
-    variable = {"ACCEL_DEMO_START_METHOD": start_method}
-    result = start([*command, "--run-dir", tmp_path / "spawn"], real=True, **variable)
-    assert result.returncode == 0, result.stderr
-    environment = json.loads((tmp_path / "spawn" / "environment.json").read_text())
-    assert (environment["processes"], environment["device"]) == (2, "cpu")
-    assert same_weights(by_torchrun, tmp_path / "spawn")
+def test_spawn_trains_to_the_same_weights_as_torchrun(train, start, tmp_path):
+    runs = [train("train_ddp.py", *SHORT, processes=2)]
+    for method in (None, "spawn"):  # None stands for the platform's default
+        runs.append(tmp_path / f"{method}")
+        command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *SHORT]
+        result = start([*command, "--run-dir", runs[-1]], ACCEL_DEMO_START_METHOD=method)
+        assert result.returncode == 0, result.stderr
+        environment = read(runs[-1] / "environment.json")
+        assert (environment["processes"], environment["device"]) == (2, "cpu")
+    assert same_weights(*runs)
 
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        "python",
-        "accelerate launch",
-        "accelerate launch --config_file ../accelerate_configs/cpu.yaml",
-    ],
+    ["python", "accelerate launch --config_file ../accelerate_configs/cpu.yaml"]
+    + [pytest.param("accelerate launch", marks=pytest.mark.slow)],
 )
 def test_train_py_starts_from_its_own_folder_with_and_without_a_config(launcher, start, tmp_path):
     """Here, `accel_demo/` is first on sys.path, so its modules must not shadow known packages."""
@@ -49,5 +43,5 @@ def test_without_a_config_train_py_uses_one_gpu_and_accelerate_launch_all(
     command = [*launcher.split(), "train.py", *flags]
     result = start(command, cwd=REPOSITORY / "accel_demo", **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    environment = read(tmp_path / "run" / "environment.json")
     assert (environment["processes"], environment["device"]) == (processes, "cuda")
