@@ -174,22 +174,21 @@ def test_idx_files_are_read_compressed_and_uncompressed(tmp_path):
     assert torch.equal(read_idx(tmp_path, packed.stem), read_idx(data.ASSETS, packed.stem))
 
 
-@pytest.mark.parametrize("kind", ["missing", "truncated", "altered", "not gzip", "not idx"])
-def test_the_error_names_a_damaged_packaged_file(kind, tmp_path, monkeypatch):
+ALTERED = {
+    "missing": None,
+    "truncated": lambda content: content[:-100],
+    "altered": lambda content: gzip.compress(gzip.decompress(content)[:-1] + b"\7"),
+    "not gzip": lambda content: b"no gzip file",
+    "not idx": lambda content: gzip.compress(b"no idx file"),
+}
+
+
+@pytest.mark.parametrize("altered", ALTERED.values(), ids=ALTERED)
+def test_the_error_names_a_damaged_packaged_file(altered, tmp_path, monkeypatch):
     assets = shutil.copytree(data.ASSETS, tmp_path / "assets")
     monkeypatch.setattr(data, "ASSETS", assets)
     path = assets / "t10k-labels-idx1-ubyte.gz"
-    content = path.read_bytes()
-    if kind == "missing":
-        path.unlink()
-    elif kind == "truncated":
-        path.write_bytes(content[:-100])
-    elif kind == "altered":
-        path.write_bytes(gzip.compress(gzip.decompress(content)[:-1] + b"\7"))
-    elif kind == "not gzip":
-        path.write_bytes(b"no gzip file")
-    else:
-        path.write_bytes(gzip.compress(b"no idx file"))
+    path.write_bytes(altered(path.read_bytes())) if altered else path.unlink()
     with pytest.raises(UserError, match="t10k-labels-idx1-ubyte"):
         load_datasets(TrainConfig())
 

@@ -3,15 +3,19 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from accel_demo import train_plain
+from accel_demo.config import CommandLine
+from accel_demo.errors import one_line_errors
 from accel_demo.run.manifest import checkpoints_of, verify
-from tests.conftest import REPOSITORY, launcher, run_all
+from tests.conftest import launcher, run_all
+from tests.runs import read
 
 METHODS = ("by_hand", "accelerate")
 SHORT = "--dataset synthetic --model tiny_cnn --epochs 1 --test-samples 50".split()
@@ -35,8 +39,8 @@ def interrupt_saves(faults: dict[str, list[str]], folder, timeout: int) -> dict[
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     faults = {
-        "by_hand": ["kill/2", "ENOSPC/5", "EACCES/5", "size/5"],
-        "accelerate": ["kill/4", "ENOSPC/8", "EACCES/8", "size/8"],
+        "by_hand": ["kill/4", "ENOSPC/10", "EACCES/10", "size/10"],
+        "accelerate": ["kill/8", "ENOSPC/16", "EACCES/16", "size/16"],
     }
     return interrupt_saves(faults, tmp_path_factory.mktemp("faults"), timeout=120)
 
@@ -63,7 +67,7 @@ def check_refused(point: dict, *reasons: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_save_leaves_the_last_checkpoint_or_the_new_one(method, reports):
     points = reports[method]["kill"]
-    assert len(points) > {"by_hand": 30, "accelerate": 15}[method]  # varies by library version
+    assert len(points) > {"by_hand": 15, "accelerate": 7}[method]  # varies by library version
     for point in points:
         assert (point["ended"], point["signal"]) == ("killed", signal.SIGKILL)
         check_complete(point)
@@ -75,7 +79,7 @@ def test_a_killed_save_leaves_the_last_checkpoint_or_the_new_one(method, reports
 def test_a_failed_save_prints_the_reason_and_leaves_the_last_checkpoint(method, fault, reports):
     points = reports[method][fault]
     refused = [point for point in points if point["ended"] == "refused"]
-    assert len(refused) > {"by_hand": 7, "accelerate": 3}[method]
+    assert len(refused) > {"by_hand": 3, "accelerate": 1}[method]
     for point in points:
         check_complete(point)
         if point in refused:  # if stat fails, makedirs raises FileExistsError
@@ -90,7 +94,7 @@ def test_a_failed_save_prints_the_reason_and_leaves_the_last_checkpoint(method, 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_file_size_limit_makes_saves_by_torch_and_safetensors_fail_cleanly(method, reports):
     *points, largest = reports[method]["size"]
-    assert len(points) >= {"by_hand": 6, "accelerate": 4}[method]
+    assert len(points) >= {"by_hand": 3, "accelerate": 2}[method]
     for point in points:
         assert point["ended"] == "refused", point
         check_complete(point)
@@ -113,16 +117,21 @@ def test_an_interruption_at_any_point_of_a_save_leaves_no_damaged_checkpoint(tmp
         check_complete(point)
 
 
-@pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit from util-linux")
 @pytest.mark.parametrize("limit", [100, 700])  # bytes; some files of a run are larger
-def test_a_failed_write_outside_the_checkpoints_prints_one_line(limit, tmp_path):
-    command = ["prlimit", f"--fsize={limit}", sys.executable, "accel_demo/train_plain.py", *SHORT]
-    command += ["--log-every", "1", "--run-dir", tmp_path / "run"]
-    result = subprocess.run(  # use pipes, because the limit also applies to output files
-        command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY
+def test_a_failed_write_outside_the_checkpoints_prints_one_line(limit, tmp_path, capsys):
+    config, _ = CommandLine("").read(
+        [*SHORT, "--log-every", "1", "--run-dir", str(tmp_path / "run")]
     )
-    assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
-    assert os.strerror(errno.EFBIG) in result.stderr and "Traceback" not in result.stderr
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
+    try:
+        with pytest.raises(SystemExit) as stopped, one_line_errors():
+            train_plain.main(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("error: ") == 1, error
+    assert os.strerror(errno.EFBIG) in error
 
 
 @pytest.fixture
@@ -153,8 +162,7 @@ def test_a_full_disk_prints_one_line_and_the_run_resumes_with_more_space(file, s
     assert "(No space left on device). Fix this, then continue with" in result.stderr
     assert result.stderr.count("error: ") == 1, result.stderr
     assert f'accel_demo/{file}", line' not in result.stderr
-    environment = json.loads((run / "environment.json").read_text())
-    assert environment["processes"] == (1 if file == "train_plain.py" else 2)
+    assert read(run / "environment.json")["processes"] == (1 if file == "train_plain.py" else 2)
     steps = [verify(path)["step"] for path in checkpoints_of(run)]
     assert len(steps) > 2 and steps == [*range(len(steps), 0, -1)]
     assert len(list((run / "checkpoints").iterdir())) == len(steps)

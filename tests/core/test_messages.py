@@ -1,12 +1,7 @@
-"""Test that all messages of `UserError` have the same form.
-
-`python -m tests.core.test_messages` lists them.
-"""
+"""Test that all messages of `UserError` have the same form."""
 
 import ast
 import re
-
-import pytest
 
 from tests.conftest import REPOSITORY
 
@@ -33,28 +28,22 @@ def text_of(expression: ast.expr) -> str:
     return "…"
 
 
-MESSAGES = [message for message in user_messages() if message[1] != "…"]
-
-
-def test_the_messages_are_found():
-    texts = [text for _, text in MESSAGES]
-    assert len(texts) > 100
-    assert "MASTER_PORT must be from 0 to 65535, got …" in texts
-
-
-@pytest.mark.parametrize(("place", "text"), MESSAGES)
-def test_a_message_has_the_common_form(place, text):
+def has_the_common_form(text: str) -> bool:
     """A message names a problem, without a full stop, or a problem and advice, with full stops."""
     sentences = re.split(r"(?<=[^.]\.) (?=[A-Z])", text)
-    assert len(sentences) <= 2
-    assert (len(sentences) == 2) == text.endswith(".")
     first_word = text.split()[0]
     is_name = first_word.startswith("…") or re.search(r"[-_./…A-Z]", first_word[1:])
-    assert first_word[0].islower() or is_name, "only names start with a capital letter"
-    assert not re.search(r"\b(please|wrong|whole number|oops)\b|!", text)
-    assert len(text) < 240
+    return (
+        len(sentences) <= 2
+        and (len(sentences) == 2) == text.endswith(".")
+        and bool(first_word[0].islower() or is_name)  # only names start with a capital letter
+        and not re.search(r"\b(please|wrong|whole number|oops)\b|!", text)
+        and len(text) < 240
+    )
 
 
-if __name__ == "__main__":
-    for place, text in MESSAGES:
-        print(f"{place}: {text}")
+def test_all_messages_have_the_common_form():
+    messages = [(place, text) for place, text in user_messages() if text != "…"]
+    assert len(messages) > 100
+    assert "MASTER_PORT must be from 0 to 65535, got …" in [text for _, text in messages]
+    assert [message for message in messages if not has_the_common_form(message[1])] == []
