@@ -18,7 +18,6 @@ from grading import Wrong
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 from tests.exercises.test_matrix import is_rejected, sections_named_in
-from tests.exercises.wrong_answers import wrong_answers
 from tests.pages.pages import EXERCISES, check
 
 EXERCISE = all_exercises()["44"]
@@ -248,25 +247,6 @@ def test_a_right_answer_with_a_barrier_inside_a_block_gets_a_remark(start, tmp_p
         f"match the barrier of the `with` block on line {line - 1}. Call it after the block\n"
     )
     assert check(start, "44", EXERCISE.answer).stdout.endswith("1 on the other\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "section"),
-    [
-        ("evaluates_inside_the_block", "Global or local main process?"),
-        ("returns_before_it_has_saved", "Global or local main process?"),
-        ("cleans_up_before_evaluate", "Global or local main process?"),
-        ("does_not_wait_before_it_cleans_up", "Common mistakes"),
-        ("leaves_early", "Common mistakes"),
-    ],
-)
-def test_a_mistake_names_the_section_that_explains_it(start, tmp_path, name, section):
-    file = tmp_path / "answer.py"
-    file.write_text(wrong_answers("44")[name].text)
-    result = check(start, "44", file)
-    assert is_rejected(result, "44")
-    assert f'\nRead "{section}" in ' in result.stdout
 
 
 def test_the_exercise_describes_exactly_the_actions_there_are(nodes):

@@ -4,6 +4,7 @@ Most are edits of a right answer, in answers/NN/wrong.yaml:
 
     does_not_average:
       message: every rank has the sum        # a part of what the grader has to print
+      section: What an all-reduce returns    # the section to read; without this line, any
       of: right_1.py                         # without this line, our answer is edited
       diff: |
         -    import math
@@ -16,6 +17,9 @@ enough lines to occur exactly once in the right answer.
 
 A wrong answer that has little in common with any right answer is a file, answers/NN/wrong_NAME.py.
 Its first line is a comment with the message: "# wrong: every rank has the sum".
+
+The default test run grades only the first three wrong answers of each exercise, so wrong.yaml
+should start with typical ones that are judged quickly.
 """
 
 import re
@@ -32,26 +36,30 @@ ANSWERS = Path(__file__).parent / "answers"
 class WrongAnswer:
     text: str
     message: str
+    section: str = ""
 
 
 def wrong_answers(number: str) -> dict[str, WrongAnswer]:
-    """Return {name: wrong answer} for an exercise, sorted by name."""
+    """Return {name: wrong answer} for an exercise: the edits in their order, and then the files."""
     folder = ANSWERS / number
     answers = {}
-    for file in folder.glob("wrong_*.py"):
-        message = re.match("# wrong: (.*)\n", file.read_text())
-        assert message, f"{file} does not start with `# wrong: ` and a message"
-        answers[file.stem.removeprefix("wrong_")] = WrongAnswer(file.read_text(), message[1])
     edits = folder / "wrong.yaml"
-    for name, entry in (yaml.safe_load(edits.read_text()) if edits.exists() else {}).items():
-        assert name not in answers, f"exercise {number} has two wrong answers named {name}"
+    for name, entry in yaml.safe_load(edits.read_text()).items():
         right = folder / entry["of"] if "of" in entry else all_exercises()[number].answer
         try:
             text = patched(right.read_text(), entry["diff"])
         except ValueError as error:
             raise ValueError(f"{name} in {edits}: {error}\nThe text is {right}.") from None
-        answers[name] = WrongAnswer(text, entry["message"])
-    return dict(sorted(answers.items()))
+        answers[name] = WrongAnswer(text, entry["message"], entry.get("section", ""))
+    for file in sorted(folder.glob("wrong_*.py")):
+        name, message = (
+            file.stem.removeprefix("wrong_"),
+            re.match("# wrong: (.*)\n", file.read_text()),
+        )
+        assert message, f"{file} does not start with `# wrong: ` and a message"
+        assert name not in answers, f"exercise {number} has two wrong answers named {name}"
+        answers[name] = WrongAnswer(file.read_text(), message[1])
+    return answers
 
 
 def patched(text: str, diff: str) -> str:

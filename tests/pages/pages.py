@@ -45,6 +45,13 @@ def rows_below(page: Path, heading: str) -> list[list[str]]:
     return rows
 
 
+def output_of(page: str, command: str) -> str:
+    """Return the output of a command in a block of the page."""
+    block = rf"^```text\n\$ {re.escape(command)}\n(.*?)^```$"
+    [output] = re.findall(block, (TUTORIALS / page).read_text(), re.DOTALL | re.MULTILINE)
+    return output
+
+
 def transcript(name: str) -> dict[str, str]:
     """Map each command in a transcript to its output."""
     text = (TUTORIALS / "transcripts" / f"{name}.txt").read_text()

@@ -3,14 +3,13 @@
 import argparse
 import inspect
 import json
-import tempfile
 
 import pytest
 import torch.distributed.launch
 from accelerate import debug_launcher
 
 from tests.conftest import REPOSITORY, run_ranks
-from tests.pages.pages import EXERCISES, TUTORIALS, bound_to, load_grader, table_rows
+from tests.pages.pages import TUTORIALS, bound_to, table_rows
 
 SPAWN_MISTAKES = """
 import torch.distributed as dist
@@ -175,11 +174,3 @@ def test_mp_spawn_passes_the_rank_first_sets_no_variables_and_rejects_lambdas(st
     )
     assert "environment variable RANK expected, but not set" in without_variables
     assert "pickle" in of_lambda
-
-
-def test_the_check_works_in_a_temporary_folder_with_a_space_in_its_name(monkeypatch):
-    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        [answer] = (EXERCISES / "answers").glob("10_*.py")
-        grader = load_grader("10")
-        grader.judge_launch(answer, grader.LAUNCHES[0])  # plain `python`, without a launcher

@@ -7,6 +7,9 @@ import json
 import re
 import runpy
 import shlex
+import tempfile
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from accelerate import PartialState
 from accelerate.data_loader import prepare_data_loader
 
 from accel_demo.data import packaged_set
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, run_to_end
 from tests.pages.pages import TUTORIALS, load_grader, table_rows
 
 PAGE = "11_from_one_process_to_many.md"
@@ -58,38 +61,40 @@ def printed_values(text: str) -> list[float]:
     return [float(value) for value in match.groups()]
 
 
-def test_the_plain_program_runs_without_a_launcher(start):
-    result = start(shlex.split(documented_launch("tutorials/11_plain.py")), timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert printed_values(result.stdout)[2] > 0.75
+@cache
+def launched(command: str) -> tuple[str, list[list[int]]]:
+    """Run a command once. Return its output, and the ranks that each connected process received."""
+    *launch, program = shlex.split(command)
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Path(folder, "record_ranks.py")
+        recorder.write_text(RECORD_RANKS)
+        result = run_to_end([*launch, recorder, folder, program], timeout=90)
+        assert result.returncode == 0, result.stderr
+        return result.stdout, [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
+
+
+PLAIN, DDP, ACCELERATE = (
+    documented_launch(f"tutorials/11_{name}.py") for name in ("plain", "ddp", "accelerate")
+)
 
 
 @pytest.mark.parametrize(
     ("command", "processes"),
     [
-        (documented_launch("tutorials/11_ddp.py"), 2),
-        (documented_launch("tutorials/11_accelerate.py"), 2),
+        (PLAIN, 0),  # no launcher, and nothing to connect
+        (DDP, 2),
+        (ACCELERATE, 2),
         ("torchrun --standalone --nproc-per-node 3 tutorials/11_ddp.py", 3),
     ],
 )
-def test_a_launch_connects_its_processes_and_prints_each_line_once(
-    start, tmp_path, command, processes
-):
-    recorder = tmp_path / "record_ranks.py"
-    recorder.write_text(RECORD_RANKS)
-    *launch, program = shlex.split(command)
-    result = start([*launch, recorder, tmp_path, program], timeout=90)
-    assert result.returncode == 0, result.stderr
-    records = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+def test_a_launch_connects_its_processes_and_prints_each_line_once(command, processes):
+    printed, records = launched(command)
     assert records == [list(range(processes))] * processes
-    assert printed_values(result.stdout)[2] > 0.75
+    assert printed_values(printed)[2] > 0.75
 
 
-def test_accelerate_in_one_process_trains_like_the_plain_program(start):
-    commands = ["python tutorials/11_plain.py", "accelerate launch tutorials/11_accelerate.py"]
-    plain, accelerate = (start(shlex.split(command), timeout=60) for command in commands)
-    assert accelerate.returncode == 0, accelerate.stderr
-    assert plain.stdout == accelerate.stdout
+def test_accelerate_in_one_process_trains_like_the_plain_program():
+    assert launched("accelerate launch tutorials/11_accelerate.py")[0] == launched(PLAIN)[0]
 
 
 def test_the_page_compares_the_weights_of_the_programs():
@@ -136,19 +141,15 @@ def test_the_training_loop_is_the_same_under_ddp():
     [("sampler=sampler", "shuffle=True"), ("    dist.all_reduce(correct)\n", "")],
     ids=["no sampler", "no sum"],
 )
-def test_the_answers_to_questions_2_and_3(start, tmp_path, line, changed):
+def test_the_answers_to_questions_2_and_3(tmp_path, line, changed):
     text = (TUTORIALS / "11_ddp.py").read_text()
     assert text.count(line) == 1
     copy = tmp_path / "copy.py"
     copy.write_text(text.replace(line, changed))
-    original = "11_plain.py" if changed else "11_ddp.py"
-    launch = "torchrun --standalone --nproc-per-node 2"
-    results = [
-        start(shlex.split(launch if program.name != "11_plain.py" else "python") + [program])
-        for program in (copy, TUTORIALS / original)
-    ]
-    assert [result.returncode for result in results] == [0, 0]
-    (*losses, accuracy), (*expected, right) = (printed_values(each.stdout) for each in results)
+    of_copy = launched(f"torchrun --standalone --nproc-per-node 2 {copy}")
+    of_original = launched(PLAIN if changed else DDP)
+    *losses, accuracy = printed_values(of_copy[0])
+    *expected, right = printed_values(of_original[0])
     assert losses == expected
     assert accuracy / right == pytest.approx(1 if changed else 0.5, abs=0.05)
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-import tempfile
 import time
 from datetime import timedelta
 
@@ -13,9 +12,7 @@ from grading import Wrong
 
 from accel_demo.anatomy.alpha_beta import Link
 from tests.pages.pages import (
-    EXERCISES,
     TUTORIALS,
-    check,
     load_grader,
     load_module,
     table_rows,
@@ -23,8 +20,6 @@ from tests.pages.pages import (
 )
 
 PAGE = "20_collectives.md"
-ANSWER = (EXERCISES / "answers" / "20_all_reduce.py").read_text()
-BODY = ANSWER[ANSWER.index("    rank, others") :]
 
 
 def test_the_page_shows_the_result_of_each_collective():
@@ -114,7 +109,7 @@ def test_the_answer_on_latency_and_bandwidth_follows_from_the_model():
 
 
 def only_rank_0_calls(device):
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
     message = ""
     if dist.get_rank() == 0:
         try:
@@ -122,7 +117,7 @@ def only_rank_0_calls(device):
         except RuntimeError as error:
             message = str(error)
     else:
-        time.sleep(4)  # stay alive, so that rank 0 waits until the time limit
+        time.sleep(1.5)  # stay alive, so that rank 0 waits until the time limit
     return dist.get_world_size(), message
 
 
@@ -130,7 +125,7 @@ def test_a_call_that_only_one_rank_makes_ends_with_the_message_on_the_page(toget
     (world_size, message), _ = together(only_rank_0_calls, 2)
     assert world_size == 2
     ending = "Timed out waiting {:.0f}ms for recv operation to complete"
-    assert message.endswith(ending.format(2000))
+    assert message.endswith(ending.format(1000))
     by_default = 1000 * dist.default_pg_timeout.total_seconds()
     text = " ".join((TUTORIALS / PAGE).read_text().split())
     assert f"`{ending.format(by_default)}`" in text
@@ -148,54 +143,6 @@ def test_with_detail_every_rank_names_the_different_shapes(together):
         assert world_size == 2
         assert "Detected mismatch between collectives on ranks" in message
         assert "[2]" in message and "[3]" in message
-
-
-def test_the_grader_works_with_spaces_in_paths(start, tmp_path):
-    answer = tmp_path / "my answer.py"
-    answer.write_text(ANSWER)
-    # Do not use tmp_path, because it would make the path of a Unix socket too long.
-    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        result = check(start, "20", answer, TMPDIR=folder)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("right: with 1, 2, 3 and 4 processes")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "body",
-    [
-        "    dist.group.WORLD.allreduce([tensor]).wait()\n",
-        "    dist.all_reduce(tensor, group=dist.new_group())\n",
-    ],
-)
-def test_other_groups_and_their_methods_are_not_allowed_either(start, tmp_path, body):
-    answer = tmp_path / "answer.py"
-    answer.write_text(ANSWER.replace(BODY, body))
-    result = check(start, "20", answer)
-    assert (result.returncode, result.stderr) == (1, "")
-    assert "it calls a collective" in result.stdout
-
-
-@pytest.mark.slow
-def test_a_barrier_and_batches_of_sends_are_allowed(start, tmp_path):
-    answer = tmp_path / "answer.py"
-    answer.write_text("""import torch
-import torch.distributed as dist
-
-
-def all_reduce(tensor):
-    own, rank, size = tensor.clone(), dist.get_rank(), dist.get_world_size()
-    others = {other: torch.empty_like(own) for other in range(size) if other != rank}
-    calls = [dist.P2POp(dist.isend, own, other) for other in others]
-    calls += [dist.P2POp(dist.irecv, part, other) for other, part in others.items()]
-    for work in dist.batch_isend_irecv(calls) if calls else []:
-        work.wait()
-    dist.barrier()
-    for part in others.values():
-        tensor += part
-""")
-    result = check(start, "20", answer)
-    assert (result.returncode, result.stderr) == (0, ""), result.stdout
 
 
 @pytest.mark.parametrize(

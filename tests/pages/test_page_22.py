@@ -1,7 +1,6 @@
 """Page 22: the methods that equal DDP bit for bit, and the bonus of the exercise."""
 
 import re
-import tempfile
 
 import pytest
 import torch
@@ -196,10 +195,8 @@ BONUS = [  # (text in the model answer, replacement, part of the sentence about 
 ]
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "said"),
-    [*BONUS[:1], *(pytest.param(*change, marks=pytest.mark.slow) for change in BONUS[1:])],
-)
+@pytest.mark.answers
+@pytest.mark.parametrize(("right", "wrong", "said"), BONUS)
 def test_a_wrong_bonus_does_not_fail_but_its_level_is_named(start, tmp_path, right, wrong, said):
     answer = tmp_path / "an answer.py"
     answer.write_text(edited(ANSWER.read_text(), right, wrong))
@@ -207,14 +204,6 @@ def test_a_wrong_bonus_does_not_fail_but_its_level_is_named(start, tmp_path, rig
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("right: ") and "The bonus is not " in result.stdout
     assert said in result.stdout and "Traceback" not in result.stdout, result.stdout
-
-
-def test_the_bonus_is_solved_by_ddps_operation_and_order(start):
-    # Do not use tmp_path, because it would make the path of a Unix socket too long.
-    with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        result = check(start, "22", ANSWER, TMPDIR=folder)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "The bonus is solved" in result.stdout
 
 
 def test_some_parameters_are_used_by_no_rank_by_some_and_by_all():

@@ -10,7 +10,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.exercises.wrong_answers import edited
-from tests.pages.pages import EXERCISES, TUTORIALS, check, load_grader, table_rows
+from tests.pages.pages import EXERCISES, TUTORIALS, load_grader, table_rows
 
 PAGE = "30_who_saw_which_sample.md"
 ANSWER = EXERCISES / "answers" / "30_exact_accuracy.py"
@@ -149,29 +149,6 @@ def test_the_grader_distinguishes_typical_mistakes(reports):
 
 def test_the_grader_accepts_other_ways_to_count(reports):
     assert [mistake_of_group(by_rank) for by_rank in reports[-len(RIGHT) :]] == [""] * len(RIGHT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lie", "said"),
-    [
-        (
-            "if accelerator.is_main_process:\n            accelerator.gather(labels)",
-            "rank 0 has not finished after 20 s",
-        ),
-        (
-            "if accelerator.process_index == 1:\n            raise ValueError('of one rank')",
-            "on rank 1, for 22 samples, accuracy raises ValueError: of one rank",
-        ),
-    ],
-)
-def test_the_grader_names_a_rank_that_hangs_or_raises(start, tmp_path, lie, said):
-    answer = tmp_path / "wrong.py"
-    answer.write_text(ANSWER.read_text().replace(LINE, f"        {lie}\n"))
-    # real=True, because a real launcher has to stop the remaining ranks.
-    result = check(start, "30", answer, timeout=200, real=True, ACCEL_DEMO_PATIENCE="20")
-    assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith("wrong: ") and said in result.stdout
 
 
 def test_the_page_shows_how_many_samples_each_method_counts():

@@ -12,7 +12,6 @@ from tests.exercises.wrong_answers import edited
 from tests.pages.pages import (
     EXERCISES,
     TUTORIALS,
-    check,
     load_grader,
     mistake_in,
     table_rows,
@@ -298,17 +297,3 @@ def test_the_answer_quotes_the_recorded_losses_at_a_high_learning_rate():
     assert "were {}, {} and {}.".format(*cells) in answer
     intervals = [with_interval(cell)[1:] for cell in cells]
     assert max(low for low, _ in intervals) < min(high for _, high in intervals), "they overlap"
-
-
-@pytest.mark.parametrize("mistake", ['raise ValueError("of one rank")', "raise SystemExit(0)"])
-@pytest.mark.slow
-def test_an_error_on_one_rank_is_reported_as_the_cause(start, tmp_path, mistake):
-    here = "    for inputs"
-    on_rank_1 = f"    if accelerator.process_index == 1:\n        {mistake}\n"
-    answer = tmp_path / "wrong.py"
-    answer.write_text(ANSWER.read_text().replace(here, on_rank_1 + here))
-    result = check(start, "31", answer)
-    named = mistake.removeprefix("raise ").replace("(", ": ").replace(")", "").replace('"', "")
-    said = f"wrong: on 2 processes, rank 1 raised an error: {named}"
-    assert result.stdout.startswith(said), result.stdout
-    assert (result.returncode, result.stderr) == (1, "")

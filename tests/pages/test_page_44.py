@@ -28,6 +28,7 @@ def tables_in(output: str) -> list[list[str]]:
     return [[cell.strip() for cell in line[11:-2].split("|")] for line in lines]
 
 
+@pytest.mark.pages
 def test_the_recorded_counts_are_obtained_on_loopback_too(start):
     command = "accel-demo nodes --network loopback -- torchrun tutorials/44_two_machines.py"
     ended = start(command.split())

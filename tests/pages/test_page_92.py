@@ -15,12 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from tests.pages.pages import TUTORIALS, bound_to, load_module, table_rows, transcript
+from tests.pages.pages import TUTORIALS, bound_to, load_module, output_of, table_rows, transcript
 
 PAGE = "92_old_idioms.md"
 META = torch.device("meta")
 KEPT = TUTORIALS / "92_kept_losses.py"
-LOOPS = ("training", "evaluation")
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +57,9 @@ def changed(path, folder, *changes):
     return load_module(folder / "changed.py")
 
 
-def test_the_old_loop_fails_in_the_first_step_and_then_in_the_last(capsys):
-    load_module(TUTORIALS / "92_old_loop_today.py").main()
-    first, last, fixed = capsys.readouterr().out.split("\n\n")
+def test_the_old_loop_fails_in_the_first_step_and_then_in_the_last():
+    output = output_of(PAGE, "python tutorials/92_old_loop_today.py")
+    first, last, fixed = output.split("\n\n")
     assert first.startswith("Without .cuda(): step 1 fails\n  losses.append(loss.data[0])\n")
     assert last.splitlines()[:2] == [
         "loss.data[0] replaced by loss.item(): step 188 fails",
@@ -275,9 +274,9 @@ def test_resize_warns_and_reshape_works_for_any_length_and_keeps_one_dimension()
         assert torch.zeros(64, 1).resize(64).shape == (64,)
 
 
-def test_data_changes_a_gradient_detach_raises_and_numpy_shares_memory(capsys):
-    load_module(TUTORIALS / "92_shared_memory.py").main()
-    data, detach, numpy = capsys.readouterr().out.splitlines()
+def test_data_changes_a_gradient_detach_raises_and_numpy_shares_memory():
+    output = output_of(PAGE, "python tutorials/92_shared_memory.py")
+    data, detach, numpy = output.splitlines()
     assert data == "After y.data.zero_(), the gradient is [0.0, 0.0]"
     assert detach.endswith("has been modified by an inplace operation")
     assert numpy == "After optimizer.step(), saved is [0.5] and copied is [1.0]"
@@ -330,21 +329,11 @@ def test_labels_with_a_second_dimension_give_one_number_for_each_prediction():
     assert accuracy.tolist() == [(labels == one).sum().item() / 64 for one in pred]
 
 
-def left_by_each_way(program) -> dict[str, list[tuple[int, int]]]:
-    """Map each loop to the (graph nodes, saved bytes) that each way to keep losses leaves."""
-    return {
-        loop: [
-            program.left_after_an_epoch(keep, loop == "training") for keep in program.WAYS.values()
-        ]
-        for loop in LOOPS
-    }
-
-
 def test_only_losses_with_a_graph_keep_nodes_and_saved_tensors():
-    left = left_by_each_way(load_module(KEPT))
-    rows = [row for row in table_rows(PAGE, cells=4) if row[0] in LOOPS]
-    shown = [(int(nodes), int(size.replace(",", ""))) for *_, nodes, size in rows]
-    assert shown == [*left["training"], *left["evaluation"]]
+    left = {"training": [], "evaluation": []}  # (graph nodes, saved bytes) for each way
+    for loop, *_, nodes, size in table_rows(PAGE, cells=4):
+        if loop in left:
+            left[loop].append((int(nodes), int(size.replace(",", ""))))
     images = 100 * 64 * 784 * 4  # bytes of the input images of all steps
     assert round(images / 1e6) == 20
     assert left["training"] == [(700, 0), (800, 0), (0, 0), (0, 0)]
@@ -364,9 +353,9 @@ def test_seven_nodes_belong_to_two_linear_layers_relu_and_the_loss():
 
 def test_without_gradients_an_evaluation_loop_leaves_nothing(tmp_path):
     new = "with torch.set_grad_enabled(trains), saved_tensors_hooks("
-    left = left_by_each_way(changed(KEPT, tmp_path, ("with saved_tensors_hooks(", new)))
-    assert left["training"] == [(700, 0), (800, 0), (0, 0), (0, 0)]
-    assert left["evaluation"] == [(0, 0)] * 4
+    program = changed(KEPT, tmp_path, ("with saved_tensors_hooks(", new))
+    left = [program.left_after_an_epoch(keep, trains=False) for keep in program.WAYS.values()]
+    assert left == [(0, 0)] * 4
 
 
 def test_a_kept_loss_takes_a_few_kilobytes_although_backward_has_run(start):

@@ -153,50 +153,48 @@ def test_an_unchanged_page_is_fresh_and_no_command_runs(small):
     assert_fresh(regenerate(small, "--check"), ran=[])
 
 
-@pytest.mark.parametrize(
-    ("part", "truth", "lie"),
-    [
-        ("code", "```python\nimport helper\n", "```python\nimport other_helper\n"),
-        ("diff", "+TEXT = 'from the other", "+TEXT = 'from another"),
-        ("output", "from a spawned process", "from a forked process"),
-        ("text below a picture", "Below the", "Above the"),
-        ("words of a picture", "words", "sounds"),
-        ("numbers of a picture", "0.25", "0.52"),
-    ],
-)
-def test_a_page_with_an_edited_part_is_stale_even_if_no_command_runs(small, part, truth, lie):
-    file = (
-        small / "tutorials" / "drawn.svg"
-        if "of a picture" in part
-        else (small / "tutorials" / "page.md")
-    )
-    replace(file, truth, lie)
-    assert_stale(regenerate(small, "--check"), ran=[])
-    assert lie in file.read_text()  # --check changes no file
-    assert (
-        regenerate(
-            small,
-        ).ran
-        == []
-    )
-    assert truth in file.read_text() and lie not in file.read_text()
+EDITED_PARTS = [  # (file, text in the file, false text)
+    ("page", "```python\nimport helper\n", "```python\nimport other_helper\n"),  # code
+    ("page", "+TEXT = 'from the other", "+TEXT = 'from another"),  # diff
+    ("page", "from a spawned process", "from a forked process"),  # output
+    ("page", "Below the", "Above the"),  # text below a picture
+    ("drawn", "words", "sounds"),  # words of a picture
+    ("drawn", "0.25", "0.52"),  # numbers of a picture
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "truth", "change", "ran"),
-    [
-        ("helper.py", "the helper", "a changed helper", ["program.py"]),
-        ("data.txt", "the data", "changed data", ["program.py"]),
-        ("killed.txt", "a killed", "another killed", ["program.py"]),
-        ("spawned.txt", "a spawned", "another spawned", ["program.py"]),
-        ("started.txt", "a started", "another started", ["program.py"]),
-        ("drawn.txt", "0.25", "0.5", ["draw.py"]),
-    ],
-)
-def test_a_changed_file_reruns_the_commands_that_read_it(small, name, truth, change, ran):
-    replace(small / name, truth, change)
-    assert_stale(regenerate(small, "--check"), ran=ran)
-    assert_stale(regenerate(small, "--check"), ran=[])  # the first check has stored the output
+def test_a_page_with_an_edited_part_is_stale_even_if_no_command_runs(small):
+    tutorials, pages, edited = small / "tutorials", [], []
+    for number, (edited_file, truth, lie) in enumerate(EDITED_PARTS):  # one page for each lie
+        files = {"page": f"page_{number}.md", "drawn": f"drawn_{number}.svg"}
+        text = (tutorials / "page.md").read_text().replace("drawn.svg", files["drawn"])
+        (tutorials / files["page"]).write_text(text)
+        shutil.copy(tutorials / "drawn.svg", tutorials / files["drawn"])
+        pages.append(f"tutorials/{files['page']}")
+        edited.append(tutorials / files[edited_file])
+        replace(edited[-1], truth, lie)
+    checked = regenerate(small, *pages, "--check")
+    assert (checked.returncode, checked.ran) == (1, []), checked.stdout + checked.stderr
+    assert checked.stdout.splitlines()[-1] == f"stale: {' '.join(pages)}"
+    for file, (_, _, lie) in zip(edited, EDITED_PARTS, strict=True):
+        assert lie in file.read_text()  # --check changes no file
+    assert regenerate(small, *pages).ran == []
+    for file, (_, truth, lie) in zip(edited, EDITED_PARTS, strict=True):
+        assert truth in file.read_text() and lie not in file.read_text()
+
+
+def test_a_changed_file_reruns_the_commands_that_read_it(small):
+    for name, truth, change, program in (
+        ("helper.py", "the helper", "a changed helper", "program.py"),
+        ("data.txt", "the data", "changed data", "program.py"),
+        ("killed.txt", "a killed", "another killed", "program.py"),
+        ("spawned.txt", "a spawned", "another spawned", "program.py"),
+        ("started.txt", "a started", "another started", "program.py"),
+        ("drawn.txt", "0.25", "0.5", "draw.py"),
+    ):
+        replace(small / name, truth, change)
+        assert_stale(regenerate(small, "--check"), ran=[program])
+    assert_stale(regenerate(small, "--check"), ran=[])  # the earlier checks have stored the output
 
 
 def test_a_changed_file_that_no_command_reads_reruns_nothing(small):
@@ -257,15 +255,22 @@ def test_force_reruns_all_commands(small):
     assert_stale(regenerate(small, "--check", "--force"), ran=ALL)
 
 
-def test_a_forked_program_records_the_files_that_all_its_processes_read(small):
-    forked = ["forked:draw.py", "forked:program.py"]
-    assert_fresh(regenerate(small, "--check", "--force", real=False), ran=forked)
+def test_a_forked_program_records_the_files_of_all_its_processes_or_runs_every_time(small):
+    page, unrecorded = small / "tutorials" / "page.md", small / "unrecorded.txt"
+    unrecorded.write_text("from a program other than Python")
+    code = 'import subprocess; subprocess.run(["cat", "unrecorded.txt"]); open("program.py")'
+    command = f"python -c '{code}'"
+    page.write_text(f"{page.read_text()}<!-- [[[cog run({command!r}) ]]] -->\n{END}\n")
+    result = regenerate(small, "--force", real=False)
+    assert (result.returncode, result.ran) == (0, ["forked:draw.py", "forked:program.py"])
     stored = [json.loads(file.read_text()) for file in (small / ".page_cache").iterdir()]
     files = {path for each in stored for path in each["files"]}
     assert {name for name in FILES if name not in NOT_READ_BY_PROGRAMS} <= files
     assert "../outside.txt" not in files and str(small.parent / "outside.txt") in files
     replace(small / "killed.txt", "a killed", "another killed")
-    assert_stale(regenerate(small, "--check", real=False), ran=["forked:program.py"])
+    replace(unrecorded, "from a", "from another")
+    assert regenerate(small, real=False).ran == ["forked:program.py"]
+    assert "\nfrom another program other than Python\n" in page.read_text()
 
 
 def test_the_result_of_a_failed_command_is_not_stored(small):
@@ -277,37 +282,27 @@ def test_the_result_of_a_failed_command_is_not_stored(small):
         assert result.stdout.splitlines()[-1] == "failed: tutorials/page.md"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_a_command_whose_processes_cannot_record_files_runs_every_time(small):
+    reads = "print(open('data.txt').read())"
+    programs = [
         "subprocess.run(['cat', 'data.txt'])",
         "os.system('cat data.txt')",
         "os.execvp('cat', ['cat', 'data.txt'])",
-        "subprocess.run([sys.executable, '-I', '-c', 'print(open(\"data.txt\").read())'])",
-        "subprocess.run([sys.executable, '-c', 'print(open(\"data.txt\").read())'], env={})",
-        None,  # the command is `cat data.txt`
-    ],
-)
-def test_a_command_whose_processes_cannot_record_files_runs_every_time(small, code):
-    (small / "starts.py").write_text(f"import os, subprocess, sys\n{code}\n")
-    command = "python starts.py" if code else "cat data.txt"
+        f'subprocess.run([sys.executable, "-I", "-c", "{reads}"])',
+        f'subprocess.run([sys.executable, "-c", "{reads}"], env={{}})',
+    ]
+    commands = ["cat data.txt"]
+    for number, program in enumerate(programs):
+        (small / f"starts_{number}.py").write_text(f"import os, subprocess, sys\n{program}\n")
+        commands.append(f"python starts_{number}.py")
+    calls = "\n".join(f"run({command!r})" for command in commands)
     page = small / "tutorials" / "page.md"
-    page.write_text(f"<!-- [[[cog from page_tools import run; run('{command}') ]]] -->\n{END}\n")
-    assert regenerate(small).returncode == 0
-    assert f"$ {command}\nfrom the data\n" in page.read_text()
-    replace(small / "data.txt", "from the data", "from other data")
-    assert_stale(regenerate(small, "--check"), ran=[])
-
-
-def test_a_forked_program_that_starts_an_unrecorded_process_runs_every_time(small):
-    code = 'import subprocess; subprocess.run(["cat", "data.txt"]); open("program.py")'
-    page = small / "tutorials" / "page.md"
-    command = f"python -c '{code}'"
-    page.write_text(f"<!-- [[[cog from page_tools import run; run({command!r}) ]]] -->\n{END}\n")
-    assert regenerate(small, real=False).returncode == 0
-    assert "\nfrom the data\n" in page.read_text()
-    replace(small / "data.txt", "from the data", "from other data")
-    assert_stale(regenerate(small, "--check", real=False), ran=[])
+    page.write_text(f"<!-- [[[cog\nfrom page_tools import run\n{calls}\n]]] -->\n{END}\n")
+    for text in ("from the data", "from other data"):
+        (small / "data.txt").write_text(text)
+        assert regenerate(small).returncode == 0
+        for command in commands:
+            assert f"$ {command}\n{text}\n" in page.read_text()
 
 
 def test_a_result_is_not_stored_if_an_input_changes_while_the_command_runs(small):

@@ -1,16 +1,7 @@
 """Exercise 31: train on N processes exactly as on one.
 
-`train(model, train_set, global_batch, learning_rate)` trains `model` in place for one epoch. The
-learning rate decreases linearly from `learning_rate` to 0, and every step uses the next
-`global_batch` samples. (`train_set` contains pairs of input and target, and is already in random
-order, so it is not shuffled. Its length is divisible by the global batch, and the global batch by
-N.)
-
-On N processes, `train` uses the same learning rate after the same number of samples, and ends with
-the same weights, except for rounding: the processes share each global batch, and the scheduler is
-not prepared, so it advances once per optimizer step.
-
-accel-demo check 31
+The processes share each global batch, and the scheduler is not prepared, so it advances once per
+optimizer step.
 """
 
 import torch

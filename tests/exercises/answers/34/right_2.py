@@ -1,27 +1,4 @@
-"""Exercise 34: resume with identical results, wherever the run was killed.
-
-`train` is killed with SIGKILL and started again with the same `folder`. It then continues
-from its checkpoint, and ends with the same weights, bit for bit, as a run that was never killed.
-
-    folder       a pathlib.Path: an existing folder, empty at the first start, and shared by all
-                 ranks; whatever `train` saves is in it
-    dataset      its samples are tuples (number, inputs, target): an integer, 8 and 1 float32
-                 numbers; it has 40 samples for each process
-    begin_batch  call it at the start of every batch, with the tensor of the batch's numbers; the
-                 run is killed in one of these calls
-
-Return the model. The check runs `train` on one process and on three, and kills it at three random
-batches, twice in a run that has already been resumed. It compares the samples of every batch and
-the weights at the end. After a kill, at most eight batches may be repeated.
-
-Keep the model with its dropout, the constants, and different dropout masks on each rank. Without a
-kill, each epoch has every sample once, in a different order. If a checkpoint after a batch in
-SAVE_AFTER cannot be right, save after a later batch instead. The run is never killed while it
-writes a checkpoint. (Page 35 explains how to ensure that a checkpoint is either complete or
-absent.)
-
-accel-demo check 34
-"""
+"""Exercise 34: resume with identical results, wherever the run was killed."""
 
 from pathlib import Path
 

@@ -1,34 +1,4 @@
-"""Exercise 40: name the cause in four traces.
-
-exercises/40_traces/ contains four traces, a.json to d.json, in the format of `accel-demo timeline`.
-They contain only the phases and the all-reduces. To view a trace, open it in
-https://ui.perfetto.dev. In each trace, several ranks train together for some steps. Each step has
-two buckets, and therefore two all-reduces on each rank.
-
-`cause(trace)` should return a pair that says what makes the steps long: the first that applies of
-
-("data", 2)              rank 2 is slow, because it waits for data longer than the other ranks do
-("computation", 2)       rank 2 is slow, because its forward, backward or optimizer takes longer
-("data", None)           no rank is slow, but every rank waits for data in a fifth of each step
-("communication", None)  no rank is slow, but every rank only waits for all-reduces, and computes
-                         nothing, in a fifth of each step
-("nothing", None)        none of these
-
-A rank is *slow* if it starts the all-reduces at least 5 ms later than every other rank, in most
-steps. "A fifth" means: at least a fifth, in most steps. No case is close to a limit: a slow rank is
-at least 10 ms later, and the shares are either below 0.15 or above 0.25. In every trace, a few
-single steps may be much slower than the others.
-
-`spans(trace, name)` returns the events with this name: a list of `(start, end)` for each rank, in
-step order, in ms on a common clock. The names are "step 5" and so on, "data wait", "forward",
-"backward", "optimizer" and "gloo:all_reduce". On each rank, an all-reduce starts when this rank
-calls it, and ends after all ranks have called it. The last one of a step starts when the rank has
-computed all gradients. The event "backward" also contains the wait after that.
-
-The function below returns the rank that spends the most time in all-reduces.
-
-accel-demo check 40
-"""
+"""Exercise 40: name the cause in four traces."""
 
 from statistics import median
 

@@ -1,22 +1,4 @@
-"""Exercise 42: shard the state of Adam, as in ZeRO stage 1.
-
-Every rank has the same float32 parameters, but gradients from data of its own. `parameters` is a
-list of tensors of any shape, and each has a new `grad` before each call of `step`. After `step`,
-all ranks must have the same new parameters, in place and equal to the last bit. They must match
-`torch.optim.Adam(parameters, lr, betas, eps)` with the mean of all ranks' gradients, up to 1e-5.
-`step` may change the gradients.
-
-With N ranks, each keeps the two moments of about 1/N of all elements. The number of elements may
-not be divisible by N. Between two steps, besides the parameters and their gradients, a rank may
-keep three float32 numbers for each element of its share: the moments, and a copy of the weights if
-you need one. The memory of all tensors that exist then is counted. Inside `step` you may use more.
-
-You may use any collective, and write Adam yourself or let `torch.optim.Adam` update your share.
-The grader creates three optimizers, one after another, on 2 and on 3 connected processes, with
-different shapes, `lr`, `betas` and `eps`, and calls `step` four times on each.
-
-accel-demo check 42
-"""
+"""Exercise 42: shard the state of Adam, as in ZeRO stage 1."""
 
 import torch
 import torch.distributed as dist
