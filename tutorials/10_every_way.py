@@ -1,7 +1,7 @@
 """Run 10_where_am_i.py with each launcher. Count how many processes start, and how many connect.
 
 python tutorials/10_every_way.py
-python tutorials/10_every_way.py --plot tutorials/10_where_am_i.svg
+python tutorials/10_every_way.py --plot tutorials/10_where_am_i.svg    # only three launches
 """
 
 import re
@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from accel_demo import show
 from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
 from accel_demo.processes.launch import run_to_end
@@ -81,16 +82,14 @@ def connected(processes: list[dict]) -> int:
 
 def draw(launches: list[tuple[str, list[dict]]], file: Path) -> None:
     """Draw one panel per launch, with its command, processes, environment and process group."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
-    matplotlib.rcParams["svg.hashsalt"] = "where am I"  # so that every run writes the same SVG ids
     titles = {  # {(connected processes, started processes): end of the panel's title}
         (1, 1): "one process instead of two",
         (1, 2): "two unconnected processes",
         (2, 2): "two connected processes",
     }
-    figure = Figure(figsize=(5, 9.6), layout="constrained", facecolor="white")
+    figure = show.new_figure(5, 9.6)
     figure.get_layout_engine().set(hspace=0.08)
     panels = figure.subplots(len(launches), 1)
     for axes, row, (command, processes) in zip(panels, DRAWN, launches, strict=True):
@@ -103,7 +102,7 @@ def draw(launches: list[tuple[str, list[dict]]], file: Path) -> None:
 
         def box(x, y, width, height, text, axes=axes, **style):
             style = {"facecolor": "#f4f4f4", "edgecolor": "#555555", **style}
-            axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **style))
+            axes.add_patch(Rectangle((x, y), width, height, **style))
             center = (x + width / 2, y + height / 2)
             axes.text(*center, text, ha="center", va="center", fontsize=8.5, linespacing=1.5)
 
@@ -117,15 +116,8 @@ def draw(launches: list[tuple[str, list[dict]]], file: Path) -> None:
             box(x, 4.9, 4.6, 2, variables, facecolor="#e3edf9")
             axes.annotate("", (x + 2.3, 3.7), (x + 2.3, 4.9), arrowprops=arrow)
             identity, device, kind, backend = process["state"].split(", ")
-            box(
-                x,
-                1.7,
-                4.6,
-                2,
-                f"Accelerate:\n{identity}\n{device}, {backend}",
-                edgecolor=color,
-                linewidth=1.8,
-            )
+            text = f"Accelerate:\n{identity}\n{device}, {backend}"
+            box(x, 1.7, 4.6, 2, text, edgecolor=color, linewidth=1.8)
         group = processes[0]["group"]
         if together:
             box(0.2, -0.3, 9.6, 0.9, f"process group of {group}", edgecolor=color, linewidth=1.8)
@@ -137,8 +129,7 @@ def draw(launches: list[tuple[str, list[dict]]], file: Path) -> None:
             box(0.2, -0.3, 9.6, 0.9, unused, edgecolor=color, linestyle="--")
         else:
             axes.text(5, 0.3, "no process group", ha="center", va="center", color=color)
-    metadata = {"Date": None} if file.suffix == ".svg" else None
-    figure.savefig(file, metadata=metadata)
+    show.save(figure, file)
 
 
 if __name__ == "__main__":

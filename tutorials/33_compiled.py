@@ -68,36 +68,22 @@ def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
     return epochs
 
 
-def not_compiled(accelerator: Accelerator, model):
-    return accelerator.prepare(model)
-
-
-def in_place(accelerator: Accelerator, model):
-    model.compile(backend="eager")
-    return accelerator.prepare(model)
-
-
-def before(accelerator: Accelerator, model):
-    return accelerator.prepare(torch.compile(model, backend="eager"))
-
-
-def after(accelerator: Accelerator, model):
-    return torch.compile(accelerator.prepare(model), backend="eager")
-
-
-def in_place_after(accelerator: Accelerator, model):
-    model = accelerator.prepare(model)
+def in_place(model):
     model.compile(backend="eager")
     return model
 
 
-METHODS = {
-    "not compiled": not_compiled,
-    "`model.compile()`, then `prepare`": in_place,
-    "`torch.compile(model)`, then `prepare`": before,
-    "`prepare`, then `model.compile()`": in_place_after,
-    "`prepare`, then `torch.compile(model)`": after,
-    "`Accelerator(dynamo_backend=…)`": not_compiled,  # here, `prepare` compiles the model
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+METHODS = {  # functions of `accelerator.prepare` and a model
+    "not compiled": lambda prepare, model: prepare(model),
+    "`model.compile()`, then `prepare`": lambda prepare, model: prepare(in_place(model)),
+    "`torch.compile(model)`, then `prepare`": lambda prepare, model: prepare(compiled(model)),
+    "`prepare`, then `model.compile()`": lambda prepare, model: in_place(prepare(model)),
+    "`prepare`, then `torch.compile(model)`": lambda prepare, model: compiled(prepare(model)),
+    "`Accelerator(dynamo_backend=…)`": lambda prepare, model: prepare(model),  # which compiles it
 }
 
 
@@ -107,7 +93,7 @@ def first_name(method: str) -> str:
     torch._dynamo.reset()
     backend = "eager" if "dynamo" in method else None
     accelerator = Accelerator(cpu=True, dynamo_backend=backend)
-    model = METHODS[method](accelerator, torch.nn.Sequential(torch.nn.Linear(4, 2)))
+    model = METHODS[method](accelerator.prepare, torch.nn.Sequential(torch.nn.Linear(4, 2)))
     states = model.state_dict(), accelerator.get_state_dict(model)
     [name] = {next(iter(state)) for state in states}
     return f"`{name}`"

@@ -90,13 +90,10 @@ def functions() -> list[list[str]]:
         "`cross_entropy`": lambda x: F.cross_entropy(x[:, :, 0, 0], labels),
         "`mse_loss`": lambda x: F.mse_loss(x, images.to(x.dtype)),
     }
+    inputs = images, images.bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         return [
-            [
-                label,
-                *(name(call(images.to(dtype)).dtype) for dtype in (torch.float32, torch.bfloat16)),
-            ]
-            for label, call in calls.items()
+            [label, *(name(call(one).dtype) for one in inputs)] for label, call in calls.items()
         ]
 
 
@@ -123,12 +120,11 @@ def bytes_of_step(dtype: torch.dtype) -> dict[str, int]:
             logits = model(images).float()
         F.cross_entropy(logits, labels).backward()
     optimizer.step()
+    state = [tensor for values in optimizer.state.values() for tensor in values.values()]
     size = {
         "weights": bytes_of(weights),
         "gradients": bytes_of(weight.grad for weight in weights),
-        "AdamW's state": bytes_of(
-            v for values in optimizer.state.values() for v in values.values()
-        ),
+        "AdamW's state": bytes_of(state),
     }
     for kind in (COPIES, ACTIVATIONS, INDICES):
         size[kind] = sum(nbytes for saved_as, nbytes in saved.values() if saved_as == kind)

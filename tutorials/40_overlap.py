@@ -11,11 +11,8 @@ from accel_demo.options import Parser
 from accel_demo.show import COLORS, new_figure, save, table
 
 LAYERS, COST = 8, 0.3  # fixed cost of one all-reduce, in units of time
-CASES = [  # (all-reduce time without fixed costs / backward time, layers per bucket)
-    *((0.5, layers) for layers in (8, 2, 1)),
-    *((1.0, layers) for layers in (8, 2, 1)),
-    *((2.0, layers) for layers in (8, 2, 1)),
-]
+# (all-reduce time without fixed costs / backward time, layers per bucket)
+CASES = [(share, layers) for share in (0.5, 1.0, 2.0) for layers in (8, 2, 1)]
 
 
 def sends(share: float, layers: int) -> list[tuple[float, float]]:
@@ -61,10 +58,8 @@ if __name__ == "__main__":
     rows = []
     for share, layers in CASES:
         sent = sends(share, layers)
-        total = sent[-1][1] / LAYERS
-        rows.append(
-            [f"{share:g} ×", LAYERS // layers, f"{hidden(sent):.0%}", f"{total:.2f} × backward"]
-        )
+        total = f"{sent[-1][1] / LAYERS:.2f} × backward"
+        rows.append([f"{share:g} ×", LAYERS // layers, f"{hidden(sent):.0%}", total])
     print(table(["all-reduce takes", "buckets", "hidden", "everything ends after"], rows))
     if options.plot:
         draw(options.plot)

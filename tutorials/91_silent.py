@@ -20,10 +20,8 @@ def main() -> None:
     ranks = spawn(two_steps, 2)
     means = [rank.pop("mean loss") for rank in ranks]
     rows = [[name, *(f"{rank[name]:.4f}" for rank in ranks)] for name in ranks[0]]
-    if (
-        means[0] != means[1]
-        or abs(sum(rank["loss of step 1"] for rank in ranks) / 2 - means[0]) > 1e-5
-    ):
+    mean = sum(rank["loss of step 1"] for rank in ranks) / 2
+    if means[0] != means[1] or abs(mean - means[0]) > 1e-5:
         raise RuntimeError("the processes are not connected")
     print("\n2 connected processes on cpu (gloo)\n")
     print(table(["", "rank 0", "rank 1"], rows))

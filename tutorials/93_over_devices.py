@@ -49,10 +49,8 @@ def main(device: torch.device) -> None:
         rows.append([name, "yes" if same(result, expected) else "no", *kept, large])
     head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
     under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
-    kept = [None] * ranks
-    dist.all_gather_object(
-        kept, f"{graph_bytes(methods.vectorized, under_ddp) / under_ddp.nbytes:.1f}"
-    )
+    kept, own = [None] * ranks, graph_bytes(methods.vectorized, under_ddp) / under_ddp.nbytes
+    dist.all_gather_object(kept, f"{own:.1f}")
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
         print(f"{use_in_a_loss(device)}\n")
@@ -69,19 +67,15 @@ def compare_sums(weight: torch.Tensor, expected: tuple) -> str:
         value, gradient = value_and_gradient(method, weight)
         mean = gradient / ranks
         dist.all_reduce(mean)
-        candidates = {"full gradient": expected[1], "rank's share": share}
-        candidates |= {
-            f"full gradient / {ranks}": expected[1] / ranks,
-            f"{ranks} × rank's share": ranks * share,
-        }
+        candidates = {"full gradient": expected[1], f"full gradient / {ranks}": expected[1] / ranks}
+        candidates |= {"rank's share": share, f"{ranks} × rank's share": ranks * share}
         cells = [
-            [label for label in candidates if same(result, candidates[label])]
+            ", ".join(label for label in candidates if same(result, candidates[label]))
             for result in (gradient, mean)
         ]
-        rows.append([name, "yes" if same(value, expected[0]) else "no", *map(", ".join, cells)])
-    return table(
-        ["shares added up by", "value equal", "gradient on a rank", "mean over the ranks"], rows
-    )
+        rows.append([name, "yes" if same(value, expected[0]) else "no", *cells])
+    head = ["shares added up by", "value equal", "gradient on a rank", "mean over the ranks"]
+    return table(head, rows)
 
 
 def rows_of_rank(weight: torch.Tensor) -> torch.Tensor:
@@ -114,11 +108,9 @@ def value_and_gradient(method, weight: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def same(result, expected) -> bool:
     """Return True if the errors on all ranks are at most 1e-9 times the largest expected value."""
-    pairs = (
-        [(result, expected)]
-        if torch.is_tensor(result)
-        else list(zip(result, expected, strict=True))
-    )
+    if torch.is_tensor(result):
+        result, expected = [result], [expected]
+    pairs = zip(result, expected, strict=True)
     error = max(float((value - right).abs().max() / right.abs().max()) for value, right in pairs)
     errors = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error)

@@ -1,21 +1,11 @@
 """Run the commands of the pages, or reuse their stored output if nothing has changed.
 
-The output of a command is stored in `.page_cache/`. It is reused only if none of the following has
-changed since the command ran:
-
-- the contents of the files that the command's processes read (`recorder/` logs the file names).
-  A file that was missing must still be missing;
-- the names of the files in the repository, because a new file might be imported or found instead
-  of an existing one. Tests, pages and pictures are ignored;
-- the versions of Python and of all installed packages, the processor, and the environment
-  variables that Python and the libraries read;
-- how the command was started: forked from a server, or as a new process;
-- the files that start the commands: this module, the recorder, `launch.py`, `environment.py` and
-  `cleanup.py` in `accel_demo/processes/`, and the fork server in `tests/support/`.
-
-In case of doubt, the command runs again: nothing is stored if the command fails, if a file changes
-after the command has read it, or if the command is, or starts, a program other than Python, because
-such a program does not record its files.
+The output of a command is stored in `.page_cache/`. It is reused only if nothing has changed since
+then: neither the contents of the files that the command's processes read (`recorder/` logs the file
+names; a file that was missing must still be missing), nor the `_facts` about the repository and the
+machine. In case of doubt, the command runs again: nothing is stored if the command fails, if a file
+changes after the command has read it, or if the command is, or starts, a program other than Python,
+because such a program does not record its files.
 
 The recorder misses two kinds of files: files that compiled code opens (no command of the pages
 opens a file of the repository this way), and files outside the repository that a program only
@@ -139,17 +129,19 @@ def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
 def _facts() -> dict:
     """Return everything that commands may depend on, except the contents of the files they read.
 
-    The facts are collected once, before the first command runs. If a file is added while commands
-    run, the results stored by this run will therefore not be reused.
+    A new file might be imported or found instead of an existing one, so the names of all files are
+    a fact, except those of tests, pages and pictures. The facts are collected once, before the
+    first command runs. If a file is added while commands run, the results stored by this run will
+    therefore not be reused.
     """
     starting = (launch, variables_of_launchers, cleanup, fork_server, fork_client)
     files = (__file__, RECORDER / "sitecustomize.py", *(module.__file__ for module in starting))
-    packages = {(package.name, package.version) for package in metadata.distributions()}
+    packages = {f"{package.name} {package.version}" for package in metadata.distributions()}
     environment = environment_for(QUIET).items()
     libraries = {name: value for name, value in environment if name.startswith(READ_BY_LIBRARIES)}
     return {
         "names of the files": _sha256("\n".join(sorted(_names(REPOSITORY))).encode()),
-        "packages": sorted(f"{name} {version}" for name, version in packages),
+        "packages": sorted(packages),
         "Python": sys.version,
         "processor": _processor(),
         "environment": libraries,
