@@ -1,6 +1,7 @@
 """Write files that are complete or absent, and flush them to disk."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -10,7 +11,8 @@ def write_whole(path: Path, content: str | bytes, is_flushed: bool = False) -> N
     If `is_flushed` is true, the file and its name are on disk when this returns. If `path` is a
     link, the link is replaced, and its target does not change. Text is encoded as UTF-8.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Other processes and threads may write the same file at the same time.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         if is_flushed:
