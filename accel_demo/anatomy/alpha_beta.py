@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,29 +157,19 @@ def draw(messages: Seconds, all_reduces: Seconds, ranks: int, path: Path) -> Non
     figure = show.new_figure(6.2, 4.4)
     axes = figure.subplots()
     link = fit_link(messages)
-    sizes = [SIZES[0] * (SIZES[-1] / SIZES[0]) ** (step / 100) for step in range(101)]
     ring = f"{2 * (ranks - 1)} messages of size / {ranks}"
-    for name, seconds, model, label, style, color in (
-        ("one message", messages, link.message, "α + size · β", "-", show.COLORS[0]),
-        (
-            "all_reduce",
-            all_reduces,
-            lambda n: link.ring_all_reduce(n, ranks),
-            ring,
-            "--",
-            show.COLORS[1],
-        ),
-    ):
+    series = [  # (name, measured seconds, seconds in the model, label, style of the line)
+        ("one message", messages, link.message, "α + size · β", "-"),
+        ("all_reduce", all_reduces, partial(link.ring_all_reduce, ranks=ranks), ring, "--"),
+    ]
+    sizes = [SIZES[0] * (SIZES[-1] / SIZES[0]) ** (step / 100) for step in range(101)]
+    for color, (name, seconds, model, label, style) in zip(show.COLORS, series, strict=False):
         points = [1e3 * seconds[size] for size in SIZES]
         axes.plot(SIZES, points, "o", color=color, label=f"{name}, measured")
         line = [1e3 * model(size) for size in sizes]
         axes.plot(sizes, line, style, color=color, label=f"model: {label}")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="size of the tensor in bytes",
-        ylabel="time of one call in ms",
-    )
+    axes.loglog()
+    axes.set(xlabel="size of the tensor in bytes", ylabel="time of one call in ms")
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=10)

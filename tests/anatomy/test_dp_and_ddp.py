@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_demo.anatomy import memory
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.anatomy.ddp.flight_recorder import recorded
-from accel_demo.anatomy.dp_and_ddp import counting, formulas, picture, tables
+from accel_demo.anatomy.dp_and_ddp import counting, formulas, tables
 from accel_demo.config import TrainConfig
 from accel_demo.models import make_model
 from tests.anatomy.programs import printed, table_rows, words_in
@@ -219,11 +219,11 @@ def test_the_program_prints_and_draws(results, drawn):
 @pytest.mark.parametrize("devices", [2, 4])
 def test_no_texts_overlap_in_the_picture(devices, monkeypatch):
     figures, sizes = [], formulas.Sizes(4, 0, 0, 0, 0)
-    monkeypatch.setattr(picture, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(tables, "save", lambda figure, path: figures.append(figure))
     held = memory.DeviceMemory(dict.fromkeys(memory.KINDS, 4), 0)
     received = dict.fromkeys(counting.TIMES, 4)
     device = counting.DeviceCounts(1, "main", 24, received, held, [1])
-    picture.draw({"DataParallel": [device] * devices, "DDP": [device] * devices}, sizes, "")
+    tables.draw({"DataParallel": [device] * devices, "DDP": [device] * devices}, sizes, "")
     assert overlapping(figures[0]) == []
 
 

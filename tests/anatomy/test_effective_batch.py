@@ -1,6 +1,7 @@
 """Training depends on the global batch size, not on the number of processes."""
 
 import math
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -58,6 +59,7 @@ def test_training_depends_on_the_global_batch_and_not_on_the_process_count(toget
     assert all(f"{plan.processes} × {plan.batch_size}" in labels for plan in plans)
 
 
+@cache
 def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
     """Train on the same batches without a process group, sampler or loader; return the weights."""
     config = TrainConfig(model="tiny_cnn", train_samples=IMAGES)

@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.kernel_distance import costs, methods
@@ -234,38 +233,14 @@ def in_ranks():
     return wrong
 
 
-def gradients_of_other_sums():
-    """Sum the ranks' shares by a plain and an autograd-aware all-reduce; compare the gradients."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
-
-    def share(kernels):
-        return (kernels.tensor_split(ranks)[rank][:, None] - kernels).abs().sum()
-
-    def plain(kernels, p):
-        total = share(kernels)
-        dist.all_reduce(total)
-        return total
-
-    own = number_and_gradient(lambda kernels, p: share(kernels), weight, 1)[1]
+def warnings_of_a_plain_all_reduce() -> list[str]:
+    """Return the warnings during backward through `dist.all_reduce`, which page 93 quotes."""
+    total = torch.ones(3, requires_grad=True).sum()
+    dist.all_reduce(total)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        by_plain = number_and_gradient(plain, weight, 1)
-    aware = number_and_gradient(
-        lambda kernels, p: all_reduce(share(kernels), "sum", dist.group.WORLD), weight, 1
-    )
-    mean = aware[1].clone()
-    dist.all_reduce(mean)
-    whole = number_and_gradient(vectorized, weight, 1)
-    return {
-        "plain number": is_close(by_plain[0], whole[0]),
-        "plain gradient is the rank's share": is_close(by_plain[1], own),
-        "warned": any("silently incorrect" in str(warning.message) for warning in caught),
-        "aware number": is_close(aware[0], whole[0]),
-        "aware gradient is N times the share": is_close(aware[1], ranks * own),
-        "the mean of the aware gradients is the whole gradient": is_close(mean / ranks, whole[1]),
-        "the share is not the whole gradient": not is_close(own, whole[1], 0.1),
-    }
+        total.backward()
+    return [str(warning.message) for warning in caught]
 
 
 def messages_of_mistakes():
@@ -292,15 +267,15 @@ def messages_of_mistakes():
 
 
 def check_all():
-    return in_ranks(), gradients_of_other_sums(), messages_of_mistakes()
+    return in_ranks(), warnings_of_a_plain_all_reduce(), messages_of_mistakes()
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_over_ranks_every_rank_has_the_whole_gradient_and_no_mistake_hangs(together, processes):
     results = together(check_all, processes)
-    for wrong, sums, messages in results:
+    for wrong, warned, messages in results:
         assert wrong == []
-        assert all(sums.values()), sums
+        assert any("silently incorrect" in text for text in warned)
         on_one, on_all = messages[::2], messages[1::2]
         alike = "weight and p must match on all ranks; "
         assert all(alike in message for message in on_one[:4])

@@ -27,21 +27,6 @@ def test_chunks_are_the_same_as_torchs_and_may_be_fewer_than_replicas():
     assert all(map(torch.equal, parts, torch.arange(30).chunk(8)))
 
 
-def test_gather_reverses_scatter_and_gradients_flow_through_both():
-    for samples, replicas in ((12, 4), (10, 4), (3, 8), (1, 2), (5, 1)):
-        images = torch.randn(samples, 2, requires_grad=True)
-        labels = torch.arange(samples)
-        batch = OrderedDict(pair=Pair(images, [labels]), empty=[], none=None)
-        parts = scatter(batch, [CPU] * replicas)
-        assert [len(part["pair"].image) for part in parts] == chunk_sizes(samples, replicas)
-        assert all(type(part) is OrderedDict and part["empty"] == [] for part in parts)
-        joined = gather(parts, CPU)
-        assert torch.equal(joined["pair"].image, images)
-        assert torch.equal(joined["pair"].label[0], labels) and joined["none"] is None
-        (gradient,) = torch.autograd.grad(joined["pair"].image.sum(), images)
-        assert torch.equal(gradient, torch.ones_like(images))
-
-
 def test_scatter_and_gather_move_every_tensor_to_the_requested_device():
     batch = {"both": (torch.ones(4, 2), [torch.ones(4)])}
     for part, device in zip(scatter(batch, [CPU, META]), [CPU, META], strict=True):
@@ -105,16 +90,16 @@ def batches(draw):
     inside = st.recursive(
         tensors,
         lambda inner: st.one_of(
-            st.lists(inner, min_size=1, max_size=3),
-            st.tuples(inner, inner),
-            st.dictionaries(st.text(max_size=2), inner, min_size=1, max_size=3),
+            st.lists(inner, max_size=3),
+            st.builds(Pair, inner, st.none()),
+            st.dictionaries(st.text(max_size=2), inner, max_size=3).map(OrderedDict),
         ),
         max_leaves=4,
     )
-    return batch_size, draw(inside)
+    return batch_size, (draw(tensors), draw(inside))  # at least one tensor
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(batches(), st.integers(1, 9))
 def test_any_batch_is_unchanged_after_scatter_and_gather(batch, replicas):
     batch_size, inputs = batch
@@ -132,7 +117,7 @@ def test_any_batch_is_unchanged_after_scatter_and_gather(batch, replicas):
 
 def structure_of(value):
     if isinstance(value, dict):
-        return {key: structure_of(item) for key, item in value.items()}
+        return type(value), {key: structure_of(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(structure_of(item) for item in value)
+        return type(value), [structure_of(item) for item in value]
     return type(value)

@@ -1,18 +1,21 @@
-"""Print the counts and the formulas as tables."""
+"""Print the counts and the formulas as tables, and draw the counts."""
+
+import statistics
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import memory
-from accel_demo.anatomy.dp_and_ddp.counting import DDP, DP, TIMES, DeviceCounts, count_all
-from accel_demo.anatomy.dp_and_ddp.formulas import FORMULAS, byte_counts, comparison, sizes_of
-from accel_demo.anatomy.dp_and_ddp.picture import draw
+from accel_demo.anatomy.dp_and_ddp import counting, formulas
+from accel_demo.anatomy.dp_and_ddp.counting import DDP, DP, DeviceCounts
+from accel_demo.anatomy.dp_and_ddp.formulas import FORMULAS, Sizes
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import table
+from accel_demo.show import COLORS, new_figure, save, table
 
 
 def main(description: str | None) -> None:
@@ -26,7 +29,8 @@ def main(description: str | None) -> None:
 
 
 def show(device: torch.device, options) -> None:
-    counts, sizes = count_all(device, options.model), sizes_of(options.model)
+    counts = counting.count_all(device, options.model)
+    sizes = formulas.sizes_of(options.model)
     (views,) = memory.ddp([device], options.model, memory.OPTIMIZERS["adamw"], views=True)
     views_by_rank = gather_objects(views.total)
     if dist.get_rank() > 0:
@@ -41,7 +45,7 @@ def show(device: torch.device, options) -> None:
         f"X = {sizes.inputs} (images),\nY = {sizes.outputs} (outputs), M = {sizes.metadata} "
         "(DDP's check of the parameters' shapes)."
     )
-    print(f"{comparison(byte_counts(counts, sizes))}\n")
+    print(f"{formulas.comparison(formulas.byte_counts(counts, sizes))}\n")
     totals = {method: [device.held.total for device in counts[method]] for method in counts}
     totals["DDP with gradient_as_bucket_view=True"] = views_by_rank
     rows = [
@@ -89,9 +93,56 @@ def formula_rows() -> list[list[str]]:
 
 
 def row_name(name: str) -> str:
-    return f"{'received in' if name in TIMES else 'held:'} {name}"
+    return f"{'received in' if name in counting.TIMES else 'held:'} {name}"
 
 
 def columns_of(counts: dict[str, list[DeviceCounts]]) -> list[str]:
     names = [f"{DP}, device {index}" for index in range(len(counts[DP]))]
     return names + [f"{DDP}, rank {index}" for index in range(len(counts[DDP]))]
+
+
+def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> None:
+    """Draw the bytes that each device holds and receives, in multiples of all parameters."""
+    held, received = {}, {}
+    for method, devices in counts.items():
+        held[method] = [device.held.by_kind for device in devices]
+        received[method] = [
+            {f"in {time}": device.received[time] for time in (counting.FORWARD, counting.BACKWARD)}
+            for device in devices
+        ]
+    figure = new_figure(max(5.6, 1.9 * len(counts[DDP])), 7)
+    upper, lower = figure.subplots(2, 1)
+    _draw_bars(upper, "held after backward", held, sizes.parameters, COLORS)
+    _draw_bars(lower, "received in a step", received, sizes.parameters, COLORS[5:])
+    save(figure, path)
+
+
+def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colors: list[str]) -> None:
+    """Draw a stacked bar for each device. `parts` maps a method to {part: bytes} of each device."""
+    totals = {method: [sum(sizes.values()) / unit for sizes in parts[method]] for method in parts}
+    highest = max(map(max, totals.values()))
+    places = memory.draw_stacked_bars(axes, parts, unit, colors, gap=0.5)
+    for method, places_of_method in places.items():
+        for place, height in zip(places_of_method, totals[method], strict=True):
+            text = f"{height:.2f}" if height else "0 (its copy\nis freed)"
+            axes.text(place, height + 0.02 * highest, text, ha="center", fontsize=11)
+        middle, below = (statistics.mean(places_of_method), -0.13), axes.get_xaxis_transform()
+        axes.text(*middle, method, transform=below, ha="center", va="top", fontsize=12)
+    labels = [f"device {index}" for index in range(len(parts[DP]))]
+    labels += [f"rank {index}" for index in range(len(parts[DDP]))]
+    axes.set_xticks(sum(places.values(), []), labels, fontsize=10)
+    axes.set_ylim(0, 1.12 * highest)
+    axes.set_title(f"Bytes {what}", fontsize=12)
+    axes.set_ylabel("times the bytes of\nall parameters", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
+    # A part that is too small to see would only confuse in the legend.
+    visible = {
+        part: bar
+        for bar, part in zip(*axes.get_legend_handles_labels(), strict=True)
+        if max(sizes[part] for devices in parts.values() for sizes in devices)
+        > 0.01 * highest * unit
+    }
+    axes.legend(
+        visible.values(), visible, frameon=False, fontsize=10, ncols=4, columnspacing=1.2, **below
+    )
