@@ -1,7 +1,6 @@
 """Compare two threads with two processes: Python code waits for the GIL, torch code does not.
 
-python -m accel_demo.anatomy.gil
-python -m accel_demo.anatomy.gil --plot gil.svg
+`accel-demo scaling` prints and draws the result.
 
 In CPython only one thread runs Python code at a time: the thread that holds the global interpreter
 lock. torch releases the lock while it computes. So threads help only if most of the time is spent
@@ -18,17 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from accel_demo.errors import one_line_errors
-from accel_demo.options import Parser
-from accel_demo.show import COLORS, new_figure, save, table
-
-REPEATS = 7
 PARTS = 2  # one part of the work for each worker
 WORKERS = ("one after the other", "two threads", "two processes")
 
@@ -66,7 +59,7 @@ WORK: dict[str, tuple[Callable, int]] = {
 }
 
 
-def measure(repeats: int = REPEATS) -> dict[str, dict[str, list[WorkTime]]]:
+def measure(repeats: int) -> dict[str, dict[str, list[WorkTime]]]:
     """Split each kind of work into two parts, and time them with each kind of worker in turn.
 
     Threads and processes are started before the timing begins. Raises `RuntimeError` if the results
@@ -122,18 +115,6 @@ def timed(function: Callable, amount: int) -> tuple[float, float]:
     return function(amount), time.thread_time() - started_at
 
 
-def speedups(times: dict[str, list[WorkTime]]) -> dict[str, float]:
-    """Return each kind of worker's median speedup over running the parts one after the other."""
-    references = times[WORKERS[0]]
-    return {
-        workers: statistics.median(
-            reference.seconds / time.seconds
-            for reference, time in zip(references, workers_times, strict=True)
-        )
-        for workers, workers_times in times.items()
-    }
-
-
 def cores_busy(times: list[WorkTime]) -> float:
     """Return the median number of busy cores over all repetitions."""
     return statistics.median(time.cores_busy for time in times)
@@ -142,46 +123,3 @@ def cores_busy(times: list[WorkTime]) -> float:
 def has_gil() -> bool:
     """Return whether this Python has a GIL. Builds without a GIL have existed since Python 3.13."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
-
-
-def draw(speedups_by_kind: dict[str, dict[str, float]], path: Path) -> None:
-    """For each kind of work, draw the speedup of each kind of worker as a group of bars."""
-    figure = new_figure(7, 3.4)
-    axis = figure.subplots()
-    for index, workers in enumerate(WORKERS):
-        places = [place + (index - 1) * 0.26 for place in range(len(speedups_by_kind))]
-        heights = [by_workers[workers] for by_workers in speedups_by_kind.values()]
-        bars = axis.bar(places, heights, 0.24, label=workers)
-        for bar in bars:
-            bar.set_color(COLORS[index])
-        for label in axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2):
-            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # hides the line
-    axis.axhline(PARTS, color="0.6", linewidth=0.8, linestyle="--")
-    axis.set_xticks(range(len(speedups_by_kind)), list(speedups_by_kind))
-    axis.set_ylabel("times as fast as\none after the other")
-    axis.set_ylim(0, PARTS + 0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, ncols=3, loc="upper center")
-    save(figure, path)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    options = Parser(__doc__, plot=True).parse_args(arguments)
-    times_by_kind = measure()
-    speedups_by_kind = {kind: speedups(times) for kind, times in times_by_kind.items()}
-    rows = []
-    for kind, times_by_workers in times_by_kind.items():
-        for workers, times in times_by_workers.items():
-            seconds = statistics.median(time.seconds for time in times)
-            numbers = seconds, cores_busy(times), speedups_by_kind[kind][workers]
-            rows.append([kind, workers, *(f"{number:.2f}" for number in numbers)])
-    print(table(["work, in two parts", "workers", "seconds", "cores busy", "times as fast"], rows))
-    lock = "has the global interpreter lock" if has_gil() else "has no global interpreter lock"
-    print(f"\nThis Python {lock}. Medians of {REPEATS} runs, with one torch thread per worker.")
-    if options.plot:
-        draw(speedups_by_kind, options.plot)
-
-
-if __name__ == "__main__":
-    with one_line_errors():
-        main()

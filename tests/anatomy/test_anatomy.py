@@ -133,7 +133,6 @@ MISTAKES = [  # (program, its arguments, start of the error message, environment
     ("dp_and_ddp", "--model alexnet", "argument --model: invalid choice: 'alexnet'", {}),
     ("dp_and_ddp", "--processes 5", "--processes must divide the batch of 24, got 5", {}),
     ("effective_batch", "--processes 1", AT_LEAST_TWO, {}),
-    ("gil", "--plot no/x.png", "cannot write --plot no/x.png: No such file or directory", {}),
     ("kernel_distance", "--layers big", f"{LAYERS} big", {}),
     ("kernel_distance", "--layers 0x4", f"{LAYERS} 0x4", {}),
     ("kernel_distance", "--layers 4x513", f"{LAYERS} 4x513", {}),

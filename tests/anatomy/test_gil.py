@@ -11,12 +11,10 @@ import torch
 from accel_demo.anatomy.gil import (
     WORK,
     WORKERS,
-    WorkTime,
     cores_busy,
     has_gil,
     measure,
     preprocess,
-    speedups,
 )
 
 
@@ -24,13 +22,6 @@ def test_the_work_has_the_same_result_every_time():
     assert preprocess(3) == preprocess(3) != preprocess(4)
     for function, amount in WORK.values():
         assert function(amount // 10) == function(amount // 10)
-
-
-def test_a_speedup_is_the_median_ratio_over_all_repetitions():
-    repeats = dict(zip(WORKERS, ([4.0, 2.0, 3.0], [2.0, 2.0, 1.0], [4.0, 1.0, 2.0]), strict=True))
-    times = {key: [WorkTime(value, 1.0) for value in values] for key, values in repeats.items()}
-    assert list(speedups(times).values()) == [1, 2, 1.5]
-    assert list(speedups(times)) == list(WORKERS)
 
 
 @pytest.mark.skipif(not has_gil(), reason="needs a Python with the GIL")
