@@ -2,7 +2,7 @@
 
 import pytest
 
-from accel_demo.anatomy.shards import METHODS, in_words, who_reads_what
+from accel_demo.anatomy.shards import METHODS, who_reads_what
 
 SIZES = [(samples, batch_size) for samples in (6, 7, 11, 12, 16, 29) for batch_size in (1, 2)]
 
@@ -56,9 +56,3 @@ def test_train_ddp_reads_the_same_samples_as_accelerate_unlike_torchs_sampler(de
         assert ours == dealt["Accelerate, drop_last", *size]
         if size[1] > 1:
             assert ours != dealt["DistributedSampler", *size]
-
-
-def test_the_summary_counts_repeated_and_missing_samples():
-    assert in_words([[[0, 1]], [[2, 3]]], 4) == "each once"
-    assert in_words([[[0, 1]], [[2, 0]]], 4) == "1 twice, 1 not at all"
-    assert in_words([[[0, 1]], [[0, 0]]], 2) == "1 twice or more"
