@@ -24,6 +24,24 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 # so a value that suits AdamW is far too large for Adam.
 WEIGHT_DECAY = {"adamw": 0.1, "adam": 0.0, "sgd": 5e-4}
 SCHEDULES = ("one-cycle", "constant")
+RULES = (  # what the values of some fields must be
+    (
+        "at least 1",
+        lambda value: value >= 1,
+        "epochs batch_size eval_batch_size accumulate log_every keep_last",
+    ),
+    (
+        "at least 0",
+        lambda value: value >= 0,
+        "train_samples test_samples max_steps num_workers seed weight_decay checkpoint_every "
+        "print_every",
+    ),
+    ("above 0", lambda value: value > 0, "learning_rate clip_norm collective_timeout"),
+    ("at least 0 and below 1", lambda value: 0 <= value < 1, "dropout label_smoothing warmup"),
+    ("a finite number", math.isfinite, "learning_rate"),
+    ("at most 1e6", lambda value: value <= 1e6, "collective_timeout"),
+    (f"below {2**31}", lambda value: value < 2**31, "seed"),
+)
 
 
 def option(default, help, choices=None, fixed=True, shown_default="") -> Any:
@@ -97,32 +115,15 @@ class TrainConfig:
             choices = field.metadata["choices"]
             if choices and value not in choices:
                 raise UserError(f"{name} must be one of {', '.join(choices)}, got {value}")
-        self._check_at_least(
-            1, "epochs", "batch_size", "eval_batch_size", "accumulate", "log_every", "keep_last"
-        )
-        self._check_at_least(
-            0, "train_samples", "test_samples", "max_steps", "num_workers", "seed", "weight_decay"
-        )
-        self._check_at_least(0, "checkpoint_every", "print_every")
-        for name in ("learning_rate", "clip_norm", "collective_timeout"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("dropout", "label_smoothing", "warmup"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        if math.isinf(self.learning_rate):
-            raise UserError("learning_rate must be a finite number, got inf")
-        if self.collective_timeout > 1e6:
-            raise UserError(
-                f"collective_timeout must be at most 1e6, got {self.collective_timeout}"
-            )
+        for must_be, is_met, names in RULES:
+            for name in names.split():
+                if not is_met(getattr(self, name)):
+                    raise UserError(f"{name} must be {must_be}, got {getattr(self, name)}")
         # Batch norm needs two values per channel, but a resnet reduces each image to one pixel.
         if self.model.startswith("resnet") and self.batch_size < 2:
             raise UserError(
                 f"{self.model} needs batches of at least two images, got --batch-size 1"
             )
-        if self.seed >= 2**31:
-            raise UserError(f"seed must be below {2**31}, got {self.seed}")
 
     def fixed_choices(self) -> dict:
         """Return the options that identify a run. They must not change when the run is resumed."""
@@ -141,11 +142,6 @@ class TrainConfig:
         return min(
             self.epochs * self.steps_per_epoch(batches_per_epoch), self.max_steps or sys.maxsize
         )
-
-    def _check_at_least(self, least: int, *names: str) -> None:
-        for name in names:
-            if not getattr(self, name) >= least:
-                raise UserError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
 
 class CommandLine(Parser):

@@ -74,19 +74,13 @@ def load_datasets(
     """
     train_set = _load_split(config, "train", config.train_samples, config.augment)
     test_set = _load_split(config, "test", config.test_samples, augment=False)
-    if world_size is not None:
-        check_batches(config, train_set, world_size)
-    return train_set, test_set
-
-
-def check_batches(config: TrainConfig, train_set: "ImageSet", world_size: int) -> None:
-    """Raise `UserError` if the training set is too small for one batch on each process."""
-    needed = config.batch_size * world_size
+    needed = config.batch_size * (world_size or 0)
     if len(train_set) < needed:
         raise UserError(
             f"one batch per process needs {needed} training images, but there are only "
             f"{len(train_set)}. Use a smaller --batch-size."
         )
+    return train_set, test_set
 
 
 def packaged_set(split: str) -> TensorDataset:

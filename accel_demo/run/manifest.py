@@ -44,10 +44,7 @@ def verify(folder: Path) -> dict:
     system cannot read a file.
     """
     try:
-        content = (folder / MANIFEST).read_bytes()
-        if (folder / SEAL).read_bytes() != _seal_of(content):
-            raise Damaged(f"the checksum of {MANIFEST} differs")
-        manifest = json.loads(content)
+        manifest = _sealed_manifest(folder)
         if manifest.keys() != KEYS or "script" not in manifest["environment"]:
             raise ValueError("different keys")
         names = _files_in(folder) - {MANIFEST, SEAL}
@@ -65,12 +62,7 @@ def verify(folder: Path) -> dict:
         raise Damaged(f"{Path(error.filename).name} is missing") from None
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ):  # written by a different version of `Checkpoints.save`
+    except (ValueError, TypeError, KeyError, AttributeError):  # another version of `seal` wrote it
         raise Damaged(f"{MANIFEST} is from a different version") from None
     return manifest
 
@@ -95,11 +87,8 @@ def checkpoints_of(run: Path) -> list[Path]:
     """Return all published checkpoints of a run, damaged or not. Newest, or unreadable, first."""
     folder = run / "checkpoints"
     try:
-        known = [
-            path
-            for path in folder.iterdir()
-            if path.is_dir() and not path.is_symlink() and path.name[0] != "."
-        ]
+        named = [path for path in folder.iterdir() if path.name[0] != "."]
+        known = [path for path in named if path.is_dir() and not path.is_symlink()]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -114,13 +103,10 @@ def position(folder: Path) -> tuple[float, float]:
     `newest_complete` reports the checkpoint.
     """
     try:
-        content = (folder / MANIFEST).read_bytes()
-        if (folder / SEAL).read_bytes() != _seal_of(content):
-            raise ValueError("the checksum differs")
-        manifest = json.loads(content)
+        manifest = _sealed_manifest(folder)
         batches = manifest["batches"] * manifest["environment"]["processes"]
         return float(manifest["epoch"]), float(batches)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Damaged, OSError, ValueError, KeyError, TypeError):
         return UNREADABLE
 
 
@@ -155,7 +141,13 @@ def _size_and_sum(path: Path) -> dict:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
+def _sealed_manifest(folder: Path) -> dict:
+    content = (folder / MANIFEST).read_bytes()
+    if (folder / SEAL).read_bytes() != _seal_of(content):
+        raise Damaged(f"the checksum of {MANIFEST} differs")
+    return json.loads(content)
+
+
 def _seal_of(content: bytes) -> bytes:
-    return (
-        f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
-    )  # as `sha256sum` prints it
+    """Return the line that `sha256sum manifest.json` prints."""
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()

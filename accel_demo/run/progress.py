@@ -1,8 +1,11 @@
 """The position of a run: epoch, micro-batch and optimizer step."""
 
+from dataclasses import dataclass
+
 from accel_demo.config import TrainConfig
 
 
+@dataclass
 class Progress:
     """The current position: epoch, micro-batch, optimizer step and accumulation window.
 
@@ -13,13 +16,11 @@ class Progress:
     an epoch.
     """
 
-    def __init__(
-        self, config: TrainConfig, batches_per_epoch: int, epoch: int, batches: int, step: int
-    ):
-        self.accumulate, self.epochs = config.accumulate, config.epochs
-        self.batches_per_epoch = batches_per_epoch
-        self.total_steps = config.total_steps(batches_per_epoch)
-        self.epoch, self.batches, self.step = epoch, batches, step
+    config: TrainConfig
+    batches_per_epoch: int
+    epoch: int
+    batches: int
+    step: int
 
     @property
     def ends_epoch(self) -> bool:
@@ -27,18 +28,20 @@ class Progress:
 
     @property
     def ends_window(self) -> bool:
-        return self.batches % self.accumulate == 0 or self.ends_epoch
+        return self.batches % self.config.accumulate == 0 or self.ends_epoch
 
     @property
     def window_scale(self) -> float:
         """`accumulate` divided by the length of the current window: above 1 in a short window."""
-        window_start = (self.batches - 1) // self.accumulate * self.accumulate
-        return self.accumulate / min(self.accumulate, self.batches_per_epoch - window_start)
+        accumulate = self.config.accumulate
+        window_start = (self.batches - 1) // accumulate * accumulate
+        return accumulate / min(accumulate, self.batches_per_epoch - window_start)
 
     @property
     def is_complete(self) -> bool:
         """True after the last optimizer step or the last epoch of the run."""
-        return self.step >= self.total_steps or self.epoch >= self.epochs
+        is_last_step = self.step >= self.config.total_steps(self.batches_per_epoch)
+        return is_last_step or self.epoch >= self.config.epochs
 
     def next_epoch(self) -> None:
         self.epoch, self.batches = self.epoch + 1, 0

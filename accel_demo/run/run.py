@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class StepDecision:
     must_save: bool
 
 
+@dataclass(eq=False)
 class Run:
     """The bookkeeping of one training run: its position, log and checkpoints, and when to stop.
 
@@ -63,23 +65,20 @@ class Run:
     themselves reduce and gather the metrics.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        environment: dict,
-        stop_signals: StopSignals,
-        device: torch.device,
-        checkpoints: Checkpoints,
-        progress: Progress,
-        log: TrainLog,
-        lock: FolderLock | None,
-    ):
-        self.config, self.environment, self.lock = config, environment, lock
-        self.stop_signals, self.device = stop_signals, device
-        self.checkpoints, self.progress, self.log = checkpoints, progress, log
-        self.folder = checkpoints.folder
-        self.learning_rate = 0.0  # of the last step
-        self.is_stopping = False  # set by `finish_step`, in all processes after the same step
+    config: TrainConfig
+    environment: dict
+    stop_signals: StopSignals
+    device: torch.device
+    checkpoints: Checkpoints
+    progress: Progress
+    log: TrainLog
+    lock: FolderLock | None
+    learning_rate: float = 0.0  # of the last step
+    is_stopping: bool = False  # set by `finish_step`, in all processes after the same step
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoints.folder
 
     @property
     def start(self) -> Start:

@@ -276,22 +276,23 @@ def test_a_compiled_model_trains_to_nearly_the_same_weights(start, tmp_path):
     assert largest_difference(plain, compiled) < 1e-4
 
 
-def test_the_command_of_the_article_trains_resnet101_on_mnist_in_two_processes(start, tmp_path):
+@pytest.mark.parametrize("model", ["resnet18", pytest.param("resnet101", marks=pytest.mark.slow)])
+def test_the_command_of_the_article_trains_on_mnist_in_two_processes(model, start, tmp_path):
     """MNIST cannot be downloaded everywhere, so the packaged images take its place."""
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for packed in ASSETS.glob("*.gz"):
         (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
-    command = ["torchrun", "--nproc-per-node", 2, REPOSITORY / "accel_demo" / "train_ddp.py"]
-    article = "--model resnet101 --dataset mnist --batch-size 256 --optimizer adam"
+    port = str(free_port())  # the default port may be in use by a test that runs at the same time
+    command = ["torchrun", "--master-port", port, "--nproc-per-node", 2]
+    command.append(REPOSITORY / "accel_demo" / "train_ddp.py")
+    article = f"--model {model} --dataset mnist --batch-size 256 --optimizer adam"
     article += " --learning-rate 1e-3 --schedule constant --print-every 1"
     short = ["--max-steps", 2, "--test-samples", 100, "--run-dir", "run"]
-    port = str(free_port())  # the default port may be in use by a test that runs at the same time
-    command[1:1] = ["--master-port", port]
     result = start([*command, *article.split(), *short], cwd=tmp_path, timeout=230)
     assert result.returncode == 0, result.stderr
     for line in (
-        "2 processes on cpu (DistributedDataParallel, gloo): resnet101 on mnist, 512 images",
+        f"2 processes on cpu (DistributedDataParallel, gloo): {model} on mnist, 512 images",
         "epoch 1/10, step 1: train loss",
         "epoch 1/10, step 2: train loss",
     ):
@@ -310,16 +311,6 @@ def test_the_old_launcher_is_answered_with_the_new_one(start):
     assert re.findall(r"exitcode\s*: (\d+)", result.stderr)[0] == "2"
     advice = "error: there is no --local-rank. Start the program with `torchrun`, which sets "
     assert result.stderr.count(advice) == 1
-
-
-@pytest.mark.slow
-def test_the_network_of_the_article_trains_for_two_steps(start, tmp_path):
-    command = ["accelerate", "launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    flags = "--model resnet101 --batch-size 256 --learning-rate 1e-3 --optimizer adam --max-steps 2"
-    flags = [*flags.split(), "--run-dir", tmp_path / "run"]
-    result = start([*command, "accel_demo/train.py", *flags], timeout=230, OMP_NUM_THREADS="2")
-    assert result.returncode == 0, result.stderr
-    assert "resnet101 on fashion-mnist-small, 256 images per step" in result.stdout
 
 
 def test_the_readme_names_the_folder_of_its_second_run():
