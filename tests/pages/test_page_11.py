@@ -136,6 +136,7 @@ def test_the_training_loop_is_the_same_under_ddp():
     assert len(loops[0]) == 6
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize(
     ("line", "changed"),
     [("sampler=sampler", "shuffle=True"), ("    dist.all_reduce(correct)\n", "")],

@@ -55,7 +55,7 @@ def test_an_elastic_launch_without_a_run_folder_is_refused(start):
     command = "torchrun --nnodes 1:2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint"
     no_wait = ["--rdzv-conf", "last_call_timeout=1"]  # for a second machine: 30 s by default
     command = [*command.split(), "localhost:0", *no_wait, "accel_demo/train.py"]
-    ended = start(command)
+    ended = start(command, real=True)  # train.py reads the launcher's command line
     assert ended.returncode == 1
     [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "--run-dir" in line
