@@ -1,6 +1,5 @@
 """Test that the formulas of `accel-demo memory` agree with live tensors and process memory."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,27 +9,19 @@ from torch import nn
 
 from accel_demo.anatomy.memory import batch, bytes_of, make_contiguous_model
 from accel_demo.config import MODELS
-from accel_demo.errors import UserError
-from accel_demo.lab.memory import command as memory
 from accel_demo.lab.memory import formula
 from accel_demo.lab.memory.formula import KINDS, predict
 from accel_demo.lab.memory.tables import LEFT_OUT
 from accel_demo.wording import byte_size
-from tests.conftest import GPUS, VISIBLE_GPUS, run_to_end
+from tests.conftest import GPUS, VISIBLE_GPUS
+from tests.lab.measured import run_measured
 
-TIME_LIMIT = 230  # seconds
 EMPTY = dict.fromkeys(KINDS, 0)
 
 
 def run_memory(folder, *options, **environment) -> SimpleNamespace:
-    files = ["--json", folder / "memory.json", "--plot", folder / "memory.svg"]
-    command = "accel-demo memory --quick --optimizer adamw --batch-size 4 --guess 16".split()
-    command += [*options, *files]
-    result = run_to_end(command, TIME_LIMIT, **environment)
-    assert result.returncode == 0, result.stdout + result.stderr
-    measured = json.loads((folder / "memory.json").read_text())
-    picture = (folder / "memory.svg").read_text()
-    return SimpleNamespace(stdout=result.stdout, json=measured, picture=picture)
+    command = "memory --quick --optimizer adamw --batch-size 4 --guess 16"
+    return run_measured(folder, command, *options, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -175,23 +166,6 @@ def test_the_picture_has_a_predicted_bar_next_to_each_measured_bar(quick):
     assert quick.picture.count("<!-- by formula -->") == len(quick.json["rows"])
     assert quick.picture.count("<!-- measured -->") == len(quick.json["rows"])
     assert all(f"<!-- {kind} -->" in quick.picture for kind in KINDS)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--processes 0", "--processes must be at least 1"),
-        ("--processes 1,2", "argument --processes: invalid int value: '1,2'"),
-        ("--batch-size 0", "--batch-size must be at least 1 for vgg11, got 0"),
-        ("--model resnet18 --batch-size 1", "--batch-size must be at least 2 for resnet18, got 1"),
-        ("--optimizer lion", "invalid choice: 'lion'"),
-        ("--json nowhere/memory.json", "cannot write --json nowhere/memory.json"),
-        ("--prosesses 2", "unrecognized arguments"),
-    ],
-)
-def test_invalid_options_are_an_error_before_anything_starts(options, message):
-    with pytest.raises(UserError, match=message):
-        memory.read(options.split())
 
 
 @pytest.mark.gpu

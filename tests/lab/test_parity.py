@@ -2,34 +2,24 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from accel_demo.config import TrainConfig
-from accel_demo.errors import UserError
-from accel_demo.lab.parity import command as parity
 from accel_demo.lab.parity import pairs
 from accel_demo.lab.parity.pairs import BOUND, NOTHING, SAME_BITS, WITHIN_BOUND, ParityRow
 from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
-from tests.conftest import REPOSITORY, run_to_end
+from tests.conftest import REPOSITORY
+from tests.lab.measured import run_measured
 
 TIME_LIMIT = 230  # seconds
 
 
-def run_parity(folder, *options) -> SimpleNamespace:
-    files = ["--json", folder / "parity.json", "--plot", folder / "parity.svg"]
-    ended = run_to_end(["accel-demo", "parity", *options, *files], TIME_LIMIT)
-    assert ended.stderr.count("Traceback") == 0, ended.stderr
-    picture, rows = (folder / "parity.svg").read_text(), rows_in(folder / "parity.json")
-    return SimpleNamespace(ended=ended, picture=picture, rows=rows)
-
-
-def rows_in(file) -> list[ParityRow]:
-    rows = [ParityRow(**row) for row in json.loads(file.read_text())["rows"]]
+def rows_of(content: dict) -> list[ParityRow]:
+    rows = [ParityRow(**row) for row in content["rows"]]
     for row in rows:
         row.difference = pairs.StateDifference(**row.difference)
     return rows
@@ -37,12 +27,16 @@ def rows_in(file) -> list[ParityRow]:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return run_parity(tmp_path_factory.mktemp("parity"), "--quick")
+    return run_measured(tmp_path_factory.mktemp("parity"), "parity --quick")
 
 
-def test_all_versions_on_the_same_number_of_processes_have_bitwise_equal_weights(quick):
-    assert quick.ended.returncode == 0, quick.ended.stdout + quick.ended.stderr
-    rows = [row for row in quick.rows if row.kind == "versions"]
+@pytest.fixture(scope="module")
+def rows(quick):
+    return rows_of(quick.json)
+
+
+def test_all_versions_on_the_same_number_of_processes_have_bitwise_equal_weights(rows):
+    rows = [row for row in rows if row.kind == "versions"]
     assert [(row.pair, row.connected_processes) for row in rows] == [
         ("train.py and train_plain.py", [1, 1]),
         ("train.py and train_dp.py", [1, 1]),
@@ -54,35 +48,35 @@ def test_all_versions_on_the_same_number_of_processes_have_bitwise_equal_weights
         assert row.difference.weights == row.difference.statistics == 0
 
 
-def test_two_processes_and_one_process_that_accumulates_agree_within_the_bound(quick):
+def test_two_processes_and_one_process_that_accumulates_agree_within_the_bound(rows):
     """The saved files differ, because the running statistics come from different batches."""
-    (row,) = [row for row in quick.rows if row.kind == "accumulated"]
+    (row,) = [row for row in rows if row.kind == "accumulated"]
     assert row.connected_processes == [2, 1]
     assert row.promised == WITHIN_BOUND and row.difference.weights <= BOUND
     assert not row.difference.same_file and row.difference.statistics > 1e-4
     assert "running statistics are from rank 0's batches" in row.why
 
 
-def test_one_large_batch_has_different_batch_statistics(quick):
-    (row,) = [row for row in quick.rows if row.kind == "one batch"]
+def test_one_large_batch_has_different_batch_statistics(rows):
+    (row,) = [row for row in rows if row.kind == "one batch"]
     assert row.connected_processes == [2, 1] and row.promised == NOTHING
     assert row.difference.weights > BOUND
     assert row.why == "BatchNorm normalizes over 64 images instead of 32"
 
 
-def test_the_table_has_a_row_for_each_pair_with_its_process_counts(quick):
-    output = quick.ended.stdout
+def test_the_table_has_a_row_for_each_pair_with_its_process_counts(quick, rows):
+    output = quick.stdout
     lines = [line for line in output.splitlines() if line.startswith("|")][2:]
-    assert len(lines) == len(quick.rows) == 6
-    for line, row in zip(lines, quick.rows, strict=True):
+    assert len(lines) == len(rows) == 6
+    for line, row in zip(lines, rows, strict=True):
         first, second = row.connected_processes
         assert row.pair in line and f"| {first} and {second} " in line
         assert f") {row.why}\n" in output or not row.why
     assert "(1) " in output and "All 5 promises are kept." in output
 
 
-def test_the_picture_names_every_pair(quick):
-    for row in quick.rows:
+def test_the_picture_names_every_pair(quick, rows):
+    for row in rows:
         assert f"<!-- {row.pair}  [" in quick.picture
     assert "<!-- bits -->" in quick.picture and "<!-- nothing promised -->" in quick.picture
 
@@ -102,7 +96,7 @@ def test_a_version_that_trains_differently_breaks_its_promise(start, tmp_path):
     result = start(command, timeout=TIME_LIMIT, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1, result.stdout + result.stderr
     assert "1 of 3 promises are broken: train.py and train_ddp.py." in result.stdout
-    rows = rows_in(tmp_path / "parity.json")
+    rows = rows_of(json.loads((tmp_path / "parity.json").read_text()))
     assert [row.keeps_promise for row in rows] == [True, True, False]
     assert "a broken promise" in rows[2].why and rows[2].difference.weights > 0
 
@@ -182,33 +176,12 @@ def test_nothing_is_promised_if_rounding_errors_grow(choices, why, saved):
     assert row.promised == NOTHING and row.keeps_promise and why in row.why
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--processes 0", "--processes must be at least 1"),
-        ("--processes two", "--processes must be like 2 or 1,2,4"),
-        ("--steps 0", "--steps must be at least 1, got 0"),
-        ("--batch-size 0", "batch_size must be at least 1, got 0"),
-        ("--steps 100000", "Use fewer --steps or a smaller --batch-size"),
-        ("--model resnet18 --batch-size 1", "needs batches of at least two images"),
-        ("--model alexnet", "invalid choice: 'alexnet'"),
-        ("--plot parity.txt", "--plot takes a .png, .svg or .pdf file"),
-        ("--prosesses 2", "unrecognized arguments"),
-    ],
-)
-def test_invalid_options_are_an_error_before_anything_starts(options, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        parity.read(options.replace("parity.txt", str(tmp_path / "parity.txt")).split())
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_promises_also_hold_for_three_processes(tmp_path):
-    ran = run_parity(tmp_path, *"--processes 2,3 --model tiny_cnn --steps 20".split())
-    assert ran.ended.returncode == 0, ran.ended.stdout + ran.ended.stderr
-    rows = {(row.kind, row.connected_processes[0]): row for row in ran.rows}
-    assert len(rows) == len(ran.rows) == 6
+    ran = run_measured(tmp_path, "parity --processes 2,3 --model tiny_cnn --steps 20")
+    rows = {(row.kind, row.connected_processes[0]): row for row in rows_of(ran.json)}
+    assert len(rows) == len(ran.json["rows"]) == 6
     for count in (2, 3):
         assert rows["versions", count].difference.same_file
         assert rows["versions", count].connected_processes == [count, count]

@@ -3,9 +3,11 @@
 import base64
 import io
 import json
+import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -132,81 +134,78 @@ def test_the_report_needs_no_torch_and_is_reproducible(real_run, tmp_path, start
     code = "import sys; from accel_demo import cli; sys.argv = ['accel-demo', *sys.argv[1:]]\n"
     code += "try: cli.main()\nexcept SystemExit as end: print(end.code)\n"
     code += "print({'torch', 'numpy', 'accelerate', 'matplotlib'} & set(sys.modules))"
-    pages = []
-    for name in ("first.html", "second.html"):
-        command = ["python", "-c", code, "report", real_run, "--html", tmp_path / name]
-        done = start(command, real=True)
-        assert done.stdout.endswith("0\nset()\n"), done.stdout + done.stderr
-        pages.append((tmp_path / name).read_bytes())
-    assert pages[0] == pages[1]
+    first, second = tmp_path / "first.html", tmp_path / "second.html"
+    done = start(["python", "-c", code, "report", real_run, "--html", first], real=True)
+    assert done.stdout.endswith("0\nset()\n"), done.stdout + done.stderr
+    assert report.main([str(real_run), "--html", str(second)]) == 0
+    assert first.read_bytes() == second.read_bytes()
+
+
+def lines_of(*steps: int, between: bytes = b"") -> bytes:
+    """Return lines with these steps. `between` is inserted after the first line."""
+    first, *others = [json.dumps(training_line(step)).encode() + b"\n" for step in steps]
+    return b"".join([first, between, *others])
 
 
 DAMAGED_LINES = [
-    b"\0" * 20,
-    b"",
-    b"  \t\r",
-    b'{"step": 20, "train_l',
-    b'0.5}{"step": 20, "train_loss": 0.5}',
-    b"\xff\xfe{}",
-    b"[1, 2]",
-    b"null",
-    b'{"train_loss": 1}',
-    b'{"step": null, "train_loss": 1}',
-    b'{"step": 20, "train_loss": []}',
+    *(b"\0" * 20, b"", b"  \t\r", b"\xff\xfe{}", b"[1, 2]", b"null"),
+    *(b'{"step": 20, "train_l', b'0.5}{"step": 20, "train_loss": 0.5}', b'{"train_loss": 1}'),
+    *(b'{"step": null, "train_loss": 1}', b'{"step": 20, "train_loss": []}'),
+    b'{"step": Infinity, "train_loss": 1}',
+]
+DIVERGED = [b'{"step": 20, "train_loss": %s}' % value for value in (b"NaN", b"-Infinity", b"1e999")]
+NOT_FINITE = "train_loss is NaN or infinite and not drawn: line 2"
+METRICS = [  # (metrics.jsonl, problem, steps of the curve that is drawn)
+    *(
+        (lines_of(10, 30, between=line + b"\n"), message, [10, 30])
+        for message, bad in (("damaged and skipped: line 2", DAMAGED_LINES), (NOT_FINITE, DIVERGED))
+        for line in bad
+    ),
+    *((lines_of(10) + lines_of(20)[:end], "cut off and skipped: line 2", [10]) for end in (1, 99)),
+    (
+        b"x\nx\n" + lines_of(10, between=b"\nx\n"),
+        "damaged and skipped: 4 lines, from line 1 to line 5",
+        [10],
+    ),
+    (
+        lines_of(10, 20, 30, 20, 30),
+        "the steps go back from 30 to 20 at line 4",
+        [10, 20, 30, 20, 30],
+    ),
 ]
 
 
-@pytest.mark.parametrize("line", DAMAGED_LINES, ids=range(len(DAMAGED_LINES)))
-def test_a_damaged_line_is_reported_and_the_rest_is_drawn(line, tmp_path):
-    good = [json.dumps(training_line(step)).encode() for step in (10, 20, 30)]
-    content = b"\n".join([good[0], line, *good[1:], b""])
+@pytest.mark.parametrize(("content", "message", "steps"), METRICS)
+def test_a_problem_in_a_line_is_reported_and_the_rest_is_drawn(content, message, steps, tmp_path):
     run = read_run(make_run(tmp_path / "run", metrics=content), "run")
-    (problem,) = run.problems
-    assert problem.file == "metrics.jsonl"
-    assert problem.message == "damaged and skipped: line 2"
-    assert run.metrics.curves["train_loss"] == [(10, 0.5), (20, 0.5), (30, 0.5)]
-    assert re.search(r"metrics.jsonl +damaged and skipped: line 2", as_text([run]))
+    assert problems_of(run) == f"metrics.jsonl {message}"
+    assert run.metrics.curves["train_loss"] == [(step, 0.5) for step in steps]
+    lines, skipped = len(content.splitlines()), len(content.splitlines()) - len(steps)
+    skipped -= message == NOT_FINITE  # only the value is not drawn
+    counts = f"{lines - skipped} of {lines} lines of metrics.jsonl drawn, {skipped} skipped"
+    assert counts in as_text([run])
+    assert re.search(f"metrics.jsonl +{message}", as_text([run]))
     write_report(tmp_path / "page.html", [run])
-    assert "<td>damaged and skipped: line 2</td>" in (tmp_path / "page.html").read_text()
+    assert f"<td>{message}</td>" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
-def test_a_loss_that_diverged_is_reported_and_the_rest_of_its_line_is_drawn(value, tmp_path):
-    line = json.dumps(training_line(20)).replace("0.5", value, 1)
-    lines = [json.dumps(training_line(10)), line, json.dumps(training_line(30)), ""]
-    run = read_run(make_run(tmp_path / "run", metrics="\n".join(lines).encode()), "run")
-    (problem,) = run.problems
-    assert problem.message == "train_loss is NaN or infinite and not drawn: line 2"
-    assert run.metrics.lines_drawn == 3
-    assert run.metrics.curves["train_loss"] == [(10, 0.5), (30, 0.5)]
-    assert len(run.metrics.curves["learning_rate"]) == 3
-
-
-@pytest.mark.parametrize("end", [1, 40, 100])
-def test_a_half_written_last_line_is_reported_and_skipped(end, tmp_path):
-    content = b"".join(json.dumps(training_line(step)).encode() + b"\n" for step in (10, 20))
-    first = content.index(b"\n") + 1
-    run = read_run(make_run(tmp_path / "run", metrics=content[: first + end]), "run")
-    assert problems_of(run) == "metrics.jsonl cut off and skipped: line 2"
-    assert run.metrics.curves["train_loss"] == [(10, 0.5)]
-    whole = read_run(make_run(tmp_path / "whole", metrics=content[:-1]), "whole")
-    assert whole.metrics.lines_drawn == 2 and whole.problems == [], "only the newline is missing"
-
-
-def test_a_curve_starts_again_if_the_steps_go_back(tmp_path):
-    lines = [training_line(step) for step in (10, 20, 30, 20, 30)]
+def test_the_rest_of_a_line_with_a_loss_that_diverged_is_drawn(tmp_path):
+    lines = [training_line(10), training_line(20, math.nan), training_line(30)]
     run = read_run(make_run(tmp_path / "run", metrics=lines), "run")
-    assert problems_of(run) == "metrics.jsonl the steps go back from 30 to 20 at line 4"
-    picture = chart("train_loss", "Loss", [run.metrics.curves["train_loss"]], "optimizer step", 30)
+    assert [step for step, _ in run.metrics.curves["train_loss"]] == [10, 30]
+    assert [step for step, _ in run.metrics.curves["learning_rate"]] == [10, 20, 30]
+
+
+def test_a_last_line_without_a_newline_is_drawn(tmp_path):
+    run = read_run(make_run(tmp_path / "run", metrics=lines_of(10, 20)[:-1]), "run")
+    assert run.metrics.lines_drawn == 2 and run.problems == []
+
+
+def test_a_curve_starts_again_if_the_steps_go_back():
+    points = [(step, 0.5) for step in (10, 20, 30, 20, 30)]
+    picture = chart("train_loss", "Loss", [points], "optimizer step", 30)
     (path,) = re.findall(r'class="line" d="(\S.*?)"', picture)
     assert [piece.count("L") for piece in path.split("M")[1:]] == [2, 1]
-
-
-def test_many_damaged_lines_are_reported_as_one_problem(tmp_path):
-    good = json.dumps(training_line(10)).encode() + b"\n"
-    run = read_run(make_run(tmp_path / "run", metrics=b"x\nx\n" + good + b"\nx\n"), "run")
-    assert problems_of(run) == ("metrics.jsonl damaged and skipped: 4 lines, from line 1 to line 5")
-    assert "1 of 5 lines of metrics.jsonl drawn, 4 skipped" in as_text([run])
 
 
 good_lines = st.builds(training_line, st.integers(0, 10**15), st.floats(0, 1e15))
@@ -398,12 +397,6 @@ def test_a_file_with_impossible_values_is_reported_as_damaged(file, change, tmp_
     assert as_text([run])
 
 
-def test_a_line_with_an_infinite_step_is_reported_and_skipped(tmp_path):
-    lines = [training_line(10, 1.5), {**training_line(20, 1.25), "step": float("inf")}]
-    run = read_run(make_run(tmp_path / "run", metrics=lines), "run")
-    assert problems_of(run) == "metrics.jsonl damaged and skipped: line 2"
-
-
 def test_a_link_at_the_path_of_the_page_is_replaced_and_not_followed(tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("precious")
@@ -472,14 +465,6 @@ def test_invalid_arguments_are_a_one_sentence_error_and_write_nothing(arguments,
     assert (folder / "config.json").read_bytes() == config
 
 
-def test_a_folder_without_a_run_prints_one_line(tmp_path, start):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    done = start(["accel-demo", "report", empty])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1 and "empty does not contain a run" in done.stderr
-
-
 def test_the_page_is_written_into_the_first_run_folder_and_quick_writes_none(tmp_path, capsys):
     runs = [make_run(tmp_path / "a" / "same"), make_run(tmp_path / "b" / "same")]
     assert report.main(["--quick", *map(str, runs)]) == 0
@@ -507,11 +492,12 @@ def test_a_long_value_does_not_widen_every_row_on_the_terminal(tmp_path, capsys)
     assert rows and max(map(len, rows)) < 200
 
 
-def test_an_ascii_terminal_shows_question_marks_instead_of_blocks(tmp_path, start):
-    command = ["accel-demo", "report", make_run(tmp_path / "run"), "--quick"]
-    done = start(command, PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\| Train loss +\| run \|.*\?\?\?", done.stdout)
+def test_an_ascii_terminal_shows_question_marks_instead_of_blocks(tmp_path, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert report.main([str(make_run(tmp_path / "run")), "--quick"]) == 0
+    terminal.seek(0)
+    assert re.search(r"\| Train loss +\| run \|.*\?\?\?", terminal.read())
 
 
 @settings(deadline=None)

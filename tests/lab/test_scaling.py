@@ -1,10 +1,8 @@
 """Test the fits of Amdahl's and Gustafson's laws, and the output of `accel-demo scaling`."""
 
 import dataclasses
-import json
 import re
 import statistics
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,7 +16,7 @@ from accel_demo.lab.scaling import command as scaling
 from accel_demo.lab.scaling import reasons, tables
 from accel_demo.lab.scaling.fit import LAWS, amdahl, fit, gustafson, serial_share_of
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, fits_of, scaling_rows
-from tests.conftest import run_to_end
+from tests.lab.measured import run_measured
 
 SCALINGS = st.sampled_from(["strong", "weak"])
 SHARES = st.floats(0, 1)
@@ -79,27 +77,6 @@ def test_a_misfit_is_reported_only_for_two_or_more_process_counts_above_one():
     assert misfit({1: 1.0, 2: 1.9, 4: 0.9}) > 0.3
     with pytest.raises(ValueError, match="needs more than one"):
         serial_share_of(amdahl, {1: 1.0})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--processes", "1,3"], "--batch-size 128 cannot be divided among 3 processes"),
-        (["--processes", "two"], "--processes must be like 2 or 1,2,4, got two"),
-        (["--threads", "0"], "--threads must be at least 1, got 0"),
-        (["--threads", "100000"], "100000 threads are too many"),
-        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
-        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        (["--batch-size", "25002"], "--batch-size must be at most 25000 here, got 25002"),
-        (["--model", "resnet18", "--batch-size", "2"], "needs batches of at least 2 images, got 1"),
-        (["--plot", "picture.bmp"], "--plot takes a .png, .svg or .pdf file"),
-        (["--lanes"], "unrecognized arguments: --lanes"),
-    ],
-)
-def test_invalid_options_are_an_error_before_anything_starts(monkeypatch, arguments, message):
-    monkeypatch.setattr(scaling, "WorkerPool", None)
-    with pytest.raises(UserError, match=message):
-        scaling.main(arguments)
 
 
 def test_the_first_gpus_are_the_first_ones_visible_to_this_process(monkeypatch):
@@ -194,7 +171,7 @@ def test_error_bars_are_the_intervals_of_the_table(tmp_path):
 
 def test_with_fewer_than_five_repeats_there_are_no_error_bars(measured):
     assert "needs 5 repeats" in measured.stdout
-    assert "<!-- error bars: none, with fewer than 5 repeats -->" in measured.drawn
+    assert "<!-- error bars: none, with fewer than 5 repeats -->" in measured.picture
 
 
 def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their_ratio():
@@ -222,29 +199,21 @@ def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The output, the JSON and the picture of one run with --quick."""
-    folder = tmp_path_factory.mktemp("scaling")
-    files = ["--json", folder / "result.json", "--plot", folder / "drawn.svg"]
-    command = ["accel-demo", "scaling", "--quick", "--model", "tiny_cnn", *files]
-    command += ["--guess", "1.9"]
-    run = run_to_end(command, timeout=300)
-    assert run.returncode == 0, run.stderr
-    result = json.loads((folder / "result.json").read_text())
-    drawn = (folder / "drawn.svg").read_text()
-    return SimpleNamespace(stdout=run.stdout, stderr=run.stderr, result=result, drawn=drawn)
+    command = "scaling --quick --model tiny_cnn --guess 1.9"
+    return run_measured(tmp_path_factory.mktemp("scaling"), command, timeout=300)
 
 
 def test_the_guess_is_compared_with_the_speed_up_of_accelerate_on_two_processes(measured):
     [speedup] = [
         row["median_speedup"]
-        for row in measured.result["rows"]
+        for row in measured.json["rows"]
         if (row["scaling"], row["version"], row["processes"]) == ("strong", "Accelerate", 2)
     ]
     assert f"\n{comparison(1.9, speedup, '×')}\n" in measured.stdout
 
 
 def test_every_case_ran_on_the_reported_number_of_connected_processes(measured):
-    result = measured.result
-    assert result["command"] == "scaling"
+    result = measured.json
     assert (result["processes"], result["threads"], result["device"]) == ([1, 2], 1, "cpu")
     rows = [(r["scaling"], r["version"], r["processes"], r["batch_size"]) for r in result["rows"]]
     for scaled, divided in (("strong", 64), ("weak", 128)):
@@ -258,14 +227,14 @@ def test_every_case_ran_on_the_reported_number_of_connected_processes(measured):
 
 
 def test_speedups_and_shares_are_computed_from_the_images_per_second(measured):
-    rows = {(r["scaling"], r["version"], r["processes"]): r for r in measured.result["rows"]}
+    rows = {(r["scaling"], r["version"], r["processes"]): r for r in measured.json["rows"]}
     plain = rows["strong", "plain PyTorch", 1]["images_per_second"]
     for row in rows.values():
         pairs = zip(row["images_per_second"], plain, strict=True)
         speedups = [rate / alone for rate, alone in pairs]
         assert row["speedups"] == pytest.approx(speedups) and min(speedups) > 0
         assert row["efficiency"] == pytest.approx(statistics.median(speedups) / row["processes"])
-    for fitted in measured.result["fits"]:
+    for fitted in measured.json["fits"]:
         two, alone = (rows[fitted["scaling"], fitted["version"], n] for n in (2, 1))
         pairs = zip(two["images_per_second"], alone["images_per_second"], strict=True)
         ratios = [many / few for many, few in pairs]
@@ -273,16 +242,16 @@ def test_speedups_and_shares_are_computed_from_the_images_per_second(measured):
             assert fitted["shares"] == pytest.approx([2 / ratio - 1 for ratio in ratios])
         else:  # S = 2 − s
             assert fitted["shares"] == pytest.approx([2 - ratio for ratio in ratios])
-    assert len(measured.result["fits"]) == 4
+    assert len(measured.json["fits"]) == 4
 
 
 def test_the_output_and_the_picture_contain_the_gil_measurement(measured):
-    rows = {(row["work"], row["workers"]): row for row in measured.result["gil_rows"]}
+    rows = {(row["work"], row["workers"]): row for row in measured.json["gil_rows"]}
     works = ("preprocessing in Python", "matrix products in torch")
     assert list(rows) == [(work, workers) for work in works for workers in WORKERS]
     for (work, workers), row in rows.items():
         assert re.search(rf"\| {work} +\| {workers} +\|", measured.stdout)
         assert 0 < row["cores_busy"] < 2.2
-    if measured.result["has_gil"]:  # two threads never run Python at the same time
+    if measured.json["has_gil"]:  # two threads never run Python at the same time
         assert rows["preprocessing in Python", "two threads"]["cores_busy"] < 1.15
-    assert "<!-- two threads -->" in measured.drawn and "<!-- raw DDP -->" in measured.drawn
+    assert "<!-- two threads -->" in measured.picture and "<!-- raw DDP -->" in measured.picture

@@ -1,6 +1,5 @@
 """Test that `accel-demo shards` shows which samples each rank reads and which a metric counts."""
 
-import json
 from dataclasses import asdict, replace
 from itertools import chain
 
@@ -9,8 +8,6 @@ import torch
 from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
-from accel_demo.errors import one_line_errors
-from accel_demo.lab.shards import command as shards
 from accel_demo.lab.shards.picture import draw
 from accel_demo.lab.shards.reading import (
     ACCELERATE,
@@ -23,7 +20,7 @@ from accel_demo.lab.shards.reading import (
     read_all,
 )
 from accel_demo.lab.shards.tables import MARKS, explain_uneven_batches, reading_table
-from tests.conftest import run_to_end
+from tests.lab.measured import run_measured
 
 SIZES = [(samples, batch_size) for samples in (1, 4, 22, 30, 36) for batch_size in (3, 6)]
 OPTIONS = [
@@ -72,14 +69,8 @@ def loaders(together):
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory):
-    """The output, the JSON and the picture of one `accel-demo shards --quick` command."""
-    folder = tmp_path_factory.mktemp("quick")
-    command = "accel-demo shards --quick --samples 10 --no-set-epoch".split()
-    files = ["--json", folder / "shards.json", "--plot", folder / "shards.svg"]
-    run = run_to_end([*command, *files], timeout=220)
-    assert run.returncode == 0, run.stderr
-    result = json.loads((folder / "shards.json").read_text())
-    return run.stdout, result, (folder / "shards.svg").read_text()
+    command = "shards --quick --samples 10 --no-set-epoch --guess 4"
+    return run_measured(tmp_path_factory.mktemp("quick"), command)
 
 
 def ids_of(epoch):
@@ -225,7 +216,7 @@ def test_every_text_is_large_enough_and_inside_the_picture(samples, ranks):
 
 
 def test_the_command_prints_the_numbers_of_its_json(quick_run):
-    shown, result, _ = quick_run
+    shown, result = quick_run.stdout, quick_run.json
     assert result["processes"] == 2
     assert shown.startswith("2 connected processes on cpu (gloo): 10 samples, batches of 4 per")
     loaders = []
@@ -240,18 +231,23 @@ def test_the_command_prints_the_numbers_of_its_json(quick_run):
 
 
 def test_gather_counts_sixteen_samples_instead_of_ten(quick_run):
-    shown, result, _ = quick_run
-    accelerate = result["loaders"][1]
+    accelerate = quick_run.json["loaders"][1]
     assert (len(accelerate["gather"]), len(accelerate["gather_for_metrics"])) == (16, 10)
-    assert "16 (10 different) | 10 (10 different)" in shown
+    assert "16 (10 different) | 10 (10 different)" in quick_run.stdout
+
+
+def test_the_guess_is_compared_with_the_duplicates_of_the_last_loader(quick_run):
+    assert quick_run.stdout.endswith(
+        "\nYour guess: 4 samples. The result: 6 samples. Your guess is too low by 2 samples.\n"
+    )
 
 
 def test_the_picture_names_methods_epochs_and_ranks(quick_run):
     for words in (TORCH, ACCELERATE, "epoch 1", "epoch 2", "rank 0", "rank 1", "6 more than once"):
-        assert f"<!-- {words} -->" in quick_run[2]
-    assert "order of epoch 1" in quick_run[2]
-    assert "<!-- read more than once -->" in quick_run[2]
-    assert "never read" not in quick_run[2]  # every sample was read
+        assert f"<!-- {words} -->" in quick_run.picture
+    assert "order of epoch 1" in quick_run.picture
+    assert "<!-- read more than once -->" in quick_run.picture
+    assert "never read" not in quick_run.picture  # every sample was read
 
 
 @pytest.mark.slow
@@ -273,47 +269,3 @@ def test_uneven_batches_are_explained():
     assert "all-reduce of batch 2 on rank 0 would wait for rank 1" in text
     text = explain_uneven_batches([[[0, 1], [2, 3]], [[4, 5], [6]]])
     assert text.startswith("batch 2 has 2, 1 samples by rank.")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--processes 0", "--processes must be at least 1, got 0"),
-        ("--samples 0", "--samples must be from 1 to 10000, got 0"),
-        ("--batch-size -1", "--batch-size must be from 1 to 10000, got -1"),
-        ("--samples 10001 --quick", "--samples must be from 1 to 10000, got 10001"),
-        ("--epochs 0", "--epochs must be from 1 to 100, got 0"),
-        (
-            "--method DistributedSampler --dispatch-batches",
-            "--dispatch-batches is an option of Accelerate: DistributedSampler does not have it",
-        ),
-        (
-            "--split-batches --batch-size 5",
-            "--split-batches splits a batch among 2 processes: --batch-size must be a multiple of "
-            "2, got 5",
-        ),
-        (
-            "--dispatch-batches --no-even-batches",
-            "--dispatch-batches always makes even batches: Accelerate ignores even_batches=False "
-            "there. Remove one of the two flags.",
-        ),
-        (
-            "--drop-last --samples 7",
-            "--drop-last would drop everything: one batch per process needs 8 samples, but "
-            "--samples is 7",
-        ),
-        (
-            "--plot {}/x.svg --samples 401",
-            "--plot draws at most 400 samples and 20 epochs. "
-            "Choose smaller numbers, or use --json.",
-        ),
-        ("--json {}/no/x.json", "cannot write --json {}/no/x.json: No such file or directory"),
-        ("--dispatch", "unrecognized arguments: --dispatch"),
-    ],
-)
-def test_invalid_options_print_one_line(capsys, tmp_path, flags, message):
-    with pytest.raises(SystemExit) as stopped, one_line_errors():
-        shards.main(flags.format(tmp_path).split())
-    expected = f"error: {message.format(tmp_path)}\n"
-    assert (stopped.value.code, *capsys.readouterr()) == (2, "", expected)
-    assert list(tmp_path.iterdir()) == []
