@@ -313,7 +313,7 @@ def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
         middle, below = (statistics.mean(places[strategy]), -0.09), axes.get_xaxis_transform()
         axes.annotate(name, middle, (0, 0), below, "offset points", **centered)
     labels = [index for devices in memories.values() for index in range(len(devices))]
-    axes.set_xticks(sum(places.values(), []), labels, fontsize=8)
+    axes.set_xticks(sum(places.values(), []), list(map(str, labels)), fontsize=8)
     axes.set_ylabel("bytes, in multiples of all parameters")
     axes.set_title(f"What each device holds in a step: {options.model}, {options.optimizer}")
     axes.legend(ncols=6, fontsize=8, loc="upper center", frameon=False)

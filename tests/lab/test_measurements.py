@@ -5,9 +5,9 @@ import random
 from math import comb, log
 
 import pytest
-from accel_demo.lab.flags import write_json
 
 from accel_demo.lab.measurements import Report, Table, median_interval
+from accel_demo.lab.output import write_json
 
 
 def test_the_ends_of_the_interval_are_order_statistics():
