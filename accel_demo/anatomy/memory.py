@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.anatomy.data_parallel.scatter_gather import REPLICATE_BACKWARD
+from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import CLASSES, make_model
-from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
@@ -259,10 +259,10 @@ def _local_batch(device: torch.device) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    parser = Parser(__doc__, plot=True, processes=2)
-    parser.add_option("--model", "small_cnn", "the model", choices=MODELS)
-    parser.add_option("--optimizer", "adamw", "the optimizer", choices=OPTIMIZERS)
-    options = parser.parse_args()
+    parser = command_line(__doc__, processes=2)
+    parser.add_argument("--model", choices=MODELS, default="small_cnn", help="default: small_cnn")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="default: adamw")
+    options = read(parser)
     if GLOBAL_BATCH % options.processes:
         processes = options.processes
         raise UserError(f"--processes must divide the batch of {GLOBAL_BATCH}, got {processes}")
@@ -312,8 +312,8 @@ def draw(memories: dict[str, list[DeviceMemory]], options) -> None:
         name = f"{place_of(strategy)}\n\n{name}"
         middle, below = (statistics.mean(places[strategy]), -0.09), axes.get_xaxis_transform()
         axes.annotate(name, middle, (0, 0), below, "offset points", **centered)
-    labels = [index for devices in memories.values() for index in range(len(devices))]
-    axes.set_xticks(sum(places.values(), []), list(map(str, labels)), fontsize=8)
+    labels = [str(index) for devices in memories.values() for index in range(len(devices))]
+    axes.set_xticks(sum(places.values(), []), labels, fontsize=8)
     axes.set_ylabel("bytes, in multiples of all parameters")
     axes.set_title(f"What each device holds in a step: {options.model}, {options.optimizer}")
     axes.legend(ncols=6, fontsize=8, loc="upper center", frameon=False)
