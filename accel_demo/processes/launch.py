@@ -200,12 +200,18 @@ def start(
     program, *arguments = command
     command = [shutil.which(program, path=environment.get("PATH")) or program, *arguments]
     if path := environment.get(STARTER):
-        options = {"new_session": new_session, "ignored_signal": ignored_signal}
-        options |= {"stdin": stdin, "cwd": cwd}
-        process = _imported(path).start(command, environment, stdout, stderr, **options)
+        process = _imported(path).start(
+            command,
+            environment,
+            stdout,
+            stderr,
+            stdin=stdin,
+            cwd=cwd,
+            new_session=new_session,
+            ignored_signal=ignored_signal,
+        )
         if process is not None:
             return process
-
     return subprocess.Popen(
         command,
         stdin=stdin,
@@ -222,8 +228,7 @@ def start(
 @cache
 def _imported(path: str) -> ModuleType:
     spec = spec_from_file_location("accel_demo_starter", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{STARTER} must be the path of a Python file, got {path}")
+    assert spec and spec.loader, f"{STARTER} must be the path of a Python file, got {path}"
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -16,7 +16,6 @@ import torch
 
 from accel_demo.processes.cleanup import kill_all
 from tests.conftest import (
-    REPOSITORY,
     can_fork,
     fork_server,
     left_behind,
@@ -388,10 +387,10 @@ def test_a_missing_server_causes_an_error_instead_of_a_hang():
         start_process(["python", "-c", ""], output, output, **other)
 
 
-def test_programs_that_the_package_starts_use_the_fork_server_of_the_tests():
+def test_programs_that_the_package_starts_in_any_folder_use_the_fork_server(tmp_path):
     program = "from accel_demo.processes.launch import run_to_end\n"
     program += "print(run_to_end(\"python -c 'import os; print(os.getppid())'\").stdout)"
-    result = run_to_end(["python", "-c", program], cwd=REPOSITORY)
+    result = run_to_end(["python", "-c", program], cwd=tmp_path)
     assert int(result.stdout) == fork_server().process.pid
 
 

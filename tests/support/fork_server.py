@@ -21,6 +21,7 @@ POSIX only.
 """
 
 import atexit
+import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -42,6 +43,7 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -129,8 +131,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
             importlib.import_module(name)
     if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("importing the libraries has started a thread: set OMP_NUM_THREADS=1")
-    gc.collect()
-    gc.freeze()  # so that garbage collection in a child copies no memory pages
+    _make_forks_cheap()
     arguments = _serve(socket.socket(fileno=listener), lifeline, python)
     try:
         _run_program(arguments)
@@ -153,6 +154,29 @@ def main(listener: int, lifeline: int, python: str) -> None:
     os._exit(code & 255)
 
 
+def _make_forks_cheap() -> None:
+    """Reduce the CPU time that each forked process costs, by a factor of four if it does nothing.
+
+    Forking copies the server's page table, and writing to a page copies the page.
+    """
+    gc.collect()
+    gc.freeze()  # so that garbage collection in a child copies no pages
+    # At exit, a child would remove each operator that torch has registered while it was imported.
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
+    if sys.platform == "linux":
+        # Collapse pages to huge pages, which have one entry in the page table instead of 512. If
+        # the kernel cannot do that, forks only take longer.
+        # https://man7.org/linux/man-pages/man2/madvise.2.html
+        MADV_COLLAPSE, madvise = 25, ctypes.CDLL(None).madvise
+        madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, permissions, *_ = line.split()
+            if permissions == "rw-p":
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                madvise(start, end - start, MADV_COLLAPSE)
+
+
 def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
     """Fork a process for each request, and send its exit code to the client.
 
@@ -173,6 +197,7 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
     while True:
         ready = [key.fileobj for key, _ in selector.select()]
         if lifeline in ready:
+            signal.set_wakeup_fd(-1)  # nothing reads from it while the programs are killed
             kill_descendants()
             shutil.rmtree(Path(python).parent, ignore_errors=True)
             os._exit(0)
