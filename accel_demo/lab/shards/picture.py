@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from accel_demo.lab.shards.reading import EpochReads, LoaderReads
+from accel_demo.lab.shards.reading import EpochReads, LoaderReads, readers_of
 from accel_demo.show import COLORS, new_figure
 
 ROOM_FOR_RANKS = 13  # points; cells of at least this width have room for a rank number
@@ -32,7 +32,7 @@ def draw(loaders: list[LoaderReads]):
     room = 72 * (width - MARGINS) / samples  # cell width in points
     for axes, loader in zip(panels, loaders, strict=True):
         for row, epoch in enumerate(loader.epochs):
-            _draw_epoch(axes, row, _readers(epoch, samples), room)
+            _draw_epoch(axes, row, readers_of(epoch.batches, samples), room)
         axes.set_title(loader.settings.name, loc="left", fontsize=10, fontweight="bold")
         axes.set(xlim=(-0.6, samples - 0.4), ylim=(epochs - 0.45, -0.55))
         axes.set_yticks(range(epochs), [f"epoch {row + 1}" for row in range(epochs)], fontsize=9)
@@ -46,16 +46,6 @@ def draw(loaders: list[LoaderReads]):
     panels[-1].set_xlabel("sample")
     figure.legend(handles=legend, loc="outside lower left", ncols=columns, frameon=False)
     return figure
-
-
-def _readers(epoch: EpochReads, samples: int) -> list[list[int]]:
-    """List the ranks that read each sample. A rank that read a sample twice is listed twice."""
-    readers = [[] for _ in range(samples)]
-    for rank, batches in enumerate(epoch.batches):
-        for batch in batches:
-            for sample in batch:
-                readers[sample].append(rank)
-    return readers
 
 
 def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:

@@ -1,9 +1,7 @@
 """Read all epochs on every rank, and gather the samples of one epoch as a metric would."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -153,11 +151,21 @@ def epoch_reads(
     number: int, ranks: Sequence[Batches], first_epoch: Sequence[Batches], samples: int
 ) -> EpochReads:
     """Find samples that were read more than once or never, and compare the order with epoch 1."""
-    reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
+    readers = readers_of(ranks, samples)
     return EpochReads(
         epoch=number,
-        more_than_once=[sample for sample in range(samples) if reads[sample] > 1],
-        never=[sample for sample in range(samples) if not reads[sample]],
+        more_than_once=[sample for sample, ranks_of in enumerate(readers) if len(ranks_of) > 1],
+        never=[sample for sample, ranks_of in enumerate(readers) if not ranks_of],
         same_order_as_epoch_1=ranks == first_epoch if number > 1 else None,
         batches=list(ranks),
     )
+
+
+def readers_of(ranks: Sequence[Batches], samples: int) -> list[list[int]]:
+    """List the ranks that read each sample. A rank that read a sample twice is listed twice."""
+    readers = [[] for _ in range(samples)]
+    for rank, batches in enumerate(ranks):
+        for batch in batches:
+            for sample in batch:
+                readers[sample].append(rank)
+    return readers

@@ -3,7 +3,7 @@
 import string
 
 from accel_demo.anatomy.shards import Batches
-from accel_demo.lab.shards.reading import EpochReads, LoaderReads, ShardsResult
+from accel_demo.lab.shards.reading import EpochReads, LoaderReads, ShardsResult, readers_of
 from accel_demo.show import table
 from accel_demo.wording import counted
 
@@ -43,12 +43,8 @@ def reading_table(loaders: list[LoaderReads]) -> str:
 
 def _map(epoch: EpochReads, samples: int) -> str:
     """Return a character per sample: a rank, "*" (read more than once), or "-" (never read)."""
-    marks = ["-"] * samples
-    for rank, batches in enumerate(epoch.batches):
-        for batch in batches:
-            for sample in batch:
-                marks[sample] = MARKS[rank] if marks[sample] == "-" else "*"
-    return "".join(marks)
+    readers = readers_of(epoch.batches, samples)
+    return "".join("*" if ranks[1:] else MARKS[ranks[0]] if ranks else "-" for ranks in readers)
 
 
 def metric_table(loaders: list[LoaderReads]) -> str:
