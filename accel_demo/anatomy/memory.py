@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.anatomy.data_parallel.scatter_gather import REPLICATE_BACKWARD
-from accel_demo.anatomy.flags import command_line, read
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import CLASSES, make_model
+from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
@@ -259,10 +259,10 @@ def _local_batch(device: torch.device) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    parser = command_line(__doc__, processes=2)
-    parser.add_argument("--model", choices=MODELS, default="small_cnn", help="default: small_cnn")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="default: adamw")
-    options = read(parser)
+    parser = Parser(__doc__, plot=True, processes=2)
+    parser.add_option("--model", "small_cnn", "the model", choices=MODELS)
+    parser.add_option("--optimizer", "adamw", "the optimizer", choices=OPTIMIZERS)
+    options = parser.parse_args()
     if GLOBAL_BATCH % options.processes:
         processes = options.processes
         raise UserError(f"--processes must divide the batch of {GLOBAL_BATCH}, got {processes}")

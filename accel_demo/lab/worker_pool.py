@@ -114,16 +114,18 @@ class WorkerPool:
     def _lines_from(self, workers: list, version: str, time_limit: float) -> list[str]:
         """Return one line from each worker. The workers may answer, or die, in any order."""
         deadline = time.monotonic() + time_limit
-        lines: dict[Any, str] = {}
-        while waiting := [worker.stdout for worker in workers if worker.stdout not in lines]:
+        waiting = {worker.stdout: rank for rank, worker in enumerate(workers)}
+        lines: dict[int, str] = {}  # by rank
+        while waiting:
             answered: list[Any] = wait(waiting, deadline - time.monotonic())
-            lines |= {stdout: stdout.readline() for stdout in answered}
-            if not answered or "" in lines.values():
+            for stdout in answered:
+                lines[waiting.pop(stdout)] = stdout.readline()
+            if not answered or not all(lines.values()):
                 self.stop()  # the other workers would wait forever for a dead one
                 reason = "died" if answered else f"took over {time_limit} s"
                 errors = "\n".join(path.read_text() for path in self.errors)
                 raise RuntimeError(f"{version}: a worker {reason}\n{errors}")
-        return [lines[worker.stdout] for worker in workers]
+        return [lines[rank] for rank in sorted(lines)]
 
     def __enter__(self):
         return self

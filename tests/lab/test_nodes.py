@@ -46,6 +46,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 ON_LOOPBACK = ["accel-demo", "nodes", "--network", "loopback"]
+IN_NAMESPACES = ["accel-demo", "nodes", "--network", "namespaces"]
 IMPORTS = (ast.Import, ast.ImportFrom)
 # Print the line with a single write, so that the lines of two processes do not interleave.
 SLEEP = ["--", sys.executable, "-c", "import os, time; os.write(1, b'started\\n'); time.sleep(300)"]
@@ -275,26 +276,22 @@ def test_a_killed_node_starts_again(start, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_leaves_no_process_behind(number, tmp_path):
-    code = exit_code_after_a_signal(number, ON_LOOPBACK, tmp_path)
-    assert code == (-number if number == signal.SIGKILL else 130)
-
-
-def exit_code_after_a_signal(number: int, options: list, folder: Path) -> int:
-    """Start four sleeping processes, send a signal to `accel-demo nodes`, and wait.
-
-    Assert that the processes are gone, and so are the network namespaces in which they ran.
-    """
+@pytest.mark.parametrize(
+    "options",
+    [ON_LOOPBACK, pytest.param(IN_NAMESPACES, marks=[pytest.mark.system, in_namespaces])],
+    ids=["loopback", "namespaces"],
+)
+def test_a_signal_leaves_no_process_namespace_or_interface_behind(number, options, tmp_path):
+    """A namespace is gone as soon as no process runs in it, and its interfaces with it."""
     seconds = GRACE if number == signal.SIGKILL else 0.5  # a killed command waits for nothing
-    with running([*options, *SLEEP], folder, seconds) as process:
+    with running([*options, *SLEEP], tmp_path, seconds) as process:
         children = psutil.Process(process.pid).children(recursive=True)
         own = {namespace_of(child.pid) for child in children} - {namespace_of(os.getpid())}
         assert len(own) == (3 if options == IN_NAMESPACES else 0)  # one per node, and the switch's
         process.send_signal(number)
-        code = process.wait(30)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else 130)
     assert not own.intersection(map(namespace_of, psutil.pids()))
-    assert "Traceback" not in (folder / "stderr").read_text()
-    return code
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
 @contextmanager
@@ -314,9 +311,7 @@ def running(words: list, folder: Path, seconds: float = 0.5):
 def nothing_is_left(seconds: float = 0.5):
     """Assert that the processes that are started inside the `with` statement are gone after it.
 
-    They have `seconds` to exit. A network namespace is gone as soon as no process runs in it, and
-    its interfaces with it. So it only remains to check that this machine's own network has the same
-    interfaces as before.
+    They have `seconds` to exit. This machine's own network has the same interfaces as before.
     """
     before, interfaces = processes_below_this_one(), socket.if_nameindex()
     yield
@@ -340,8 +335,6 @@ def wait_until(is_true, seconds: float = 60) -> None:
 
 
 # --- namespaces
-
-IN_NAMESPACES = ["accel-demo", "nodes", "--network", "namespaces"]
 
 
 @pytest.mark.system
@@ -369,14 +362,6 @@ def test_two_simulations_at_once_do_not_see_each_other(start, tmp_path):
         other.send_signal(signal.SIGINT)
         assert other.wait(30) == 130
     assert "processes 4" in ended.stdout and ended.returncode == 0
-
-
-@pytest.mark.system
-@in_namespaces
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_leaves_no_process_namespace_or_interface_behind(number, tmp_path):
-    code = exit_code_after_a_signal(number, IN_NAMESPACES, tmp_path)
-    assert code == (-number if number == signal.SIGKILL else 130)
 
 
 @pytest.mark.system

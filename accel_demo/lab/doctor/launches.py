@@ -46,8 +46,7 @@ def flags_for(config: dict) -> tuple[str, ...]:
     """
     if "num_machines" not in config:
         return ()
-    names = ("num_machines", "machine_rank", "num_processes")
-    names += ("main_process_ip", "main_process_port")
+    names = "num_machines machine_rank num_processes main_process_ip main_process_port".split()
     values = {name: config[name] for name in names if config.get(name) is not None}
     return tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
 

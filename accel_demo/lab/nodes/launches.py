@@ -82,7 +82,10 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
         words[place:place] = accelerate_flags(words[place:], plan, node)
     else:
         check_not_elastic(plan, Path(words[0]).name)
-        shared |= torchrun_variables(plan, node)
+        # A torchrun inside reads the flags that are not on its command line from these variables.
+        # Source: the class `env` in torch/distributed/argparse_util.py
+        values = (plan.nodes, node, plan.processes_per_node, plan.address, plan.port)
+        shared |= dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
     return [(words, shared)]
 
 
@@ -120,15 +123,6 @@ def torchrun_flags(plan: Plan, node: int) -> list[str]:
         flags = f"--nnodes {plan.nodes} --node-rank {node} --master-addr {plan.address} "
         flags += f"--master-port {plan.port} --rdzv-conf timeout={MEETING}"
     return f"{flags} --nproc-per-node {plan.processes_per_node}".split()
-
-
-def torchrun_variables(plan: Plan, node: int) -> dict[str, str]:
-    """Return the variables from which torchrun reads the flags that are not on its command line.
-
-    Source: the class `env` in torch/distributed/argparse_util.py.
-    """
-    values = (plan.nodes, node, plan.processes_per_node, plan.address, plan.port)
-    return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
 
 
 def accelerate_flags(words: list[str], plan: Plan, node: int) -> list[str]:
