@@ -98,7 +98,9 @@ def test_a_fused_step_changes_the_weights_like_an_unfused_step(model, name):
 
 def three_steps(config: TrainConfig, initial: torch.nn.Module, precision: str):
     """Return the weights after three optimizer steps that all use the gradients of `initial`."""
-    model = copy.deepcopy(initial)  # including the gradients and their memory layout
+    model = copy.deepcopy(initial)  # without the gradients
+    for parameter, with_gradient in zip(model.parameters(), initial.parameters(), strict=True):
+        parameter.grad = with_gradient.grad.clone()  # in the same memory layout
     optimizer = make_optimizer(config, model, precision)
     assert optimizer.defaults["fused"] is (None if precision == "fp16" else True)
     for _ in range(3):

@@ -6,8 +6,11 @@ import torch
 from accel_demo import train, train_ddp
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.processes.environment import rank_environment
+from accel_demo.processes.launch import free_port
 from accel_demo.processes.launch_checks import KIND_VARIABLES, check_kind, check_launch
 from accel_demo.processes.lost_processes import report_lost_processes
+from tests.core.test_bad_input import one_line
 
 
 def test_a_missing_process_is_reported_in_one_line(start, tmp_path):
@@ -67,9 +70,8 @@ def launch_as(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
 
     def launch_as(kind: str) -> None:
-        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29618", "FSDP_VERSION": "2"}
-        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        for name, value in {**store, **ranks, KIND_VARIABLES[kind]: "true"}.items():
+        variables = {**rank_environment(0, 1, free_port()), "FSDP_VERSION": "2"}
+        for name, value in {**variables, KIND_VARIABLES[kind]: "true"}.items():
             monkeypatch.setenv(name, value)
 
     return launch_as
@@ -77,11 +79,14 @@ def launch_as(monkeypatch):
 
 @pytest.mark.parametrize("kind", KIND_VARIABLES)
 @pytest.mark.parametrize("main", [train.main, train_ddp.main])
-def test_a_kind_that_would_silently_become_ddp_is_refused(kind, main, launch_as, tmp_path):
+def test_a_kind_that_would_silently_become_ddp_is_refused(kind, main, launch_as, tmp_path, capsys):
     launch_as(kind)
-    name = "FSDP2" if kind == "FSDP" else kind
-    with pytest.raises(UserError, match=f"^{name} needs a GPU for each process: without them,"):
+    with pytest.raises(SystemExit) as stopped, one_line_errors():
         main(TrainConfig(run_dir=str(tmp_path / "run")))
+    assert stopped.value.code == 2
+    name = "FSDP2" if kind == "FSDP" else kind
+    message = one_line(capsys.readouterr().err)
+    assert message.startswith(f"{name} needs a GPU for each process: without them,")
     assert not (tmp_path / "run").exists()
 
 
