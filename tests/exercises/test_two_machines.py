@@ -246,7 +246,6 @@ def test_a_right_answer_with_a_barrier_inside_a_block_gets_a_remark(start, tmp_p
         f"1 on the other. But the barrier on line {line + 1} works only because it happens to "
         f"match the barrier of the `with` block on line {line - 1}. Call it after the block\n"
     )
-    assert check(start, "44", EXERCISE.answer).stdout.endswith("1 on the other\n")
 
 
 def test_the_exercise_describes_exactly_the_actions_there_are(nodes):

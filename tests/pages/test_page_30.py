@@ -59,10 +59,42 @@ RIGHT = [  # (text in the model answer, replacement, …)
 ]
 
 
-def observe_all(answers):
-    """Grade all answers in one process group. Return this rank's report on each answer."""
+def measurements(answers: list[str]) -> dict:
+    """Return what this rank measures. All of it takes place in one process group."""
     observe, device = load_grader("30").observe, torch.device("cpu")
-    return [grading.fill_in({}, observe, Path(answer), device) for answer in answers]
+    return {
+        "gathered in the loop": samples_gathered_for_metrics(in_the_loop=True),
+        "gathered after the loop": samples_gathered_for_metrics(in_the_loop=False),
+        "unfinished epochs, seedable": first_batches_of_unfinished_epochs(seedable=True),
+        "unfinished epochs": first_batches_of_unfinished_epochs(seedable=False),
+        "only the loader drops": samples_of_distributed_sampler(sampler_drops=False),
+        "the sampler drops": samples_of_distributed_sampler(sampler_drops=True),
+        "Accelerate drops": samples_read_with_drop_last(),
+        "reports": [grading.fill_in({}, observe, Path(answer), device) for answer in answers],
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(together, tmp_path_factory):
+    """Call `measurements` on three ranks, and return each rank's result.
+
+    The answers are the unsolved file, each wrong answer and each right one.
+    """
+    folder, model_answer = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
+    answers = [EXERCISES / "30_exact_accuracy.py"]
+    for number, changes in enumerate([*(changes for *changes, _ in WRONG), *RIGHT]):
+        text = model_answer
+        for old, new in zip(changes[::2], changes[1::2], strict=True):
+            text = edited(text, old, new)
+        answers.append(folder / f"answer_{number}.py")
+        answers[-1].write_text(text)
+    return together(measurements, 3, timeout=220, answers=[str(answer) for answer in answers])
+
+
+@pytest.fixture
+def reports(ranks):
+    """For the unsolved file, each wrong and each right answer, return a report per rank."""
+    return [list(of_all) for of_all in zip(*(rank["reports"] for rank in ranks), strict=True)]
 
 
 def samples_gathered_for_metrics(in_the_loop: bool) -> int:
@@ -74,9 +106,9 @@ def samples_gathered_for_metrics(in_the_loop: bool) -> int:
     return len(accelerator.gather_for_metrics(torch.cat(list(loader))))
 
 
-def test_after_the_loop_gather_for_metrics_does_not_remove_padding(together):
-    assert together(samples_gathered_for_metrics, 3, in_the_loop=True) == [22] * 3
-    assert together(samples_gathered_for_metrics, 3, in_the_loop=False) == [30] * 3
+def test_after_the_loop_gather_for_metrics_does_not_remove_padding(ranks):
+    assert [rank["gathered in the loop"] for rank in ranks] == [22] * 3
+    assert [rank["gathered after the loop"] for rank in ranks] == [30] * 3
 
 
 def first_batches_of_unfinished_epochs(seedable: bool) -> list[list[int]]:
@@ -90,11 +122,12 @@ def first_batches_of_unfinished_epochs(seedable: bool) -> list[list[int]]:
     return [*batches, next(iter(loader)).tolist()]
 
 
-def test_only_the_seedable_sampler_repeats_the_order_after_an_unfinished_epoch(together):
-    for *batches, of_epoch_1 in together(first_batches_of_unfinished_epochs, 3, seedable=True):
+def test_only_the_seedable_sampler_repeats_the_order_after_an_unfinished_epoch(ranks):
+    for rank in ranks:
+        *batches, of_epoch_1 = rank["unfinished epochs, seedable"]
         assert batches == 3 * batches[:1]
         assert of_epoch_1 != batches[0]
-    for *batches, _ in together(first_batches_of_unfinished_epochs, 3, seedable=False):
+        *batches, _ = rank["unfinished epochs"]
         assert batches[0] != batches[1] != batches[2] != batches[0]
 
 
@@ -104,26 +137,16 @@ def samples_of_distributed_sampler(sampler_drops: bool) -> list[int]:
     return torch.cat(list(loader)).tolist()
 
 
-def test_drop_last_in_the_loader_alone_does_not_stop_distributed_sampler_from_padding(together):
-    padded = [*chain(*together(samples_of_distributed_sampler, 3, sampler_drops=False))]
+def samples_read_with_drop_last() -> list[int]:
+    loader = Accelerator(cpu=True).prepare(DataLoader(range(22), 5, drop_last=True))
+    return torch.cat(list(loader)).tolist()
+
+
+def test_drop_last_in_the_loader_alone_does_not_stop_distributed_sampler_from_padding(ranks):
+    padded = [*chain(*(rank["only the loader drops"] for rank in ranks))]
     assert (len(padded), len(set(padded))) == (24, 22)
-    dropped = [*chain(*together(samples_of_distributed_sampler, 3, sampler_drops=True))]
+    dropped = [*chain(*(rank["the sampler drops"] for rank in ranks))]
     assert (len(dropped), len(set(dropped))) == (12, 12)
-
-
-@pytest.fixture(scope="module")
-def reports(together, tmp_path_factory):
-    """For the unsolved file, each wrong and each right answer, return a report per rank."""
-    folder, model_answer = tmp_path_factory.mktemp("answers"), ANSWER.read_text()
-    answers = [EXERCISES / "30_exact_accuracy.py"]
-    for number, changes in enumerate([*(changes for *changes, _ in WRONG), *RIGHT]):
-        text = model_answer
-        for old, new in zip(changes[::2], changes[1::2], strict=True):
-            text = edited(text, old, new)
-        answers.append(folder / f"answer_{number}.py")
-        answers[-1].write_text(text)
-    ranks = together(observe_all, 3, timeout=220, answers=[str(answer) for answer in answers])
-    return [list(of_all) for of_all in zip(*ranks, strict=True)]
 
 
 def mistake_of_group(by_rank: list[dict]) -> str:
@@ -181,13 +204,8 @@ def test_the_page_names_the_rank_that_would_wait():
     assert text.count("Samples that a metric counts") == 2  # not if the ranks' batches are uneven
 
 
-def samples_read_with_drop_last() -> list[int]:
-    loader = Accelerator(cpu=True).prepare(DataLoader(range(22), 5, drop_last=True))
-    return torch.cat(list(loader)).tolist()
-
-
-def test_with_drop_last_accelerate_leaves_out_7_of_22_samples(together):
-    read = [*chain(*together(samples_read_with_drop_last, 3))]
+def test_with_drop_last_accelerate_leaves_out_7_of_22_samples(ranks):
+    read = [*chain(*(rank["Accelerate drops"] for rank in ranks))]
     assert len(read) == len(set(read)) == 22 - 7
     text = " ".join((TUTORIALS / PAGE).read_text().split())
     assert f"here {22 - len(read)} of the 22." in text

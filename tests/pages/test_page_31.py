@@ -93,15 +93,24 @@ WRONG = [  # (edits to the model answer, part of the grader's message)
 ]
 
 
-def grade_all(answers: list[str]) -> tuple[list[str], tuple[float, list[float], list[float]]]:
-    """Return each answer's mistake, or "", and the results of the three functions below.
+def measurements(answers: list[str]) -> dict:
+    """Return what this rank measures. All of it takes place in one process group.
 
-    Everything runs in one process group.
+    "mistakes" contains the mistake in each answer, or "".
     """
     grader, device = load_grader("31"), torch.device("cpu")
-    mistakes = [mistake_in(grader, answer, device) for answer in answers]
-    rates = (rates_of_a_short_one_cycle_schedule(), rates_of_a_plateau_scheduler_stepped_once())
-    return mistakes, (last_rate_with_accumulation(), *rates)
+    return {
+        "mistakes": [mistake_in(grader, answer, device) for answer in answers],
+        "last rate": last_rate_with_accumulation(),
+        "one cycle": rates_of_a_short_one_cycle_schedule(),
+        "plateau": rates_of_a_plateau_scheduler_stepped_once(),
+        "advances": [lengths_and_advances_of_an_epoch(samples) for samples in (6, 5)],
+        "weights": shuffled_weights(),
+    }
+
+
+def shuffled_weights() -> list[torch.Tensor]:
+    return [weights_after_a_shuffled_epoch(is_seedable) for is_seedable in (True, False)]
 
 
 def last_rate_with_accumulation() -> float:
@@ -140,11 +149,11 @@ def weights_after_a_shuffled_epoch(is_seedable: bool) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-def test_a_divided_batch_gives_the_same_weights_only_with_a_seedable_sampler(together):
-    for is_seedable in (True, False):
-        [one] = together(weights_after_a_shuffled_epoch, 1, is_seedable=is_seedable)
-        two, _ = together(weights_after_a_shuffled_epoch, 2, is_seedable=is_seedable)
-        assert torch.allclose(one, two, atol=1e-6) == is_seedable
+def test_a_divided_batch_gives_the_same_weights_only_with_a_seedable_sampler(together, ranks):
+    [[seedable, other]] = together(shuffled_weights, 1)
+    seedable_on_two, other_on_two = ranks[0]["weights"]
+    assert torch.allclose(seedable, seedable_on_two, atol=1e-6)
+    assert not torch.allclose(other, other_on_two, atol=1e-6)
 
 
 def lengths_and_advances_of_an_epoch(samples: int) -> tuple[int, int, int]:
@@ -160,9 +169,8 @@ def lengths_and_advances_of_an_epoch(samples: int) -> tuple[int, int, int]:
     return before, len(loader), int(scheduler.get_last_lr()[0])
 
 
-def test_by_default_a_scheduler_advances_n_times_the_length_after_prepare(together):
-    assert together(lengths_and_advances_of_an_epoch, 2, samples=6) == [(6, 3, 6)] * 2
-    assert together(lengths_and_advances_of_an_epoch, 2, samples=5) == [(5, 3, 6)] * 2
+def test_by_default_a_scheduler_advances_n_times_the_length_after_prepare(ranks):
+    assert [rank["advances"] for rank in ranks] == [[(6, 3, 6), (5, 3, 6)]] * 2
 
 
 def rates_of_a_short_one_cycle_schedule() -> list[float]:
@@ -192,8 +200,8 @@ def rates_of_a_plateau_scheduler_stepped_once() -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def verdicts(together, tmp_path_factory):
-    """Call `grade_all` on two ranks, and return each rank's result.
+def ranks(together, tmp_path_factory):
+    """Call `measurements` on two ranks, and return each rank's result.
 
     The answers are the unsolved file, the model answer, and the model answer with each of the
     edits in `RIGHT` and `WRONG`.
@@ -206,20 +214,20 @@ def verdicts(together, tmp_path_factory):
             text = edited(text, old, new)
         answers.append(folder / f"answer {number}.py")
         answers[-1].write_text(text)
-    return together(grade_all, 2, answers=[str(answer) for answer in answers])
+    return together(measurements, 2, answers=[str(answer) for answer in answers])
 
 
-def test_with_accumulation_over_four_batches_only_a_quarter_of_the_schedule_is_done(verdicts):
-    assert [rate for _, (rate, *_) in verdicts] == [0.75, 0.75]
+def test_with_accumulation_over_four_batches_only_a_quarter_of_the_schedule_is_done(ranks):
+    assert [rank["last rate"] for rank in ranks] == [0.75, 0.75]
 
 
-def test_a_plateau_scheduler_prepared_with_the_argument_counts_each_epoch_once(verdicts):
-    for _, (*_, rates) in verdicts:
-        assert rates == pytest.approx([1, 1, 0.1, 0.1])
+def test_a_plateau_scheduler_prepared_with_the_argument_counts_each_epoch_once(ranks):
+    for rank in ranks:
+        assert rank["plateau"] == pytest.approx([1, 1, 0.1, 0.1])
 
 
-def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_one_step_past_its_end(verdicts):
-    for _, (_, rates, _) in verdicts:
+def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_one_step_past_its_end(ranks):
+    for rates in (rank["one cycle"] for rank in ranks):
         assert len(set(rates[:15])) == 15 and len(set(rates[15:])) == 1
         assert 1e-5 < rates[-1] < 0.005  # it has risen a little: the schedule ends at 4e-6
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -232,9 +240,9 @@ def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_one_step_past_its
             scheduler.step()
 
 
-def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(verdicts):
-    ((not_done, *mine), _), (others, _) = verdicts
-    assert [not_done, *mine] == others
+def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(ranks):
+    not_done, *mine = ranks[0]["mistakes"]
+    assert [not_done, *mine] == ranks[1]["mistakes"]
     assert not_done.startswith("a step uses 32 samples instead of 16")
     assert not_done.endswith("Also wrong: the first learning rate and the schedule")
     rights = 1 + len(RIGHT)
