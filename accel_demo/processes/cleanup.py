@@ -61,9 +61,9 @@ def kill_descendants(spare_resource_tracker: bool = False) -> None:
 def _running_descendants(spare_resource_tracker: bool) -> list[psutil.Process]:
     running = []
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            is_tracker = any("resource_tracker" in word for word in process.cmdline())
-            is_spared = spare_resource_tracker and is_tracker
+        with suppress(psutil.Error):
+            words = process.cmdline() if spare_resource_tracker else []
+            is_spared = any("resource_tracker" in word for word in words)
             if process.status() != psutil.STATUS_ZOMBIE and not is_spared:
                 running.append(process)
     return running
