@@ -10,7 +10,7 @@ of waiting forever.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,28 +227,23 @@ def _examples(device: torch.device) -> Iterator[CollectiveExample]:
     row = torch.arange(1, world_size + 1, device=device) * 10**rank
     parts, first, nothing = list(row.split(1)), row[:1], row[:0]
 
-    def example(collective: Callable, before, after, *arguments) -> CollectiveExample:
+    empty_row, empty = torch.zeros_like(row), torch.zeros_like(first)
+    examples = [  # (collective, input on this rank, output, arguments)
+        (broadcast, row, row.clone(), lambda out: (out, 0)),
+        (scatter, row if rank == 0 else nothing, empty.clone(), lambda out: (out, parts, 0)),
+        (gather, first, empty_row.clone(), lambda out: (first, list(out.split(1)), 0)),
+        (all_gather, first, empty_row.clone(), lambda out: (list(out.split(1)), first)),
+        (reduce, row, row.clone(), lambda out: (out, 0)),
+        (reduce_scatter, row, empty.clone(), lambda out: (out, parts)),
+        (all_reduce, row, row.clone(), lambda out: (out,)),
+        (all_to_all, row, empty_row.clone(), lambda out: (list(out.split(1)), parts)),
+    ]
+    for collective, before, out, arguments in examples:  # `split` returns views of the output
         wire = Wire()
-        collective(*arguments, wire)
+        collective(*arguments(out), wire)
+        after = nothing if collective is gather and rank > 0 else out
         numbers = gather_objects(before.tolist()), gather_objects(after.tolist())
-        return CollectiveExample(collective.__name__, *numbers, wire.messages())
-
-    out = row.clone()
-    yield example(broadcast, row, out, out, 0)
-    out = torch.zeros_like(first)
-    yield example(scatter, row if rank == 0 else nothing, out, out, parts, 0)
-    out = torch.zeros_like(row)  # `gather` writes to views of this tensor
-    yield example(gather, first, out if rank == 0 else nothing, first, list(out.split(1)), 0)
-    out = torch.zeros_like(row)
-    yield example(all_gather, first, out, list(out.split(1)), first)
-    out = row.clone()
-    yield example(reduce, row, out, out, 0)
-    out = torch.zeros_like(first)
-    yield example(reduce_scatter, row, out, out, parts)
-    out = row.clone()
-    yield example(all_reduce, row, out, out)
-    out = torch.zeros_like(row)
-    yield example(all_to_all, row, out, list(out.split(1)), parts)
+        yield CollectiveExample(collective.__name__, *numbers, wire.messages())
 
 
 def draw(examples: list[CollectiveExample], path: Path) -> None:

@@ -71,8 +71,8 @@ def compare_with_the_library(device, examples):
     return counts
 
 
-def compare(case, device, counts) -> str:
-    """Return the name of the first collective whose result differs from the library's, or ""."""
+def compare(case, device, counts) -> list[str]:
+    """Return the names of the collectives whose results differ from the library's."""
     wire = Wire()
     ranks, root = range(wire.world_size), case["root"] % wire.world_size
     counts["cases"] += 1
@@ -103,41 +103,38 @@ def compare(case, device, counts) -> str:
     own, many = make(wire.rank), [make(wire.rank, number) for number in ranks]
     blank = torch.full_like(own, 1)
 
+    agrees = {}
     ours, theirs = laid_out(own), own.clone()
     by_hand.broadcast(ours, root, wire)
     dist.broadcast(theirs, root)
-    if not same([ours], [theirs]):
-        return "broadcast"
+    agrees["broadcast"] = same([ours], [theirs])
 
     ours, theirs = laid_out(blank), blank.clone()
     here = wire.rank == root
     by_hand.scatter(ours, [*map(laid_out, many)] if here else None, root, wire)
     dist.scatter(theirs, many if here else None, root)
-    if not same([ours], [theirs]):
-        return "scatter"
+    agrees["scatter"] = same([ours], [theirs])
 
     ours, theirs = [laid_out(blank) for _ in ranks], [blank.clone() for _ in ranks]
     by_hand.gather(laid_out(own), ours if here else None, root, wire)
     dist.gather(own, theirs if here else None, root)
-    if not same(ours, theirs):
-        return "gather"
+    agrees["gather"] = same(ours, theirs)
 
     ours, theirs = [laid_out(blank) for _ in ranks], [blank.clone() for _ in ranks]
     by_hand.all_gather(ours, laid_out(own), wire)
     dist.all_gather(theirs, own)
-    if not same(ours, theirs):
-        return "all_gather"
+    agrees["all_gather"] = same(ours, theirs)
 
     ours = [laid_out(blank) for _ in ranks]
     by_hand.all_to_all(ours, [*map(laid_out, many)], wire)
     theirs = torch.zeros(wire.world_size * own.numel()).to(own)
     dist.all_to_all_single(theirs, torch.cat([part.flatten() for part in many]))
-    if not same([torch.cat([part.flatten() for part in ours])], [theirs]):
-        return "all_to_all"
+    agrees["all_to_all"] = same([torch.cat([part.flatten() for part in ours])], [theirs])
 
     operation, dtype = case["operation"], case["dtype"]
     if operation == "mean" and not dtype.is_floating_point:
-        return ""  # a mean of integers is an error, which `make_mistakes` checks
+        # A mean of integers is an error, which `make_mistakes` checks.
+        return [name for name, agree in agrees.items() if not agree]
     counts["reductions"] += 1
 
     def close(ours, theirs, parts):
@@ -159,23 +156,21 @@ def compare(case, device, counts) -> str:
     ours, theirs = laid_out(own), own.clone()
     by_hand.reduce(ours, root, wire, operation)
     dist.reduce(theirs, root, LIBRARY[operation])
-    if not (close(ours, theirs, parts) if here else torch.equal(ours, own)):
-        return "reduce"
+    agrees["reduce"] = close(ours, theirs, parts) if here else torch.equal(ours, own)
 
     ours, theirs = laid_out(own), own.clone()
     by_hand.all_reduce(ours, wire, operation)
     dist.all_reduce(theirs, LIBRARY[operation])
     in_order = functools.reduce(OPERATIONS[operation], parts)
     in_order = in_order / wire.world_size if operation == "mean" else in_order
-    if not close(ours, theirs, parts) or not torch.equal(ours, in_order):
-        return "all_reduce"
+    agrees["all_reduce"] = close(ours, theirs, parts) and torch.equal(ours, in_order)
 
     ours, theirs = laid_out(blank), blank.clone()
     by_hand.reduce_scatter(ours, [*map(laid_out, many)], wire, operation)
     dist.reduce_scatter(theirs, many, LIBRARY[operation])
-    if not close(ours, theirs, [make(rank, wire.rank) for rank in ranks]):
-        return "reduce_scatter"
-    return ""
+    parts = [make(rank, wire.rank) for rank in ranks]
+    agrees["reduce_scatter"] = close(ours, theirs, parts)
+    return [name for name, agree in agrees.items() if not agree]
 
 
 def test_every_collective_has_the_same_result_as_the_librarys(results):
