@@ -6,7 +6,6 @@ import itertools
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -59,13 +58,12 @@ def test_each_row_names_functions_and_tests_that_exist(row):
         assert name in names and name.startswith("test_"), f"{file}::{name}"
 
 
-def test_every_program_prints_its_help_and_exits():
-    code = "import sys, runpy\n"
+def test_every_program_prints_its_help_and_exits(start):
+    code = "import sys, runpy, warnings\nwarnings.simplefilter('error')\n"
     code += "for name in sys.argv[1:]:\n    sys.argv = [name, '--help']\n"
     code += "    try: runpy.run_module(f'accel_demo.anatomy.{name}', run_name='__main__')\n"
     code += "    except SystemExit as end: assert not end.code\n"
-    command = [sys.executable, "-W", "error", "-c", code, *COMMANDS]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    shown = start(["python", "-c", code, *COMMANDS])
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.count("--plot FILE") >= len(set(COMMANDS))
 
