@@ -28,17 +28,18 @@ def figure_of(result: TimelineResult):
     """Return a figure with lanes and a legend, and with two plots if bucket sizes were compared."""
     from matplotlib.patches import Patch
 
-    rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
-    heights = [1.4 + 0.34 * rows + 0.2 * len(result.ranks), 0.3] + [2.6] * bool(result.sweep)
+    lane_rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
+    heights = [1.4 + 0.34 * lane_rows + 0.2 * len(result.ranks), 0.3] + [2.6] * bool(result.sweep)
     figure = new_figure(8, sum(heights))
-    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
-    _draw_lanes(figure.add_subplot(grid[0, :]), result)
-    legend = figure.add_subplot(grid[1, :])
-    legend.set_axis_off()
+    rows = [["lanes"] * 2, ["legend"] * 2] + [["shares", "lengths"]] * bool(result.sweep)
+    panels = figure.subplot_mosaic(rows, height_ratios=heights)
+    _draw_lanes(panels["lanes"], result)
+    panels["legend"].set_axis_off()
     patches = [Patch(color=color, label=phase) for phase, color in COLOR_OF.items()]
-    legend.legend(handles=patches, ncols=len(patches), fontsize=9, frameon=False, loc="center")
+    style = {"ncols": len(patches), "fontsize": 9, "frameon": False, "loc": "center"}
+    panels["legend"].legend(handles=patches, **style)
     if result.sweep:
-        _draw_sweep([figure.add_subplot(grid[2, column]) for column in (0, 1)], result.sweep)
+        _draw_sweep(panels["shares"], panels["lengths"], result.sweep)
     return figure
 
 
@@ -94,26 +95,21 @@ def _draw_bars(axes, lane: list[Bar], top: float, visible_ms: float) -> None:
                 axes.broken_barh(spans, place, fc=color, ec=edges, linewidth=0.4, zorder=3)
 
 
-def _draw_sweep(both_axes: list, sweep: list[BucketTrial]) -> None:
+def _draw_sweep(share_axes, step_axes, sweep: list[BucketTrial]) -> None:
     """Plot the hidden share of the all-reduce and the step time against the bucket size."""
     sweep = sorted(sweep, key=lambda trial: trial.bucket_mb)
     sizes = [trial.bucket_mb for trial in sweep]
     shares = [100 * trial.hidden_share for trial in sweep]
     lengths = [trial.step_ms for trial in sweep]
-    for axes, values, highest, title, color in (
-        (both_axes[0], shares, 105, "all-reduce hidden under backward (%)", COLORS[1]),
-        (
-            both_axes[1],
-            lengths,
-            max(lengths) * 1.15,
-            "step time (ms), with 90 % interval",
-            COLORS[0],
-        ),
+    share_axes.plot(sizes, shares, "o-", color=COLORS[1], linewidth=1.5)
+    step_axes.plot(sizes, lengths, "o-", color=COLORS[0], linewidth=1.5)
+    if all(trial.step_interval for trial in sweep):
+        low, high = zip(*(trial.step_interval for trial in sweep), strict=True)
+        step_axes.vlines(sizes, low, high, color=COLORS[0], linewidth=1)
+    for axes, highest, title in (
+        (share_axes, 105, "all-reduce hidden under backward (%)"),
+        (step_axes, max(lengths) * 1.15, "step time (ms), with 90 % interval"),
     ):
-        axes.plot(sizes, values, "o-", color=color, linewidth=1.5)
-        if axes is both_axes[1] and all(trial.step_interval for trial in sweep):
-            low, high = zip(*(trial.step_interval for trial in sweep), strict=True)
-            axes.vlines(sizes, low, high, color=color, linewidth=1)
         axes.set_xscale("log")
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=9)
         axes.minorticks_off()
