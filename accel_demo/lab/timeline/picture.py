@@ -31,7 +31,7 @@ def figure_of(result: TimelineResult):
     lane_rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
     heights = [1.4 + 0.34 * lane_rows + 0.2 * len(result.ranks), 0.3] + [2.6] * bool(result.sweep)
     figure = new_figure(8, sum(heights))
-    rows = [["lanes"] * 2, ["legend"] * 2] + [["shares", "lengths"]] * bool(result.sweep)
+    rows: list = [["lanes"] * 2, ["legend"] * 2] + [["shares", "lengths"]] * bool(result.sweep)
     panels = figure.subplot_mosaic(rows, height_ratios=heights)
     _draw_lanes(panels["lanes"], result)
     panels["legend"].set_axis_off()
