@@ -13,7 +13,7 @@ images, which are too few to reach a target.
 """
 
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -26,6 +26,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.lab import machine
 from accel_demo.lab.measurements import Report, Table
+from accel_demo.options import Parser
 
 REPEATS = 3
 # Flags that set the training length of train.py for each target. Accuracy is best at the end of the
@@ -35,7 +36,7 @@ MARGIN = 0.003  # a run may miss its target by this much, but the mean of the ru
 OURS, BASELINE = "accel-demo", "conventional baseline"
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     help = "folder with Fashion-MNIST (default: data)"
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help=help)
 

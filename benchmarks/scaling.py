@@ -9,7 +9,7 @@ Two connected processes also wait for each other in each step and average their 
 --accumulate, they do so less often.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import methodcaller
@@ -20,6 +20,7 @@ from measuring import in_turns, main
 from accel_demo.config import TrainConfig
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
+from accel_demo.options import Parser
 
 REPEATS = 15
 # A run has 60 micro-batches, but at least 10 steps. The first tenth of the steps is warm-up.
@@ -27,7 +28,7 @@ MICRO_BATCHES, LEAST_STEPS = 60, 10
 ALONE, APART, TOGETHER = "1 process", "2 processes, each for itself", "2 processes, one training"
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     help = "micro-batches per optimizer step; gradients are averaged once per step (default: 1)"
     parser.add_argument("--accumulate", type=int, default=1, metavar="N", help=help)
 

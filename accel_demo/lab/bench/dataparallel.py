@@ -14,7 +14,7 @@ code in it. Without GPUs, our own DataParallel replaces nn.DataParallel, because
 replicas in two threads even on a CPU.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 import torch
 from tqdm import tqdm
@@ -25,13 +25,14 @@ from accel_demo.lab.bench import forward
 from accel_demo.lab.machine import usable_cores
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
+from accel_demo.options import Parser
 
 REPEATS = 9
 STEPS, WARM_UP = 40, 4  # steps per run, and how many of them are warm-up
 PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     help = "the model to train (default: small_cnn)"
     parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
     help = "images per optimizer step over all devices (default: 256)"

@@ -14,7 +14,7 @@ import shutil
 import signal
 import statistics
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,6 +32,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.bench import precision_training
 from accel_demo.lab.measurements import Report, Table, median_interval
+from accel_demo.options import Parser
 from accel_demo.processes.cleanup import kill_tree, sigterm_raises
 from accel_demo.processes.devices import own_device
 
@@ -75,7 +76,7 @@ class PrecisionReport(Report):
         draw(self.runs, path)
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     default = ["small_cnn", "resnet18"]
     help = f"models to train (default: {' '.join(default)})"
     parser.add_argument("--models", nargs="+", choices=MODELS, default=default, help=help)

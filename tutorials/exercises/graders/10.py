@@ -125,7 +125,7 @@ if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
     parser.add_argument("--plain", action="store_true", help="omit cpu=use_cpu()")
     parser.add_argument("--debug-launcher", action="store_true", help="start two processes")
-    options = parser.parse_args()
+    options = grading.read(parser)
     arguments = (options.answer, options.report, options.plain)
     if not options.report:
         sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer)))

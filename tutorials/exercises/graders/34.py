@@ -365,5 +365,5 @@ def wrong_weights(
 if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="random seed")
-    options = parser.parse_args()
+    options = grading.read(parser)
     sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer, options.seed)))

@@ -312,7 +312,7 @@ DAMAGE: dict[str, Callable[[Path, int], None]] = {
 if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
     parser.add_argument("--folder", type=Path, help="empty folder for the checkpoints")
-    options = parser.parse_args()
+    options = grading.read(parser)
     if options.report:
         report = grading.fill_in({}, observe, options.answer, options.folder)
         grading.write_report(options.report, "1-0", report)

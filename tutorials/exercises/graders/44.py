@@ -96,5 +96,5 @@ def run(
 
 
 if __name__ == "__main__":
-    options = grading.parser_of(__doc__).parse_args()
+    options = grading.read(grading.parser_of(__doc__))
     sys.exit(grading.verdict(__file__, lambda: judge_all(options.answer)))

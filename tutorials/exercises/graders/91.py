@@ -302,7 +302,7 @@ if __name__ == "__main__":
     parser = grading.parser_of(__doc__)
     parser.add_argument("--folder", type=Path, help="folder for the script's files")
     parser.add_argument("--kill-after", type=int, default=-1, help="epoch after which to kill it")
-    options = parser.parse_args()
+    options = grading.read(parser)
     if options.report:
         patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
         arguments = (options.answer, options.folder, EPOCHS, options.report, options.kill_after)

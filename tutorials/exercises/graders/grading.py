@@ -31,7 +31,9 @@ from unittest import mock
 
 from exercises import all_exercises
 
+from accel_demo.errors import one_line_errors
 from accel_demo.files import write_whole
+from accel_demo.options import Parser
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
@@ -126,7 +128,7 @@ def grade(
     `seen`, and may raise `Wrong`. If there is no mistake, "right: " and `right` are printed. If
     `right` is a function, it is called with the answer, and returns the text.
     """
-    options = parser_of(description).parse_args()
+    options = read(parser_of(description))
 
     def judge_answer() -> str:
         outcome = run_answer(file, options.answer, time_limit=time_limit)
@@ -152,12 +154,18 @@ def grade(
     return 0
 
 
-def parser_of(description: str | None) -> argparse.ArgumentParser:
+def parser_of(description: str | None) -> Parser:
     """Return a parser for FILE and --report. A grader adds --report when it starts itself again."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description)
     parser.add_argument("answer", type=lambda path: Path(path).resolve(), metavar="FILE")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write reports to FOLDER")
     return parser
+
+
+def read(parser: Parser) -> argparse.Namespace:
+    """Return the options. An invalid option is reported in one line, with exit code 2."""
+    with one_line_errors():
+        return parser.parse_args()
 
 
 def verdict(file: str, judge: Callable[[], str]) -> int:
