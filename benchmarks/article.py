@@ -48,7 +48,8 @@ def measure(options: Namespace) -> Report:
     loops = {ARTICLE: train_article, "ours, fp32": partial(train_ours, "no")}
     if DEVICE.type != "cpu" or machine.has_bf16_instructions():
         loops["ours, bf16"] = partial(train_ours, "bf16")
-    sides = {name: partial(spawn, loop, 1) for name, loop in loops.items()}  # in a new process
+    # Each run has a new process, which Ctrl-C and SIGTERM kill at once
+    sides = {name: partial(spawn, loop, 1, stop_at_once=True) for name, loop in loops.items()}
     runs = in_turns(sides, options.repeats, "training")
     used = {(run["device"], run["threads"]) for results in runs.values() for [run] in results}
     if len(used) > 1:
