@@ -9,8 +9,11 @@ Only the network is separate. The processes still share the CPU, the files and t
 
 import ctypes
 import os
+import select
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,12 +52,12 @@ class Hosts:
                 _check_succeeded(libc.setns(file.fileno(), 0))
         os.chdir(folder)
         os.environ.update(self.variables())
+        threading.Thread(target=_die_with, args=[os.pidfd_open(pid)], daemon=True).start()
 
     def wrapped(self, rank: int, command: list[str]) -> list[str]:
         """Return the command that runs `command` on the host of this rank.
 
-        The command is killed if this process dies. Without the network, the processes would wait
-        for each other until a collective times out.
+        The command is killed if this process dies, as in `enter`.
         """
         own = f"/proc/{self.pids[rank]}/ns"
         namespaces = [f"--net={own}/net", f"--mount={own}/mnt", f"--wd={os.getcwd()}"]
@@ -172,6 +175,15 @@ def rate_text(rate: str) -> str:
     """Format a rate: "100mbit" becomes "100 Mbit/s"."""
     number, unit = float(rate[:-4]), rate[-4:]  # all units have four letters
     return f"{number:g} {unit if unit == 'kbit' else unit.capitalize()}/s"
+
+
+def _die_with(keeper: int) -> None:
+    """Kill this process as soon as the keeper of its host exits, because the command has died.
+
+    Without the network, the processes would wait for each other until a collective times out.
+    """
+    select.select([keeper], [], [])  # a pidfd is readable once its process has exited
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _check_succeeded(result: int) -> None:

@@ -48,25 +48,32 @@ def kill_descendants(spare_resource_tracker: bool = False) -> None:
     Python's resource tracker is not killed, because it cleans up after the killed processes.
     """
     deadline = time.monotonic() + KILL_TIMEOUT
-    while processes := _running_descendants(spare_resource_tracker):
+    while time.monotonic() < deadline:
+        processes = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if not (spare_resource_tracker and _is_resource_tracker(process))
+        ]
         for process in processes:
             with suppress(psutil.Error):
                 process.suspend()
-        kill_all(processes)
-        if time.monotonic() > deadline:
+        if all(map(_has_ended, processes)):
             return
+        kill_all(processes)
         time.sleep(0.01)
 
 
-def _running_descendants(spare_resource_tracker: bool) -> list[psutil.Process]:
-    running = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            words = process.cmdline() if spare_resource_tracker else []
-            is_spared = any("resource_tracker" in word for word in words)
-            if process.status() != psutil.STATUS_ZOMBIE and not is_spared:
-                running.append(process)
-    return running
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return any("resource_tracker" in word for word in process.cmdline())
+    return False
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Return True if the process has ended, even if its parent has not waited for it yet."""
+    with suppress(psutil.Error):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 @contextmanager

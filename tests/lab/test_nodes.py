@@ -216,9 +216,9 @@ def test_a_failure_while_a_node_starts_leaves_no_process_behind(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no subreapers")
 def test_processes_that_start_others_while_they_are_killed_leave_none_behind(start, tmp_path):
-    code = "import os, time\n"
+    code = "import os, time; end = time.monotonic() + 60\n"
     code += "if os.fork(): os.write(1, b'started\\n'); os.kill(os.getpid(), 9)\n"
-    code += "while True:\n"
+    code += "while time.monotonic() < end:\n"
     code += "    if os.fork(): time.sleep(0.1); os._exit(0)\n"  # the child goes on
     sleep = ["--processes-per-node", 2, "--", sys.executable, "-c", code]
     with nothing_is_left():
