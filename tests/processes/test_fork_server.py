@@ -78,8 +78,10 @@ def test_a_forked_program_gets_its_arguments_environment_folder_and_a_clean_stat
     program, tmp_path
 ):
     program(SHOW)
-    for command in (["python", "program.py", "a", "b c"], ["python", "-c", SHOW, "a"]):
-        forked, real = forked_and_real(command, cwd=tmp_path, PLANTED="here")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(SHOW)
+    for words in (["program.py", "a", "b c"], ["folder", "a"], ["-c", SHOW, "a"]):
+        forked, real = forked_and_real(["python", *words], cwd=tmp_path, PLANTED="here")
         assert (forked.returncode, forked.stderr) == (0, "")
         assert forked.stdout == real.stdout
         assert "here" in forked.stdout

@@ -330,7 +330,7 @@ def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIO
 
 
 def _run_program(arguments: list[str]) -> None:
-    """Run a file, `-m MODULE` or `-c CODE` in the same way as `python *arguments`."""
+    """Run a file, a folder with a __main__.py, `-m MODULE` or `-c CODE` as `python` does."""
     kind, *others = arguments
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind == "-m":
@@ -341,6 +341,10 @@ def _run_program(arguments: list[str]) -> None:
         sys.path.insert(0, "")
         sys.argv = ["-c", *others[1:]]
         exec(compile(others[0], "<string>", "exec"), module.__dict__)
+    elif os.path.isdir(kind):
+        sys.path.insert(0, os.path.abspath(kind))
+        sys.argv = arguments
+        runpy._run_module_as_main("__main__", alter_argv=False)
     else:
         sys.path.insert(0, str(Path(kind).resolve().parent))
         sys.argv = arguments
