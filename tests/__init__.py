@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
 
-# Tests and graders import the modules of this folder, such as `grading`, by their plain names.
-sys.path.append(str(Path(__file__).parents[1] / "tutorials" / "exercises" / "graders"))
+TUTORIALS = Path(__file__).parents[1] / "tutorials"
+# Tests, graders and the programs of pages import the modules of these folders by their plain names.
+sys.path += [str(TUTORIALS), str(TUTORIALS / "exercises" / "graders")]

@@ -5,12 +5,11 @@ python tutorials/93_over_devices.py
 
 import torch
 import torch.distributed as dist
+from kernel_distance import methods
+from kernel_distance.methods import over_devices
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.kernel_distance import methods
-from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, predicted_graph_bytes
-from accel_demo.anatomy.kernel_distance.methods import over_devices
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
@@ -42,14 +41,15 @@ def main(device: torch.device) -> None:
     for weight in weights:
         dist.broadcast(weight.data, src=0)
     expected = value_and_gradient(methods.double_loop, weights[1].double())
-    for name, method in METHODS.items():
+    for name, method in methods.METHODS.items():
         result = value_and_gradient(method, weights[1].double())
-        kept = [f"{graph_bytes(method, weight) / weight.nbytes:.1f}" for weight in weights]
-        large = f"{predicted_graph_bytes(name, LARGE, ranks) / 1e6:,.0f} MB"
+        kept = [f"{methods.graph_bytes(method, weight) / weight.nbytes:.1f}" for weight in weights]
+        large = f"{methods.predicted_graph_bytes(name, LARGE, ranks) / 1e6:,.0f} MB"
         rows.append([name, "yes" if same(result, expected) else "no", *kept, large])
     head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
     under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
-    kept, own = [None] * ranks, graph_bytes(methods.vectorized, under_ddp) / under_ddp.nbytes
+    own = methods.graph_bytes(methods.vectorized, under_ddp) / under_ddp.nbytes
+    kept = [None] * ranks
     dist.all_gather_object(kept, f"{own:.1f}")
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:

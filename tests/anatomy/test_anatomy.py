@@ -1,4 +1,4 @@
-"""Tests for all programs in accel_demo/anatomy and for the page that lists them."""
+"""Tests for all programs in accel_demo/anatomy, two of pages, and the page that lists them."""
 
 import ast
 import importlib
@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from matplotlib.text import Text
@@ -19,6 +20,7 @@ from tests.conftest import REPOSITORY
 ANATOMY = REPOSITORY / "accel_demo" / "anatomy"
 PAGE = (ANATOMY / "README.md").read_text()
 COMMANDS = re.findall(r"python -m accel_demo\.anatomy\.(\w+)", PAGE)
+PROGRAMS_OF_PAGES = ["tutorials/23_effective_batch.py", "tutorials/kernel_distance"]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
@@ -48,8 +50,9 @@ def test_each_row_names_functions_and_tests_that_exist(row):
     names = re.findall(r"`([\w.]+)`", functions)
     assert names and functions.count("`") == 2 * len(names)
     for name in names:
-        module, _, attribute = name.rpartition(".")
-        assert hasattr(importlib.import_module(f"accel_demo.{module}"), attribute), name
+        full_name = name if name.startswith("tutorials.") else f"accel_demo.{name}"
+        module, _, attribute = full_name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
     tested = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
     assert tested and tests.count("`") == 2 * len(tested)
     for file, name in tested:
@@ -61,11 +64,20 @@ def test_each_row_names_functions_and_tests_that_exist(row):
 def test_every_program_prints_its_help_and_exits(start):
     code = "import sys, runpy, warnings\nwarnings.simplefilter('error')\n"
     code += "for name in sys.argv[1:]:\n    sys.argv = [name, '--help']\n"
-    code += "    try: runpy.run_module(f'accel_demo.anatomy.{name}', run_name='__main__')\n"
+    code += "    try: runpy.run_path(name, run_name='__main__')\n"
     code += "    except SystemExit as end: assert not end.code\n"
-    shown = start(["python", "-c", code, *COMMANDS])
+    programs = [*COMMANDS, *PROGRAMS_OF_PAGES]
+    shown = start(["python", "-c", code, *map(file_of, programs)])
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.count("--plot FILE") >= len(set(COMMANDS))
+    assert shown.stdout.count("--plot FILE") >= len(set(programs))
+
+
+def file_of(program: str) -> Path:
+    """Return the file of a program in accel_demo/anatomy, or of a page's program."""
+    if "/" in program:
+        return REPOSITORY / program
+    path = ANATOMY / program.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 TWO_LAUNCHES = """
@@ -127,11 +139,11 @@ MISTAKES = [  # (program, its arguments, start of the error message, environment
     ("devices", f"--visible {SEVENTEEN} --plot map.svg", "--plot draws up to 16 ids", {}),
     ("dp_and_ddp", "--model alexnet", "argument --model: invalid choice: 'alexnet'", {}),
     ("dp_and_ddp", "--processes 5", "--processes must divide the batch of 24, got 5", {}),
-    ("effective_batch", "--processes 1", AT_LEAST_TWO, {}),
-    ("kernel_distance", "--layers big", f"{LAYERS} big", {}),
-    ("kernel_distance", "--layers 0x4", f"{LAYERS} 0x4", {}),
-    ("kernel_distance", "--layers 4x513", f"{LAYERS} 4x513", {}),
-    ("kernel_distance", "--processes 0", "--processes must be at least 1, got 0", {}),
+    ("tutorials/23_effective_batch.py", "--processes 1", AT_LEAST_TWO, {}),
+    ("tutorials/kernel_distance", "--layers big", f"{LAYERS} big", {}),
+    ("tutorials/kernel_distance", "--layers 0x4", f"{LAYERS} 0x4", {}),
+    ("tutorials/kernel_distance", "--layers 4x513", f"{LAYERS} 4x513", {}),
+    ("tutorials/kernel_distance", "--processes 0", "--processes must be at least 1, got 0", {}),
     ("memory", "--model alexnet", "argument --model: invalid choice: 'alexnet'", {}),
     ("memory", "--optimizer lion", "argument --optimizer: invalid choice: 'lion'", {}),
     ("memory", "--processes 5", "--processes must divide the batch of 24, got 5", {}),
@@ -154,10 +166,8 @@ def test_a_mistake_is_an_error_of_one_line_before_a_process_starts(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    path = ANATOMY / program.replace(".", "/")
-    file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(file), run_name="__main__")
+        runpy.run_path(str(file_of(program)), run_name="__main__")
     out, err = capfd.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)  # ranks would print to `out`
     assert err.startswith(f"error: {said}")

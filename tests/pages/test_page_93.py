@@ -3,9 +3,8 @@
 import re
 
 import torch
+from kernel_distance.methods import over_devices, predicted_graph_bytes
 
-from accel_demo.anatomy.kernel_distance.costs import predicted_graph_bytes
-from accel_demo.anatomy.kernel_distance.methods import over_devices
 from tests.pages.pages import TUTORIALS, load_module, table_rows, transcript
 
 PAGE = TUTORIALS / "93_over_devices.md"
@@ -119,7 +118,7 @@ def cut(method):
 
 def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     [(command, output)] = transcript("kernel_distance").items()
-    assert command == "python -m accel_demo.anatomy.kernel_distance"
+    assert command == "python tutorials/kernel_distance"
     lines = output.splitlines()
     start, end = (lines.index(line) for line in lines if line.startswith("512 ×"))
     assert "\n".join(lines[start:end]).strip() in PAGE.read_text()

@@ -8,20 +8,24 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-from accel_demo.anatomy.kernel_distance import costs, methods
-from accel_demo.anatomy.kernel_distance.costs import METHODS, graph_bytes, reference
-from accel_demo.anatomy.kernel_distance.methods import (
+from kernel_distance import methods
+from kernel_distance.methods import (
+    METHODS,
     chunked,
     closed_form,
     double_loop,
+    graph_bytes,
     over_devices,
     over_ranks,
+    predicted_graph_bytes,
+    reference,
     vectorized,
 )
+from torch.nn.parallel import DistributedDataParallel
+
 from tests.anatomy.programs import table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
+from tests.pages.pages import TUTORIALS
 
 IN_ONE_PROCESS = [double_loop, vectorized, chunked, over_devices, closed_form]
 
@@ -189,9 +193,9 @@ def test_the_graph_stores_as_many_bytes_as_predicted():
         weight = torch.randn(shape, requires_grad=True)
         for name, method in METHODS.items():
             if "ranks" not in name:
-                predicted = costs.predicted_graph_bytes(name, shape, 1)
+                predicted = predicted_graph_bytes(name, shape, 1)
                 assert graph_bytes(method, weight) == predicted, (name, shape)
-    assert costs.predicted_graph_bytes("double loop", (512, 512, 3, 3), 1) > 4.8e9
+    assert predicted_graph_bytes("double loop", (512, 512, 3, 3), 1) > 4.8e9
 
 
 def in_ranks():
@@ -212,7 +216,7 @@ def in_ranks():
 
     kept = graph_bytes(over_ranks, weight.float().requires_grad_())
     rows = len(torch.arange(7).tensor_split(ranks)[rank])
-    if kept != rows * costs.predicted_graph_bytes("vectorized", weight.shape, 1) // 7:
+    if kept != rows * predicted_graph_bytes("vectorized", weight.shape, 1) // 7:
         wrong.append(("kept", kept))
     wrong += [] if not over_ranks(weight).requires_grad else ["needs no gradient"]
 
@@ -288,7 +292,7 @@ def test_over_ranks_every_rank_has_the_whole_gradient_and_no_mistake_hangs(toget
 
 def test_the_program_measures_every_method(start, tmp_path):
     picture = tmp_path / "memory.svg"
-    command = "python -m accel_demo.anatomy.kernel_distance --layers 6x2 --plot".split()
+    command = "python tutorials/kernel_distance --layers 6x2 --plot".split()
     result = start([*command, picture], timeout=200)
     assert (result.returncode, result.stderr) == (0, "")
     rows = [row for row in table_rows(result.stdout) if row[0] in METHODS]
@@ -303,14 +307,14 @@ def test_the_program_measures_every_method(start, tmp_path):
 def test_the_rows_are_split_among_two_gpus(start):
     program = (
         "import torch\n"
-        "from accel_demo.anatomy.kernel_distance.methods import double_loop, over_devices\n"
+        "from kernel_distance.methods import double_loop, over_devices\n"
         "weight = torch.randn(9, 4, 3, 3, device='cuda:0', dtype=torch.double).requires_grad_()\n"
         "numbers = [method(weight) for method in (double_loop, over_devices)]\n"
         "first, second = [torch.autograd.grad(number, weight)[0] for number in numbers]\n"
         "assert torch.allclose(*numbers, rtol=1e-9) and torch.allclose(first, second, rtol=1e-9)\n"
         "assert torch.cuda.max_memory_allocated(1) > 0\n"
     )
-    result = start(["python", "-c", program], **VISIBLE_GPUS)
+    result = start(["python", "-c", program], cwd=TUTORIALS, **VISIBLE_GPUS)
     assert result.returncode == 0, result.stderr
 
 
@@ -319,6 +323,7 @@ def test_all_methods_have_the_same_signature():
     members = [member for _, member in inspect.getmembers(methods, inspect.isfunction)]
     names = {member.__name__ for member in members if member.__module__ == methods.__name__}
     public = {name for name in names if not name.startswith("_")}
+    public -= {"graph_bytes", "predicted_graph_bytes", "reference"}
     assert public == {function.__name__ for function in functions}
     for function in functions:
         parameters = list(inspect.signature(function).parameters.values())

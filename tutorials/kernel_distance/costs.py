@@ -9,20 +9,15 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import cast
 
 import psutil
 import torch
 import torch.distributed as dist
+from methods import METHODS, predicted_graph_bytes, reference
 
 from accel_demo import show
-from accel_demo.anatomy.kernel_distance import methods
-from accel_demo.errors import UserError, one_line_errors
-from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
-from accel_demo.processes.group import run_in_group
 
 MOST_DIFFERENCES = 1e8  # with more differences, chunked methods are timed only once
 MOST_GRAPH_BYTES = 5e8  # methods with a larger graph are not run
@@ -54,84 +49,10 @@ class MethodCost:
         return [self.method, seconds, _in_megabytes(self.peak_bytes), f"{self.error:.0e}"]
 
 
-def library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Sum the distances from `torch.cdist`. The graph keeps n × n distances, but no differences."""
-    kernels = weight.flatten(1)
-    return torch.cdist(kernels, kernels, p=p).sum()
-
-
-def two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
-    """Split the rows among all GPUs. On a CPU, split them as if the CPU were two devices."""
-    devices: list[torch.device | str] | None = None if weight.is_cuda else ["cpu", "cpu"]
-    return methods.over_devices(weight, p, devices=devices)
-
-
-# Functions of (weight, p). `library` and `two_devices` exist only for this measurement.
-METHODS = {
-    "double loop": methods.double_loop,
-    "vectorized": methods.vectorized,
-    "over devices": two_devices,
-    "over ranks": methods.over_ranks,
-    "chunked": methods.chunked,
-    "over ranks, chunked": partial(methods.over_ranks, rows_at_once=4),
-    "torch.cdist": library,
-    "closed form": methods.closed_form,
-}
-
-
-def graph_bytes(compute, weight: torch.Tensor) -> int:
-    """Return how many bytes the graph of `compute(weight)` keeps for backward, besides the weight.
-
-    This adds up the tensors that autograd saves, so the result is the same on every machine.
-    """
-    sizes = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = compute(weight)
-    sizes.pop(weight.untyped_storage().data_ptr(), None)
-    del result  # not earlier, because reused memory would be counted only once
-    return sum(sizes.values())
-
-
-def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> int:
-    """Predict the `graph_bytes` of each process in float32, without running the method.
-
-    A graph that keeps all differences stores, for each pair of kernels, the difference, which is as
-    large as a kernel, and the distance, which takes 4 bytes.
-    """
-    weight_bytes = 4 * math.prod(shape)
-    row_bytes = weight_bytes + 4 * shape[0]
-    rows = {"double loop": shape[0], "vectorized": shape[0], "over devices": shape[0]}
-    rows["over ranks"] = -(-shape[0] // ranks)
-    others = {"torch.cdist": 4 * shape[0] ** 2, "closed form": weight_bytes}
-    return rows[method] * row_bytes if method in rows else others.get(method, 0)
-
-
 def make_weight(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return a random weight that is the same in every process."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return weight.to(device).requires_grad_()
-
-
-def reference(weight: torch.Tensor, p: int) -> tuple[float, torch.Tensor]:
-    """Compute the distance and its gradient in float64, from formulas and without autograd."""
-    kernels = weight.detach().double().cpu().flatten(1)
-    value, gradient = 0.0, torch.empty_like(kernels)
-    for number, kernel in enumerate(kernels):
-        differences = kernel - kernels
-        if p == 1:
-            value += differences.abs().sum().item()
-            gradient[number] = 2 * differences.sign().sum(0)
-        else:
-            distances = differences.square().sum(1, keepdim=True).sqrt()
-            value += distances.sum().item()
-            gradient[number] = 2 * (differences / distances.where(distances > 0, 1)).sum(0)
-    return value, gradient.view(weight.shape)
 
 
 def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torch.Tensor]:
@@ -158,7 +79,7 @@ def measure(method: str, shape, p: int, device) -> tuple[float, int, float, torc
         peaks.append(_peak(device) - before)
     # Return the time of the fastest run, because other programs can only add time:
     # https://docs.python.org/3/library/timeit.html
-    return min(times), max(0, *peaks), value, cast(torch.Tensor, weight.grad).cpu()
+    return min(times), max(0, *peaks), value, weight.grad.cpu()
 
 
 def _reset_peak(device: torch.device) -> int:
@@ -185,17 +106,6 @@ def _peak(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def main(description: str | None) -> None:
-    """Run `python -m accel_demo.anatomy.kernel_distance`."""
-    with one_line_errors():
-        parser = Parser(description, plot=True, processes=2)
-        help = "layers with 3 × 3 kernels, as kernels x input channels (default: 128x64 512x512)"
-        parser.add_argument("--layers", nargs="+", metavar="NxC", help=help)
-        options = parser.parse_args()
-        shapes = [_shape(layer) for layer in options.layers or ["128x64", "512x512"]]
-        run_in_group(measure_all, options.processes, shapes, options.plot)
 
 
 def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path | None) -> None:
@@ -292,10 +202,3 @@ def _on_rank_0(function, *arguments):
 
 def _in_megabytes(size: float) -> str:
     return f"{size / 1e6:,.1f}" if size < 1e7 else f"{size / 1e6:,.0f}"
-
-
-def _shape(layer: str) -> tuple[int, int, int, int]:
-    match = re.fullmatch(r"(\d+)x(\d+)", layer)
-    if not match or not 1 <= int(match[1]) <= 512 or not 1 <= int(match[2]) <= 512:
-        raise UserError(f"--layers takes NxC, each from 1 to 512, as in 128x64, got {layer}")
-    return int(match[1]), int(match[2]), 3, 3

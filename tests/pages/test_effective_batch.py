@@ -1,5 +1,6 @@
 """Training depends on the global batch size, not on the number of processes."""
 
+import importlib
 import math
 from functools import cache
 
@@ -7,16 +8,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from accel_demo.anatomy import effective_batch
-from accel_demo.anatomy.effective_batch import BATCH, IMAGES, LEARNING_RATE, BatchPlan
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.models import make_model
 
+program = importlib.import_module("23_effective_batch")
+BATCH, IMAGES, LEARNING_RATE = program.BATCH, program.IMAGES, program.LEARNING_RATE
+
 
 def train_by_every_plan(device) -> tuple:
-    plans = effective_batch.make_plans(dist.get_world_size())
-    results = effective_batch.train_all(plans, device)
+    plans = program.make_plans(dist.get_world_size())
+    results = program.train_all(plans, device)
     return [plan for plan in plans if dist.get_rank() < plan.processes], results
 
 
@@ -33,7 +35,7 @@ def test_training_depends_on_the_global_batch_and_not_on_the_process_count(toget
         alone = train_alone(plan.global_batch, plan.learning_rate)
         assert (alone - weights[0]).abs().max() < 1e-5, plan
     plans, results = by_rank[0]
-    rows = effective_batch.rows(plans, results)
+    rows = program.rows(plans, results)
     assert [row[1:6] for row in rows[:6]] == [
         [1, 32, 32, 32, "0.02"],
         [2, 16, 32, 32, "0.02"],
@@ -54,7 +56,7 @@ def test_training_depends_on_the_global_batch_and_not_on_the_process_count(toget
         ["none", "about the same"],
         ["none", "about the same"],
     ]
-    figure = effective_batch.draw(plans, results)
+    figure = program.draw(plans, results)
     labels = " ".join(text.get_text() for text in figure.axes[0].get_legend().get_texts())
     assert all(f"{plan.processes} × {plan.batch_size}" in labels for plan in plans)
 
@@ -79,7 +81,7 @@ def train_alone(batch: int, learning_rate: float) -> torch.Tensor:
 
 def test_plans_keep_the_global_batch_or_increase_it_with_one_of_three_learning_rates():
     for processes in (2, 3, 4, 8, 100):
-        plans = effective_batch.make_plans(processes)
+        plans = program.make_plans(processes)
         counts = sorted({plan.processes for plan in plans})
         assert counts == [n for n in (1, 2, 4, 8, 16, 32) if n <= processes]
         assert len(set(plans)) == len(plans)
@@ -88,4 +90,4 @@ def test_plans_keep_the_global_batch_or_increase_it_with_one_of_three_learning_r
             planned = [(p.batch_size, p.learning_rate) for p in plans if p.processes == n]
             rates = [LEARNING_RATE, LEARNING_RATE * math.sqrt(n), LEARNING_RATE * n]
             assert planned == [(BATCH // n, LEARNING_RATE), *((BATCH, rate) for rate in rates)]
-    assert BatchPlan(4, 32, 0.02).global_batch == 128
+    assert program.BatchPlan(4, 32, 0.02).global_batch == 128

@@ -15,7 +15,8 @@ Invalid arguments raise `ValueError`. If the weight contains NaN or infinity, th
 functions may differ.
 """
 
-from typing import Any
+import math
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -139,7 +140,7 @@ def _rows_distance(
 ) -> torch.Tensor:
     if rows_at_once is None:
         return _distance(rows, kernels, p)
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    options = {"use_reentrant": False, "preserve_rng_state": False}
     parts = [
         checkpoint(_distance, part, kernels, p, **options) for part in rows.split(rows_at_once)
     ]
@@ -232,3 +233,80 @@ def _agree(weight, p, signed, rows_at_once) -> None:
         if any(value != values[0] for value in values):
             by_rank = ", ".join(map(str, values))
             raise ValueError(f"weight and p must match on all ranks; {name} by rank: {by_rank}")
+
+
+# The rest of this module helps to compare the functions with each other.
+
+
+def _library(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
+    """Sum the distances from `torch.cdist`. The graph keeps n × n distances, but no differences."""
+    kernels = weight.flatten(1)
+    return torch.cdist(kernels, kernels, p=p).sum()
+
+
+def _two_devices(weight: torch.Tensor, p: int = 1) -> torch.Tensor:
+    """Split the rows among all GPUs. On a CPU, split them as if the CPU were two devices."""
+    devices: list[torch.device | str] | None = None if weight.is_cuda else ["cpu", "cpu"]
+    return over_devices(weight, p, devices=devices)
+
+
+# Functions of (weight, p)
+METHODS = {
+    "double loop": double_loop,
+    "vectorized": vectorized,
+    "over devices": _two_devices,
+    "over ranks": over_ranks,
+    "chunked": chunked,
+    "over ranks, chunked": partial(over_ranks, rows_at_once=4),
+    "torch.cdist": _library,
+    "closed form": closed_form,
+}
+
+
+def graph_bytes(compute, weight: torch.Tensor) -> int:
+    """Return how many bytes the graph of `compute(weight)` keeps for backward, besides the weight.
+
+    This adds up the tensors that autograd saves, so the result is the same on every machine.
+    """
+    sizes = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = compute(weight)
+    sizes.pop(weight.untyped_storage().data_ptr(), None)
+    del result  # not earlier, because reused memory would be counted only once
+    return sum(sizes.values())
+
+
+def predicted_graph_bytes(method: str, shape: tuple[int, ...], ranks: int) -> int:
+    """Predict the `graph_bytes` of each process in float32, without running the method.
+
+    A graph that keeps all differences stores, for each pair of kernels, the difference, which is as
+    large as a kernel, and the distance, which takes 4 bytes.
+    """
+    weight_bytes = 4 * math.prod(shape)
+    row_bytes = weight_bytes + 4 * shape[0]
+    rows = {"double loop": shape[0], "vectorized": shape[0], "over devices": shape[0]}
+    rows["over ranks"] = -(-shape[0] // ranks)
+    others = {"torch.cdist": 4 * shape[0] ** 2, "closed form": weight_bytes}
+    return rows[method] * row_bytes if method in rows else others.get(method, 0)
+
+
+def reference(weight: torch.Tensor, p: int) -> tuple[float, torch.Tensor]:
+    """Compute the distance and its gradient in float64, from formulas and without autograd."""
+    kernels = weight.detach().double().cpu().flatten(1)
+    value, gradient = 0.0, torch.empty_like(kernels)
+    for number, kernel in enumerate(kernels):
+        differences = kernel - kernels
+        if p == 1:
+            value += differences.abs().sum().item()
+            gradient[number] = 2 * differences.sign().sum(0)
+        else:
+            distances = differences.square().sum(1, keepdim=True).sqrt()
+            value += distances.sum().item()
+            gradient[number] = 2 * (differences / distances.where(distances > 0, 1)).sum(0)
+    return value, gradient.view(weight.shape)

@@ -1,12 +1,11 @@
 """Train on 1, 2 and 4 processes, with the same global batch and with larger batches.
 
-python -m accel_demo.anatomy.effective_batch
-python -m accel_demo.anatomy.effective_batch --one-learning-rate
-torchrun --standalone --nproc-per-node 2 -m accel_demo.anatomy.effective_batch --plot batch.svg
+python tutorials/23_effective_batch.py
+python tutorials/23_effective_batch.py --one-learning-rate
+torchrun --standalone --nproc-per-node 2 tutorials/23_effective_batch.py --plot batch.svg
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -122,9 +121,8 @@ def train_all(plans: list[BatchPlan], device: torch.device) -> list[PlanResult]:
 
     Rank 0 runs every plan, so it returns all results.
     """
-    groups: dict[int, Any] = {}
-    for processes in dict.fromkeys(plan.processes for plan in plans):
-        groups[processes] = dist.new_group(list(range(processes)))  # every rank must call this
+    counts = dict.fromkeys(plan.processes for plan in plans)
+    groups = {n: dist.new_group(list(range(n))) for n in counts}  # every rank must call this
     sets = load_datasets(TrainConfig(train_samples=IMAGES, test_samples=TEST_IMAGES))
     results = []
     for plan in plans:
@@ -181,7 +179,7 @@ def draw(plans: list[BatchPlan], results: list[PlanResult]):
         names.append(f"{plan.processes} × {plan.batch_size}")
     colors = [*COLORS[:6], COLORS[7]]  # not yellow, which is hard to see on white
     for index, ((_, factor), (result, names)) in enumerate(curves.items()):
-        style: dict[str, Any] = {"color": colors[index % 7], "marker": "osD^vPX"[index % 7]}
+        style = {"color": colors[index % 7], "marker": "osD^vPX"[index % 7]}
         if index == 0:  # wide, so that it stays visible below curves that should match it
             style |= {"linewidth": 6, "alpha": 0.5}
         elif index % 2:

@@ -1,1 +1,0 @@
-"""Several methods to compute the distance between all kernels of a layer."""
