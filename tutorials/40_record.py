@@ -17,7 +17,7 @@ from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 TIME_LIMIT = 1800  # seconds per command
 RECORDS = {
-    "alpha_beta": ["python -m accel_demo.anatomy.alpha_beta --plot tutorials/20_alpha_beta.svg"],
+    "alpha_beta": ["python tutorials/alpha_beta.py --plot tutorials/20_alpha_beta.svg"],
     "dp_or_ddp": ["accel-demo bench dataparallel --forward --repeats 25"],
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
@@ -25,7 +25,7 @@ RECORDS = {
         "accel-demo timeline --straggler 1:20ms --plot tutorials/40_straggler.svg",
     ],
     "scaling": ["accel-demo scaling --repeats 25 --plot tutorials/41_scaling.svg"],
-    "slower": ["python -m accel_demo.lab.scaling.reasons"],
+    "slower": ["python tutorials/41_slower.py"],
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
     "rates": ["python tutorials/44_rates.py --plot tutorials/44_rates.svg"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],

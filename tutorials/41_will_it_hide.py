@@ -4,9 +4,9 @@ python tutorials/41_will_it_hide.py
 """
 
 import torch
+from alpha_beta import NCCL_LINKS
 from torch.distributed import _compute_bucket_assignment_by_size
 
-from accel_demo.anatomy.alpha_beta import NCCL_LINKS
 from accel_demo.show import table
 
 TOKENS = 16 * 1024  # per GPU and step

@@ -13,7 +13,7 @@ from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab.scaling import command as scaling
-from accel_demo.lab.scaling import reasons, tables
+from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.fit import LAWS, amdahl, fit, gustafson, serial_share_of
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, fits_of, scaling_rows
 from tests.lab.measured import run_measured
@@ -172,28 +172,6 @@ def test_error_bars_are_the_intervals_of_the_table(tmp_path):
 def test_with_fewer_than_five_repeats_there_are_no_error_bars(measured):
     assert "needs 5 repeats" in measured.stdout
     assert "<!-- error bars: none, with fewer than 5 repeats -->" in measured.picture
-
-
-def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their_ratio():
-    names = "DDP|small batch|large batch|share every micro-batch|no_sync|one bucket|small buckets|"
-    names += "bf16 hook|gradient_as_bucket_view|find_unused_parameters|no buffers|straggler|"
-    names += "all threads|Python in the loop|one process, large batch|one process, small batch"
-    ms = {name: [10.0] * 5 for name in names.split("|")}
-    ms["one process, small batch"] = [4.0] * 5  # two processes take 10 ms for twice the images
-    ms["no_sync"] = [4.0, 5.0, 5.0, 5.0, 6.0]
-    place = {"repeats": 5, "processes": 2, "threads": 1, "device": "cpu", "backend": "gloo"}
-    start = {"seconds_to_first_step": 5.0, "first_steps_ms": [50.0, 10.0, 10.0, 10.0]}
-    measured = {"megabytes": 7.5, "ms_per_step": ms, "straggler_ms_by_rank": [30.0, 31.0]}
-    result = reasons.ReasonsResult(**place, **start, **measured)
-    rows = {row[0]: row[3] for row in reasons.reason_rows(result)}
-    assert len(rows) == 12  # one more can be measured only on Linux
-    assert rows["more to send than to compute"].endswith("batch 8 0.80 ×, batch 512 2.00 ×")
-    expected = "8 × 8 images: 10.0 → 5.0 ms (× 0.40 – 0.60)"
-    assert rows["all-reduce in every micro-batch"] == expected
-    assert rows["start-up"] == "5 s to step 1, as long as 500 steps"
-    ms["half of the cores"] = [20.0] * 5
-    rows = {row[0]: row[3] for row in reasons.reason_rows(result)}
-    assert rows["processes share cores"].endswith("20.0 → 10.0 ms (× 0.50 – 0.50)")
 
 
 @pytest.fixture(scope="module")

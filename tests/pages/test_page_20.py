@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from alpha_beta import Link
 from grading import Wrong
 
-from accel_demo.anatomy.alpha_beta import Link
 from tests.pages.pages import (
     TUTORIALS,
     load_grader,

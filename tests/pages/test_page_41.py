@@ -7,13 +7,14 @@ from dataclasses import fields
 
 import pytest
 from accelerate import DistributedDataParallelKwargs
+from alpha_beta import NCCL_LINKS
 
-from accel_demo.anatomy.alpha_beta import NCCL_LINKS
 from accel_demo.lab.scaling.fit import amdahl
 from tests.conftest import run_to_end
 from tests.pages.pages import TUTORIALS, bound_to, load_module, rows_below, table_rows, transcript
 
 PAGE = TUTORIALS / "41_scaling.md"
+SLOWER = load_module(TUTORIALS / "41_slower.py")
 
 
 @pytest.mark.parametrize("name", ["scaling", "slower"])
@@ -105,9 +106,31 @@ def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
         assert reason and sign and cure and re.search(r"\d", figure)
 
 
+def test_a_reason_for_slow_ddp_is_shown_with_two_times_and_the_interval_of_their_ratio():
+    names = "DDP|small batch|large batch|share every micro-batch|no_sync|one bucket|small buckets|"
+    names += "bf16 hook|gradient_as_bucket_view|find_unused_parameters|no buffers|straggler|"
+    names += "all threads|Python in the loop|one process, large batch|one process, small batch"
+    ms = {name: [10.0] * 5 for name in names.split("|")}
+    ms["one process, small batch"] = [4.0] * 5  # two processes take 10 ms for twice the images
+    ms["no_sync"] = [4.0, 5.0, 5.0, 5.0, 6.0]
+    place = {"repeats": 5, "processes": 2, "threads": 1, "device": "cpu", "backend": "gloo"}
+    start = {"seconds_to_first_step": 5.0, "first_steps_ms": [50.0, 10.0, 10.0, 10.0]}
+    measured = {"megabytes": 7.5, "ms_per_step": ms, "straggler_ms_by_rank": [30.0, 31.0]}
+    result = SLOWER.ReasonsResult(**place, **start, **measured)
+    rows = {row[0]: row[3] for row in SLOWER.reason_rows(result)}
+    assert len(rows) == 12  # one more can be measured only on Linux
+    assert rows["more to send than to compute"].endswith("batch 8 0.80 ×, batch 512 2.00 ×")
+    expected = "8 × 8 images: 10.0 → 5.0 ms (× 0.40 – 0.60)"
+    assert rows["all-reduce in every micro-batch"] == expected
+    assert rows["start-up"] == "5 s to step 1, as long as 500 steps"
+    ms["half of the cores"] = [20.0] * 5
+    rows = {row[0]: row[3] for row in SLOWER.reason_rows(result)}
+    assert rows["processes share cores"].endswith("20.0 → 10.0 ms (× 0.50 – 0.50)")
+
+
 @pytest.mark.slow
 def test_the_benchmark_measures_each_reason_in_two_connected_processes(tmp_path):
-    command = ["python", "-m", "accel_demo.lab.scaling.reasons", "--quick"]
+    command = ["python", TUTORIALS / "41_slower.py", "--quick"]
     # real=True, because the command sets TORCH_CPP_LOG_LEVEL, which torch reads on import.
     result = run_to_end([*command, "--json", tmp_path / "found.json"], timeout=600, real=True)
     assert result.returncode == 0, result.stderr

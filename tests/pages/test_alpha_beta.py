@@ -5,12 +5,13 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from alpha_beta import NCCL_LINKS, SIZES, Link, fit_link, measure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_demo.anatomy import alpha_beta, traffic
-from accel_demo.anatomy.alpha_beta import NCCL_LINKS, SIZES, Link, fit_link
+from accel_demo.anatomy import traffic
 from tests.conftest import GPUS, VISIBLE_GPUS
+from tests.pages.pages import TUTORIALS
 
 LATENCIES, BANDWIDTHS = st.floats(1e-7, 1e-2), st.floats(1e7, 1e12)
 
@@ -51,17 +52,22 @@ def test_the_models_all_reduce_has_the_messages_of_the_chunked_ring():
     assert Link(1, 1).ring_all_reduce(240, 1) == 0  # one rank has nothing to send
 
 
+def test_the_program_prints_its_help_and_exits(start):
+    shown = start(["python", TUTORIALS / "alpha_beta.py", "--help"])
+    assert (shown.returncode, shown.stderr) == (0, "") and "--plot FILE" in shown.stdout
+
+
 def test_measuring_needs_a_second_process():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="^measure needs at least two processes$"):
-            alpha_beta.measure(torch.device("cpu"))
+            measure(torch.device("cpu"))
     finally:
         dist.destroy_process_group()
 
 
 def measure_briefly(device):
-    messages, all_reduces = alpha_beta.measure(device, repeats=3)
+    messages, all_reduces = measure(device, repeats=3)
     return dist.get_world_size(), messages, all_reduces
 
 

@@ -1,7 +1,7 @@
 """Measure the latency and the bandwidth between processes, and predict the time of an all-reduce.
 
-python -m accel_demo.anatomy.alpha_beta
-python -m accel_demo.anatomy.alpha_beta --plot alpha_beta.svg
+python tutorials/alpha_beta.py
+python tutorials/alpha_beta.py --plot alpha_beta.svg
 
 Ranks 0 and 1 send messages of several sizes back and forth. Half of a round trip is the time of one
 message. Each repetition measures all sizes in random order. The program fits the α–β model to the

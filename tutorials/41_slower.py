@@ -1,0 +1,351 @@
+"""Reproduce each reason why DDP can be slower than one process, and measure how much a fix helps.
+
+python tutorials/41_slower.py
+python tutorials/41_slower.py --quick --json slower.json
+
+Two connected processes train a small dense model with each method in turn. We compare methods
+that differ in a single change, so the difference between their times is the effect of that change.
+The measurements answer the question in an open issue:
+https://github.com/pytorch/pytorch/issues/73600
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from accel_demo.anatomy.devices import usable_cores
+from accel_demo.anatomy.gil import preprocess
+from accel_demo.errors import one_line_errors
+from accel_demo.lab.measurements import median_interval
+from accel_demo.lab.output import write_json
+from accel_demo.options import Parser
+from accel_demo.processes.connect import gather_objects
+from accel_demo.processes.group import results_by_rank
+from accel_demo.show import table
+from accel_demo.wording import counted, duration
+
+REPEATS, QUICK_REPEATS = 9, 1
+STEPS, QUICK_STEPS = 6, 2  # optimizer steps per measurement
+PROCESSES = 2
+BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
+LATE = 0.020  # seconds that the straggler sleeps in each step
+PREPROCESSED = 8  # images per process that "Python in the loop" preprocesses in each step
+# Since torch 2.13, forward_sync_buffers replaces broadcast_buffers. Unlike broadcast_buffers=False,
+# forward_sync_buffers=False still sends the buffers once, when DDP wraps the model.
+IS_REPLACED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+NO_BUFFERS = {"forward_sync_buffers" if IS_REPLACED else "broadcast_buffers": False}
+
+
+@dataclass(frozen=True)
+class ReasonsResult:
+    """Settings and measurements. The step times are those of the slowest rank."""
+
+    repeats: int
+    processes: int
+    threads: int  # per process
+    device: str
+    backend: str
+    seconds_to_first_step: float
+    first_steps_ms: list[float]  # on rank 0
+    megabytes: float  # total size of the gradients
+    ms_per_step: dict[str, list[float]]  # for each method, one value per repetition
+    straggler_ms_by_rank: list[float]  # median step time of each rank when rank 1 is late
+
+
+def main(options) -> None:
+    repeats, steps = (QUICK_REPEATS, QUICK_STEPS) if options.quick else (REPEATS, STEPS)
+    threads = max(1, usable_cores() // PROCESSES)
+    # Suppress torch's C++ warning that find_unused_parameters found no unused parameters.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    call = (measure, PROCESSES, repeats, steps, time.time())
+    result, *_ = results_by_rank(*call, threads=threads)
+    print(
+        f"{result.processes} connected processes on {result.device} ({result.backend}), "
+        f"{counted(threads, 'thread')} each, {BATCH} images per process and per step; "
+        f"ms per step, medians of {counted(repeats, 'interleaved repeat')} "
+        f"(× 90 % interval for the ratio)\n"
+    )
+    head = ["reason", "how you see it", "what helps", "measured here"]
+    print(table(head, reason_rows(result)))
+    if options.json:
+        write_json(options.json, "slower", result)
+
+
+def measure(device: torch.device, repeats: int, steps: int, started_at: float) -> ReasonsResult:
+    """Measure every method. `started_at` is the Unix time of the launch."""
+    first = TrainingMethod(device)
+    seconds = [seconds_per_call(first.step, 1, device) for _ in range(4)]
+    seconds_to_first_step = time.time() - started_at - sum(seconds[1:])
+    methods = make_methods(device)
+    for method in methods.values():  # warm-up: DDP rebuilds its buckets after the first step
+        seconds_per_step(method, 3, device)
+    own_ms = {name: [] for name in methods}
+    for repeat in tqdm(range(repeats), desc="slower", unit="repeat", disable=dist.get_rank() > 0):
+        for name in list(methods)[:: 1 if repeat % 2 else -1]:
+            own_ms[name].append(1000 * seconds_per_step(methods[name], steps, device))
+    by_rank = gather_objects(own_ms)
+    return ReasonsResult(
+        repeats=repeats,
+        processes=dist.get_world_size(),
+        threads=torch.get_num_threads(),
+        device=device.type,
+        backend=dist.get_backend(),
+        seconds_to_first_step=max(gather_objects(seconds_to_first_step)),
+        first_steps_ms=[1000 * step for step in seconds],
+        megabytes=sum(p.numel() * p.element_size() for p in first.model.parameters()) / 1e6,
+        ms_per_step={
+            name: [max(ranks) for ranks in zip(*(ms[name] for ms in by_rank), strict=True)]
+            for name in methods
+        },
+        straggler_ms_by_rank=[statistics.median(ms["straggler"]) for ms in by_rank],
+    )
+
+
+def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
+    """Return all methods by name. Each method trains a separate replica of the model."""
+    methods = {
+        "one process": TrainingMethod(device, is_alone=True),
+        "DDP": TrainingMethod(device),
+        "one process, small batch": TrainingMethod(device, is_alone=True, batch=SMALL),
+        "small batch": TrainingMethod(device, batch=SMALL),
+        "one process, large batch": TrainingMethod(device, is_alone=True, batch=LARGE),
+        "large batch": TrainingMethod(device, batch=LARGE),
+        "share every micro-batch": TrainingMethod(device, batch=SMALL, micro_batches=MICRO_BATCHES),
+        "no_sync": TrainingMethod(device, batch=SMALL, micro_batches=MICRO_BATCHES, no_sync=True),
+        "one bucket": TrainingMethod(device, bucket_cap_mb=1000),
+        "small buckets": TrainingMethod(device, bucket_cap_mb=1),
+        "bf16 hook": TrainingMethod(device, hook=bf16_compress_hook),
+        "gradient_as_bucket_view": TrainingMethod(device, gradient_as_bucket_view=True),
+        "find_unused_parameters": TrainingMethod(device, find_unused_parameters=True),
+        "no buffers": TrainingMethod(device, **NO_BUFFERS),
+        "straggler": TrainingMethod(device, before=sleep_on_rank_1),
+        "all threads": TrainingMethod(device, around=with_threads),
+        "Python in the loop": TrainingMethod(device, before=lambda: preprocess(PREPROCESSED)),
+    }
+    if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # Linux only
+        methods["half of the cores"] = TrainingMethod(device, around=on_half_of_the_cores)
+    return methods
+
+
+class TrainingMethod:
+    """A replica of the model, a batch, and one change to the training step.
+
+    If `is_alone` is true, only rank 0 trains, without DDP. `before` is called before each step, and
+    `around` returns a context manager in which the steps run. `options` are passed to DDP.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        is_alone: bool = False,
+        batch: int = BATCH,
+        micro_batches: int = 1,
+        no_sync: bool = False,
+        hook: Callable | None = None,
+        before: Callable = lambda: None,
+        around: Callable = nullcontext,
+        **options,
+    ):
+        torch.manual_seed(0)
+        self.is_alone, self.before, self.around = is_alone, before, around
+        self.micro_batches, self.no_sync = micro_batches, no_sync
+        self.images = torch.randn(batch, 784, device=device)
+        self.labels = torch.randint(10, (batch,), device=device)
+        self.model = dense_model().to(device)
+        if not is_alone:
+            ids = None if device.type == "cpu" else [device.index]
+            self.model = DistributedDataParallel(self.model, device_ids=ids, **options)
+            if hook:
+                self.model.register_comm_hook(None, hook)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+
+    def step(self) -> None:
+        """Perform one optimizer step."""
+        self.before()
+        for index in range(self.micro_batches):
+            is_last = index + 1 == self.micro_batches
+            with self.model.no_sync() if self.no_sync and not is_last else nullcontext():
+                F.cross_entropy(self.model(self.images), self.labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def dense_model() -> torch.nn.Module:
+    """Return a model with 1.9 million gradients to send, but little computation per image."""
+    layers = []
+    for inputs in (784, 1024):
+        layers += [torch.nn.Linear(inputs, 1024), torch.nn.BatchNorm1d(1024), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10))
+
+
+def seconds_per_step(method: TrainingMethod, steps: int, device: torch.device) -> float:
+    """Return the mean seconds per step, or 0 on a rank that only waits for rank 0."""
+    dist.barrier()
+    waits = method.is_alone and dist.get_rank() > 0
+    with method.around():
+        seconds = 0.0 if waits else seconds_per_call(method.step, steps, device)
+    dist.barrier()
+    return seconds
+
+
+def seconds_per_call(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Return the mean seconds per call of `step`, including the GPU work that it queues."""
+    started_at = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return (time.perf_counter() - started_at) / steps
+
+
+def sleep_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(LATE)
+
+
+@contextmanager
+def with_threads() -> Iterator[None]:
+    """Use one thread per core (torch's default without a launcher), but at least two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(2, usable_cores()))
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def on_half_of_the_cores() -> Iterator[None]:
+    """Pin all threads of this process to half of the cores. Both processes use the same half."""
+    cores = sorted(os.sched_getaffinity(0))
+    pin(set(cores[: max(1, len(cores) // 2)]))
+    yield
+    pin(set(cores))
+
+
+def pin(cores: set[int]) -> None:
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # the thread may have exited
+            os.sched_setaffinity(int(task.name), cores)
+
+
+def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
+    """Return one row per reason: name, symptom, fix and measured effect."""
+    ms = {name: statistics.median(values) for name, values in result.ms_per_step.items()}
+    first, *_, later = result.first_steps_ms
+    start, megabytes = result.seconds_to_first_step, result.megabytes
+
+    def speedup(alone: str, name: str) -> str:
+        return f"{result.processes * ms[alone] / ms[name]:.2f}"
+
+    def change(before: str, after: str) -> str:
+        pairs = zip(result.ms_per_step[before], result.ms_per_step[after], strict=True)
+        ratios = median_interval([new / old for old, new in pairs])
+        interval = f" (× {ratios[0]:.2f} – {ratios[1]:.2f})" if ratios else ""
+        return f"{ms[before]:.1f} → {ms[after]:.1f} ms{interval}"
+
+    by_rank = [f"{value:.0f} ms" for value in result.straggler_ms_by_rank]
+    rows = [
+        (
+            "more to send than to compute",
+            "the all-reduce continues long after backward",
+            "a larger batch per process",
+            f"images/s against one process: batch {SMALL} "
+            f"{speedup('one process, small batch', 'small batch')} ×, batch {LARGE} "
+            f"{speedup('one process, large batch', 'large batch')} ×",
+        ),
+        (
+            "all-reduce in every micro-batch",
+            "as many all-reduces as backward passes",
+            "`no_sync` for all but the last; `accumulate`",
+            f"{MICRO_BATCHES} × {SMALL} images: {change('share every micro-batch', 'no_sync')}",
+        ),
+        (
+            "no overlap: one big bucket",
+            "the all-reduce starts when backward ends",
+            "a smaller `bucket_cap_mb`",
+            f"one bucket → 1 MB: {change('one bucket', 'small buckets')}",
+        ),
+        (
+            "the first step",
+            "only step 1 is slow: it allocates memory, and buckets are not rebuilt yet",
+            "exclude it from measurements",
+            f"step 1 {first:.0f} ms, step 4 {later:.0f} ms",
+        ),
+        (
+            "many bytes on a slow link",
+            "the time of the all-reduce is bytes / bandwidth",
+            "`bf16_compress_hook`",
+            f"{megabytes:.1f} → {megabytes / 2:.1f} MB: {change('DDP', 'bf16 hook')}",
+        ),
+        (
+            "gradients copied into buckets and back",
+            "a copy before and after each all-reduce; each gradient is stored twice",
+            "`gradient_as_bucket_view=True`",
+            change("DDP", "gradient_as_bucket_view"),
+        ),
+        (
+            "a search for unused parameters",
+            "time between forward and backward; torch warns when none are unused",
+            "`find_unused_parameters` only if some are unused",
+            f"search → none: {change('find_unused_parameters', 'DDP')}",
+        ),
+        (
+            "buffers sent in every forward",
+            "a broadcast before each forward (BatchNorm)",
+            "`forward_sync_buffers=False` (before torch 2.13: `broadcast_buffers=False`)",
+            change("DDP", "no buffers"),
+        ),
+        (
+            "too many threads",
+            "more threads than cores; the load average is above the cores",
+            "`OMP_NUM_THREADS` = cores / processes",
+            f"one thread per core in each → cores / processes: {change('all threads', 'DDP')}",
+        ),
+        (
+            "a straggler",
+            "it waits least in the all-reduce, all other ranks wait long",
+            "equal work, equal devices",
+            f"{1000 * LATE:.0f} ms late on rank 1: {' and '.join(by_rank)} on ranks 0 and 1, "
+            f"without the delay {ms['DDP']:.0f} ms",
+        ),
+        (
+            "waiting for data",
+            "data wait before each forward",
+            "prepare once, `num_workers`, cheaper transforms",
+            f"Python in the loop → prepared: {change('Python in the loop', 'DDP')}",
+        ),
+        (
+            "start-up",
+            "seconds before the first step, once per run",
+            "longer runs; measure steps, not commands",
+            f"{duration(start)} to step 1, as long as {1000 * start / ms['DDP']:,.0f} steps",
+        ),
+    ]
+    if "half of the cores" in ms:
+        crowded = (
+            "processes share cores",
+            "each process gets less than one core",
+            "at most as many processes as cores (or GPUs)",
+            f"half of the cores for both → all: {change('half of the cores', 'DDP')}",
+        )
+        rows.insert(8, crowded)
+    return rows
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        parser = Parser(__doc__)
+        parser.add_quick(f"{QUICK_REPEATS} repeat")
+        parser.add_json()
+        main(parser.parse_args())
