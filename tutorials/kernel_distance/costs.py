@@ -1,4 +1,4 @@
-"""Measure the time, peak memory and graph size of each kernel-distance method."""
+"""Measure the time and peak memory of each kernel-distance method."""
 
 import ctypes
 import math
@@ -110,13 +110,13 @@ def _peak(device: torch.device) -> int:
 
 def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path | None) -> None:
     """Measure all methods. Rank 0 runs the single-process methods, and prints and draws results."""
-    costs = {}
+    layers = {}  # the costs for p=1, by shape
     for shape in shapes:
         for p in (1, 2):
             expected = _on_rank_0(reference, make_weight(shape, torch.device("cpu")).detach(), p)
             names = [name for name in METHODS if name != "closed form" or p == 1]
             rows = [_measure_method(name, shape, p, device, expected) for name in names]
-            costs[shape, p] = rows
+            layers.setdefault(shape, rows)
             if dist.get_rank() == 0:
                 kind = {1: "absolute differences", 2: "Euclidean distances"}[p]
                 size = _in_megabytes(4 * math.prod(shape))
@@ -126,15 +126,14 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
     if dist.get_rank() == 0:
         print(EXPLANATION)
         if plot:
-            show.save(draw(costs), plot)
+            show.save(draw(layers), plot)
 
 
-def draw(costs: dict[tuple[tuple[int, ...], int], list[MethodCost]]):
+def draw(layers: dict[tuple[int, ...], list[MethodCost]]):
     """Draw the peak memory of each method for absolute differences, in one panel for each layer.
 
     If a method was not run, an empty circle shows the predicted size of its graph.
     """
-    layers = {shape: rows for (shape, p), rows in costs.items() if p == 1}
     figure = show.new_figure(5.4, 0.7 + 2.5 * len(layers))
     panels = figure.subplots(len(layers), 1, sharex=True, squeeze=False)
     for panel, (shape, rows) in zip(panels.flat, layers.items(), strict=True):
