@@ -12,16 +12,17 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy.ring import ALGORITHMS
-from accel_demo.anatomy.traffic import draw_bytes
+from accel_demo.anatomy.traffic import FORMULAS
 from accel_demo.anatomy.wire import Wire
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.options import Parser
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.group import run_in_group
-from accel_demo.show import table
+from accel_demo.show import COLORS, new_figure, save, table
 
 RANKS = (2, 4, 8)
 ELEMENTS = 960  # float32 numbers; in the table, S is their total size in bytes
+MOST_RANKS = 12  # the largest N in the picture
 FIRST = [1e8, 1.0, -1e8]  # value of all elements on rank 0, 1 and 2; on higher ranks it is 0
 
 
@@ -43,7 +44,7 @@ def main() -> None:
     ]
     print(table(["all-reduce", "ranks", "busiest rank sends", "same bits on all ranks"], rows))
     if options.plot:
-        draw_bytes(sent, options.plot)
+        draw(sent, options.plot)
 
 
 def measure(device: torch.device, report: Path) -> None:
@@ -60,6 +61,36 @@ def measure(device: torch.device, report: Path) -> None:
         results[name] = busiest, "yes" if same else "no"
     if rank == 0:
         report.write_text(json.dumps(results))
+
+
+def draw(counted: dict[str, dict[int, float]], path: Path) -> None:
+    """Draw the bytes that the busiest rank sends, as the formulas predict and as counted.
+
+    `counted` maps the name of each all-reduce to {number of ranks: bytes / S}.
+    """
+    styles = {
+        "gather + broadcast": {"color": "#bbbbbb", "linewidth": 6},
+        "naive ring": {"color": "black", "linestyle": "--"},
+        "chunked ring": {"color": COLORS[0], "linewidth": 2.5},
+    }
+    figure = new_figure(4.9, 3.5)
+    axes = figure.subplots()
+    rank_counts = range(2, max(MOST_RANKS, *counted["chunked ring"]) + 1)
+    for name, style in styles.items():
+        sent = [FORMULAS[name][0](0, [1] * ranks)[0] / ranks for ranks in rank_counts]  # S = N
+        axes.plot(rank_counts, sent, label=name, **style)
+        dots = {"color": "black", "markerfacecolor": "white", "zorder": 9}
+        axes.plot(list(counted[name]), list(counted[name].values()), "o", **dots)
+    axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
+    axes.axhline(2, color=COLORS[0], linestyle=":", label="2 × S")
+    axes.set_ylim(0)
+    axes.yaxis.set_major_formatter("{x:g} × S")
+    axes.set_xlabel("N, the number of ranks", fontsize=10)
+    axes.set_ylabel("bytes sent by the busiest rank\n(S is the size of the tensor)", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=10, loc="upper left")
+    save(figure, path)
 
 
 if __name__ == "__main__":

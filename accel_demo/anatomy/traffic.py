@@ -8,8 +8,6 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.anatomy.wire import Message
 
-MOST_RANKS = 12  # the largest N in the picture of the formulas
-
 
 def chunk_sizes(length: int, element_size: int, world_size: int) -> list[int]:
     """Return how many bytes each chunk has if `ring.split` splits a tensor of `length` elements."""
@@ -108,36 +106,6 @@ def draw(log: list[Message], world_size: int, path: Path) -> None:
             axes.set_ylabel("rank" if number % columns == 0 else "", fontsize=10)
         else:
             axes.set_axis_off()
-    show.save(figure, path)
-
-
-def draw_bytes(counted: dict[str, dict[int, float]], path: Path) -> None:
-    """Draw the bytes that the busiest rank sends, as the formulas predict and as counted.
-
-    `counted` maps the name of each all-reduce to {number of ranks: bytes / S}.
-    """
-    styles = {
-        "gather + broadcast": {"color": "#bbbbbb", "linewidth": 6},
-        "naive ring": {"color": "black", "linestyle": "--"},
-        "chunked ring": {"color": show.COLORS[0], "linewidth": 2.5},
-    }
-    figure = show.new_figure(4.9, 3.5)
-    axes = figure.subplots()
-    rank_counts = range(2, max(MOST_RANKS, *counted["chunked ring"]) + 1)
-    for name, style in styles.items():
-        sent = [FORMULAS[name][0](0, [1] * ranks)[0] / ranks for ranks in rank_counts]  # S = N
-        axes.plot(rank_counts, sent, label=name, **style)
-        dots = {"color": "black", "markerfacecolor": "white", "zorder": 9}
-        axes.plot(list(counted[name]), list(counted[name].values()), "o", **dots)
-    axes.plot([], [], "o", color="black", markerfacecolor="white", label="counted in this run")
-    axes.axhline(2, color=show.COLORS[0], linestyle=":", label="2 × S")
-    axes.set_ylim(0)
-    axes.yaxis.set_major_formatter("{x:g} × S")
-    axes.set_xlabel("N, the number of ranks", fontsize=10)
-    axes.set_ylabel("bytes sent by the busiest rank\n(S is the size of the tensor)", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=10, loc="upper left")
     show.save(figure, path)
 
 
