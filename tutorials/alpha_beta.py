@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,7 +88,7 @@ def measure(device: torch.device, repeats: int = REPEATS) -> tuple[Seconds, Seco
     if dist.get_world_size() < 2:
         raise ValueError("measure needs at least two processes")
     tensors = {size: torch.zeros(size // 4, device=device) for size in SIZES}  # float32
-    calls: list[Callable[[torch.Tensor], Any]] = [_round_trip, dist.all_reduce]
+    calls = [_round_trip, dist.all_reduce]
     times = [{size: [] for size in SIZES} for _ in calls]
     steps = range(-2, repeats)  # the first two are a warm-up
     for repeat in tqdm(steps, desc="alpha_beta", unit="repeat", disable=dist.get_rank() > 0):
@@ -113,7 +112,7 @@ def _round_trip(tensor: torch.Tensor) -> None:
         dist.send(tensor, 0)
 
 
-def _seconds(call: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> float:
+def _seconds(call: Callable, tensor: torch.Tensor) -> float:
     dist.barrier()
     _synchronize(tensor)
     started_at = time.perf_counter()
