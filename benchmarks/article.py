@@ -7,8 +7,8 @@ The article inspired this course. Its loop trains in fp32 with PyTorch's default
 reads images one by one with torchvision, and calls `loss.item()` every ten steps. Our loop is
 train.py. It uses the channels-last memory format, reads whole batches, keeps losses on the device,
 and reuses freed memory. It runs in fp32, and in bf16 unless the CPU lacks bf16 instructions. Both
-train with Adam on 256 packaged images per step, on the same cores or GPU. Every run has a new
-process, and its first steps are not measured.
+train with Adam on 256 packaged images per step (32 with --quick), on the same cores or GPU. Every
+run has a new process, and its first steps are not measured.
 """
 
 import os
@@ -37,44 +37,48 @@ from accel_demo.processes.launch import spawn
 REPEATS = 5
 DEVICE = own_device()
 STEPS, WARM_UP = (4, 2) if DEVICE.type == "cpu" else (40, 10)  # an epoch has 46 steps
-BATCH_SIZE, LEARNING_RATE = 256, 1e-3
-CHOICES = {"model": "resnet101", "batch_size": BATCH_SIZE, "optimizer": "adam", "warmup": 0.0}
-CHOICES |= {"learning_rate": LEARNING_RATE, "label_smoothing": 0.0, "test_samples": 500}
+BATCH_SIZE, QUICK_BATCH_SIZE, LEARNING_RATE = 256, 32, 1e-3
+CHOICES = {"model": "resnet101", "optimizer": "adam", "learning_rate": LEARNING_RATE}
+CHOICES |= {"warmup": 0.0, "label_smoothing": 0.0, "test_samples": 20}
 ARTICLE = "the article's loop"
 
 
 def measure(options: Namespace) -> Report:
     """Train with both loops once for each seed, and compare their speeds."""
+    batch_size = QUICK_BATCH_SIZE if options.quick else BATCH_SIZE
     loops = {ARTICLE: train_article, "ours, fp32": partial(train_ours, "no")}
     if DEVICE.type != "cpu" or machine.has_bf16_instructions():
         loops["ours, bf16"] = partial(train_ours, "bf16")
     # Each run has a new process, which Ctrl-C and SIGTERM kill at once
-    sides = {name: partial(spawn, loop, 1, stop_at_once=True) for name, loop in loops.items()}
+    sides = {
+        name: partial(spawn, loop, 1, batch_size, stop_at_once=True) for name, loop in loops.items()
+    }
     runs = in_turns(sides, options.repeats, "training")
     used = {(run["device"], run["threads"]) for results in runs.values() for [run] in results}
     if len(used) > 1:
         raise RuntimeError(f"the two loops used different devices or threads: {used}")
-    rates = {name: [BATCH_SIZE / run["seconds_per_step"] for [run] in runs[name]] for name in runs}
+    rates = {name: [batch_size / run["seconds_per_step"] for [run] in runs[name]] for name in runs}
     return Report([Table("Training ResNet-101", "images/s", rates, reference=ARTICLE)], [])
 
 
-def train_ours(precision: str, seed: int) -> dict:
+def train_ours(precision: str, batch_size: int, seed: int) -> dict:
     with (
         tempfile.TemporaryDirectory() as run_dir,
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),
         redirect_stderr(nowhere),
     ):
-        choices = {**CHOICES, "max_steps": STEPS, "seed": seed, "run_dir": run_dir}
+        choices = {**CHOICES, "batch_size": batch_size, "max_steps": STEPS, "seed": seed}
+        choices["run_dir"] = run_dir
         return {**pool_worker.run("Accelerate", choices, precision, warm_up=WARM_UP)}
 
 
-def train_article(seed: int) -> dict:
+def train_article(batch_size: int, seed: int) -> dict:
     """Train with the article's loop, and return fields that `train_ours` returns too."""
     torch.manual_seed(seed)
     train_set, _ = load_datasets(TrainConfig())
     train_set = TorchvisionSet(train_set.pixels[..., 0], train_set.labels, (0.5,), (1.0,))
-    train_loader = DataLoader(train_set, BATCH_SIZE, shuffle=True)
+    train_loader = DataLoader(train_set, batch_size, shuffle=True)
     model, started_at = make_model().to(DEVICE).train(), 0.0
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
