@@ -1,6 +1,6 @@
 """Typical wrong answers to the exercises, with the message that each of them must cause.
 
-Most are edits of a right answer, in answers/NN/wrong.yaml:
+They are in answers/NN/wrong.yaml. Most are edits of a right answer:
 
     does_not_average:
       message: every rank has the sum        # a part of what the grader has to print
@@ -15,8 +15,7 @@ Most are edits of a right answer, in answers/NN/wrong.yaml:
 "@@" separates two changes, and precedes a change whose first line stays. Each change must contain
 enough lines to occur exactly once in the right answer.
 
-A wrong answer that has little in common with any right answer is a file, answers/NN/wrong_NAME.py.
-Its first line is a comment with the message: "# wrong: every rank has the sum".
+A wrong answer that has little in common with any right answer has a `text` instead of a `diff`.
 
 The default test run grades only the first three wrong answers of each exercise, so wrong.yaml
 should start with typical ones that are judged quickly.
@@ -40,25 +39,15 @@ class WrongAnswer:
 
 
 def wrong_answers(number: str) -> dict[str, WrongAnswer]:
-    """Return {name: wrong answer} for an exercise: the edits in their order, and then the files."""
-    folder = ANSWERS / number
-    answers = {}
-    edits = folder / "wrong.yaml"
-    for name, entry in yaml.safe_load(edits.read_text()).items():
+    """Return {name: wrong answer} for an exercise, in the order of the file."""
+    folder, answers = ANSWERS / number, {}
+    for name, entry in yaml.safe_load((folder / "wrong.yaml").read_text()).items():
         right = folder / entry["of"] if "of" in entry else all_exercises()[number].answer
         try:
-            text = patched(right.read_text(), entry["diff"])
+            text = entry.get("text") or patched(right.read_text(), entry["diff"])
         except ValueError as error:
-            raise ValueError(f"{name} in {edits}: {error}\nThe text is {right}.") from None
+            raise ValueError(f"{name} of {right}: {error}") from None
         answers[name] = WrongAnswer(text, entry["message"], entry.get("section", ""))
-    for file in sorted(folder.glob("wrong_*.py")):
-        name, message = (
-            file.stem.removeprefix("wrong_"),
-            re.match("# wrong: (.*)\n", file.read_text()),
-        )
-        assert message, f"{file} does not start with `# wrong: ` and a message"
-        assert name not in answers, f"exercise {number} has two wrong answers named {name}"
-        answers[name] = WrongAnswer(file.read_text(), message[1])
     return answers
 
 
