@@ -63,6 +63,17 @@ def worker() -> None:
     print(json.dumps(report) + "\n", end="", flush=True)
 
 
+def debugged() -> None:
+    """Print the report. Then wait for the other process, which may still be connecting to this one.
+
+    `debug_launcher` has already called `init_process_group`.
+    """
+    worker()
+    import torch.distributed as dist
+
+    dist.barrier()
+
+
 def spawned(rank: int, world_size: int, port: int) -> None:
     """Print the report, set the variables that `mp.spawn` does not set, and connect."""
     worker()
@@ -87,6 +98,6 @@ if __name__ == "__main__":
     elif "debug_launcher" in sys.argv:
         from accelerate import debug_launcher
 
-        debug_launcher(worker, num_processes=2)
+        debug_launcher(debugged, num_processes=2)
     else:
         worker()

@@ -68,6 +68,7 @@ class StopSignals:
             next_metrics = step - step % self.log_every + self.log_every
             last = step + 1 if dist.get_backend() == "gloo" else next_metrics + 1
             store.set("last_step", str(last))
+            store.get("last_step")  # wait for the store: `set` returns before the store has it
         return False
 
     def is_asked_again(self) -> bool:

@@ -136,7 +136,7 @@ def test_stopping_a_compilation_leaves_neither_processes_nor_files(tmp_path, num
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130 and "\nstopped\n" in stderr
     finally:
-        process.kill()
+        kill_all([process])
         orphans = left_behind(before)
         process.communicate()
     assert not orphans and list(tmp_path.iterdir()) == []
