@@ -233,7 +233,7 @@ class MeetingHost:
         self.listener.close()
 
     def answer(self, guest: socket.socket) -> None:
-        """Read what a guest has sent. Tell it the time, or keep its facts."""
+        """Read what a guest has sent. Send it the time, or keep its facts."""
         received = guest.recv(2**16)
         if not received:
             raise ConnectionError  # the guest has hung up
