@@ -76,8 +76,9 @@ def lost_processes(error: RuntimeError) -> str | None:
     if rank == 0 and not _launcher_hosts_store():
         _keep_store_until_noticed(store, [other for other in ranks if other not in missing])
     what = "has" if len(missing) == 1 else "have"
-    what += " not answered within --collective-timeout, and may be stuck" if timed_out else " died"
-    if are_on_several_machines() and timed_out:
+    silent = timed_out and not any(_has_died(other) for other in missing)
+    what += " not answered within --collective-timeout, and may be stuck" if silent else " died"
+    if are_on_several_machines() and silent:
         what += " or cut off from the network"
     elif not all(_is_on_this_machine(other) for other in missing):
         # Perhaps another rank timed out first and closed its connections.
@@ -163,10 +164,14 @@ def print_and_exit(line: str) -> None:
 def _missing_ranks(store, ranks: range, may_hang: bool) -> list[int]:
     """Return the ranks that have died on this machine or, if there are none, on other machines.
 
+    Ranks can have died even if the collective timed out: gloo does not notice a death that occurs
+    while it sends a message to that rank.
+    https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc (`signalException`)
+
     A silent rank has not recorded the loss, but may be alive: while it waits for a second rank, it
     does not notice that a third rank has died until the second rank exits. Of the silent ranks on
     other machines, we do not know which are alive, so all of them are returned. If `may_hang` is
-    true, all silent ranks are returned.
+    true and none has died on this machine, all silent ranks are returned.
     """
     deadline = time.monotonic() + NOTICE_TIMEOUT
     while True:
@@ -174,7 +179,7 @@ def _missing_ranks(store, ranks: range, may_hang: bool) -> list[int]:
         dead = [rank for rank in silent if _has_died(rank)]
         # Check again: a rank may have recorded the loss and exited in the meantime.
         dead = [rank for rank in dead if not store.check([f"left/{rank}"])]
-        if dead and not may_hang:
+        if dead:
             return dead
         if not silent or time.monotonic() > deadline:
             elsewhere = [rank for rank in silent if not _is_on_this_machine(rank)]

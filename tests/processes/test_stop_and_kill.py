@@ -294,11 +294,15 @@ def test_with_a_new_store_for_each_start_a_script_can_restart_without_our_workar
     ("rank", "start"), [(0, "alone"), (1, "alone"), (1, "rank 0 hosts the store"), (1, "torchrun")]
 )
 def test_a_remaining_rank_reports_which_rank_has_died(rank, start, launch):
-    """Under torchrun, the other ranks also get SIGTERM as soon as torchrun notices the death."""
+    """Under torchrun, the other ranks also get SIGTERM as soon as torchrun notices the death.
+
+    The timeout is for the rare case of the next test.
+    """
+    options = [*LONG, "--collective-timeout", "20"]
     if start == "torchrun":
-        started = launch(command_of("train_ddp.py", 3))
+        started = launch(command_of("train_ddp.py", 3, *options))
     else:
-        command = ["python", "accel_demo/train_ddp.py", *LONG]
+        command = ["python", "accel_demo/train_ddp.py", *options]
         started = launch(command, ranks=3, keeps_store=start != "alone")
     started.reach(5)
     os.kill(started.pid_of(rank), signal.SIGKILL)
@@ -306,6 +310,47 @@ def test_a_remaining_rank_reports_which_rank_has_died(rank, start, launch):
     lines = [line for line in started.printed().splitlines() if line.startswith("error: ")]
     assert "3 processes on cpu" in started.printed()
     assert len(lines) == 1 and f"rank {rank} has died; rank {1 - rank} noticed" in lines[0]
+
+
+DIES_WHILE_RECEIVING = """
+import os
+import signal
+import time
+import torch
+import torch.distributed as dist
+from accel_demo.processes.connect import connect, gather_objects
+from accel_demo.processes.lost_processes import report_lost_processes
+
+
+def main():
+    connect(timeout=4)
+    processes = gather_objects(os.getpid())
+    print(f"connected {len(processes)} processes")
+    message = torch.zeros(2**24)  # does not fit into the buffers of a connection
+    if dist.get_rank() == 0:
+        time.sleep(1)  # until rank 1 is waiting for the message
+        os.kill(processes[1], signal.SIGSTOP)
+        broadcast = dist.broadcast(message, src=0, async_op=True)
+        time.sleep(1)
+        os.kill(processes[1], signal.SIGKILL)
+        broadcast.wait()
+    else:
+        dist.broadcast(message, src=0)
+
+
+with report_lost_processes():
+    main()
+"""
+
+
+def test_a_rank_that_dies_while_it_receives_is_not_reported_as_stuck(launch, tmp_path):
+    """gloo then waits until the timeout, although the connection is closed."""
+    program = tmp_path / "dies_while_receiving.py"
+    program.write_text(DIES_WHILE_RECEIVING)
+    started = launch(["python", program], ranks=2)
+    assert started.end() != 0
+    assert started.printed().count("connected 2 processes") == 2
+    assert "error: rank 1 has died; rank 0 noticed this at" in started.printed()
 
 
 def test_a_hanging_rank_is_reported_after_the_timeout(launch):
