@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{path.parent} does not contain a run: {path} is missing") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # RecursionError: deeply nested
         value = None
     if not isinstance(value, dict):
         raise damaged_file(path)
@@ -124,10 +124,7 @@ def read_json(path: Path) -> dict:
 
 def damaged_file(path: Path) -> UserError:
     """Return the error for a file of a run folder that cannot be used."""
-    return UserError(
-        f"{path} is damaged or from a different version. Choose a different folder, or delete "
-        "this one."
-    )
+    return UserError(f"{path} is damaged or from a different version. Choose a different folder.")
 
 
 def _choices(config: TrainConfig) -> dict:

@@ -6,6 +6,7 @@ checkpoint. `sha256sum --check manifest.sha256` checks the manifest itself.
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,14 @@ MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 DISCARDED = ".discarded"
 UNREADABLE = (float("inf"), 0.0)  # position of a folder whose manifest is missing or damaged
 KEYS = {"epoch", "batches", "step", "log", "random_states", "config", "environment", "files"}
+# Keys of `environment` that a resumed run compares with its own
+COMPARED = {"script", "processes", "device", "mixed_precision", "threads_per_process"}
+COMPARED |= {"torch", "accelerate"}
+# First letters of all names that `accelerator.load_state` and `TrainingState.load` open. FSDP saves
+# folders of shards, whose names start with "pytorch_model" and "optimizer".
+# Source: accelerate/checkpointing.py, accelerate/utils/fsdp_utils.py
+LOADED = ("model", "pytorch_model", "optimizer", "scheduler", "sampler", "scaler", "random_states")
+LOADED += ("custom_checkpoint", "dl_state_dict")
 
 
 class Damaged(Exception):
@@ -23,9 +32,12 @@ class Damaged(Exception):
 
 
 def seal(folder: Path, facts: dict) -> None:
-    """Flush all files in `folder` to disk, then write the manifest: `facts` and the checksums."""
+    """Flush all files in `folder` to disk, then write the manifest: `facts` and the checksums.
+
+    Hidden files, such as .DS_Store, are not listed: the system creates and deletes them.
+    """
     files = {}
-    for name in sorted(_files_in(folder)):
+    for name in sorted(name for name in _files_in(folder) if name[0] != "."):
         files[name] = _size_and_sum(folder / name)
         flush(folder / name)
     for inner in sorted({(folder / name).parent for name in files} - {folder}):
@@ -40,19 +52,20 @@ def seal(folder: Path, facts: dict) -> None:
 def verify(folder: Path) -> dict:
     """Return the manifest of a checkpoint.
 
-    Raises `Damaged` if a file was changed, removed or added, and `UserError` if the operating
-    system cannot read a file.
+    Raises `Damaged` if a listed file was changed or removed, or if a file was added that loading
+    the checkpoint might read. Other added files are ignored: see `ignored_files`. Raises
+    `UserError` if the operating system cannot read a file.
     """
     try:
         manifest = _sealed_manifest(folder)
-        if manifest.keys() != KEYS or "script" not in manifest["environment"]:
+        if manifest.keys() != KEYS or not manifest["environment"].keys() >= COMPARED:
             raise ValueError("different keys")
-        names = _files_in(folder) - {MANIFEST, SEAL}
-        for name in sorted(names ^ manifest["files"].keys()):
-            raise Damaged(f"{name} is {'not in the manifest' if name in names else 'missing'}")
+        for name in sorted(_files_in(folder, LOADED) - manifest["files"].keys()):
+            raise Damaged(f"{name} is not in the manifest: move it to a different folder")
         for name, expected in manifest["files"].items():
             if not (folder / name).is_file():
-                raise Damaged(f"{name} is not a file")
+                is_there = os.path.lexists(folder / name)
+                raise Damaged(f"{name} is {'not a file' if is_there else 'missing'}")
             actual = _size_and_sum(folder / name)
             if actual["bytes"] != expected["bytes"]:
                 raise Damaged(f"{name} has {actual['bytes']} bytes instead of {expected['bytes']}")
@@ -65,6 +78,12 @@ def verify(folder: Path) -> dict:
     except (ValueError, TypeError, KeyError, AttributeError):  # another version of `seal` wrote it
         raise Damaged(f"{MANIFEST} is from a different version") from None
     return manifest
+
+
+def ignored_files(folder: Path, manifest: dict) -> list[str]:
+    """Return the names in a verified checkpoint that its manifest does not list."""
+    listed = {name.split("/")[0] for name in manifest["files"]} | {MANIFEST, SEAL}
+    return sorted({path.name for path in folder.iterdir()} - listed)
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
@@ -84,11 +103,18 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """Return all published checkpoints of a run, damaged or not. Newest, or unreadable, first."""
+    """Return all published checkpoints of a run, damaged or not. Newest, or unreadable, first.
+
+    Any folder with a manifest is a checkpoint, and so is a folder with the name of a checkpoint.
+    """
     folder = run / "checkpoints"
     try:
-        named = [path for path in folder.iterdir() if path.name[0] != "."]
-        known = [path for path in named if path.is_dir() and not path.is_symlink()]
+        named = [path for path in folder.iterdir() if path.name[0] != "." and not path.is_symlink()]
+        known = [
+            path
+            for path in named
+            if os.path.exists(path / MANIFEST) or (path.name.startswith("epoch-") and path.is_dir())
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -118,13 +144,16 @@ def discard(folder: Path) -> None:
     shutil.rmtree(discarded)
 
 
-def _files_in(folder: Path) -> set[str]:
+def _files_in(folder: Path, beginnings: tuple[str, ...] = ("",)) -> set[str]:
     """Return the paths of all files below `folder`, relative to it: FSDP saves folders of files.
 
-    An empty folder and a link to a folder count as files, so that they are noticed.
+    Only return paths that start with one of `beginnings`. An empty folder and a link to a folder
+    count as files, so that they are noticed.
     """
     names: set[str] = set()
     for path in folder.iterdir():
+        if not path.name.startswith(beginnings):
+            continue
         if path.is_dir() and not path.is_symlink() and (inner := _files_in(path)):
             names |= {f"{path.name}/{name}" for name in inner}
         else:

@@ -19,6 +19,7 @@ from accel_demo.run.manifest import (
     Damaged,
     checkpoints_of,
     discard,
+    ignored_files,
     newest_complete,
     position,
     verify,
@@ -122,13 +123,13 @@ def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
             if held.get(name) != value:
                 raise UserError(
                     f"{folder} contains a run with {name} {held.get(name)}, not {value}. "
-                    "Choose a different --run-dir, or delete the folder."
+                    "Choose a different --run-dir."
                 )
         has_ended = (folder / "summary.json").exists()
         if checkpoints_of(folder) and not has_ended and not config.resume:
             raise UserError(
-                f"{folder} contains an unfinished run. Continue it with --resume auto, or delete "
-                "the folder to start again."
+                f"{folder} contains an unfinished run. Continue it with --resume auto, or choose a "
+                "different --run-dir to start again."
             )
 
 
@@ -149,7 +150,8 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         folder, remarks = newest_complete(run)
         if folder is None and remarks:
             raise UserError(
-                f"{remarks[0]}, and there is no complete checkpoint. Delete {run} to start again."
+                f"{remarks[0]}, and there is no complete checkpoint. Choose a different --run-dir "
+                "to start again."
             )
         if folder is None:
             remark = f"there is no checkpoint in {run} yet: training starts from the beginning"
@@ -168,6 +170,9 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     epoch, batches, step = manifest["epoch"], manifest["batches"], manifest["step"]
     processes_changed = saved["processes"] != processes
     remarks.append(f"resumed from {folder}, after step {step}")
+    if ignored := [repr(name)[1:-1] for name in ignored_files(folder, manifest)]:
+        names = ", ".join(ignored[:10] + ["…"] * (len(ignored) > 10))
+        remarks.append(f"ignored in this checkpoint, because loading does not read it: {names}")
     if processes_changed:
         used = batches * saved["processes"]  # batches of this epoch, on all processes together
         batches = next_step_after(used, processes, config.accumulate, batches_per_epoch)
@@ -242,8 +247,8 @@ def _check_nothing_is_lost(folder: Path, run: Path) -> None:
             raise UserError(f"{run} already contains a different run. Choose an empty --run-dir.")
     elif newer := [path for path in known if position(path) > position(folder)]:
         raise UserError(
-            f"{run} contains newer checkpoints than {folder.name}, such as {newer[0].name}. Delete "
-            "them, or choose an empty --run-dir."
+            f"{run} contains newer checkpoints than {folder.name}, such as {newer[0].name}. Choose "
+            "an empty --run-dir, or move them to a different folder."
         )
 
 

@@ -63,9 +63,12 @@ def test_fsdp2_trains_like_ddp(finished):
 
 
 def test_a_resumed_fsdp2_run_ends_with_the_same_bits(finished, run):
+    """A file that FSDP2 does not read is ignored."""
+    (checkpoints_of(run)[0] / ".DS_Store").touch()
     result = train("FSDP2", run, "--resume", "auto")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "epoch-0000-batch-000004, after step 2" in result.stdout
+    assert len(re.findall("^ignored .*: .DS_Store$", result.stdout, re.M)) == 1
     assert losses(run) == losses(finished["FSDP2"])
     assert same_weights(run, finished["FSDP2"])
 

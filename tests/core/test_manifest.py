@@ -3,16 +3,23 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.checkpointing import load_accelerator_state, load_custom_state
+from accelerate.utils import constants
+from accelerate.utils.fsdp_utils import load_fsdp_model, load_fsdp_optimizer
 
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.run.manifest import (
+    LOADED,
     MANIFEST,
     SEAL,
     Damaged,
+    _seal_of,
     checkpoints_of,
     newest_complete,
     seal,
@@ -90,12 +97,82 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(run):
     assert tried > 200
 
 
-def test_an_extra_file_is_detected(run):
+EXTRA = ("pytorch_model.bin", "model_1.safetensors", "optimizer_1.bin", "scheduler_1.bin")
+EXTRA += ("sampler.bin", "scaler.bin", "random_states_9.pkl", "custom_checkpoint_0.pkl")
+EXTRA += ("dl_state_dict.bin", "pytorch_model_fsdp_0/.metadata", "optimizer_0/.DS_Store")
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_an_extra_file_is_detected(name, run):
     newest, previous = checkpoints_of(run)
-    (newest / "extra").touch()
-    with pytest.raises(Damaged, match="extra is not in the manifest"):
+    (newest / name).parent.mkdir(exist_ok=True)
+    (newest / name).touch()
+    with pytest.raises(Damaged, match=f"{name} is not in the manifest: move it to a different"):
         verify(newest)
     assert newest_complete(run)[0] == previous
+
+
+def test_every_name_that_accelerate_loads_is_known(run):
+    """Find the names in the code of Accelerate's functions that load a checkpoint."""
+    functions = (Accelerator.load_state, load_accelerator_state, load_custom_state)
+    functions += (load_fsdp_model, load_fsdp_optimizer)
+    used = {name for function in functions for name in function.__code__.co_names}
+    texts = [text for function in functions for text in map(str, function.__code__.co_consts)]
+    names = [getattr(constants, name) for name in used if name.endswith("_NAME")]
+    names += [name for text in texts for name in re.findall(r"^/?(\w+)(?:_|\.bin)$", text)]
+    assert {"model", "custom_checkpoint", "pytorch_model_fsdp", "dl_state_dict"} <= set(names)
+    assert [name for name in names if not name.startswith(LOADED)] == []
+    for path in checkpoints_of(run)[0].iterdir():
+        assert path.name.startswith((*LOADED, MANIFEST, SEAL)), path
+
+
+def test_files_that_loading_does_not_read_are_named_and_ignored(trained, run, resume, capsys):
+    newest, _ = checkpoints_of(run)
+    files = [".DS_Store", "._model.safetensors", ".nfs0042", ".x.swp", "Icon\r", "README"]
+    files += ["desktop.ini", "manifest.json~"]
+    for name in files:
+        (newest / name).write_text("not read")
+    (newest / "@eaDir" / "model.safetensors").mkdir(parents=True)
+    (newest / "Untitled").mkdir()
+    assert newest_complete(run) == (newest, [])
+    for selected in ("auto", str(newest)):
+        assert train_here(trained[0], run, **CHOICES, resume=selected)
+        (line,) = [line for line in capsys.readouterr().out.split("\n") if "ignored" in line]
+        names = ".DS_Store, ._model.safetensors, .nfs0042, .x.swp, @eaDir, Icon\\r, README"
+        assert line.endswith(f": {names}, Untitled, desktop.ini, manifest.json~")
+
+
+def test_hidden_files_are_not_part_of_a_checkpoint(run):
+    """For example, .nfs… files exist only while another machine still uses a deleted file."""
+    newest, _ = checkpoints_of(run)
+    (newest / ".nfs0042").touch()
+    seal_again(newest)
+    (newest / ".nfs0042").unlink()
+    assert newest_complete(run) == (newest, [])
+
+
+def test_only_folders_with_a_manifest_or_the_name_of_a_checkpoint_are_checkpoints(run, capsys):
+    for path in checkpoints_of(run):
+        shutil.rmtree(path)
+    (run / "checkpoints" / "@eaDir").mkdir()
+    (run / "checkpoints" / "notes").mkdir()
+    (run / "checkpoints" / "notes" / "model.txt").touch()
+    assert newest_complete(run) == (None, [])
+    (run / "checkpoints" / "epoch-0000-batch-000001").mkdir()
+    assert "manifest.json is missing" in newest_complete(run)[1][0]
+
+
+def test_a_manifest_from_a_different_version_is_reported(run, resume):
+    newest, previous = checkpoints_of(run)
+    for path in (newest, previous):
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        del manifest["environment"]["threads_per_process"]
+        content = json.dumps(manifest).encode()
+        (path / MANIFEST).write_bytes(content)
+        (path / SEAL).write_bytes(_seal_of(content))
+    message = resume("auto")
+    assert "manifest.json is from a different version" in message
+    assert message.endswith("Choose a different --run-dir to start again.\n")
 
 
 def test_a_renamed_checkpoint_keeps_its_place_in_the_order(run):

@@ -47,3 +47,9 @@ def test_all_messages_have_the_common_form():
     assert len(messages) > 100
     assert "MASTER_PORT must be from 0 to 65535, got …" in [text for _, text in messages]
     assert [message for message in messages if not has_the_common_form(message[1])] == []
+
+
+def test_no_message_about_a_run_suggests_deleting_it():
+    messages = [text for place, text in user_messages() if place.startswith("accel_demo/run/")]
+    assert len(messages) > 15
+    assert [text for text in messages if re.search("delete|remove", text, re.IGNORECASE)] == []
