@@ -40,9 +40,7 @@ def write_page(
     policy += f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     # Escape "<", so that the data cannot contain "</script>".
     json_data = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    write_whole(
-        path,
-        f"""<!doctype html>
+    page = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -58,8 +56,9 @@ def write_page(
 <script>{script}</script>
 </body>
 </html>
-""",
-    )
+"""
+    # Text from JSON files and names of files may contain surrogates, which UTF-8 cannot encode.
+    write_whole(path, page.encode(errors="backslashreplace"))
 
 
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.files import write_whole
+from accel_demo.typed_json import load_object, typed
 from accel_demo.wording import counted
 
 
@@ -97,9 +98,9 @@ def load_config(folder: Path) -> TrainConfig:
     choices = read_json(path)
     try:
         if choices.keys() != _choices(TrainConfig()).keys():
-            raise UserError("different fields")
-        return TrainConfig(**choices, run_dir=str(folder))
-    except (TypeError, UserError):
+            raise ValueError("different fields")
+        return typed(TrainConfig, {**choices, "run_dir": str(folder)}, path.name)
+    except (ValueError, UserError):
         raise damaged_file(path) from None
 
 
@@ -112,14 +113,11 @@ def write_json(path: Path, value: dict) -> None:
 def read_json(path: Path) -> dict:
     """Return the object in a run's JSON file. Raises `UserError` if the file cannot be read."""
     try:
-        value = json.loads(path.read_text())
+        return load_object(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path.parent} does not contain a run: {path} is missing") from None
-    except (OSError, ValueError, RecursionError):  # RecursionError: deeply nested
-        value = None
-    if not isinstance(value, dict):
-        raise damaged_file(path)
-    return value
+    except (OSError, ValueError):
+        raise damaged_file(path) from None
 
 
 def damaged_file(path: Path) -> UserError:

@@ -1,12 +1,15 @@
 """Test that invalid input causes a one-line error and exit code 2, and creates no run folder."""
 
+import json
+import math
 import shutil
 
 import pytest
 
 from accel_demo import data, train_plain
 from accel_demo.config import CommandLine
-from accel_demo.errors import one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.run.folder import load_config
 from tests.conftest import launcher
 
 SHORT = ["--dataset", "synthetic", "--model", "tiny_cnn", "--max-steps", "2"]
@@ -92,10 +95,22 @@ def test_a_run_with_a_different_config_is_not_overwritten(mistake, existing_run)
 
 def test_a_run_folder_with_a_damaged_config_is_refused(mistake, tmp_path):
     (tmp_path / "held").mkdir()
-    for content in ("{", "[]", "{}", '{"model": "alexnet"}'):
+    for content in ("{", "[]", "{}", '{"model": "alexnet"}', "[" * 10**5):
         (tmp_path / "held" / "config.json").write_text(content)
         message = mistake(*SHORT, run_dir=tmp_path / "held")
         assert "config.json is damaged or from a different version. Choose a different" in message
+
+
+def test_a_config_with_a_value_of_a_wrong_type_is_refused(existing_run):
+    file = existing_run / "config.json"
+    choices = json.loads(file.read_text())
+    assert load_config(existing_run).batch_size == choices["batch_size"]
+    for name, right in choices.items():
+        other_type = 5 if isinstance(right, str) else "5"
+        for value in (None, [right], {"": right}, other_type, -1, math.nan, 10**400):
+            file.write_text(json.dumps(choices | {name: value}))
+            with pytest.raises(UserError, match="config.json is damaged or from a different"):
+                load_config(existing_run)
 
 
 def test_a_run_folder_of_an_older_version_is_refused(mistake, existing_run):

@@ -27,7 +27,7 @@ LAYERS = [
     {"data"},
     {"config"},
     {"options"},
-    {"errors", "guess", "wording", "files"},
+    {"errors", "guess", "wording", "files", "typed_json"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 

@@ -19,7 +19,6 @@ from accel_demo.run.manifest import (
     MANIFEST,
     SEAL,
     Damaged,
-    _seal_of,
     checkpoints_of,
     newest_complete,
     seal,
@@ -165,11 +164,11 @@ def test_only_folders_with_a_manifest_or_the_name_of_a_checkpoint_are_checkpoint
 def test_a_manifest_from_a_different_version_is_reported(run, resume):
     newest, previous = checkpoints_of(run)
     for path in (newest, previous):
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        del manifest["environment"]["threads_per_process"]
-        content = json.dumps(manifest).encode()
-        (path / MANIFEST).write_bytes(content)
-        (path / SEAL).write_bytes(_seal_of(content))
+        facts = json.loads((path / MANIFEST).read_bytes())
+        del facts["files"], facts["environment"]["threads_per_process"]
+        for name in (MANIFEST, SEAL):
+            (path / name).unlink()
+        seal(path, facts)
     message = resume("auto")
     assert "manifest.json is from a different version" in message
     assert message.endswith("Choose a different --run-dir to start again.\n")

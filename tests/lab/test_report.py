@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from PIL import Image
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.lab.output import _finite
 from accel_demo.lab.report import command as report
 from accel_demo.lab.report.curves import MOST_POINTS, chart, log_ticks, thinned, ticks
 from accel_demo.lab.report.page import write_report
@@ -35,6 +37,9 @@ def png() -> str:
     file = io.BytesIO()
     Image.new("L", (2, 2), 128).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
+
+
+MISTAKE = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
 
 
 def training_line(step: int, loss=0.5, **changes) -> dict:
@@ -54,7 +59,6 @@ def make_run(folder: Path, **changes) -> Path:
 
     `changes` maps the names of files to new contents. None omits the file.
     """
-    mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     files = {
         "config": {"model": "small_cnn", "batch_size": 16, "accumulate": 2, "seed": 0},
         "environment": {"script": "train", "processes": 3, "device": "cpu"},
@@ -63,7 +67,7 @@ def make_run(folder: Path, **changes) -> Path:
         "predictions": {
             "classes": ["shoe", "bag", "hat"],
             "confusion": [[7, 3, 0], [1, 9, 0], [0, 2, 8]],
-            "mistakes": [mistake],
+            "mistakes": [MISTAKE],
         },
         "metrics": [training_line(10, 1.5), training_line(20, 0.75), test_line(20)],
         **changes,
@@ -148,19 +152,33 @@ def lines_of(*steps: int, between: bytes = b"") -> bytes:
 
 
 DAMAGED_LINES = [
-    *(b"\0" * 20, b"", b"  \t\r", b"\xff\xfe{}", b"[1, 2]", b"null"),
-    *(b'{"step": 20, "train_l', b'0.5}{"step": 20, "train_loss": 0.5}', b'{"train_loss": 1}'),
-    *(b'{"step": null, "train_loss": 1}', b'{"step": 20, "train_loss": []}'),
-    b'{"step": Infinity, "train_loss": 1}',
+    *(b"\0" * 20, b"", b"  \t\r", b"\xff\xfe{}", b"[1, 2]", b"null", b"[" * 10**5),
+    *(b'{"step": 20, "train_l', b'0.5}{"step": 20, "train_loss": 0.5}'),
 ]
+WRONG_STEPS = [
+    *(b"null", b"true", b'"20"', b"[20]", b"{}", b"-1", b"20.5", b"1e308", b"9007199254740993"),
+    *(b"NaN", b"Infinity", b"9" * 400),
+]
+WRONG_LOSSES = [b"null", b"true", b'"0.5"', b"[0.5]", b"{}", b"9" * 400]
 DIVERGED = [b'{"step": 20, "train_loss": %s}' % value for value in (b"NaN", b"-Infinity", b"1e999")]
 NOT_FINITE = "train_loss is NaN or infinite and not drawn: line 2"
-METRICS = [  # (metrics.jsonl, problem, steps of the curve that is drawn)
+NOT_A_NUMBER = "train_loss is not a number and not drawn: line 2"
+LINES = [  # (problem, second line)
+    *(("damaged and skipped: line 2", line) for line in DAMAGED_LINES),
+    *((NOT_FINITE, line) for line in DIVERGED),
+    *((NOT_A_NUMBER, b'{"step": 20, "train_loss": %s}' % loss) for loss in WRONG_LOSSES),
     *(
-        (lines_of(10, 30, between=line + b"\n"), message, [10, 30])
-        for message, bad in (("damaged and skipped: line 2", DAMAGED_LINES), (NOT_FINITE, DIVERGED))
-        for line in bad
+        (
+            "skipped, because step is not an integer from 0 to 2^53: line 2",
+            b'{"step": %s, "train_loss": 1}' % step,
+        )
+        for step in WRONG_STEPS
     ),
+    ("skipped, because step is missing: line 2", b'{"train_loss": 1}'),
+    ("skipped, because no metric name is known: line 2", b'{"step": 20, "loss": 1}'),
+]
+METRICS = [  # (metrics.jsonl, problem, steps of the curve that is drawn)
+    *((lines_of(10, 30, between=line + b"\n"), message, [10, 30]) for message, line in LINES),
     *((lines_of(10) + lines_of(20)[:end], "cut off and skipped: line 2", [10]) for end in (1, 99)),
     (
         b"x\nx\n" + lines_of(10, between=b"\nx\n"),
@@ -181,10 +199,10 @@ def test_a_problem_in_a_line_is_reported_and_the_rest_is_drawn(content, message,
     assert problems_of(run) == f"metrics.jsonl {message}"
     assert run.metrics.curves["train_loss"] == [(step, 0.5) for step in steps]
     lines, skipped = len(content.splitlines()), len(content.splitlines()) - len(steps)
-    skipped -= message == NOT_FINITE  # only the value is not drawn
+    skipped -= message in (NOT_FINITE, NOT_A_NUMBER)  # only the value is not drawn
     counts = f"{lines - skipped} of {lines} lines of metrics.jsonl drawn, {skipped} skipped"
     assert counts in as_text([run])
-    assert re.search(f"metrics.jsonl +{message}", as_text([run]))
+    assert re.search(f"metrics.jsonl +{re.escape(message)}", as_text([run]))
     write_report(tmp_path / "page.html", [run])
     assert f"<td>{message}</td>" in (tmp_path / "page.html").read_text()
 
@@ -275,11 +293,10 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     """A run folder in which every text contains HTML markup."""
-    mistake = {"index": 7, "label": 0, "predicted": 1, "probability": 0.875, "png": png()}
     predictions = {
         "classes": [PLANTED, PLANTED],
         "confusion": [[1, 4], [0, 3]],
-        "mistakes": [mistake],
+        "mistakes": [MISTAKE],
     }
     entries = {PLANTED: PLANTED, "model": PLANTED, "nested": {PLANTED: [PLANTED]}}
     return make_run(
@@ -333,7 +350,8 @@ def test_differences_between_runs_are_marked_and_the_rest_is_shown_once(tmp_path
         ("forbidden", r"cannot be read \(Permission denied\)"),
         (b"", "is empty"),
         (b'{"half": ', "is damaged|cut off and skipped: line 1"),
-        (b"[1]", "is damaged|cut off and skipped: line 1"),
+        (b"[1]", "is not a JSON object|cut off and skipped: line 1"),
+        (b'{"a": ' * 101 + b"1" + b"}" * 101, "is nested too deeply|cut off and skipped: line 1"),
         (b"\xff\xfe{\0}\0", "is damaged|cut off and skipped: line 1"),
     ],
 )
@@ -380,21 +398,127 @@ def as_nobody():
 
 
 @pytest.mark.parametrize(
-    ("file", "change"),
+    ("change", "reason"),
     [
-        ("summary", {"test_accuracy": None}),
-        ("summary", {"processes": "three"}),
-        ("predictions", {"classes": ["a", "b"]}),
-        ("predictions", {"mistakes": [{"index": 7, "label": 3, "predicted": 1}]}),
-        ("predictions", {"confusion": [[7, 3], [1, 9], [0, 2]]}),
+        ({"classes": ["a", "b"]}, "the confusion matrix does not match the number of classes"),
+        ({"confusion": [[7, 3], [1, 9], [0, 2]]}, "the confusion matrix does not match"),
+        ({"mistakes": [MISTAKE | {"label": 3}]}, "a mistake refers to an unknown class"),
+        ({"mistakes": [{"index": 7, "label": 1, "predicted": 1}]}, "probability is missing"),
     ],
 )
-def test_a_file_with_impossible_values_is_reported_as_damaged(file, change, tmp_path):
-    content = json.loads((make_run(tmp_path / "right") / f"{file}.json").read_text())
-    run = read_run(make_run(tmp_path / "wrong", **{file: content | change}), "run")
-    assert problems_of(run).startswith(f"{file}.json is damaged")
+def test_predictions_with_impossible_values_are_reported(change, reason, tmp_path):
+    content = json.loads((make_run(tmp_path / "right") / "predictions.json").read_text())
+    run = read_run(make_run(tmp_path / "wrong", predictions=content | change), "run")
+    assert problems_of(run).startswith(f"predictions.json {reason}")
     write_report(tmp_path / "page.html", [run])
     assert as_text([run])
+
+
+VALUES = [None, True, "", "two", "\ud800", [], [2], {}, {"two": 2}, 0, -1, 2.5, 2**53 + 1, 10**400]
+VALUES += [1e308, -1e308, math.nan, math.inf, [[[["deep"] * 2]]]]
+INTEGER, NUMBER, TEXT, LIST = "an integer from 0 to 2^53", "a number", "a string", "a list"
+FIELDS = {  # (file, name): the type that the report needs; other names are only printed
+    **{("config", name): INTEGER for name in ("batch_size", "accumulate")},
+    **{("environment", "processes"): INTEGER, ("summary", "processes"): INTEGER},
+    **{("summary", name): NUMBER for name in ("test_accuracy", "best_test_accuracy")},
+    **{("summary", name): NUMBER for name in ("images_per_second", "train_seconds")},
+    **{("predictions", name): LIST for name in ("classes", "confusion", "mistakes")},
+    **{("mistake", name): INTEGER for name in ("index", "label", "predicted")},
+    **{("mistake", "probability"): NUMBER, ("mistake", "png"): TEXT, ("summary", "device"): TEXT},
+    **{("config", "model"): "", ("environment", "device"): "", ("environment", "script"): ""},
+}
+
+
+def has_type(value, kind: str) -> bool:
+    """Return whether a value from a JSON file has the type that the report needs."""
+    if kind == INTEGER:
+        return type(value) is int and 0 <= value <= 2**53
+    if kind == NUMBER:
+        return type(value) is float or (type(value) is int and abs(value) < 1e300)
+    return isinstance(value, {TEXT: str, LIST: list, "": object}[kind])
+
+
+@pytest.mark.parametrize(("file", "name"), FIELDS)
+def test_a_value_of_a_wrong_type_is_named_in_one_line_and_the_rest_is_shown(file, name, tmp_path):
+    right = json.loads(
+        (
+            make_run(tmp_path / "right") / f"{file.replace('mistake', 'predictions')}.json"
+        ).read_text()
+    )
+    for number, value in enumerate(VALUES):
+        if file == "mistake":
+            changes = {"predictions": right | {"mistakes": [MISTAKE | {name: value}]}}
+        else:
+            changes = {file: right | {name: value}}
+        runs = [read_run(make_run(tmp_path / f"{number}", **changes), "run")]
+        if not has_type(value, FIELDS[file, name]):
+            (problem,) = runs[0].problems
+            assert problem.file == f"{next(iter(changes))}.json"
+            assert f"{name} is not {FIELDS[file, name]}" in problem.message, value
+        as_text(runs)
+        write_report(tmp_path / "page.html", [*runs, read_run(tmp_path / "right", "right")])
+        json.dumps(_finite(asdict(runs[0])))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+names = st.sampled_from([*CURVES, "step", *(name for _, name in FIELDS)])
+objects = st.dictionaries(names, json_values, min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(files=st.fixed_dictionaries({file: objects | json_values for file in FILES}))
+def test_any_json_in_any_file_causes_no_error(files):
+    with tempfile.TemporaryDirectory() as folder:
+        for file, value in files.items():
+            Path(folder, file).write_text(json.dumps(value))
+        runs = [read_run(Path(folder), "run")]
+        as_text(runs)
+        write_report(Path(folder, "page.html"), runs)
+        json.dumps(_finite(asdict(runs[0])))
+
+
+FOREIGN = {  # {folder in tests/lab/field/: (lines drawn, a problem of a file)}
+    "big_step": (
+        "5 of 7 lines",
+        "metrics.jsonl +skipped, because step is not an integer .*: 2 lines, from line 6 to line 7",
+    ),
+    "config_strings": (
+        "5 of 5 lines",
+        "config.json +batch_size is not an integer from .*, and accumulate is not an integer .*: "
+        "the images per step are unknown",
+    ),
+    "deep": ("5 of 6 lines", "metrics.jsonl +damaged and skipped: line 6"),
+    "env_strings": (
+        "5 of 5 lines",
+        "environment.json +processes is not an integer .*: the images per step are unknown",
+    ),
+    "foreign_fm": (
+        "0 of 2 lines",
+        "metrics.jsonl +no known metric names; found: loss_tgt_mean, lr, accum_basis, wall_time",
+    ),
+    "list_bs": (
+        "0 of 0 lines",
+        "config.json +batch_size is not an integer .*: the images per step are unknown",
+    ),
+}
+
+
+@pytest.mark.parametrize("folder", FOREIGN)
+def test_a_run_folder_of_another_program_is_reported_without_a_traceback(folder, tmp_path, capsys):
+    drawn, problem = FOREIGN[folder]
+    page, file = tmp_path / "page.html", tmp_path / "report.json"
+    run = str(Path(__file__).parent / "field" / folder)
+    assert report.main([run, "--html", str(page), "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{drawn} of metrics.jsonl drawn" in printed
+    assert re.search(f"^ +{problem}$", printed, re.M), printed
+    assert len(Page(page.read_text(encoding="utf-8")).text) > 20
+    assert ("<svg" in page.read_text()) == (not drawn.startswith("0"))
+    assert json.loads(file.read_text())["runs"][0]["folder"] == run
 
 
 def test_a_link_at_the_path_of_the_page_is_replaced_and_not_followed(tmp_path):
@@ -501,19 +625,20 @@ def test_an_ascii_terminal_shows_question_marks_instead_of_blocks(tmp_path, monk
 
 
 @settings(deadline=None)
-@given(st.floats(0, 1e15), st.floats(0, 1e15))
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300))
 def test_the_ticks_of_an_axis_enclose_its_values(first, second):
     low, high = sorted((first, second))
     values = ticks(low, high)
     assert 2 <= len(values) <= 8 and values == sorted(set(values))
-    assert values[0] <= low + 1e-9 * high and values[-1] >= high * (1 - 1e-9)
+    margin = max(1e-30, 1e-8 * abs(low), 1e-8 * abs(high))
+    assert values[0] <= low + margin and values[-1] >= high - margin
     if low > 1e-9 and high > 30 * low:
         values = log_ticks(low, high)
         assert 2 <= len(values) <= 8 and values[0] <= low and values[-1] >= high
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10**15), st.floats(0, 1e15)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.integers(0, 2**53), st.floats(-1e300, 1e300)), min_size=1, max_size=5))
 def test_every_curve_stays_in_its_picture(points):
     last = max(step for step, _ in points)
     low, high = min(value for _, value in points), max(value for _, value in points)

@@ -116,11 +116,11 @@ def chart(name: str, title: str, lines: list[list[Point]], axis: str, right: int
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Return evenly spaced round numbers that cover the range from `low` to `high`.
 
-    `about` is the approximate number of intervals. `low` and `high` must not be negative. If they
-    are nearly equal, the ticks start at 0.
+    `about` is the approximate number of intervals. If `low` and `high` are nearly equal, the ticks
+    start or end at 0.
     """
-    if high - low <= max(1e-30, 1e-9 * high):
-        low, high = 0, high if high > 1e-30 else 1
+    if high - low <= max(1e-30, 1e-9 * abs(high)):
+        low, high = (min(low, 0), max(high, 0)) if abs(high) > 1e-30 else (0, 1)
     span = high - low
     power = 10 ** math.floor(math.log10(span / about))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor * about >= span)

@@ -52,7 +52,7 @@ def _problems(runs: list[SavedRun]) -> str:
             rows = [[problem.file, escape(problem.message)] for problem in run.problems]
             parts.append(f"{heading}<p>{run.lines_text()}.</p>")
             parts.append(html_table("problems", ["file", "problem"], rows, "problems"))
-    return f"<h2>Missing or damaged</h2>{''.join(parts)}" if parts else ""
+    return f"<h2>Missing or unusable</h2>{''.join(parts)}" if parts else ""
 
 
 def _curves(runs: list[SavedRun], points: dict[str, list[list[Point]]]) -> str:

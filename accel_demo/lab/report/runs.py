@@ -1,14 +1,14 @@
 """Read runs from their folders without importing torch, and list missing or damaged files."""
 
-import json
-import math
 import os
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accel_demo.errors import UserError
+from accel_demo.typed_json import LARGEST_FLOAT, load_object, typed
 from accel_demo.wording import counted
 
 FILES = {  # files of a run, and the consequence for the report if a file is missing or damaged
@@ -26,6 +26,9 @@ CURVES = {
     "test_accuracy": "Test accuracy",
     "images_per_second": "Images per second",
 }
+DAMAGED, CUT_OFF = "damaged and skipped", "cut off and skipped"
+NO_NAMES = "skipped, because no metric name is known"
+MOST_NAMES = 10  # number of unknown names to list
 Point = tuple[int, float]  # (step, value)
 Content = TypeVar("Content")
 
@@ -126,15 +129,8 @@ class SavedRun:
     metrics: RunMetrics
     summary: RunSummary | None
     predictions: Predictions | None
+    images_per_step: int | None  # summed over all processes; None if unknown
     problems: list[FileProblem]
-
-    @property
-    def images_per_step(self) -> int | None:
-        """Images per optimizer step, summed over all processes, or None if unknown."""
-        config, environment = self.config or {}, self.environment or {}
-        factors: list[Any] = [config.get("batch_size"), config.get("accumulate")]
-        factors.append(environment.get("processes"))
-        return math.prod(factors) if all(factors) else None
 
     def lines_text(self) -> str:
         """Describe how many lines of metrics.jsonl the report draws, and how many it skips."""
@@ -169,12 +165,15 @@ def read_run(folder: Path, name: str) -> SavedRun:
     problems: list[FileProblem] = []
     metrics, remarks = _read(folder / "metrics.jsonl", _metrics, problems) or (RunMetrics(), [])
     problems += [FileProblem("metrics.jsonl", remark) for remark in remarks]
+    config = _read(folder / "config.json", load_object, problems)
+    environment = _read(folder / "environment.json", load_object, problems)
     return SavedRun(
         name=name,
         folder=str(folder),
         is_finished=(folder / "summary.json").is_file(),
-        config=_read(folder / "config.json", _object, problems),
-        environment=_read(folder / "environment.json", _object, problems),
+        config=config,
+        environment=environment,
+        images_per_step=_images_per_step(config, environment, problems),
         metrics=metrics,
         summary=_read(folder / "summary.json", _summary, problems),
         predictions=_read(folder / "predictions.json", _predictions, problems),
@@ -196,39 +195,46 @@ def _read(
             consequence = "the run has not finished"
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    except (ValueError, LookupError, TypeError, OverflowError):  # truncated or corrupt file
-        reason = "is damaged" if content else "is empty"
+    except ValueError as error:
+        reason = str(error) if content else "is empty"
     problems.append(FileProblem(path.name, f"{reason}: {consequence}"))
     return None
 
 
-def _object(content: bytes) -> dict[str, Any]:
-    value = json.loads(content.decode())
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
-
-
 def _summary(content: bytes) -> RunSummary:
-    summary = RunSummary(**_object(content))
-    types = {"device": str, "peak_gpu_memory_bytes": int | None}
-    for name, value in vars(summary).items():
-        if not isinstance(value, types.get(name, int | float)):
-            raise TypeError(f"{name} is {value!r}")
-    return summary
+    return typed(RunSummary, load_object(content), "the summary")
 
 
 def _predictions(content: bytes) -> Predictions:
-    values = _object(content)
-    classes, confusion = values["classes"], values["confusion"]
-    mistakes = [Mistake(**mistake) for mistake in values["mistakes"]]
-    if [len(row) for row in confusion] != [len(classes)] * len(classes):
+    predictions = typed(Predictions, load_object(content), "the predictions")
+    classes, mistakes = len(predictions.classes), predictions.mistakes
+    if [len(row) for row in predictions.confusion] != [classes] * classes:
         raise ValueError("the confusion matrix does not match the number of classes")
-    if not {m.label for m in mistakes} | {m.predicted for m in mistakes} <= set(
-        range(len(classes))
-    ):
+    if any(max(mistake.label, mistake.predicted) >= classes for mistake in mistakes):
         raise ValueError("a mistake refers to an unknown class")
-    return Predictions(classes, confusion, mistakes)
+    return predictions
+
+
+def _images_per_step(
+    config: dict[str, Any] | None, environment: dict[str, Any] | None, problems: list[FileProblem]
+) -> int | None:
+    """Return the images per optimizer step, summed over all processes, or None if unknown."""
+    images = 1
+    for file, entries, names in (
+        ("config.json", config or {}, ("batch_size", "accumulate")),
+        ("environment.json", environment or {}, ("processes",)),
+    ):
+        reasons = []
+        for name in names:
+            try:
+                images *= typed(int, entries.get(name), name)
+            except ValueError as reason:
+                images = 0
+                reasons += [str(reason)] if name in entries else []
+        if reasons:
+            message = f"{', and '.join(reasons)}: the images per step are unknown"
+            problems.append(FileProblem(file, message))
+    return images or None
 
 
 def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
@@ -239,33 +245,48 @@ def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
     """
     lines = content.splitlines()
     if not lines:
-        raise ValueError("metrics.jsonl is empty")
-    curves, remarks, last_step = RunMetrics().curves, [], 0
-    skipped: list[int] = []  # line numbers
-    not_finite: dict[str, list[int]] = {}
+        raise ValueError("is empty")
+    curves, remarks, last_step, lines_drawn = RunMetrics().curves, [], 0, 0
+    problems: defaultdict[str, list[int]] = defaultdict(list)  # {problem: line numbers}
+    unknown: dict[str, None] = {}  # names in lines without a known name, in their order
     for number, line in enumerate(lines, start=1):
         try:
-            values = _object(line)
-            step = int(values["step"])
-            measured = {name: float(values[name]) for name in CURVES if name in values}
-        except (ValueError, LookupError, TypeError, OverflowError):
-            skipped.append(number)
+            values = load_object(line)
+        except ValueError:
+            problems[DAMAGED].append(number)
             continue
-        for name, value in measured.items():
-            if math.isfinite(value):
+        try:
+            step = typed(int, values.get("step", MISSING), "step")
+        except ValueError as reason:
+            problems[f"skipped, because {reason}"].append(number)
+            continue
+        names = CURVES.keys() & values.keys()
+        if not names:
+            problems[NO_NAMES].append(number)
+            unknown |= dict.fromkeys(values)
+            continue
+        lines_drawn += 1
+        for name in sorted(names):
+            try:
+                value = typed(float, values[name], name)
+            except ValueError as reason:
+                problems[f"{reason} and not drawn"].append(number)
+                continue
+            if abs(value) <= LARGEST_FLOAT:
                 curves[name].append((step, value))
             else:
-                not_finite.setdefault(name, []).append(number)
+                problems[f"{name} is NaN or infinite and not drawn"].append(number)
         if step < last_step:
             remarks.append(f"the steps go back from {last_step} to {step} at line {number}")
         last_step = step
-    for name, numbers in not_finite.items():
-        remarks.append(f"{name} is NaN or infinite and not drawn: {_lines(numbers)}")
-    if skipped == [len(lines)] and not content.endswith(b"\n"):
-        remarks.append(f"cut off and skipped: line {len(lines)}")
-    elif skipped:
-        remarks.append(f"damaged and skipped: {_lines(skipped)}")
-    return RunMetrics(len(lines), len(lines) - len(skipped), curves), remarks
+    if unknown and not lines_drawn:
+        del problems[NO_NAMES], unknown["step"]
+        found = ", ".join(list(unknown)[:MOST_NAMES]) or "only step"
+        remarks.append(f"no known metric names; found: {found}")
+    if problems[DAMAGED] == [len(lines)] and not content.endswith(b"\n"):
+        problems[CUT_OFF] = problems.pop(DAMAGED)
+    remarks += [f"{problem}: {_lines(where)}" for problem, where in problems.items() if where]
+    return RunMetrics(len(lines), lines_drawn, curves), remarks
 
 
 def _lines(numbers: list[int]) -> str:

@@ -100,8 +100,8 @@ def _figures(run: SavedRun) -> dict[str, str]:
         "optimizer steps": f"{step:,}" if step else "",
         "images per step": f"{images:,}" if images else "",
         "images seen": f"{step * images:,}" if step and images else "",
-        "processes": str(environment.get("processes", "")),
-        "device": environment.get("device", ""),
+        "processes": _entry(environment, "processes") if "processes" in environment else "",
+        "device": _entry(environment, "device") if "device" in environment else "",
         "peak GPU memory": "",
     }
     if summary:
