@@ -1,4 +1,4 @@
-"""Format counts, byte sizes and durations consistently."""
+"""Format counts, lists, byte sizes and durations consistently."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -8,6 +8,11 @@ def counted(number: int, noun: str) -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def listed(names: list[str], most: int = 10) -> str:
+    """Join names with commas. If there are more than `most`, "…" replaces the others."""
+    return ", ".join([*names[:most], *["…"] * (len(names) > most)])
 
 
 def byte_size(number: float) -> str:

@@ -24,7 +24,7 @@ from accel_demo.run.manifest import (
     position,
     verify,
 )
-from accel_demo.wording import counted
+from accel_demo.wording import counted, listed
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,9 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
     processes_changed = saved["processes"] != processes
     remarks.append(f"resumed from {folder}, after step {step}")
     if ignored := [repr(name)[1:-1] for name in ignored_files(folder, manifest)]:
-        names = ", ".join(ignored[:10] + ["…"] * (len(ignored) > 10))
-        remarks.append(f"ignored in this checkpoint, because loading does not read it: {names}")
+        remarks.append(
+            f"ignored in this checkpoint, because loading does not read it: {listed(ignored)}"
+        )
     if processes_changed:
         used = batches * saved["processes"]  # batches of this epoch, on all processes together
         batches = next_step_after(used, processes, config.accumulate, batches_per_epoch)

@@ -507,6 +507,21 @@ FOREIGN = {  # {folder in tests/lab/field/: (lines drawn, a problem of a file)}
 }
 
 
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("", "only step"),
+        ("abc", "a, b, c"),
+        ("abcdefghijklmnop", "a, b, c, d, e, f, g, h, i, j, …"),
+    ],
+)
+def test_names_that_are_all_unknown_are_listed(names, found, tmp_path):
+    lines = [{"step": 1, **dict.fromkeys(names, 0.5)}]
+    run = read_run(make_run(tmp_path / "run", metrics=lines), "run")
+    assert problems_of(run) == f"metrics.jsonl no known metric names; found: {found}"
+    assert run.metrics.lines_drawn == 0
+
+
 @pytest.mark.parametrize("folder", FOREIGN)
 def test_a_run_folder_of_another_program_is_reported_without_a_traceback(folder, tmp_path, capsys):
     drawn, problem = FOREIGN[folder]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from accel_demo.errors import UserError
 from accel_demo.typed_json import LARGEST_FLOAT, load_object, typed
-from accel_demo.wording import counted
+from accel_demo.wording import counted, listed
 
 FILES = {  # files of a run, and the consequence for the report if a file is missing or damaged
     "config.json": "the config is unknown",
@@ -28,7 +28,6 @@ CURVES = {
 }
 DAMAGED, CUT_OFF = "damaged and skipped", "cut off and skipped"
 NO_NAMES = "skipped, because no metric name is known"
-MOST_NAMES = 10  # number of unknown names to list
 Point = tuple[int, float]  # (step, value)
 Content = TypeVar("Content")
 
@@ -281,8 +280,7 @@ def _metrics(content: bytes) -> tuple[RunMetrics, list[str]]:
         last_step = step
     if unknown and not lines_drawn:
         del problems[NO_NAMES], unknown["step"]
-        found = ", ".join(list(unknown)[:MOST_NAMES]) or "only step"
-        remarks.append(f"no known metric names; found: {found}")
+        remarks.append(f"no known metric names; found: {listed(list(unknown)) or 'only step'}")
     if problems[DAMAGED] == [len(lines)] and not content.endswith(b"\n"):
         problems[CUT_OFF] = problems.pop(DAMAGED)
     remarks += [f"{problem}: {_lines(where)}" for problem, where in problems.items() if where]
