@@ -1,4 +1,4 @@
-"""Evaluate 22 samples on three ranks with eight methods, and check which methods are exact."""
+"""Evaluate 22 samples on three ranks with nine methods, and check which methods are exact."""
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ def main(device: torch.device) -> None:
     def collect(gather, loader):
         return torch.cat([gather(samples.to(device)) for samples in loader]).cpu()
 
+    padded = collect(gather, prepared)
+    scalars = [gather_for_metrics(accuracy(samples.cpu()).to(device)) for samples in prepared]
     own = torch.cat([samples.cpu() for samples in uneven.prepare(plain)])
     all_own = torch.tensor(gather_object(own.tolist()))
     mean_of_ranks = accelerator.reduce(accuracy(own).to(device), "mean")
@@ -35,11 +37,12 @@ def main(device: torch.device) -> None:
         row("one process, one sum", torch.tensor(SAMPLES)),
         row("mean of the ranks' accuracies", all_own, mean_of_ranks),
         row("mean of the batches' accuracies", torch.cat(batches), mean_of_batches),
-        row("`gather`", collect(gather, prepared)),
+        row("`gather`", padded),
         row("`gather_for_metrics`, loader not prepared", collect(gather_for_metrics, plain)),
         row("`gather_for_metrics`, `DistributedSampler`", collect(gather_for_metrics, by_sampler)),
         row("`DistributedSampler` and prepared", collect(gather_for_metrics, twice)),
         row("`gather_for_metrics`, loader prepared", collect(gather_for_metrics, prepared)),
+        row("`gather_for_metrics`, each rank's accuracy", padded, torch.cat(scalars).mean()),
     ]
     if dist.get_rank() == 0:
         numbered = [[number, *cells] for number, cells in enumerate(rows, start=1)]

@@ -13,6 +13,7 @@ from tests.conftest import REPOSITORY
 
 TUTORIALS = REPOSITORY / "tutorials"
 EXERCISES = TUTORIALS / "exercises"
+FIELD = Path(__file__).parent / "field"  # small scripts with mistakes that readers have asked about
 
 
 def table_rows(page: str, cells: int | None = None) -> list[list[str]]:

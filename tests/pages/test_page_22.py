@@ -1,19 +1,21 @@
 """Page 22: the methods that equal DDP bit for bit, and the bonus of the exercise."""
 
 import re
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.ddp.buckets import MIB, assign_buckets, size_limits
 from accel_demo.anatomy.ddp.comparison import make_model
 from accel_demo.anatomy.ddp.flight_recorder import recorded
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, run_ranks
 from tests.exercises.wrong_answers import edited
-from tests.pages.pages import check, load_grader, table_rows
+from tests.pages.pages import FIELD, check, load_grader, load_module, rows_below, table_rows
 
 PAGE = "22_ddp.md"
 ANSWER = REPOSITORY / "tutorials" / "exercises" / "answers" / "22_unused_parameters.py"
@@ -128,6 +130,63 @@ def test_the_first_evaluation_sends_buffers_and_an_unused_parameter_prevents_ave
         assert not is_averaged
 
 
+def test_the_page_shows_that_only_ddp_with_buffers_hangs_if_one_rank_evaluates():
+    rows = rows_below(REPOSITORY / "tutorials" / PAGE, "last layer")
+    assert [row[-1] for row in rows] == [
+        "completes three epochs",
+        "error after 3 s, the time limit",
+        *["completes three epochs"] * 2,
+    ]
+    assert rows[1][:3] == ["BatchNorm1d", "0", "`ddp(inputs)`"]
+    assert default_pg_timeout == timedelta(minutes=30)
+
+
+@pytest.mark.parametrize("change", ["", "bn", "bn, but unwrapped", "bn, but on both ranks"])
+def test_evaluation_on_one_rank_hangs_only_with_batch_norm_inside_ddp(tmp_path, change):
+    script = (FIELD / "c13_eval_main_only.py").read_text()
+    script = edited(script, "seconds=15", "seconds=3")
+    if "unwrapped" in change:
+        script = edited(script, "m(torch.randn(4, 4))\n", "a.unwrap_model(m)(torch.randn(4, 4))\n")
+    if "both ranks" in change:
+        script = edited(script, "if a.is_main_process:", "if True:")
+    (tmp_path / "script.py").write_text(script)
+    result = run_ranks([tmp_path / "script.py", change[:2]], 2, timeout=100)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.splitlines())
+    if change == "bn":
+        assert [line[:15] for line in lines] == ["0 RuntimeError:", "1 RuntimeError:"]
+        assert "Timed out waiting 3000ms for" in result.stdout
+    else:
+        assert lines == ["0 finished", "1 finished"]
+
+
+def test_the_page_shows_which_backwards_give_both_ranks_the_same_gradients():
+    same, different = "the same on both ranks", "different on each rank"
+    error = "`RuntimeError: Expected to mark a variable ready only once.`"
+    rows = rows_below(REPOSITORY / "tutorials" / PAGE, "training step")
+    assert [gradients for _, gradients in rows] == [
+        *(same, error, different, different, same, error, same)
+    ]
+
+
+def last_lines_of_errors() -> list[str]:
+    """Return the last line of each error that the steps of 22_backward_twice.py raise."""
+    program, lines = load_module(REPOSITORY / "tutorials" / "22_backward_twice.py"), []
+    for _, step, of_checkpoint, of_ddp in program.STEPS:
+        ddp = DistributedDataParallel(program.TwoHeads(**of_checkpoint), **of_ddp)
+        try:
+            step(ddp, torch.randn(2, 3))
+        except RuntimeError as error:
+            lines.append(str(error).splitlines()[-1])
+    return lines
+
+
+def test_the_last_line_of_the_error_names_the_parameter(together):
+    message = "Parameter at index 3 with name shared.bias has been marked as ready twice."
+    for lines in together(last_lines_of_errors, 2):
+        assert len(lines) == 2 and all(line.startswith(message) for line in lines)
+
+
 def test_multiplying_by_1_over_n_is_dividing_only_if_n_is_a_power_of_two():
     numbers = torch.randn(10_000)
     different = [n for n in (2, 3, 4, 6, 8) if not torch.equal(numbers * (1 / n), numbers / n)]
@@ -171,7 +230,8 @@ def test_the_page_quotes_the_errors_that_ddp_raises(start, tmp_path):
     script.write_text(MISTAKES)
     result = start(["python", script, tmp_path / "store"])
     assert result.returncode == 0, result.stderr
-    page = " ".join((REPOSITORY / "tutorials" / PAGE).read_text().split())
+    lines = (REPOSITORY / "tutorials" / PAGE).read_text().splitlines()
+    page = " ".join(" ".join(line for line in lines if not line.startswith("|")).split())
     quoted = re.findall(r"`(\w+Error: [^`]+)`", page)
     assert len(quoted) == 3
     for text in quoted:

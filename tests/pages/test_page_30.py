@@ -9,8 +9,9 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, DistributedSampler
 
+from tests.conftest import run_ranks
 from tests.exercises.wrong_answers import edited
-from tests.pages.pages import EXERCISES, TUTORIALS, load_grader, table_rows
+from tests.pages.pages import EXERCISES, FIELD, TUTORIALS, load_grader, table_rows
 
 PAGE = "30_who_saw_which_sample.md"
 ANSWER = EXERCISES / "answers" / "30_exact_accuracy.py"
@@ -70,6 +71,7 @@ def measurements(answers: list[str]) -> dict:
         "only the loader drops": samples_of_distributed_sampler(sampler_drops=False),
         "the sampler drops": samples_of_distributed_sampler(sampler_drops=True),
         "Accelerate drops": samples_read_with_drop_last(),
+        "strings": samples_with_names_gathered_for_metrics(),
         "reports": [grading.fill_in({}, observe, Path(answer), device) for answer in answers],
     }
 
@@ -109,6 +111,26 @@ def samples_gathered_for_metrics(in_the_loop: bool) -> int:
 def test_after_the_loop_gather_for_metrics_does_not_remove_padding(ranks):
     assert [rank["gathered in the loop"] for rank in ranks] == [22] * 3
     assert [rank["gathered after the loop"] for rank in ranks] == [30] * 3
+
+
+def samples_with_names_gathered_for_metrics() -> list:
+    accelerator = Accelerator(cpu=True)
+    [batch] = accelerator.prepare(DataLoader(range(3), 1))
+    return accelerator.gather_for_metrics({"sample": batch, "name": ["a name"]})
+
+
+def test_gather_for_metrics_returns_only_keys_for_a_dictionary_with_strings(ranks):
+    assert [rank["strings"] for rank in ranks] == [["sample", "name"] * 3] * 3
+
+
+def test_a_mean_per_rank_contains_the_padding():
+    result = run_ranks([FIELD / "c07_scalar_gather.py"], 2)
+    assert result.returncode == 0, result.stderr
+    per_sample, scalars = result.stdout.splitlines()
+    assert per_sample == "true mean 4.0 per-sample 4.0"
+    _, mean, shape = scalars.split(" ", 2)
+    assert float(mean) == pytest.approx((2 + 26 / 5) / 2)  # 3.6: rank 1 read sample 0 again
+    assert shape == "[(2,)]"  # two connected ranks
 
 
 def first_batches_of_unfinished_epochs(seedable: bool) -> list[list[int]]:
@@ -182,7 +204,8 @@ def test_the_page_shows_how_many_samples_each_method_counts():
     exact = [way for way, cells in ways.items() if cells[0] == "22" and cells[3] == "yes"]
     assert exact == ["one process, one sum", "`gather_for_metrics`, loader prepared"]
     assert ways["`DistributedSampler` and prepared"][:2] == ["7", "7"]
-    assert len(ways) == 8
+    assert ways["`gather_for_metrics`, each rank's accuracy"] == ways["`gather`"]
+    assert len(ways) == 9
 
 
 def test_the_page_shows_padding_and_an_order_that_repeats_without_set_epoch():
