@@ -5,6 +5,7 @@ import json
 import mmap
 import pickle
 import re
+from datetime import timedelta
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from torch._utils import _get_device_index
 from torch.distributed import distributed_c10d
 from torch.distributed import launch as launch_by_torch
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 from torchvision import datasets, models
@@ -23,7 +25,17 @@ from torchvision import datasets, models
 from accel_demo.config import CommandLine
 from accel_demo.data import STATISTICS
 from accel_demo.errors import UserError
-from tests.pages.pages import TUTORIALS, bound_to, load_module, output_of, rows_below, table_rows
+from accel_demo.processes.launch import free_port
+from tests.conftest import run_all, run_ranks
+from tests.pages.pages import (
+    FIELD,
+    TUTORIALS,
+    bound_to,
+    load_module,
+    output_of,
+    rows_below,
+    table_rows,
+)
 
 PAGE = TUTORIALS / "91_then_and_now.md"
 TEXT = " ".join(PAGE.read_text().split())
@@ -337,6 +349,30 @@ def test_the_repository_has_the_options_of_the_old_script():
     assert (config.augment, config.dropout, config.accumulate) == (False, 0, 1)
     with pytest.raises(UserError, match="there is no --local-rank. Start the program with"):
         CommandLine("").read(["--local-rank=0"])
+
+
+def test_the_page_shows_what_two_processes_with_rank_0_print():
+    of_spawn, _, of_torchrun, _ = rows = rows_below(PAGE, "started with")
+    assert [row[2:] for row in rows[1::2]] == [["connected: 2"] * 2] * 2
+    in_use, waiting = of_spawn[2:]
+    assert in_use.startswith("`DistNetworkError: The server socket has failed to listen on any ")
+    assert in_use.endswith("name: EADDRINUSE, message: address already in use`")
+    assert waiting.endswith("seconds waiting for clients. 1/2 clients joined.`")
+    assert all(cell.startswith("`DistStoreError: wait timeout after ") for cell in of_torchrun[2:])
+    assert default_pg_timeout == timedelta(minutes=30)
+
+
+def test_the_second_process_with_rank_0_finds_the_address_in_use(tmp_path):
+    text = (FIELD / "c14_same_rank.py").read_text()
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    both = [["python", FIELD / "c14_same_rank.py"]] * 2
+    results = run_all(both, timeout=60, environments=[address] * 2)
+    [message] = [result.stderr for result in results if result.returncode == 1]
+    assert message.rstrip().endswith("name: EADDRINUSE, message: address already in use")
+    text = text.replace("rank=0", 'rank=int(os.environ["RANK"])')
+    (tmp_path / "script.py").write_text(f"import os\n{text}print(dist.get_world_size())\n")
+    connected = run_ranks([tmp_path / "script.py"], 2)
+    assert (connected.returncode, connected.stdout) == (0, "2\n2\n"), connected.stderr
 
 
 def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_path):
