@@ -1,9 +1,22 @@
 """Page 23: the measurements and the exercise on gradient accumulation."""
 
+import pytest
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
 
+from tests.conftest import run_ranks
 from tests.exercises.wrong_answers import edited
-from tests.pages.pages import EXERCISES, TUTORIALS, load_grader, mistake_in, table_rows
+from tests.pages.pages import (
+    EXERCISES,
+    FIELD,
+    TUTORIALS,
+    load_grader,
+    load_module,
+    mistake_in,
+    rows_below,
+    table_rows,
+)
 
 ANSWER = EXERCISES / "answers" / "23_accumulate.py"
 CHANGED = [  # (text in our answer, replacement, part of the grader's message or "" if it is right)
@@ -35,7 +48,7 @@ def test_the_grader_judges_what_the_loop_does(together, tmp_path):
 
 
 def test_the_page_shows_that_only_micro_batch_4_averages_gradients():
-    assert table_rows("23_accumulation.md", cells=5) == [
+    assert rows_below(TUTORIALS / "23_accumulation.md", "micro-batch") == [
         *[[str(number), "0", "0", "0", "different on each rank"] for number in (1, 2, 3)],
         ["4", "0", "1", "1", "the same"],
     ]
@@ -53,6 +66,53 @@ def test_a_window_of_two_sends_in_micro_batches_2_and_4(start, tmp_path):
     assert [row[2] for row in rows] == ["0", "1", "1", "2"]
     assert [row[4] for row in rows] == ["different on each rank |", "the same |"] * 2
     assert result.stdout.rstrip().endswith("have the same gradient: False")
+
+
+@pytest.mark.parametrize(("models", "of_d"), [("one", 4), ("both", 2)])
+def test_a_model_that_accumulate_does_not_know_sends_in_every_backward(models, of_d):
+    result = run_ranks([FIELD / "c19_two_models.py", models], 2)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"buckets sent: {{'g': 2, 'd': {of_d}}} equal weights: [True, True]\n"
+
+
+def gradients_with_two_models() -> dict[str, list[list[float]]]:
+    """For each way of 23_two_models.py, return what each optimizer step of a and of b uses.
+
+    Each micro-batch has the gradient 1 on rank 0 and 3 on rank 1, so 2 is right.
+    """
+    program, used = load_module(TUTORIALS / "23_two_models.py"), {}
+    for name, train in program.WAYS.items():
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=program.WINDOW)
+        parts, used[name] = [program.Part(accelerator), program.Part(accelerator)], [[], []]
+        for part, gradients in zip(parts, used[name], strict=True):
+            torch.nn.init.ones_(part.model.module.weight)
+            torch.nn.init.zeros_(part.model.module.bias)
+
+            def note(optimizer, *_, gradients=gradients):
+                gradients.append(optimizer.param_groups[0]["params"][1].grad.item())
+
+            part.optimizer.optimizer.register_step_pre_hook(note)
+            part.optimizer.optimizer.param_groups[0]["lr"] = 0.0
+        inputs = torch.full((1, 8), (1 + 2 * dist.get_rank()) / 16)  # the gradient is 2 × the sum
+        for _ in range(program.WINDOW):
+            train(accelerator, *parts, inputs)
+    return used
+
+
+def test_two_models_step_once_with_the_right_gradient_only_in_one_accumulate(together):
+    for used in together(gradients_with_two_models, 2):
+        only_a, one_after_the_other, both = used.values()
+        assert only_a == both == [[2.0], [2.0]]
+        assert one_after_the_other == [[], [1.0, 1.0]]
+
+
+def test_the_page_shows_the_all_reduces_and_steps_of_two_models():
+    rows = rows_below(TUTORIALS / "23_accumulation.md", "one window of 4")
+    assert [row[1:] for row in rows] == [
+        ["1", "1", "4", "1"],
+        ["0", "0", "2", "2"],
+        ["1", "1", "1", "1"],
+    ]
 
 
 def test_the_page_shows_which_methods_are_correct():
