@@ -1,5 +1,6 @@
 """Page 33: the measurements and the exercise on mixed precision and compilation."""
 
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch._dynamo.utils import counters
 from torch._inductor.exc import GPUTooOldForTriton
@@ -19,10 +21,12 @@ from accel_demo.models import make_model
 from tests.exercises.wrong_answers import edited
 from tests.pages.pages import (
     EXERCISES,
+    FIELD,
     TUTORIALS,
     bound_to,
     load_grader,
     mistake_in,
+    rows_below,
     table_rows,
 )
 
@@ -204,6 +208,30 @@ def test_the_page_quotes_the_error_for_fp16_weights_and_a_scaler():
     scaler.scale(loss).backward()
     assert {weight.grad.dtype for weight in model.parameters()} == {torch.float32}
     scaler.step(torch.optim.SGD(model.parameters()))
+
+
+def test_unscale_raises_an_error_the_second_time_unless_the_factor_was_updated(start, tmp_path):
+    result = start(["python", FIELD / "c18_unscale.py"])
+    message = "unscale_() has already been called on this optimizer since the last update()."
+    assert result.stdout.splitlines() == ["0 ok", f"1 RuntimeError: {message}"], result.stderr
+    script = edited((FIELD / "c18_unscale.py").read_text(), "unscale_(o)", "unscale_(o), s.step(o)")
+    (tmp_path / "script.py").write_text(edited(script, "s.step(o)", "s.step(o), s.update()"))
+    assert start(["python", tmp_path / "script.py"]).stdout.splitlines() == ["0 ok", "1 ok"]
+
+
+def test_the_page_shows_that_only_unscaling_each_optimizer_is_right_for_two_models():
+    rows = rows_below(TUTORIALS / PAGE, "after `accelerator.backward`")
+    error, *others = [row[1:] for row in rows]
+    assert error[0].startswith("`RuntimeError: unscale_() has already been called")
+    assert others == [["right", "÷ 65,536"], ["right", "÷ 65,536"], ["right", "right"]]
+
+
+def test_accelerate_sets_what_the_program_about_unscaling_sets():
+    source = inspect.getsource(Accelerator.__init__)
+    assert "self.native_amp = True" in source and "self.scaler = get_grad_scaler(" in source
+    assert 'self.native_amp and self.mixed_precision == "fp16"' in inspect.getsource(
+        Accelerator.unscale_gradients
+    )
 
 
 def test_the_scaler_doubles_its_factor_after_2000_steps_without_infinite_gradients():
