@@ -5,11 +5,12 @@ import inspect
 import json
 
 import pytest
+import torch.cuda
 import torch.distributed.launch
 from accelerate import debug_launcher
 
 from tests.conftest import REPOSITORY, run_ranks
-from tests.pages.pages import TUTORIALS, bound_to, table_rows
+from tests.pages.pages import TUTORIALS, bound_to, rows_below, table_rows
 
 SPAWN_MISTAKES = """
 import torch.distributed as dist
@@ -115,6 +116,38 @@ def test_accelerate_creates_a_group_without_a_backend_if_local_rank_is_set_and_i
 def test_debug_launcher_needs_an_interface_that_macos_does_not_have():
     bound_to("accelerate", PAGE, "in Accelerate {version}, it needs a network interface")
     assert 'gloo_socket_ifname="lo"' in inspect.getsource(debug_launcher)
+
+
+def test_the_page_shows_which_launches_from_a_notebook_connect_their_processes():
+    bound_to("accelerate", PAGE, "Accelerate {version} ignores the launcher's `mixed_precision`")
+    shown = [row[2] for row in rows_below(TUTORIALS / PAGE, "in the notebook")]
+    clones = "process 0 of 1, fp32 · process 0 of 1, fp32"
+    connected = "process 0 of 2, fp32 · process 1 of 2, fp32"
+    of_notebook, (of_debug, error, after_accelerator) = shown[:4], shown[4:]
+    assert of_notebook == [clones, connected, connected, connected.replace("fp32", "bf16")]
+    assert (of_debug, after_accelerator) == (connected, clones)
+    assert error.startswith("`` ValueError: To launch a multi-device training from your notebook")
+
+
+CUDA_IS_USED = """
+from accelerate import notebook_launcher
+from accel_demo.processes.launch import free_port
+
+def train():
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA")
+
+try:
+    notebook_launcher(train, num_processes=2, use_port=str(free_port()))
+except Exception as error:
+    print(type(error).__name__, "Cannot re-initialize CUDA in forked subprocess" in str(error))
+"""
+
+
+def test_the_message_about_a_used_gpu_reaches_the_notebook(start, tmp_path):
+    assert "Cannot re-initialize CUDA in forked subprocess. " in inspect.getsource(torch.cuda)
+    (tmp_path / "script.py").write_text(CUDA_IS_USED)
+    result = start(["python", tmp_path / "script.py"])
+    assert result.stdout.splitlines()[1:] == ["ChildFailedError True"], result.stderr
 
 
 def test_a_launch_without_settings_trains_in_one_process_on_a_machine_without_gpus(start, tmp_path):
