@@ -23,7 +23,7 @@ def train(folder: str, options: dict) -> None:
     accelerator = Accelerator(**options)
     process = f"process {accelerator.process_index} of {accelerator.num_processes}"
     precision = accelerator.mixed_precision.replace("no", "fp32")
-    Path(folder, str(os.getpid())).write_text(f"{process}, {precision}")
+    Path(folder, str(os.getpid())).write_text(f"`{process}, {precision}`")
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -35,7 +35,7 @@ def launch(launcher, options: dict, **launcher_options) -> str:
             launcher(train, (folder, options), num_processes=2, **launcher_options)
         except ValueError as error:
             return f"`` ValueError: {error} ``"
-        return " · ".join(sorted(file.read_text() for file in Path(folder).iterdir()))
+        return ", ".join(sorted(file.read_text() for file in Path(folder).iterdir()))
 
 
 def notebook(options: dict, **launcher_options) -> str:

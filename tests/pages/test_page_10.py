@@ -121,8 +121,8 @@ def test_debug_launcher_needs_an_interface_that_macos_does_not_have():
 def test_the_page_shows_which_launches_from_a_notebook_connect_their_processes():
     bound_to("accelerate", PAGE, "Accelerate {version} ignores the launcher's `mixed_precision`")
     shown = [row[2] for row in rows_below(TUTORIALS / PAGE, "in the notebook")]
-    clones = "process 0 of 1, fp32 · process 0 of 1, fp32"
-    connected = "process 0 of 2, fp32 · process 1 of 2, fp32"
+    clones = "`process 0 of 1, fp32`, `process 0 of 1, fp32`"
+    connected = "`process 0 of 2, fp32`, `process 1 of 2, fp32`"
     of_notebook, (of_debug, error, after_accelerator) = shown[:4], shown[4:]
     assert of_notebook == [clones, connected, connected, connected.replace("fp32", "bf16")]
     assert (of_debug, after_accelerator) == (connected, clones)
