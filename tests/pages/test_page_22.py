@@ -144,7 +144,8 @@ def test_the_page_shows_that_only_ddp_with_buffers_hangs_if_one_rank_evaluates()
 @pytest.mark.parametrize("change", ["", "bn", "bn, but unwrapped", "bn, but on both ranks"])
 def test_evaluation_on_one_rank_hangs_only_with_batch_norm_inside_ddp(tmp_path, change):
     script = (FIELD / "c13_eval_main_only.py").read_text()
-    script = edited(script, "seconds=15", "seconds=3")
+    if change == "bn":
+        script = edited(script, "seconds=15", "seconds=3")
     if "unwrapped" in change:
         script = edited(script, "m(torch.randn(4, 4))\n", "a.unwrap_model(m)(torch.randn(4, 4))\n")
     if "both ranks" in change:
