@@ -11,18 +11,22 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import command as doctor
-from accel_demo.lab.doctor.comparison import ROWS, connection_of, fixes, obtained_cells
-from accel_demo.lab.doctor.launch_config import (
-    ProbeAnswer,
-    Promise,
-    ignored_keys,
-    promise_of,
-    read_config,
+from accel_demo.lab.doctor.comparison import (
+    ROWS,
+    connection_of,
+    failure_fix,
+    fixes,
+    obtained_cells,
+    plain_words,
 )
-from accel_demo.lab.doctor.launches import LaunchFailed, cause_in, launch_probe
+from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, promise_of, read_config
+from accel_demo.lab.doctor.launches import LaunchFailed, cause_in, flags_for, launch_probe
+from accel_demo.lab.doctor.notes import SECTIONS, cannot_check, known_keys, notes_on_config
 from accel_demo.processes.cleanup import kill_tree
+from tests.conftest import REPOSITORY
 
 CLI = ["accel-demo", "doctor"]
+FIELD = REPOSITORY / "tests" / "lab" / "field"  # public launch configs, shortened
 NO = 'distributed_type: "NO"\n'
 TWO = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 MACHINES = "num_machines: 2\nmain_process_ip: 127.0.0.1\n"
@@ -51,22 +55,28 @@ def row(stdout: str, name: str) -> str:
 
 CONFIGS = "accelerate_configs/"
 AS_PROMISED = "Everything is as promised."
+CLONES = "A plain Accelerator() gets something else: 2 clones, each of them process 0 of 1 on cpu."
+SAME = "A plain Accelerator() gets the same."
 # For each config, a file or its text: the cells of some rows, and what else is printed
 LAUNCHES = {
-    NO + "use_cpu: true\nmixed_precision: bf16\n": (
+    "distributed_type: NO\nnum_processes: 1\nuse_cpu: true\nmixed_precision: bf16\n": (
         {"processes": "1 | 1", "connected": "alone | alone", "backend": "none | none"}
         | {"device": "cpu | cpu", "dtype": "bfloat16 | bfloat16", "kind": "none | none"},
-        [AS_PROMISED],
+        [AS_PROMISED, SAME, 'note: YAML reads NO as false. Write distributed_type: "NO"'],
     ),
     CONFIGS + "cpu_two_processes.yaml": (
         {"processes": "2 | 2", "connected": "yes | yes", "backend": "gloo | gloo"}
         | {"device": "cpu | cpu", "dtype": "float32 | float32"}
         | {"kind": "DDP, whole model | DDP, whole model"},
-        [AS_PROMISED],
+        [AS_PROMISED, CLONES, "Fix: set ACCELERATE_USE_CPU=true"],
     ),
     CONFIGS + "multi_gpu.yaml": (  # without GPUs
         {"connected": "yes | yes", "backend": "nccl | gloo"},
-        ["launch started 2 cpu processes.", "use accelerate_configs/cpu_two_processes.yaml"],
+        [
+            "launch started 2 cpu processes.",
+            "use accelerate_configs/cpu_two_processes.yaml",
+            CLONES,
+        ],
     ),
     FSDP2 + "main_process_port: 0\n": (  # without GPUs
         {"processes": "2 | 2", "connected": "yes | yes"}
@@ -85,9 +95,44 @@ def test_what_a_config_starts_is_compared_with_what_it_promises(launch, start, c
     rows, texts = LAUNCHES[launch]
     path = launch if launch.startswith(CONFIGS) else config(launch)
     result = start([*CLI, "--config", path])
-    assert result.returncode == (texts != [AS_PROMISED]), result.stdout + result.stderr
+    assert result.returncode == (AS_PROMISED not in texts), result.stdout + result.stderr
     assert {name: row(result.stdout, name) for name in rows} == rows
-    assert all(text in result.stdout for text in texts)
+    assert all(text in result.stdout + result.stderr for text in texts)
+
+
+# What needs a GPU for each process, and a config for it
+NEED_GPUS = {
+    "FSDP1": FSDP2.replace("version: 2", "version: 1"),
+    "Context parallelism": FSDP2 + "parallelism_config:\n  parallelism_config_cp_size: 2\n",
+    "Tensor parallelism": TWO + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
+}
+
+
+@pytest.mark.parametrize("kind", NEED_GPUS)
+def test_a_failed_launch_without_gpus_is_explained_if_the_config_needs_them(kind, config):
+    launch = read_config(config(NEED_GPUS[kind]))
+    assert cannot_check(launch) is None
+    first, *_, last = failure_fix(launch, promise_of(launch))
+    assert first == f"  {kind} needs a GPU for each process: use a machine with 2 GPUs."
+    assert last == "  as in accelerate_configs/cpu_two_processes.yaml"
+    assert failure_fix(launch | {"num_processes": 0}, promise_of(launch)) == []  # enough GPUs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NEED_GPUS)
+def test_a_launch_without_the_gpus_that_it_needs_fails_with_an_explanation(kind, start, config):
+    result = start([*CLI, "--config", config(NEED_GPUS[kind] + "main_process_port: 0\n")])
+    assert result.returncode == 1
+    assert "the launch failed: " in result.stderr
+    assert f"{kind} needs a GPU for each process" in result.stderr
+
+
+@pytest.mark.slow
+def test_fp16_on_a_cpu_is_launched_and_reported_as_different(start, config):
+    result = start([*CLI, "--config", config(NO + "use_cpu: true\nmixed_precision: fp16\n")])
+    assert result.returncode == 1
+    assert row(result.stdout, "dtype") == "float16 | float32"
+    assert "Not as promised: dtype" in result.stdout
 
 
 def test_a_failed_launch_prints_one_line_without_the_launchers_report(start, config):
@@ -130,10 +175,9 @@ BAD = {
     "distributed_type: NO\n": 'Write distributed_type: "NO", in quotes',
     "distributed_type: MULTIGPU\n": "distributed_type must be one of NO, .*MULTI_GPU",
     NO + "mixed_precision: no\n": 'Write mixed_precision: "no", in quotes',
-    NO + "mixed_precision: bf8\n": 'mixed_precision must be "no", bf16 or fp16, got bf8',
-    NO + "use_cpu: true\nmixed_precision: fp16\n": "fp16 needs a GPU for each process",
-    NO + "use_cpu: true\nfp16: true\n": "fp16 needs a GPU for each process",
-    TWO + 'gpu_ids: "-1,-1"\nmixed_precision: fp16\n': "fp16 needs a GPU for each process",
+    "distributed_type: TPU\nnum_processes: 8\n": "TPU is now called XLA",
+    NO + "mixed_precision: bf8\n": 'mixed_precision must be "no", bf16, fp16 or fp8, got bf8',
+    NO + "compute_environment: AZURE\n": "must be LOCAL_MACHINE or AMAZON_SAGEMAKER, got AZURE",
     NO + "num_proceses: 2\n": "unknown key num_proceses: did you mean num_processes",
     NO + "gradient_accumulation_steps: 4\n": "unknown key gradient_accumulation_steps: ",
     NO + "num_processes: 0\n": "num_processes must be an integer of at least 1, got 0",
@@ -144,21 +188,15 @@ BAD = {
     "distributed_type: MULTI_CPU\n": "MULTI_CPU needs num_processes",
     TWO + "gpu_ids: 0\n": 'gpu_ids must be in quotes. Write gpu_ids: "0"',
     TWO + 'gpu_ids: "0"\n': "MULTI_GPU needs at least two gpu_ids",
-    NO + 'use_cpu: "no"\n': "use_cpu must be true or false",
+    NO + "use_cpu: perhaps\n": "use_cpu must be true or false, got 'perhaps'",
     TWO + "num_machines: 0\n": "num_machines must be an integer of at least 1, got 0",
     TWO + "num_machines: 2\n": "main_process_ip is missing. Add the address of machine 0",
     TWO + "num_machines: 2\nmain_process_ip: 10\n": "main_process_ip must be an address in quotes",
     TWO + "num_machines: 2\nmain_process_ip: 10.77\n": "in quotes, .* got 10.77",
-    TWO + "num_machines: 3\nmain_process_ip: x\n": "on 3 machines, Accelerate would start only 0",
+    TWO + "num_machines: 3\nmain_process_ip: x\n": "on 3 machines, Accelerate would start none",
     TWO + MACHINES + "main_process_port: 0\n": "main_process_port: 0 works only on one machine",
     TWO + MACHINES + "machine_rank: one\n": "machine_rank must be an integer, got 'one'",
-    TWO + MACHINES + "rdzv_backend: c10d\n": "rdzv_backend: c10d has no effect in a file",
-    NO.replace("NO", "DEEPSPEED") + "num_processes: 2\n" + MACHINES: "Use MULTI_GPU or FSDP",
-    FSDP2 + "  version: 2\n  fsdp_versoin: 2\n": "fsdp_versoin in fsdp_config has no effect",
-    # `accelerate launch` would start num_processes // num_machines = 2 on each.
-    TWO.replace("2", "5") + MACHINES: "of 5 processes on 2 machines, .* would start only 4",
     TWO + "main_process_port: 70000\n": "main_process_port must be from 0",
-    NO + "compute_environment: AMAZON_SAGEMAKER\n": "only compute_environment: LOCAL_MACHINE",
 }
 
 
@@ -169,17 +207,154 @@ def test_an_invalid_config_is_an_error_before_anything_starts(config, text):
     assert "\n" not in str(error.value)
 
 
-def test_old_keys_and_keys_without_a_flag_that_accelerate_accepts_are_allowed(config):
-    path = config(FSDP2 + "  fsdp_ignored_modules: head\n  offload_params: false\n")
-    assert promise_of(read_config(path)).kind == "FSDP2"
-    path = config(NO + "use_cpu: true\nfp16: false\ndynamo_backend: 'NO'\n")
-    assert promise_of(read_config(path)) == Promise(1, "none", "cpu", "float32", "none")
+# For each public config or its text, the notes on it
+TPU_ONLY = "only on TPUs, with distributed_type: XLA."
+QUOTES = 'YAML reads NO as false. Write distributed_type: "NO", in quotes.'
+NOTES = {
+    "debug_true.yaml": [
+        "Accelerate ignores enable_cpu_affinity in a file, and reads only the flag "
+        "--enable_cpu_affinity.",
+        f"Accelerate uses downcast_bf16, main_training_function {TPU_ONLY}",
+    ],
+    "deepspeed_typo.yaml": [
+        "Accelerate ignores zero_stag in deepspeed_config. Did you mean zero_stage?"
+    ],
+    "downcast_no.yaml": [],
+    "fp8.yaml": [],
+    "multi_gpu_with_fsdp_config.yaml": [
+        "Accelerate ignores fsdp_config here: it needs distributed_type: FSDP."
+    ],
+    "no_unquoted.yaml": [QUOTES],
+    "prefetch_policy.yaml": [
+        "Accelerate ignores fsdp_backward_prefetch_policy in fsdp_config. Did you mean "
+        "fsdp_backward_prefetch?"
+    ],
+    "tpu_xla.yaml": [],
+    NO + 'use_cpu: "no"\nmixed_precision: BF16\n': [],
+    NO + "use_cpu: true\nfp16: false\n": ["fp16 is an old key. Write mixed_precision instead."],
+    NO + "dynamo_backend: 'NO'\n": [
+        "dynamo_backend is an old key. Write it into the section dynamo_config."
+    ],
+    NO + "deepspeed_config: {zero_stage: 2}\nmegatron_lm_config: {}\n": [
+        "Accelerate ignores deepspeed_config here: it needs distributed_type: DEEPSPEED."
+    ],
+    TWO + "fp8_config: {backend: TE}\n": [
+        "Accelerate ignores fp8_config here: it needs mixed_precision: fp8."
+    ],
+    TWO + "fsdp_config: true\n": [
+        "Accelerate ignores fsdp_config here: it needs distributed_type: FSDP."
+    ],
+    TWO + "dynamo_config: {backend: INDUCTOR, dynamo_mod: default}\n": [
+        "Accelerate ignores dynamo_mod in dynamo_config. Did you mean dynamo_mode?"
+    ],
+    TWO + "parallelism_config: {cp_size: 2}\n": [
+        "Accelerate ignores cp_size in parallelism_config. Did you mean parallelism_config_cp_size?"
+    ],
+    TWO + "rdzv_backend: c10d\n": [
+        "rdzv_backend: c10d has no effect in a file. The launch uses static."
+    ],
+    TWO + MACHINES + "rdzv_backend: c10d\nsame_network: true\n": [
+        "Accelerate ignores rdzv_backend in a file, and reads only the flag --rdzv_backend c10d."
+    ],
+    # `accelerate launch` starts num_processes // num_machines = 2 on each.
+    TWO.replace("2", "5") + MACHINES: [
+        "Accelerate starts only 4 of 5 processes, because 5 is not a multiple of 2 machines."
+    ],
+    FSDP2 + "  fsdp_ignored_modules: head\n  offload_params: false\n": [],
+    FSDP2 + "  version: 2\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_use_orig_params: true\n": [
+        "FSDP2 ignores fsdp_sharding_strategy, fsdp_use_orig_params: see "
+        "`accelerate to-fsdp2 --help`."
+    ],
+}
 
 
-def test_an_ignored_key_that_does_no_harm_is_a_note(config):
-    launch = read_config(config(TWO + "same_network: true\nenable_cpu_affinity: true\n"))
-    assert ignored_keys(launch) == ["same_network", "enable_cpu_affinity"]
-    assert ignored_keys(read_config(config(TWO + "rdzv_backend: static\n"))) == []
+@pytest.mark.parametrize("launch", NOTES)
+def test_what_accelerate_ignores_is_a_note_and_no_error(launch, config):
+    path = FIELD / launch if launch.endswith(".yaml") else config(launch)
+    assert list(notes_on_config(read_config(path))) == NOTES[launch]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_that_accelerate_reads_from_a_section_is_accepted(section, config):
+    keys = known_keys(section)
+    assert len(keys) >= (1 if section == "mpirun_config" else 4)
+    kind = {"deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}.get(
+        section, "FSDP"
+    )
+    if section == "mpirun_config":
+        kind = "MULTI_CPU"
+    lines = "".join(f"  {key}: 1\n" for key in keys)
+    text = f"distributed_type: {kind}\nnum_processes: 2\n{section}:\n{lines}"
+    launch = read_config(config(text + "mixed_precision: fp8\n"))
+    assert list(notes_on_config(launch)) == []
+    launch[section]["not_a_key"] = 1
+    (note,) = notes_on_config(launch)
+    assert note.startswith(f"Accelerate ignores not_a_key in {section}.")
+
+
+def test_a_config_with_the_default_of_every_key_has_no_notes(config):
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    launch = ClusterConfig(
+        "LOCAL_MACHINE", "NO", mixed_precision="no", use_cpu=False, debug=True, num_processes=1
+    )
+    path = config("")
+    launch.to_yaml_file(str(path))
+    path.write_text(path.read_text() + "same_network: true\ndowncast_bf16: 'no'\ntpu_env: []\n")
+    assert list(notes_on_config(read_config(path))) == []
+
+
+# For each public config or its text, what doctor cannot check
+NOT_CHECKED = {
+    "fp8.yaml": "fp8",
+    "tpu_xla.yaml": "XLA",
+    NO + "compute_environment: AMAZON_SAGEMAKER\nec2_instance_type: x\n": "Amazon SageMaker",
+    "distributed_type: MULTI_MLU\nnum_processes: 2\n": "MULTI_MLU",
+    "distributed_type: DEEPSPEED\nnum_processes: 2\n" + MACHINES: "DEEPSPEED on several machines",
+}
+
+
+@pytest.mark.parametrize("launch", NOT_CHECKED)
+def test_what_cannot_be_checked_here_is_no_error_and_nothing_is_launched(launch, config, capsys):
+    path = FIELD / launch if launch.endswith(".yaml") else config(launch)
+    assert doctor.main(["--config", str(path)]) == 3
+    stdout, stderr = capsys.readouterr()
+    assert stdout.startswith(f"doctor cannot check {NOT_CHECKED[launch]}")
+    assert stderr == ""
+    assert doctor.fit_of(path, gpus=8)[1].startswith("doctor cannot check")
+
+
+def test_public_configs_that_accelerate_rejects_are_errors_with_the_reason():
+    reasons = {
+        "ipex.yaml": "unknown key ipex_config: Accelerate 1.13 and newer have no support for IPEX.",
+        "sagemaker_without_key.yaml": "ec2_instance_type: it needs compute_environment: AMAZON_SAG",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(UserError, match=reason):
+            read_config(FIELD / name)
+    every = {path.name for path in FIELD.glob("*.yaml")}
+    assert every == {*reasons} | {name for name in NOTES if name.endswith(".yaml")}
+
+
+def test_the_number_of_processes_can_be_a_flag_like_that_of_the_launcher(config):
+    path = config("distributed_type: MULTI_GPU\n")
+    launch = read_config(path, num_processes=2)
+    assert promise_of(launch).processes == 2
+    assert flags_for(launch) == ("--num_processes", "2")
+
+
+def test_a_promise_is_for_the_devices_that_the_config_names(config):
+    for kind, device in (("XPU", "xpu"), ("CPU", "cpu"), ("GPU", "cuda")):
+        launch = read_config(config(f"distributed_type: MULTI_{kind}\nnum_processes: 2\n"))
+        assert promise_of(launch).device == device
+
+
+def test_a_plain_accelerator_is_compared_with_what_the_probe_got():
+    same = [replace(one, plain=f"process {one.rank} of 2 on {one.device}") for one in on_gpus()]
+    assert plain_words(same)[1:] == [SAME]
+    mixed = [same[0], replace(same[1], plain="RuntimeError in process 1")]
+    assert "else: process 0 of 2 on cuda:0, RuntimeError in process 1." in plain_words(mixed)[1]
+    assert len(plain_words(on_gpus())) == 1  # nothing was measured
 
 
 def test_flags_for_several_machines_need_a_config_for_several_machines(config):
@@ -195,11 +370,19 @@ def test_a_missing_config_is_an_error(tmp_path):
         doctor.main(["--config", str(tmp_path / "nowhere.yaml")])
 
 
-def test_a_port_in_use_is_an_error(config):
+def test_a_port_in_use_is_a_note_because_accelerate_uses_another_one(config):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} is in use. Write main_process_port: 0"):
-            doctor.main(["--config", str(config(TWO + f"main_process_port: {port}\n"))])
+        launch = read_config(config(TWO + f"main_process_port: {port}\n"))
+        assert list(notes_on_config(launch)) == [
+            f"port {port} is in use, so Accelerate uses another one."
+        ]
+
+
+def test_a_wrong_interface_is_an_error_before_anything_starts(monkeypatch, config):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eht0")
+    with pytest.raises(UserError, match="GLOO_SOCKET_IFNAME is eht0, .* It has lo"):
+        doctor.main(["--config", str(config(TWO + 'gpu_ids: "-1,-1"\n'))])
 
 
 def test_an_invalid_config_prints_one_line_and_exits_with_code_2(start, config):
@@ -212,7 +395,8 @@ def test_an_invalid_config_prints_one_line_and_exits_with_code_2(start, config):
 
 def answer(rank: int, world_size: int, total: float, pids: list[int]) -> ProbeAnswer:
     pid = 100 + rank
-    return ProbeAnswer(rank, world_size, "none", "cpu", "float32", "none", False, pid, pids, total)
+    words = (False, pid, pids, total, False, "")
+    return ProbeAnswer(rank, world_size, "none", "cpu", "float32", "none", *words)
 
 
 def on_gpus() -> list[ProbeAnswer]:

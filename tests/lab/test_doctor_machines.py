@@ -22,7 +22,12 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab.doctor import command, connections, meeting
-from accel_demo.lab.doctor.connections import open_port, problem_of_host_name, unreachable_among
+from accel_demo.lab.doctor.connections import (
+    open_port,
+    problem_of_host_name,
+    problem_of_interfaces,
+    unreachable_among,
+)
 from accel_demo.lab.doctor.machines import (
     connection_problem_in,
     digest_of_code,
@@ -324,6 +329,7 @@ def test_a_machine_that_does_not_wait_as_long_as_machine_0_says_so(monkeypatch):
 def facts_of(rank: int, **changes) -> dict:
     facts = {"rank": rank, "machines": 2, "host": "x", "identity": f"{rank}", "clock": 0.0}
     facts |= {"versions": {}, "code": "", "settings": {}, "host_name_problem": None}
+    facts |= {"interface_problem": None}
     return facts | {"address": f"10.77.0.{rank + 1}", "gloo_address": None} | changes
 
 
@@ -349,6 +355,16 @@ def test_a_host_name_that_gives_gloo_no_useful_address_is_an_error(host, monkeyp
     assert problem_in(facts, POINT) == line
     on_one_computer = [one | {"identity": "same"} for one in facts]
     assert problem_in(on_one_computer, POINT) is None
+
+
+def test_a_wrong_interface_in_the_environment_is_an_error_on_all_machines(monkeypatch):
+    assert problem_of_interfaces() is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eht0")
+    problem = problem_of_interfaces()
+    assert problem and "is eht0, but this machine has no such network interface" in problem
+    assert "It has lo" in problem
+    line = f"on machine 1 (x), {problem}"
+    assert problem_in([facts_of(0), facts_of(1, interface_problem=problem)], POINT) == line
 
 
 def test_a_host_name_that_does_not_resolve_has_no_address():

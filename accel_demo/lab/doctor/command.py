@@ -6,7 +6,7 @@ accel-demo doctor --config accelerate_configs/cpu_two_processes.yaml
 Without --config, this command describes this machine, and shows which launch configs in the
 repository fit it. With --config, it launches a small test program with that config. The exit code
 is 1 if the launch fails, or if the processes, devices, precision or kind of distribution differ
-from the config.
+from the config, 2 if Accelerate would reject the config, and 3 if doctor cannot check it here.
 
 For several machines, run the same command on each of them, with its --machine-rank. First, the
 machines compare their code, versions, clocks and settings. Then they launch the test program.
@@ -22,13 +22,17 @@ from accel_demo.errors import UserError
 from accel_demo.lab.doctor import machines
 from accel_demo.lab.doctor.comparison import (
     count_of,
+    failure_fix,
     fixes,
     obtained_cells,
+    plain_words,
     print_comparison,
     promised_cells,
 )
-from accel_demo.lab.doctor.launch_config import ignored_keys, promise_of, read_config
+from accel_demo.lab.doctor.connections import problem_of_interfaces
+from accel_demo.lab.doctor.launch_config import promise_of, read_config
 from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_probe
+from accel_demo.lab.doctor.notes import cannot_check, has_enough_gpus, notes_on_config
 from accel_demo.options import Parser
 from accel_demo.show import table
 from accel_demo.wording import counted
@@ -41,6 +45,8 @@ def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:
     parser = Parser(__doc__, prog="accel-demo doctor")
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="launch config to check")
+    help = "number of processes, if it is not in the file"
+    add("--num-processes", type=int, metavar="N", help=help)
     help = "rank of this machine, from 0 (default: NODE_RANK, or the file's machine_rank)"
     add("--machine-rank", type=int, metavar="N", help=help)
     help = "address of machine 0 (default: MASTER_ADDR, or the file's main_process_ip)"
@@ -64,9 +70,12 @@ def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:
         if given:
             raise UserError("the flags for several machines need --config FILE")
         return report_machine()
-    config = read_config(options.config, machines.overrides() | given)
-    for key in ignored_keys(config):
-        print(f"note: Accelerate ignores {key} in a file. Use the flag --{key}.", file=sys.stderr)
+    config = read_config(options.config, machines.overrides() | given, options.num_processes)
+    for note in notes_on_config(config):
+        print(f"note: {note}", file=sys.stderr)
+    if reason := cannot_check(config):
+        print(f"doctor cannot check {reason}.")
+        return 3
     if config.get("num_machines", 1) > 1:
         return machines.check_launch(options.config, config, options.join_timeout, clock)
     if given:
@@ -100,9 +109,12 @@ def report_machine() -> int:
 def fit_of(file: Path, gpus: int) -> tuple[str, str]:
     """Return what the config would launch, and whether that fits this machine: "yes" or "no: …"."""
     try:
-        promise = promise_of(read_config(file))
+        config = read_config(file)
     except UserError as error:
         return "nothing", f"no: {error}"
+    if reason := cannot_check(config):
+        return "unknown", f"doctor cannot check {reason}"
+    promise = promise_of(config)
     starts, needed = f"{promise.processes} on {promise.device}, {promise.dtype}", promise.processes
     if promise.machines > 1:
         starts = f"{starts}, on {promise.machines} machines"
@@ -116,15 +128,20 @@ def fit_of(file: Path, gpus: int) -> tuple[str, str]:
 def check_launch(path: Path, config: dict) -> int:
     """Launch the probe with a config, and compare its processes with what the config promises."""
     promise = promise_of(config)
+    uses_gloo = promise.backend == "gloo" or not has_enough_gpus(config)
+    if promise.processes > 1 and uses_gloo and (problem := problem_of_interfaces()):
+        raise UserError(problem)
     print(f"launching a test program with {path} (about 10 seconds) …", file=sys.stderr, flush=True)
     try:
         answers = launch_probe(path, flags=flags_for(config))
     except LaunchFailed as failure:
-        print(f"the launch failed: {failure}", file=sys.stderr)
+        lines = [f"the launch failed: {failure}", *failure_fix(config, promise)]
+        print("\n".join(lines), file=sys.stderr)
         return 1
     cells = {0: obtained_cells(answers)}
     different = print_comparison(path, ["", "promised", "obtained"], promised_cells(promise), cells)
     for names, fix in fixes(config, promise, answers, different.get(0, [])):
         print(f"Not as promised: {', '.join(names)}")
         print("\n".join(f"  {line}" for line in fix))
+    print("\n".join(plain_words(answers)))
     return 1 if different else 0

@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
-from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, starts_several
+from accel_demo.lab.doctor.launch_config import (
+    ProbeAnswer,
+    Promise,
+    starts_several,
+    type_of,
+)
+from accel_demo.lab.doctor.notes import has_enough_gpus, parallelism_of
 from accel_demo.show import table
 from accel_demo.wording import counted
 
@@ -12,8 +18,8 @@ SETTINGS_FIX = [
     "Accelerator(cpu=use_cpu()), as in accel_demo/train.py.",
 ]
 DTYPE_FIX = [
-    "This device does not compute in the dtype that mixed_precision selects.",
-    'Fix: set mixed_precision to "no", or use another device.',
+    "This device does not compute in the dtype that mixed_precision selects. On a CPU, Accelerate",
+    "silently replaces fp16 with float32. Fix: use bf16, which works on a CPU, or another device.",
 ]
 ROWS = ["processes", "connected", "backend", "device", "dtype", "kind"]
 
@@ -72,7 +78,7 @@ def print_comparison(
 
 def kind_words(kind: str, is_sharded: bool) -> str:
     """Return the kind of distribution, and whether each process holds the whole model."""
-    if kind == "none":
+    if kind in ("none", "DeepSpeed"):  # with DeepSpeed, it depends on the ZeRO stage
         return kind
     return f"{kind}, {'sharded' if is_sharded else 'whole'} model"
 
@@ -128,12 +134,49 @@ def processes_fix(config: dict, promise: Promise) -> list[str]:
     """Explain why the launcher started only one process, and how to start several."""
     import torch
 
-    reason = f"{config['distributed_type']} starts only one process and ignores num_processes."
+    reason = f"{type_of(config)} starts only one process and ignores num_processes."
     if promise.device != "cpu" and torch.accelerator.device_count() >= promise.processes:
         fix = "Fix: use distributed_type: MULTI_GPU, as in accelerate_configs/multi_gpu.yaml"
         return [reason, fix]
     fix = 'Fix: use distributed_type: MULTI_GPU with gpu_ids: "-1,-1",'
     return [reason, fix, f"as in accelerate_configs/{cpu_config(promise)}"]
+
+
+def failure_fix(config: dict, promise: Promise) -> list[str]:
+    """Explain why a launch may have failed, and suggest a fix. The list is empty if we don't know.
+
+    Without a GPU for each process, Accelerate raises an error that does not mention GPUs.
+    """
+    parallelism = parallelism_of(config)
+    sharding = [promise.kind] if promise.kind.startswith("FSDP") else []
+    if has_enough_gpus(config) or not (names := parallelism + sharding):
+        return []
+    without = " without parallelism_config" if parallelism else ""
+    needed = count_of(promise.processes // promise.machines)
+    return [
+        f"  {names[0]} needs a GPU for each process: use a machine with {needed}.",
+        f"  To try the script on CPUs, use distributed_type: MULTI_GPU{without},",
+        f"  as in accelerate_configs/{cpu_config(promise)}",
+    ]
+
+
+def plain_words(answers: list[ProbeAnswer]) -> list[str]:
+    """Return lines about what the probe created, and what a plain `Accelerator()` gets."""
+    created = "Accelerator(cpu=use_cpu())" if answers[0].uses_cpu else "Accelerator()"
+    line = f"The test program created {created}, as accel_demo/train.py does."
+    plain = [answer.plain for answer in answers]
+    if not all(plain):
+        return [line]
+    if plain == [f"process {one.rank} of {one.world_size} on {one.device}" for one in answers]:
+        return [line, "A plain Accelerator() gets the same."]
+    words = ", ".join(plain)
+    if len(set(plain)) == 1 < len(plain):
+        words = f"{len(plain)} clones, each of them {plain[0]}"
+    return [
+        line,
+        f"A plain Accelerator() gets something else: {words}.",
+        "Fix: set ACCELERATE_USE_CPU=true, or create Accelerator(cpu=True).",
+    ]
 
 
 def kind_fix(promise: Promise) -> list[str]:

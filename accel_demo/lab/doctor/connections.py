@@ -33,6 +33,18 @@ def problem_of_host_name(main_process_ip: str) -> list[str] | None:
     return [host, reason, interface_towards(main_process_ip)]
 
 
+def problem_of_interfaces() -> str | None:
+    """Return which name in GLOO_SOCKET_IFNAME is wrong, or None if all are right."""
+    names, known = os.environ.get("GLOO_SOCKET_IFNAME", "").split(","), psutil.net_if_addrs()
+    for name in names:
+        if name and name not in known:
+            return (
+                f"GLOO_SOCKET_IFNAME is {name}, but this machine has no such network interface. "
+                f"It has {', '.join(known)}."
+            )
+    return None
+
+
 def gloo_address() -> str:
     """Return the address that a process on this machine writes down if it uses gloo.
 

@@ -4,14 +4,11 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from accel_demo.errors import UserError
 
-KEYS_WITHOUT_FLAG = {"fsdp_ignored_modules"}
-NESTED = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "mpirun_config": ""}  # flag prefixes
 OTHER_KINDS = {"DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -42,12 +39,17 @@ class ProbeAnswer:
     pid: int
     gathered_pids: list[int]  # the result of a collective, and so is `sum_of_ranks`
     sum_of_ranks: float  # as if ranks were numbered from 1
+    uses_cpu: bool  # True if the probe created Accelerator(cpu=True)
+    plain: str  # what a plain Accelerator() got, such as "process 0 of 1 on cpu", or "" if unknown
 
 
-def read_config(path: Path, overrides: dict | None = None) -> dict:
-    """Read and check a launch config. Raises `UserError` if it contains a mistake.
+def read_config(
+    path: Path, overrides: dict | None = None, num_processes: int | None = None
+) -> dict:
+    """Read and check a launch config. Raises `UserError` if Accelerate could not launch it.
 
-    If the config is for several machines, `overrides` replaces some of its values.
+    If the config is for several machines, `overrides` replaces some of its values. `num_processes`
+    replaces its number of processes.
     """
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -63,6 +65,10 @@ def read_config(path: Path, overrides: dict | None = None) -> dict:
         raise UserError(f"{path} must contain lines of `key: value`")
     if config.get("num_machines", 1) != 1:
         config |= overrides or {}
+    if num_processes is not None:
+        config["num_processes"] = num_processes
+    if str(config.get("num_processes")).isdigit() and not config.get("use_cpu"):
+        config["num_processes"] = int(config["num_processes"])  # the launcher accepts "2", too
     for problems in (_in_keys, _in_processes, _in_machines, _in_devices):
         if problem := next(problems(config), None):  # stop: later checks rely on earlier ones
             raise UserError(f"{path}: {problem}")
@@ -70,41 +76,85 @@ def read_config(path: Path, overrides: dict | None = None) -> dict:
 
 
 def promise_of(config: dict) -> Promise:
-    """Return what a valid config promises, even if this machine has too few GPUs."""
+    """Return what a valid config promises, even if this machine has too few GPUs.
+
+    Call this only if `cannot_check` returns None.
+    """
     import torch
 
-    processes = config.get("num_processes", 1)
-    device = "cpu"
-    if not stays_on_cpu(config):
-        accelerator = torch.accelerator.current_accelerator()
-        device = accelerator.type if accelerator else "cuda"
+    machines = config.get("num_machines", 1)
+    processes = config.get("num_processes", 1) // machines * machines
+    device = device_of(config)
     # MULTI_GPU and similar types create a process group even for a single process.
     is_connected = processes > 1 or starts_several(config)
     backend = torch.distributed.get_default_backend_for_device(device) if is_connected else "none"
     kind = kind_of(config) if is_connected else "none"
-    machines = config.get("num_machines", 1)
     return Promise(processes, backend, device, PRECISIONS[precision_of(config)], kind, machines)
+
+
+def device_of(config: dict) -> str:
+    """Return the kind of device that the config selects, such as "cpu" or "cuda"."""
+    import torch
+
+    if stays_on_cpu(config):
+        return "cpu"
+    accelerator = torch.accelerator.current_accelerator()  # not None in PyTorch for CUDA
+    if accelerator and torch.accelerator.is_available():
+        return accelerator.type
+    kind = type_of(config)
+    if kind.startswith("MULTI_") and kind != "MULTI_GPU":
+        return kind.removeprefix("MULTI_").lower()
+    return accelerator.type if accelerator else "cuda"
+
+
+def type_of(config: dict) -> str:
+    """Return the distributed_type. YAML reads NO without quotes as false."""
+    return config["distributed_type"] or "NO"
 
 
 def kind_of(config: dict) -> str:
     """Return the kind of distribution that a launch config with several processes selects."""
-    if config["distributed_type"] == "FSDP":
-        options = config.get("fsdp_config") or {}
-        return f"FSDP{options.get('fsdp_version', options.get('version', 1))}"
-    return OTHER_KINDS.get(config["distributed_type"], "DDP")
+    if type_of(config) == "FSDP":
+        return f"FSDP{fsdp_version(config)}"
+    return OTHER_KINDS.get(type_of(config), "DDP")
+
+
+def fsdp_version(config: dict) -> str:
+    options = section_of(config, "fsdp_config")
+    return str(options.get("fsdp_version", options.get("version", 1)))
+
+
+def section_of(config: dict, name: str) -> dict:
+    """Return a section, or an empty dict: Accelerate ignores a section that is not a dict."""
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def stays_on_cpu(config: dict) -> bool:
     """Return whether the config selects the CPU even on a machine with GPUs."""
     gpu_ids = config.get("gpu_ids") or "all"
     hidden = {gpu_id.strip() for gpu_id in gpu_ids.split(",")} == {"-1"}
-    return bool(config.get("use_cpu")) or hidden or config["distributed_type"] == "MULTI_CPU"
+    return bool(use_cpu_of(config)) or hidden or type_of(config) == "MULTI_CPU"
+
+
+def use_cpu_of(config: dict) -> bool | None:
+    """Return the value of use_cpu, or None if Accelerate would not understand it."""
+    from accelerate.utils import str_to_bool
+
+    try:
+        return bool(str_to_bool(str(config.get("use_cpu", False))))
+    except ValueError:
+        return None
+
+
+def uses_torchrun(config: dict) -> bool:
+    """Return whether the launcher starts num_processes processes with torchrun's functions."""
+    return type_of(config) not in ("NO", "MULTI_CPU", "XLA")
 
 
 def starts_several(config: dict) -> bool:
     """Return False if the launcher ignores num_processes, as with "NO" or MULTI_CPU without MPI."""
-    kind = config["distributed_type"]
-    return kind != "NO" and (kind != "MULTI_CPU" or bool(config.get("mpirun_config")))
+    return uses_torchrun(config) or bool(section_of(config, "mpirun_config").get("mpirun_hostfile"))
 
 
 def precision_of(config: dict) -> str:
@@ -113,63 +163,47 @@ def precision_of(config: dict) -> str:
     return str(config.get("mixed_precision", default) or "no").lower()
 
 
-def ignored_keys(config: dict) -> list[str]:
-    """Return the keys that have no effect in a launch config.
-
-    Accelerate reads a key only if its flag has no default. This does not apply to keys that it
-    handles separately.
-    """
-    flags = _flags_of_the_launcher()
-    return [
-        key
-        for key, value in config.items()
-        if flags.get(key) is not None and value != flags[key] and not key.startswith("tpu_")
-    ]
-
-
-def _flags_of_the_launcher() -> dict[str, Any]:
-    """Return the default of each flag of `accelerate launch`, by name."""
-    from accelerate.commands.launch import launch_command_parser
-
-    return {action.dest: action.default for action in launch_command_parser()._actions}
+def is_for_sagemaker(config: dict) -> bool:
+    return config.get("compute_environment") == "AMAZON_SAGEMAKER"
 
 
 def _in_keys(config: dict) -> Iterator[str]:
-    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig
 
-    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        yield "only compute_environment: LOCAL_MACHINE is supported. Remove the key."
+    environment = config.get("compute_environment", "LOCAL_MACHINE")
+    if environment not in ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"):
+        yield f"compute_environment must be LOCAL_MACHINE or AMAZON_SAGEMAKER, got {environment}"
     if "distributed_type" not in config:
         yield 'distributed_type is missing. Add distributed_type: "NO" or MULTI_GPU.'
-    known = set(ClusterConfig.__dataclass_fields__)
+    if is_for_sagemaker(config):
+        return
+    known = ClusterConfig.__dataclass_fields__
     # Like Accelerate, translate old keys before checking for unknown keys.
-    unknown = set(ClusterConfig.process_config(dict(config))) - known
-    for key in sorted(map(str, unknown)):
-        close = difflib.get_close_matches(key, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it"
+    for key in sorted(map(str, set(ClusterConfig.process_config(dict(config))) - set(known))):
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+        if key in SageMakerConfig.__dataclass_fields__:
+            advice = "it needs compute_environment: AMAZON_SAGEMAKER"
+        elif key == "ipex_config":
+            advice = "Accelerate 1.13 and newer have no support for IPEX. Remove the section."
+        else:
+            advice = f"did you mean {close[0]}?" if close else "Accelerate rejects it"
         yield f"unknown key {key}: {advice}"
-    if (backend := config.get("rdzv_backend", "static")) != "static":
-        yield (
-            f"rdzv_backend: {backend} has no effect in a file. Remove it, and "
-            "launch with the flag --rdzv_backend."
-        )
-    flags = _flags_of_the_launcher()
-    for part, prefix in NESTED.items():
-        for key in map(str, config.get(part) or {}):
-            if not {key, prefix + key} & {*flags, *KEYS_WITHOUT_FLAG}:
-                yield f"{key} in {part} has no effect. Remove it, or correct it."
 
 
 def _in_processes(config: dict) -> Iterator[str]:
     from accelerate.utils import DistributedType
 
+    if is_for_sagemaker(config):
+        return
     kind, types = config["distributed_type"], [known.value for known in DistributedType]
-    if kind is False:
+    if kind is False and "num_processes" not in config:
         yield 'YAML reads NO as false. Write distributed_type: "NO", in quotes.'
-    if kind not in types:
+    if kind == "TPU":
+        yield "distributed_type: TPU is now called XLA"
+    if kind is not False and kind not in types:
         yield f"distributed_type must be one of {', '.join(types)}; got {kind}"
     if "num_processes" not in config and kind != "NO":
-        yield f"{kind} needs num_processes. Add num_processes: 2, for example."
+        yield f"{kind} needs num_processes. Add num_processes: 2, or use the flag --num-processes."
     for key in ("num_processes", "num_machines"):
         number = config.get(key, 1)
         if type(number) is not int or number < 1:  # `isinstance` would accept True
@@ -177,18 +211,12 @@ def _in_processes(config: dict) -> Iterator[str]:
 
 
 def _in_machines(config: dict) -> Iterator[str]:
-    from accelerate.utils.other import is_port_in_use
-
-    kind, machines = config["distributed_type"], config.get("num_machines", 1)
+    machines = config.get("num_machines", 1)
     port = config.get("main_process_port")
     if port is not None and not (type(port) is int and 0 <= port < 65536):
         yield f"main_process_port must be from 0 (any free port) to 65535, got {port!r}"
-    if machines == 1:
-        if port and starts_several(config) and is_port_in_use(port):
-            yield f"port {port} is in use. Write main_process_port: 0 for any free port."
+    if machines == 1 or is_for_sagemaker(config) or not uses_torchrun(config):
         return
-    if kind in OTHER_KINDS or not starts_several(config):
-        yield f"doctor cannot check {kind} on several machines. Use MULTI_GPU or FSDP."
     rank, address = config.get("machine_rank", 0), config.get("main_process_ip")
     if type(rank) is not int:
         yield f"machine_rank must be an integer, got {rank!r}"
@@ -197,10 +225,10 @@ def _in_machines(config: dict) -> Iterator[str]:
     if not isinstance(address, str):
         yield f'main_process_ip must be an address in quotes, such as "192.168.1.10", got {address}'
     processes = config["num_processes"]
-    if processes % machines:
+    if processes < machines:
         yield (
-            f"num_processes must be a multiple of num_machines: of {processes} processes on "
-            f"{machines} machines, Accelerate would start only {processes // machines * machines}"
+            f"num_processes must be at least num_machines: of {processes} processes on "
+            f"{machines} machines, Accelerate would start none"
         )
     if port == 0:
         yield (
@@ -210,12 +238,12 @@ def _in_machines(config: dict) -> Iterator[str]:
 
 
 def _in_devices(config: dict) -> Iterator[str]:
-    import torch
-
-    kind, machines = config["distributed_type"], config.get("num_machines", 1)
-    gpu_ids, use_cpu = config.get("gpu_ids"), config.get("use_cpu", False)
-    if not isinstance(use_cpu, bool):
-        yield f"use_cpu must be true or false, without quotes, got {use_cpu!r}"
+    if is_for_sagemaker(config):
+        return
+    kind, machines = type_of(config), config.get("num_machines", 1)
+    gpu_ids = config.get("gpu_ids")
+    if not uses_torchrun(config) and use_cpu_of(config) is None:
+        yield f"use_cpu must be true or false, got {config['use_cpu']!r}"
     if not isinstance(gpu_ids, str | None):
         yield f'gpu_ids must be in quotes. Write gpu_ids: "{gpu_ids}".'
     needs_two = kind.startswith("MULTI_") and kind != "MULTI_CPU" and machines == 1
@@ -223,13 +251,5 @@ def _in_devices(config: dict) -> Iterator[str]:
         yield f'{kind} needs at least two gpu_ids, such as "0,1", got "{gpu_ids}"'
     if config.get("mixed_precision") is False:
         yield 'YAML reads no as false. Write mixed_precision: "no", in quotes.'
-    precision = precision_of(config)
-    if precision not in PRECISIONS:
-        yield f'mixed_precision must be "no", bf16 or fp16, got {precision}'
-    started = config.get("num_processes", 1) if starts_several(config) else 1
-    has_gpus = torch.accelerator.device_count() >= started // machines
-    if precision == "fp16" and (stays_on_cpu(config) or not has_gpus):
-        yield (
-            "fp16 needs a GPU for each process, but this config would run on the CPU. "
-            'Set mixed_precision to bf16 or "no".'
-        )
+    if (precision := precision_of(config)) not in (*PRECISIONS, "fp8"):
+        yield f'mixed_precision must be "no", bf16, fp16 or fp8, got {precision}'

@@ -41,11 +41,8 @@ def launch_probe(
 def flags_for(config: dict) -> tuple[str, ...]:
     """Return the flags with which `accelerate launch` uses the config's values, not the file's.
 
-    The environment or flags of doctor may have replaced values for several machines: see
-    `read_config`. A config for one machine needs no flags.
+    The environment or flags of doctor may have replaced them: see `read_config`.
     """
-    if "num_machines" not in config:
-        return ()
     names = "num_machines machine_rank num_processes main_process_ip main_process_port".split()
     values = {name: config[name] for name in names if config.get(name) is not None}
     return tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))

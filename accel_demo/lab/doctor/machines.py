@@ -19,6 +19,7 @@ from accel_demo.errors import UserError, say
 from accel_demo.lab.doctor.comparison import (
     fixes,
     obtained_cells,
+    plain_words,
     print_comparison,
     promised_cells,
 )
@@ -26,6 +27,7 @@ from accel_demo.lab.doctor.connections import (
     gloo_address,
     open_port,
     problem_of_host_name,
+    problem_of_interfaces,
     unreachable_among,
 )
 from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, promise_of
@@ -125,6 +127,7 @@ def facts_of_this_machine(config: dict, promise: Promise, open_port: int) -> dic
         "settings": {name: config.get(name) for name in SETTINGS}
         | {"the kind of distribution": promise.kind},
         "host_name_problem": problem_of_host_name(config["main_process_ip"]) if uses_gloo else None,
+        "interface_problem": problem_of_interfaces() if uses_gloo else None,
         "gloo_address": gloo_address() if uses_gloo else None,
         "open_port": open_port,
     }
@@ -172,6 +175,8 @@ def _problems_in(facts: list[dict], point: MeetingPoint) -> Iterator[str]:
             )
     for one in facts:
         yield from _differences(main, one)
+        if one["interface_problem"]:
+            yield f"on {name_of(one)}, {one['interface_problem']}"
     are_one_computer = len({one["identity"] for one in facts}) == 1
     for one in facts:
         if one["host_name_problem"] and not are_one_computer:
@@ -289,4 +294,5 @@ def compare(
         if number == rank:
             for _, lines in fixes(config, on_one, every[number], different):
                 print("\n".join(f"  {line}" for line in lines))
+    print("\n".join(plain_words(everyone)))
     return 1 if differences else 0

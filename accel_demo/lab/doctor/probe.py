@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
+from accelerate.state import AcceleratorState
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 
 from accel_demo.lab.doctor.launch_config import ProbeAnswer
@@ -22,10 +24,13 @@ KINDS = {
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed",
 }
+OWN_GROUPS = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_PARALLELISM_CONFIG")
 
 
 def main() -> None:
-    accelerator = Accelerator(cpu=use_cpu())  # as in train.py
+    uses_cpu = use_cpu()
+    plain = plain_accelerator() if uses_cpu else ""
+    accelerator = Accelerator(cpu=uses_cpu)  # as in train.py
     device, rank = accelerator.device, accelerator.process_index
     pid = os.getpid()
     total: Any = accelerator.reduce(torch.tensor(rank + 1.0, device=device), reduction="sum")
@@ -35,11 +40,15 @@ def main() -> None:
     parameters, dtypes = number_of_parameters(model), []
     # Hook an inner layer, because Accelerate converts the model's output back to float32.
     model[0].register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    if accelerator.distributed_type == DistributedType.FSDP:  # it also needs the optimizer
+    if plugin := accelerator.deepspeed_plugin:
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1  # instead of a data loader
+    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        # These also need the optimizer.
         model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
     else:
         model = accelerator.prepare(model)
-    model(torch.ones(4, 8, device=device))
+    dtype = next(model.parameters()).dtype  # DeepSpeed converts the model, but not the input
+    model(torch.ones(4, 8, device=device, dtype=dtype))
     answer = ProbeAnswer(
         rank=rank,
         world_size=accelerator.num_processes,
@@ -51,12 +60,37 @@ def main() -> None:
         pid=pid,
         gathered_pids=pids.tolist(),
         sum_of_ranks=total.item(),
+        uses_cpu=uses_cpu,
+        plain=plain if uses_cpu else words_about(accelerator),
     )
     # `print` would write the newline separately, so another process could write before it.
     sys.stdout.write(f"PROBE {json.dumps(asdict(answer))}\n")
     sys.stdout.flush()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+def plain_accelerator() -> str:
+    """Return what a script with a plain `Accelerator()` gets, and undo everything.
+
+    Returns "" for DeepSpeed and a `ParallelismConfig`: they connect the processes on their own, so
+    that a plain `Accelerator()` may take minutes or hang without GPUs.
+    """
+    if any(map(parse_flag_from_env, OWN_GROUPS)):
+        return ""
+    try:
+        return words_about(Accelerator())
+    except Exception as error:  # for example, there is no GPU for this process
+        return f"{type(error).__name__} in process {os.environ.get('RANK', 0)}"
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def words_about(accelerator: Accelerator) -> str:
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    return f"process {rank} of {world_size} on {accelerator.device}"
 
 
 def number_of_parameters(model: nn.Module) -> int:
