@@ -21,7 +21,7 @@ from accel_demo.lab.doctor.comparison import (
 )
 from accel_demo.lab.doctor.launch_config import ProbeAnswer, Promise, promise_of, read_config
 from accel_demo.lab.doctor.launches import LaunchFailed, cause_in, flags_for, launch_probe
-from accel_demo.lab.doctor.notes import SECTIONS, cannot_check, known_keys, notes_on_config
+from accel_demo.lab.doctor.notes import PREFIXES, cannot_check, known_keys, notes_on_config
 from accel_demo.processes.cleanup import kill_tree
 from tests.conftest import REPOSITORY
 
@@ -55,7 +55,7 @@ def row(stdout: str, name: str) -> str:
 
 CONFIGS = "accelerate_configs/"
 AS_PROMISED = "Everything is as promised."
-CLONES = "A plain Accelerator() gets something else: 2 clones, each of them process 0 of 1 on cpu."
+CLONES = "  connected: no: 2 of 2 processes are clones that run alone"
 SAME = "A plain Accelerator() gets the same."
 # For each config, a file or its text: the cells of some rows, and what else is printed
 LAUNCHES = {
@@ -274,7 +274,7 @@ def test_what_accelerate_ignores_is_a_note_and_no_error(launch, config):
     assert list(notes_on_config(read_config(path))) == NOTES[launch]
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", PREFIXES)
 def test_every_key_that_accelerate_reads_from_a_section_is_accepted(section, config):
     keys = known_keys(section)
     assert len(keys) >= (1 if section == "mpirun_config" else 4)
@@ -350,11 +350,11 @@ def test_a_promise_is_for_the_devices_that_the_config_names(config):
 
 
 def test_a_plain_accelerator_is_compared_with_what_the_probe_got():
-    same = [replace(one, plain=f"process {one.rank} of 2 on {one.device}") for one in on_gpus()]
-    assert plain_words(same)[1:] == [SAME]
-    mixed = [same[0], replace(same[1], plain="RuntimeError in process 1")]
-    assert "else: process 0 of 2 on cuda:0, RuntimeError in process 1." in plain_words(mixed)[1]
-    assert len(plain_words(on_gpus())) == 1  # nothing was measured
+    clones = [answer(0, 1, 1.0, [100]), replace(answer(0, 1, 1.0, [101]), pid=101)]
+    connected = [answer(rank, 2, 3.0, [100, 101]) for rank in (0, 1)]
+    assert plain_words(connected, connected)[1:] == [SAME]
+    assert CLONES in plain_words(connected, clones)
+    assert "  no GPU" in plain_words(connected, "no GPU")
 
 
 def test_flags_for_several_machines_need_a_config_for_several_machines(config):
@@ -395,7 +395,7 @@ def test_an_invalid_config_prints_one_line_and_exits_with_code_2(start, config):
 
 def answer(rank: int, world_size: int, total: float, pids: list[int]) -> ProbeAnswer:
     pid = 100 + rank
-    words = (False, pid, pids, total, False, "")
+    words = (False, pid, pids, total, True)
     return ProbeAnswer(rank, world_size, "none", "cpu", "float32", "none", *words)
 
 

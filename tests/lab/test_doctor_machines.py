@@ -94,6 +94,7 @@ def test_two_doctors_print_what_both_machines_obtained(config, code, device, tex
         assert cells["device"] == device
         assert cells["0"][0] == cells["1"][0] == socket.gethostname()
         assert text in result.stdout
+        assert "  connected: no: 4 of 4 processes are clones that run alone\n" in result.stdout
     if code == 0:
         assert results[0].stdout == results[1].stdout
 

@@ -31,7 +31,7 @@ from accel_demo.lab.doctor.comparison import (
 )
 from accel_demo.lab.doctor.connections import problem_of_interfaces
 from accel_demo.lab.doctor.launch_config import promise_of, read_config
-from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_probe
+from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_plain, launch_probe
 from accel_demo.lab.doctor.notes import cannot_check, has_enough_gpus, notes_on_config
 from accel_demo.options import Parser
 from accel_demo.show import table
@@ -131,7 +131,7 @@ def check_launch(path: Path, config: dict) -> int:
     uses_gloo = promise.backend == "gloo" or not has_enough_gpus(config)
     if promise.processes > 1 and uses_gloo and (problem := problem_of_interfaces()):
         raise UserError(problem)
-    print(f"launching a test program with {path} (about 10 seconds) …", file=sys.stderr, flush=True)
+    print(f"launching a test program with {path} (about 20 seconds) …", file=sys.stderr, flush=True)
     try:
         answers = launch_probe(path, flags=flags_for(config))
     except LaunchFailed as failure:
@@ -143,5 +143,7 @@ def check_launch(path: Path, config: dict) -> int:
     for names, fix in fixes(config, promise, answers, different.get(0, [])):
         print(f"Not as promised: {', '.join(names)}")
         print("\n".join(f"  {line}" for line in fix))
-    print("\n".join(plain_words(answers)))
+    if promise.kind != "DeepSpeed":  # without GPUs, it first compiles code for minutes
+        plain = launch_plain(path, answers, flags_for(config))
+        print("\n".join(plain_words(answers, plain)))
     return 1 if different else 0

@@ -160,22 +160,24 @@ def failure_fix(config: dict, promise: Promise) -> list[str]:
     ]
 
 
-def plain_words(answers: list[ProbeAnswer]) -> list[str]:
-    """Return lines about what the probe created, and what a plain `Accelerator()` gets."""
-    created = "Accelerator(cpu=use_cpu())" if answers[0].uses_cpu else "Accelerator()"
-    line = f"The test program created {created}, as accel_demo/train.py does."
-    plain = [answer.plain for answer in answers]
-    if not all(plain):
-        return [line]
-    if plain == [f"process {one.rank} of {one.world_size} on {one.device}" for one in answers]:
-        return [line, "A plain Accelerator() gets the same."]
-    words = ", ".join(plain)
-    if len(set(plain)) == 1 < len(plain):
-        words = f"{len(plain)} clones, each of them {plain[0]}"
+def plain_words(answers: list[ProbeAnswer], plain: list[ProbeAnswer] | str) -> list[str]:
+    """Return lines about the differences between the probe and a plain `Accelerator()`.
+
+    `plain` contains the answers of a probe that created one, or why its launch failed, in one line.
+    """
+    created = "The test program creates Accelerator(cpu=use_cpu()), as accel_demo/train.py does."
+    if isinstance(plain, str):
+        cells = [plain]
+    else:
+        rows = zip(ROWS, obtained_cells(answers), obtained_cells(plain), strict=True)
+        cells = [f"{name}: {cell}" for name, obtained, cell in rows if cell != obtained]
+    if not cells:
+        return [created, "A plain Accelerator() gets the same."]
     return [
-        line,
-        f"A plain Accelerator() gets something else: {words}.",
-        "Fix: set ACCELERATE_USE_CPU=true, or create Accelerator(cpu=True).",
+        created,
+        "A plain Accelerator() gets something else:",
+        *(f"  {cell}" for cell in cells),
+        "  Fix: set ACCELERATE_USE_CPU=true, or create Accelerator(cpu=True).",
     ]
 
 

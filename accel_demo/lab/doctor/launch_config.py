@@ -39,8 +39,7 @@ class ProbeAnswer:
     pid: int
     gathered_pids: list[int]  # the result of a collective, and so is `sum_of_ranks`
     sum_of_ranks: float  # as if ranks were numbered from 1
-    uses_cpu: bool  # True if the probe created Accelerator(cpu=True)
-    plain: str  # what a plain Accelerator() got, such as "process 0 of 1 on cpu", or "" if unknown
+    is_plain: bool  # True if a plain Accelerator() would have been the same
 
 
 def read_config(

@@ -18,16 +18,18 @@ class LaunchFailed(Exception):
 
 
 def launch_probe(
-    path: Path, seconds: float = TIME_LIMIT, flags: tuple[str, ...] = ()
+    path: Path, seconds: float = TIME_LIMIT, flags: tuple[str, ...] = (), plain: bool = False
 ) -> list[ProbeAnswer]:
     """Launch the probe with a config, and return its processes' answers, sorted by rank.
 
-    Only the processes on this machine answer. `flags` are passed to the launcher. All launched
-    processes have exited when this function returns or raises.
+    Only the processes on this machine answer. `flags` are passed to the launcher. If `plain` is
+    True, the probe creates a plain `Accelerator()`. All launched processes have exited when this
+    function returns or raises.
 
     Raises `LaunchFailed` if the launch fails or takes longer than `seconds`.
     """
     command = [*LAUNCH, str(path), *flags, "-m", "accel_demo.lab.doctor.probe"]
+    command += ["--plain"] if plain else []
     ended = run_to_end(command, seconds, environment=dict(os.environ), cwd=Path.cwd())
     if ended.returncode is None:
         raise LaunchFailed(f"no answer within {seconds} seconds, so all processes were stopped")
@@ -36,6 +38,21 @@ def launch_probe(
     if ended.returncode != 0 or not answers:
         raise LaunchFailed(cause_in(ended.stderr) or "the test program exited without an answer")
     return sorted(answers, key=lambda answer: answer.rank)
+
+
+def launch_plain(
+    path: Path, answers: list[ProbeAnswer], flags: tuple[str, ...]
+) -> list[ProbeAnswer] | str:
+    """Return the answers of a second launch, in which the probe creates a plain `Accelerator()`.
+
+    Returns `answers` if they must be the same, and a line with the reason if the launch fails.
+    """
+    if all(answer.is_plain for answer in answers):
+        return answers
+    try:
+        return launch_probe(path, flags=flags, plain=True)
+    except LaunchFailed as failure:
+        return f"the launch failed: {failure}"
 
 
 def flags_for(config: dict) -> tuple[str, ...]:

@@ -87,20 +87,36 @@ def check_launch(path: Path, config: dict, join_timeout: float, clock: Callable)
         if problem := connection_problem_in(attempts, facts):
             raise UserError(problem)
 
-        say(f"launching a test program with {path} (about 10 seconds) …")
-        report: dict = {"rank": rank, "answers": [], "failure": None}
-        try:
-            answers = launch_probe(path, flags=flags_for(config))
-            report["answers"] = [asdict(answer) for answer in answers]
-        except LaunchFailed as failure:
-            report["failure"] = str(failure)
-        reports = meeting.exchange(report, TIME_LIMIT + ANSWER_TIMEOUT)
-    names = {one["rank"]: name_of(one) for one in facts}
-    if failures := failures_in(reports, names):
-        print("\n".join(failures), file=sys.stderr)
-        return 1
-    every = {one["rank"]: [ProbeAnswer(**answer) for answer in one["answers"]] for one in reports}
-    return compare(path, config, promise, every, rank, names)
+        say(f"launching a test program with {path} (about 20 seconds) …")
+        names = {one["rank"]: name_of(one) for one in facts}
+        reports = meeting.exchange(report_of(rank, path, config), TIME_LIMIT + ANSWER_TIMEOUT)
+        if failures := failures_in(reports, names):
+            print("\n".join(failures), file=sys.stderr)
+            return 1
+        every, plain_reports = answers_in(reports), reports
+        everyone = [answer for answers in every.values() for answer in answers]
+        if not all(answer.is_plain for answer in everyone):
+            report = report_of(rank, path, config, plain=True)
+            plain_reports = meeting.exchange(report, TIME_LIMIT + ANSWER_TIMEOUT)
+    code = compare(path, config, promise, every, rank, names)
+    failures = failures_in(plain_reports, names)
+    plain = [answer for answers in answers_in(plain_reports).values() for answer in answers]
+    print("\n".join(plain_words(everyone, failures[0] if failures else plain)))
+    return code
+
+
+def report_of(rank: int, path: Path, config: dict, plain: bool = False) -> dict:
+    """Launch the probe, and return the answers of this machine, or why the launch failed."""
+    try:
+        answers = launch_probe(path, flags=flags_for(config), plain=plain)
+    except LaunchFailed as failure:
+        return {"rank": rank, "answers": [], "failure": str(failure)}
+    return {"rank": rank, "answers": [asdict(answer) for answer in answers], "failure": None}
+
+
+def answers_in(reports: list[dict]) -> dict[int, list[ProbeAnswer]]:
+    """Return the answers of the processes on each machine, by its rank."""
+    return {one["rank"]: [ProbeAnswer(**answer) for answer in one["answers"]] for one in reports}
 
 
 def name_of(facts: dict) -> str:
@@ -294,5 +310,4 @@ def compare(
         if number == rank:
             for _, lines in fixes(config, on_one, every[number], different):
                 print("\n".join(f"  {line}" for line in lines))
-    print("\n".join(plain_words(everyone)))
     return 1 if differences else 0

@@ -4,8 +4,7 @@ The names of all keys come from the installed version of Accelerate.
 """
 
 import difflib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from accel_demo.lab.doctor.launch_config import (
@@ -20,6 +19,23 @@ from accel_demo.lab.doctor.launch_config import (
     uses_torchrun,
 )
 
+# The prefix of the flags that the keys in a section stand for. In some sections, Accelerate adds it
+# to keys without it. The flags for DeepSpeed have no prefix.
+PREFIXES = {
+    "fsdp_config": "fsdp_",
+    "deepspeed_config": "",
+    "megatron_lm_config": "megatron_lm_",
+    "fp8_config": "fp8_",
+    "parallelism_config": "parallelism_config_",
+    "dynamo_config": "dynamo_",
+    "mpirun_config": "mpirun_",
+}
+ADDS_PREFIX = {"fsdp_config", "fp8_config", "dynamo_config"}
+NEEDED_TYPES = {
+    "fsdp_config": "FSDP",
+    "deepspeed_config": "DEEPSPEED",
+    "megatron_lm_config": "MEGATRON_LM",
+}
 # Keys that Accelerate reads although it has no flag for them
 KEYS_WITHOUT_FLAG = {"fsdp_config": {"fsdp_ignored_modules"}, "mpirun_config": {"bind-to"}}
 TPU_KEYS = {"command_file", "commands", "downcast_bf16", "main_training_function"}
@@ -30,47 +46,6 @@ PARALLELISM = {
     "tp_size": "Tensor parallelism",
     "cp_size": "Context parallelism",
     "sp_size": "Sequence parallelism",
-}
-
-
-@dataclass(frozen=True)
-class Section:
-    """A nested section of a launch config."""
-
-    prefix: str  # of the flags that its keys stand for
-    adds_prefix: bool  # True if Accelerate adds the prefix to a key without it
-    needs: str  # when Accelerate reads the section, in words
-    is_read: Callable[[dict], bool]
-
-
-def _has_type(kind: str) -> Callable[[dict], bool]:
-    return lambda config: type_of(config) == kind
-
-
-SECTIONS = {
-    "fsdp_config": Section("fsdp_", True, "distributed_type: FSDP", _has_type("FSDP")),
-    "deepspeed_config": Section("", False, "distributed_type: DEEPSPEED", _has_type("DEEPSPEED")),
-    "megatron_lm_config": Section(
-        "megatron_lm_", False, "distributed_type: MEGATRON_LM", _has_type("MEGATRON_LM")
-    ),
-    "fp8_config": Section(
-        "fp8_", True, "mixed_precision: fp8", lambda config: precision_of(config) == "fp8"
-    ),
-    "parallelism_config": Section(
-        "parallelism_config_", False, "a distributed_type such as FSDP", uses_torchrun
-    ),
-    "dynamo_config": Section(
-        "dynamo_",
-        True,
-        "a distributed_type other than DEEPSPEED and XLA",
-        lambda config: type_of(config) not in ("DEEPSPEED", "XLA"),
-    ),
-    "mpirun_config": Section(
-        "mpirun_",
-        False,
-        "distributed_type: MULTI_CPU",
-        lambda config: type_of(config) in ("NO", "MULTI_CPU"),
-    ),
 }
 
 
@@ -87,8 +62,8 @@ def notes_on_config(config: dict) -> Iterator[str]:
         yield "fp16 is an old key. Write mixed_precision instead."
     if "dynamo_backend" in config:
         yield "dynamo_backend is an old key. Write it into the section dynamo_config."
-    for name, section in SECTIONS.items():
-        yield from _in_section(config, name, section)
+    for name in PREFIXES:
+        yield from _in_section(config, name)
     yield from _in_fsdp2(config)
     yield from _in_flags(config)
     yield from _in_launch(config)
@@ -143,25 +118,43 @@ def _has_backend(device: str) -> bool:
     return True
 
 
-def _in_section(config: dict, name: str, section: Section) -> Iterator[str]:
+def _in_section(config: dict, name: str) -> Iterator[str]:
     if not (content := config.get(name)):
         return
-    if not section.is_read(config):
-        yield f"Accelerate ignores {name} here: it needs {section.needs}."
+    if needed := _what_a_section_needs(config, name):
+        yield f"Accelerate ignores {name} here: it needs {needed}."
         return
     if not isinstance(content, dict):
         yield f"Accelerate ignores {name}: it must contain lines of `key: value`."
         return
-    known = known_keys(name)
+    known, prefix = known_keys(name), PREFIXES[name]
+    short = {key.removeprefix(prefix): key for key in known}
     for key in map(str, content):
-        full = section.prefix + key
-        if key in known or (section.adds_prefix and full in known):
+        if key in known or (name in ADDS_PREFIX and key in short):
             continue
-        names = {one.removeprefix(section.prefix): one for one in known}
-        names |= {one: one for one in known}
-        close = difflib.get_close_matches(key, names, n=1, cutoff=0.65)
-        advice = f"Did you mean {names[close[0]]}?" if close else "Remove it, or correct it."
+        advice = "Remove it, or correct it."
+        if close := difflib.get_close_matches(key, [*short, *known], n=1, cutoff=0.65):
+            advice = f"Did you mean {short.get(close[0], close[0])}?"
         yield f"Accelerate ignores {key} in {name}. {advice}"
+
+
+def _what_a_section_needs(config: dict, name: str) -> str | None:
+    """Return what the config must contain so that Accelerate reads a section, or None if it does.
+
+    Source: the functions `prepare_..._env` in `accelerate/utils/launch.py`.
+    """
+    kind = type_of(config)
+    if kind != (needed := NEEDED_TYPES.get(name, kind)):
+        return f"distributed_type: {needed}"
+    if name == "fp8_config" and precision_of(config) != "fp8":
+        return "mixed_precision: fp8"
+    if name == "parallelism_config" and not uses_torchrun(config):
+        return "a distributed_type such as FSDP"
+    if name == "dynamo_config" and kind in ("DEEPSPEED", "XLA"):
+        return f"a distributed_type other than {kind}"
+    if name == "mpirun_config" and kind not in ("NO", "MULTI_CPU"):
+        return "distributed_type: MULTI_CPU"
+    return None
 
 
 def _in_fsdp2(config: dict) -> Iterator[str]:
@@ -178,7 +171,7 @@ def known_keys(section: str) -> set[str]:
     """Return the keys that Accelerate reads from a section, with their prefix."""
     from accelerate.commands.launch import launch_command_parser
 
-    if prefix := SECTIONS[section].prefix:
+    if prefix := PREFIXES[section]:
         keys = {key for key in flags_of_the_launcher() if key.startswith(prefix)}
         return keys | KEYS_WITHOUT_FLAG.get(section, set())
     groups = {group.title: group for group in launch_command_parser()._action_groups}

@@ -1,6 +1,9 @@
 """Print one line that describes this process. `accel-demo doctor` launches this on every rank.
 
 accelerate launch --config_file accelerate_configs/cpu.yaml -m accel_demo.lab.doctor.probe
+accelerate launch --config_file accelerate_configs/cpu.yaml -m accel_demo.lab.doctor.probe --plain
+
+It creates Accelerator(cpu=use_cpu()), as train.py does. With --plain, it creates Accelerator().
 """
 
 import json
@@ -11,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
-from accelerate.state import AcceleratorState
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
@@ -24,13 +26,11 @@ KINDS = {
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed",
 }
-OWN_GROUPS = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_PARALLELISM_CONFIG")
 
 
 def main() -> None:
-    uses_cpu = use_cpu()
-    plain = plain_accelerator() if uses_cpu else ""
-    accelerator = Accelerator(cpu=uses_cpu)  # as in train.py
+    cpu = "--plain" not in sys.argv and use_cpu()
+    accelerator = Accelerator(cpu=cpu)
     device, rank = accelerator.device, accelerator.process_index
     pid = os.getpid()
     total: Any = accelerator.reduce(torch.tensor(rank + 1.0, device=device), reduction="sum")
@@ -60,37 +60,13 @@ def main() -> None:
         pid=pid,
         gathered_pids=pids.tolist(),
         sum_of_ranks=total.item(),
-        uses_cpu=uses_cpu,
-        plain=plain if uses_cpu else words_about(accelerator),
+        is_plain=not cpu or parse_flag_from_env("ACCELERATE_USE_CPU"),
     )
     # `print` would write the newline separately, so another process could write before it.
     sys.stdout.write(f"PROBE {json.dumps(asdict(answer))}\n")
     sys.stdout.flush()
     accelerator.wait_for_everyone()
     accelerator.end_training()
-
-
-def plain_accelerator() -> str:
-    """Return what a script with a plain `Accelerator()` gets, and undo everything.
-
-    Returns "" for DeepSpeed and a `ParallelismConfig`: they connect the processes on their own, so
-    that a plain `Accelerator()` may take minutes or hang without GPUs.
-    """
-    if any(map(parse_flag_from_env, OWN_GROUPS)):
-        return ""
-    try:
-        return words_about(Accelerator())
-    except Exception as error:  # for example, there is no GPU for this process
-        return f"{type(error).__name__} in process {os.environ.get('RANK', 0)}"
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def words_about(accelerator: Accelerator) -> str:
-    rank, world_size = accelerator.process_index, accelerator.num_processes
-    return f"process {rank} of {world_size} on {accelerator.device}"
 
 
 def number_of_parameters(model: nn.Module) -> int:
