@@ -220,6 +220,11 @@ NOTES = {
         "Accelerate ignores zero_stag in deepspeed_config. Did you mean zero_stage?"
     ],
     "downcast_no.yaml": [],
+    "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+    "  stage3_max_live_parameters: 1e8\n  fp16:\n    enabled: true\n": [
+        "Accelerate ignores stage3_max_live_parameters, fp16 in deepspeed_config. Only the file in "
+        "deepspeed_config_file can have DeepSpeed's own keys."
+    ],
     "fp8.yaml": [],
     "multi_gpu_with_fsdp_config.yaml": [
         "Accelerate ignores fsdp_config here: it needs distributed_type: FSDP."
@@ -341,6 +346,8 @@ def test_the_number_of_processes_can_be_a_flag_like_that_of_the_launcher(config)
     launch = read_config(path, num_processes=2)
     assert promise_of(launch).processes == 2
     assert flags_for(launch) == ("--num_processes", "2")
+    quoted = read_config(config('distributed_type: MULTI_GPU\nnum_processes: "2"\n'))
+    assert promise_of(quoted).processes == 2  # as in `accelerate launch`
 
 
 def test_a_promise_is_for_the_devices_that_the_config_names(config):
@@ -358,10 +365,12 @@ def test_a_plain_accelerator_is_compared_with_what_the_probe_got():
 
 
 def test_flags_for_several_machines_need_a_config_for_several_machines(config):
+    with pytest.raises(UserError, match="the flags for a launch need --config FILE"):
+        doctor.main(["--num-processes", "2"])
     for flag in ("--machine-rank=0", "--main-process-ip=127.0.0.1"):
         with pytest.raises(UserError, match="launch.yaml is for one machine. Set num_machines"):
             doctor.main(["--config", str(config(TWO)), flag])
-        with pytest.raises(UserError, match="the flags for several machines need --config FILE"):
+        with pytest.raises(UserError, match="the flags for a launch need --config FILE"):
             doctor.main([flag])
 
 

@@ -67,8 +67,8 @@ def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:
     }
     given = {name: value for name, value in flags.items() if value is not None}
     if options.config is None:
-        if given:
-            raise UserError("the flags for several machines need --config FILE")
+        if given or options.num_processes is not None:
+            raise UserError("the flags for a launch need --config FILE")
         return report_machine()
     config = read_config(options.config, machines.overrides() | given, options.num_processes)
     for note in notes_on_config(config):

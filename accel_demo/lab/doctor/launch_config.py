@@ -66,9 +66,10 @@ def read_config(
         config |= overrides or {}
     if num_processes is not None:
         config["num_processes"] = num_processes
-    if str(config.get("num_processes")).isdigit() and not config.get("use_cpu"):
+    if str(config.get("num_processes")).isdecimal() and not config.get("use_cpu"):
         config["num_processes"] = int(config["num_processes"])  # the launcher accepts "2", too
-    for problems in (_in_keys, _in_processes, _in_machines, _in_devices):
+    others = () if is_for_sagemaker(config) else (_in_processes, _in_machines, _in_devices)
+    for problems in (_in_keys, *others):
         if problem := next(problems(config), None):  # stop: later checks rely on earlier ones
             raise UserError(f"{path}: {problem}")
     return config
@@ -192,8 +193,6 @@ def _in_keys(config: dict) -> Iterator[str]:
 def _in_processes(config: dict) -> Iterator[str]:
     from accelerate.utils import DistributedType
 
-    if is_for_sagemaker(config):
-        return
     kind, types = config["distributed_type"], [known.value for known in DistributedType]
     if kind is False and "num_processes" not in config:
         yield 'YAML reads NO as false. Write distributed_type: "NO", in quotes.'
@@ -214,7 +213,7 @@ def _in_machines(config: dict) -> Iterator[str]:
     port = config.get("main_process_port")
     if port is not None and not (type(port) is int and 0 <= port < 65536):
         yield f"main_process_port must be from 0 (any free port) to 65535, got {port!r}"
-    if machines == 1 or is_for_sagemaker(config) or not uses_torchrun(config):
+    if machines == 1 or not uses_torchrun(config):
         return
     rank, address = config.get("machine_rank", 0), config.get("main_process_ip")
     if type(rank) is not int:
@@ -237,11 +236,9 @@ def _in_machines(config: dict) -> Iterator[str]:
 
 
 def _in_devices(config: dict) -> Iterator[str]:
-    if is_for_sagemaker(config):
-        return
     kind, machines = type_of(config), config.get("num_machines", 1)
     gpu_ids = config.get("gpu_ids")
-    if not uses_torchrun(config) and use_cpu_of(config) is None:
+    if kind in ("NO", "MULTI_CPU") and use_cpu_of(config) is None:
         yield f"use_cpu must be true or false, got {config['use_cpu']!r}"
     if not isinstance(gpu_ids, str | None):
         yield f'gpu_ids must be in quotes. Write gpu_ids: "{gpu_ids}".'

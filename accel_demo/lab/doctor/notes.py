@@ -129,13 +129,19 @@ def _in_section(config: dict, name: str) -> Iterator[str]:
         return
     known, prefix = known_keys(name), PREFIXES[name]
     short = {key.removeprefix(prefix): key for key in known}
+    unknown = []
     for key in map(str, content):
         if key in known or (name in ADDS_PREFIX and key in short):
             continue
-        advice = "Remove it, or correct it."
         if close := difflib.get_close_matches(key, [*short, *known], n=1, cutoff=0.65):
-            advice = f"Did you mean {short.get(close[0], close[0])}?"
-        yield f"Accelerate ignores {key} in {name}. {advice}"
+            right = short.get(close[0], close[0])
+            yield f"Accelerate ignores {key} in {name}. Did you mean {right}?"
+        else:
+            unknown.append(key)
+    if unknown:
+        advice = " Only the file in deepspeed_config_file can have DeepSpeed's own keys."
+        advice = advice if name == "deepspeed_config" else ""
+        yield f"Accelerate ignores {', '.join(unknown)} in {name}.{advice}"
 
 
 def _what_a_section_needs(config: dict, name: str) -> str | None:
