@@ -68,7 +68,7 @@ LAUNCHES = {
         {"processes": "2 | 2", "connected": "yes | yes", "backend": "gloo | gloo"}
         | {"device": "cpu | cpu", "dtype": "float32 | float32"}
         | {"kind": "DDP, whole model | DDP, whole model"},
-        [AS_PROMISED, CLONES, "Fix: set ACCELERATE_USE_CPU=true"],
+        [AS_PROMISED, CLONES, "set the environment variable ACCELERATE_USE_CPU=true."],
     ),
     CONFIGS + "multi_gpu.yaml": (  # without GPUs
         {"connected": "yes | yes", "backend": "nccl | gloo"},

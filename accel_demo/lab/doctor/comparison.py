@@ -177,7 +177,7 @@ def plain_words(answers: list[ProbeAnswer], plain: list[ProbeAnswer] | str) -> l
         created,
         "A plain Accelerator() gets something else:",
         *(f"  {cell}" for cell in cells),
-        "  Fix: set ACCELERATE_USE_CPU=true, or create Accelerator(cpu=True).",
+        "  Fix, for CPUs: set the environment variable ACCELERATE_USE_CPU=true.",
     ]
 
 

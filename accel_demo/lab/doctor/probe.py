@@ -49,6 +49,7 @@ def main() -> None:
         model = accelerator.prepare(model)
     dtype = next(model.parameters()).dtype  # DeepSpeed converts the model, but not the input
     model(torch.ones(4, 8, device=device, dtype=dtype))
+    is_alone = accelerator.num_processes == 1  # there is nothing to connect
     answer = ProbeAnswer(
         rank=rank,
         world_size=accelerator.num_processes,
@@ -60,7 +61,7 @@ def main() -> None:
         pid=pid,
         gathered_pids=pids.tolist(),
         sum_of_ranks=total.item(),
-        is_plain=not cpu or parse_flag_from_env("ACCELERATE_USE_CPU"),
+        is_plain=not cpu or is_alone or parse_flag_from_env("ACCELERATE_USE_CPU"),
     )
     # `print` would write the newline separately, so another process could write before it.
     sys.stdout.write(f"PROBE {json.dumps(asdict(answer))}\n")
