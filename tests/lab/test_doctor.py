@@ -112,9 +112,9 @@ NEED_GPUS = {
 def test_a_failed_launch_without_gpus_is_explained_if_the_config_needs_them(kind, config):
     launch = read_config(config(NEED_GPUS[kind]))
     assert cannot_check(launch) is None
-    first, *_, last = failure_fix(launch, promise_of(launch))
-    assert first == f"  {kind} needs a GPU for each process: use a machine with 2 GPUs."
-    assert last == "  as in accelerate_configs/cpu_two_processes.yaml"
+    needed, fix = failure_fix(launch, promise_of(launch))
+    assert needed == f"  {kind} needs a GPU for each process: use a machine with 2 GPUs."
+    assert fix.endswith("use a config like accelerate_configs/cpu_two_processes.yaml")
     assert failure_fix(launch | {"num_processes": 0}, promise_of(launch)) == []  # enough GPUs
 
 

@@ -151,12 +151,10 @@ def failure_fix(config: dict, promise: Promise) -> list[str]:
     sharding = [promise.kind] if promise.kind.startswith("FSDP") else []
     if has_enough_gpus(config) or not (names := parallelism + sharding):
         return []
-    without = " without parallelism_config" if parallelism else ""
     needed = count_of(promise.processes // promise.machines)
     return [
         f"  {names[0]} needs a GPU for each process: use a machine with {needed}.",
-        f"  To try the script on CPUs, use distributed_type: MULTI_GPU{without},",
-        f"  as in accelerate_configs/{cpu_config(promise)}",
+        f"  To try the script on CPUs, use a config like accelerate_configs/{cpu_config(promise)}",
     ]
 
 
