@@ -11,7 +11,6 @@ import difflib
 import re
 import runpy
 import tempfile
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 OLD_LAUNCHER = "python -m torch.distributed.launch --nproc_per_node=2 91_old.py"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2 91_old.py"
+LONGEST = 110  # characters of a message; the rest is cut off
 SMALLER = {"resnet101": "resnet18", "range(10)": "range(1)"}
 # Appended to the script: each process adds a 1, so the sum is the number of connected processes.
 COUNT = """
@@ -107,7 +107,7 @@ def main() -> None:
                     print(f"   {line[0]} {line[1:]}")
             print(f"   $ {start.command}")
             for line in result:
-                print(textwrap.fill(line, 97, initial_indent="   > ", subsequent_indent="     "))
+                print(f"   > {line if len(line) <= LONGEST else line[:LONGEST] + ' …'}")
             print()
 
 
@@ -180,8 +180,7 @@ def evaluated(expression: str, file: Path) -> list[str]:
     except Exception as error:
         text = re.sub(r"\x1b\[\d*m", "", f"{type(error).__name__}: {error}")  # without colors
     first, *others = [line.strip() for line in text.splitlines()]
-    lines = [first, *(line for line in others if re.search(r"rror: |key\(s\) in", line))]
-    return [line if len(line) <= 90 else f"{line[:90]} …" for line in lines]
+    return [first, *(line for line in others if re.search(r"rror: |key\(s\) in", line))]
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 python tutorials/course.py           # run the commands of every page, and store the times
 python tutorials/course.py 10 40     # only those of pages 10 and 40
 
-The tables come from course.yaml and questions.yaml, and the times are in seconds.yaml. The commands
-write pictures and run folders: run this program in a fresh clone, on an idle machine.
+The tables come from course.yaml, questions.yaml and messages.yaml, and the times are in
+seconds.yaml. The commands write pictures and run folders: run this program in a fresh clone, on an
+idle machine.
 """
 
 import re
@@ -23,6 +24,7 @@ NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
+INDEX = yaml.safe_load((TUTORIALS / "messages.yaml").read_text())
 
 
 def prose_of(text: str) -> str:
@@ -117,12 +119,39 @@ def print_questions() -> None:
             continue
         print(f"\n**{part} · {heading}**\n\n| question | 问题 | answer |\n|---|---|---|")
         for row in sorted(rows, key=lambda row: row["page"]):
-            name, title = pages[str(row["page"])]
-            answer = f"{row['page']} {title} (planned)"
-            if "heading" in row:
-                target = f"{name}.md#{anchor(row['heading'])}"
-                answer = f"[{row['page']} {row['heading']}]({target})"
+            title = pages[str(row["page"])][1]
+            answer = link(row) if "heading" in row else f"{row['page']} {title} (planned)"
             print(f"| {row['en']} | {row['zh']} | {answer} |")
+
+
+def print_symptoms() -> None:
+    """Print a table of what a reader sees if there is no error message, as Markdown."""
+    print("| what you see | answer |\n|---|---|")
+    for row in INDEX["symptoms"]:
+        print(f"| {row['symptom']} | {link(row)} |")
+
+
+def print_messages() -> None:
+    """Print a table of the error messages, in alphabetical order, as Markdown.
+
+    A † marks the messages that the tests find in a library but cannot cause on every machine.
+    """
+    print("| message | answer |\n|---|---|")
+    for row in sorted(INDEX["messages"], key=lambda row: without_error(row["message"]).lower()):
+        quotes = "``" if "`" in row["message"] else "`"
+        mark = " †" if "library" in row else ""
+        print(f"| {quotes}{row['message']}{quotes}{mark} | {link(row)} |")
+
+
+def without_error(message: str) -> str:
+    """Return a message without the name of the error in front of it, such as `ValueError: `."""
+    return re.sub(r"^[\w. ]*([Ee]rror|Warning): ", "", message)
+
+
+def link(row: dict) -> str:
+    """Return a Markdown link to the heading that answers a question, a message or a symptom."""
+    [name] = [name for name, _, _ in COURSE["pages"] if name.startswith(f"{row['page']}_")]
+    return f"[{row['page']} {row['heading']}]({name}.md#{anchor(row['heading'])})"
 
 
 def anchor(heading: str) -> str:

@@ -46,6 +46,12 @@ def rows_below(page: Path, heading: str) -> list[list[str]]:
     return rows
 
 
+def headings_of(text: str) -> list[str]:
+    """Return the headings of a page below its title, without lines in code that look like one."""
+    text = re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^###? (.*)$", text, flags=re.MULTILINE)
+
+
 def output_of(page: str, command: str) -> str:
     """Return the output of a command in a block of the page."""
     block = rf"^```text\n\$ {re.escape(command)}\n(.*?)^```$"

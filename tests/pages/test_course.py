@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.pages.pages import TUTORIALS
+from tests.pages.pages import TUTORIALS, headings_of
 
 COURSE = runpy.run_path(str(TUTORIALS / "course.py"))
 PAGES = [row for row in COURSE["COURSE"]["pages"] if (TUTORIALS / f"{row[0]}.md").exists()]
@@ -112,20 +112,23 @@ def test_the_number_in_a_link_is_that_of_its_page(name):
     assert links and all(number == target for number, target in links)
 
 
-def headings_of(text: str) -> list[str]:
-    """Return the headings of a page below its title, without lines in code that look like one."""
-    text = re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"^###? (.*)$", text, flags=re.MULTILINE)
-
-
-def test_the_index_has_each_point_and_each_correction_once():
+def test_the_index_has_each_point_each_correction_and_each_question_of_a_page_once():
     points = [
         f"S{article}.{point}"
         for article, last in enumerate(POINTS_OF_ARTICLES)
         for point in range(1, last + 1)
     ]
     corrections = [f"C{number}" for number in range(1, CORRECTIONS + 1)]
-    assert [row["id"] for row in QUESTIONS] == points + corrections
+    forums = [row for row in QUESTIONS if row["id"].startswith("Q")]
+    pages = [row["page"] for row in forums]
+    of_pages = [f"Q{page}.{pages[: n + 1].count(page)}" for n, page in enumerate(pages)]
+    assert [row["id"] for row in QUESTIONS] == points + corrections + of_pages
+    assert pages == sorted(pages)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_index_has_at_least_two_questions_that_a_page_answers(name):
+    assert len([row for row in QUESTIONS if str(row["page"]) == name[:2]]) >= 2
 
 
 @pytest.mark.parametrize("row", QUESTIONS, ids=lambda row: row["id"])

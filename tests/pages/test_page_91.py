@@ -112,8 +112,7 @@ def outcomes() -> list[list[str]]:
     """Return what happened at each start, from the page's first output."""
     block = output_of(PAGE.name, "python tutorials/91_failures.py")
     starts = re.split(r"^\d+\. .*\n", block, flags=re.MULTILINE)[1:]
-    joined = [re.sub(r"\n     (?=\S)", " ", text) for text in starts]
-    return [[line[5:] for line in text.splitlines() if line.startswith("   > ")] for text in joined]
+    return [[line[5:] for line in text.splitlines() if line.startswith("   > ")] for text in starts]
 
 
 def test_the_page_shows_how_each_start_ended():

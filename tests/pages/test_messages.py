@@ -1,0 +1,190 @@
+"""Test the index of messages and symptoms, and that a search finds what the pages quote."""
+
+import os
+import re
+import runpy
+import sys
+import tempfile
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.conftest import REPOSITORY, run_to_end
+from tests.pages.pages import TUTORIALS, headings_of
+
+TEXTS = {path.name: path.read_text() for path in sorted(TUTORIALS.glob("*.md"))}
+TEXTS["../README.md"] = (REPOSITORY / "README.md").read_text()
+COURSE = runpy.run_path(str(TUTORIALS / "course.py"))
+INDEX = COURSE["INDEX"]
+MESSAGES, SYMPTOMS = INDEX["messages"], INDEX["symptoms"]
+WITH_CODE = [row for row in MESSAGES if "code" in row]
+IN_LIBRARY = [row for row in MESSAGES if "library" in row]
+PACKAGES = Path(torch.__file__).parent.parent
+COMMENT = r"<!--.*?-->"
+FENCE = r"^(`{3,})(\w*).*?^\1\s*$"
+INLINE_CODE = r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)"
+
+
+def broken(text: str) -> list[str]:
+    """Return the inline code and the quotations that begin and end on different lines.
+
+    A quotation in italics or bold may do so: it is what a reader may think, not a message.
+    """
+    text = re.sub(rf"{COMMENT}|{FENCE}", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d\.) )", text)
+    found = []
+    for paragraph in paragraphs:
+        code = [match[0] for match in re.finditer(INLINE_CODE, paragraph, re.DOTALL)]
+        words = re.sub(INLINE_CODE, "``", paragraph, flags=re.DOTALL)
+        quotations = re.findall(r'(?<!\*)"[^"]*"', re.sub(r'\*"[^"]*"\*', "", words))
+        found += [part for part in code + quotations if "\n" in part]
+    return found
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_inline_code_and_quotations_are_on_one_line(name):
+    assert broken(TEXTS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("- It stops with `Expected to\n  have finished reduction`.", 1),
+        ("You get ``a model with `device_map='auto'`\nin any mode``.", 1),
+        ('PyTorch warns: "an autograd\nkernel was not registered".', 1),
+        ('It says "address\nalready in use" and "Connection\nrefused".', 2),
+        ('- *"I wrap\n  the model."* No: `no\n  attribute`.', 1),
+        ('- *"I call\n  `model.module`, and it\n  fails."*\n- **"Not\n  shuffled."** No.', 0),
+        ('`a` "b\n\n- `c`\n- d" `e`', 0),
+        ("```text\nlines of `an\noutput`\n```\n<!-- `a\nb` -->", 0),
+    ],
+)
+def test_a_message_that_is_broken_over_two_lines_is_found(text, found):
+    assert len(broken(text)) == found
+
+
+def test_a_message_of_the_index_is_nowhere_broken_over_two_lines():
+    for name, text in TEXTS.items():
+        on_lines = re.sub(r"[^\S\n]+", " ", text)
+        for row in MESSAGES:
+            parts = re.escape(row["message"]).split(r"\ ")
+            anywhere = re.findall(r"\s+".join(parts), text)
+            assert len(anywhere) == on_lines.count(row["message"]), f"{name}: {anywhere}"
+
+
+def test_the_index_has_many_messages_and_each_one_once():
+    messages = [row["message"] for row in MESSAGES]
+    assert len(messages) == len(set(messages)) >= 45
+    assert len(SYMPTOMS) == len({row["symptom"] for row in SYMPTOMS}) >= 20
+
+
+def page_of(row: dict) -> str:
+    [text] = [text for name, text in TEXTS.items() if name.startswith(f"{row['page']}_")]
+    return text
+
+
+def section(text: str, heading: str) -> str:
+    """Return the part of a page from a heading to the next one."""
+    lines = re.split(r"^#+ (.*)\n", text, flags=re.MULTILINE)
+    return lines[lines.index(heading) + 1]
+
+
+def outputs(text: str) -> str:
+    """Return the parts of a page that cog has written, without code blocks in a language."""
+    written = "\n".join(re.findall(rf"{COMMENT}\n(.*?)<!-- \[\[\[end\]\]\] -->", text, re.DOTALL))
+    blocks = r"^```(python|diff|yaml|bash)\n.*?^```$"
+    return re.sub(blocks, "", written, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", [*MESSAGES, *SYMPTOMS], ids=lambda row: [*row.values()][0])
+def test_a_row_of_the_index_leads_to_a_heading_of_a_page(row):
+    assert headings_of(page_of(row)).count(row["heading"]) == 1
+
+
+@pytest.mark.parametrize("row", MESSAGES, ids=lambda row: row["message"])
+def test_a_message_is_below_its_heading_or_in_an_output_of_the_page(row):
+    text = page_of(row)
+    is_quoted = "code" in row or "library" in row
+    places = outputs(text) + (section(text, row["heading"]) if is_quoted else "")
+    assert any(row["message"] in line for line in places.splitlines())
+
+
+def fixed_parts(message: str) -> list[str]:
+    """Return the parts of a message that are always the same, without the name of the error."""
+    parts = re.split(r"…|cuda(?::\d)?|\bcpu\b|\d+", COURSE["without_error"](message))
+    return [part for part in parts if part.strip()]
+
+
+def contains(text: str, message: str) -> bool:
+    return bool(re.search(".*".join(map(re.escape, fixed_parts(message))), text, re.DOTALL))
+
+
+def printed_by(program: str) -> str:
+    """Run the code of a row. Return what it has printed to stderr, with its error."""
+    stderr, environment = os.dup(2), dict(os.environ)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            exec(program, {"os": os, "torch": torch, "dist": dist, "nn": nn})
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.environ.clear()
+        os.environ.update(environment)
+        file.seek(0)
+        return file.read()
+
+
+def printed_alone(folder: Path) -> None:
+    """Run the programs that are not connected, or that make a group of one process."""
+    for number, row in enumerate(WITH_CODE):
+        if "processes" not in row:
+            (folder / f"{number}.txt").write_text(printed_by(row["code"]))
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def printed_together() -> tuple[int, dict[int, str]]:
+    rows = {number: row for number, row in enumerate(WITH_CODE) if "processes" in row}
+    return dist.get_world_size(), {n: printed_by(row["code"]) for n, row in rows.items()}
+
+
+@pytest.fixture(scope="module")
+def printed(together, tmp_path_factory) -> dict[int, str]:
+    """Return what each program of the index prints, on all ranks."""
+    assert {row.get("processes", 2) for row in WITH_CODE} == {2}
+    folder = tmp_path_factory.mktemp("messages")
+    code = f"from tests.pages import test_messages as t; t.printed_alone(t.Path({str(folder)!r}))"
+    result = run_to_end(["python", "-c", code])
+    assert result.returncode == 0, result.stderr
+    texts = {int(file.stem): file.read_text() for file in folder.glob("*.txt")}
+    (size, first), (_, second) = together(printed_together, 2)
+    assert size == 2
+    return texts | {number: first[number] + second[number] for number in first}
+
+
+@pytest.mark.parametrize("number", range(len(WITH_CODE)), ids=lambda n: WITH_CODE[n]["message"])
+def test_the_program_of_a_message_prints_it(printed, number):
+    assert contains(printed[number], WITH_CODE[number]["message"]), printed[number]
+
+
+def test_a_message_that_differs_in_a_word_is_not_accepted():
+    text = "ValueError: Tried to step 5 times. The specified number of total steps is 4"
+    assert contains(text, "Tried to step 33 times. The specified number of total steps is 32")
+    assert not contains(text, "Tried to step 33 times. The specified number of steps is 32")
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch has no CUDA library")
+@pytest.mark.parametrize("row", IN_LIBRARY, ids=lambda row: row["message"])
+def test_the_library_of_a_message_contains_it(row):
+    file = PACKAGES / row["library"]
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+        is_source = file.suffix == ".py"  # here, a string may be on several lines
+        text = re.sub(rb'"\s*\n\s*f?"', b"", content[:]) if is_source else content
+        assert all(text.find(part.encode()) >= 0 for part in fixed_parts(row["message"]))
