@@ -180,10 +180,12 @@ def test_a_message_that_differs_in_a_word_is_not_accepted():
     assert not contains(text, "Tried to step 33 times. The specified number of steps is 32")
 
 
-@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch has no CUDA library")
 @pytest.mark.parametrize("row", IN_LIBRARY, ids=lambda row: row["message"])
 def test_the_library_of_a_message_contains_it(row):
-    file = PACKAGES / row["library"]
+    files = [*PACKAGES.glob(row["library"])]
+    if not files and not torch.backends.cuda.is_built():
+        pytest.skip("this PyTorch has no CUDA library")
+    [file] = files
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
         is_source = file.suffix == ".py"  # here, a string may be on several lines
         text = re.sub(rb'"\s*\n\s*f?"', b"", content[:]) if is_source else content

@@ -226,15 +226,6 @@ def test_the_ddp_program_needs_a_launcher(start):
     assert message in result.stderr and f"`{message}`" in TEXT_IN_ONE_LINE
 
 
-def test_weights_of_the_wrapper_cannot_be_loaded_into_the_model():
-    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2))
-    wrapped = torch.nn.ModuleDict({"module": plain})  # the names of DDP's state_dict()
-    message = 'Unexpected key(s) in state_dict: "module.1.weight"'
-    with pytest.raises(RuntimeError, match=re.escape(message)):
-        plain.load_state_dict(wrapped.state_dict())
-    assert message in TEXT_IN_ONE_LINE
-
-
 def test_the_page_does_not_show_the_answer_to_its_exercise():
     assert "clip_grad_norm_" not in TEXT
 

@@ -163,33 +163,6 @@ def test_the_grader_names_a_typical_mistake(grader, tmp_path, right, wrong, said
     assert said in mistake_in(grader, tmp_path / "wrong.py")
 
 
-class WithDistance(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def kernel_distance(self) -> torch.Tensor:
-        return torch.pdist(self.layer.weight)
-
-
-@pytest.mark.parametrize("wrapper", [nn.DataParallel, nn.Sequential])
-def test_a_wrapped_model_has_other_attributes_and_keys_as_the_page_quotes(wrapper):
-    """`nn.Sequential` is the counterexample: its message and its keys are different."""
-    wrapped, text = wrapper(WithDistance()), (TUTORIALS / "24_data_parallel.md").read_text()
-    text = " ".join(text.split())
-    is_quoted = wrapper is nn.DataParallel
-    with pytest.raises(AttributeError) as attribute:
-        wrapped.kernel_distance()
-    assert (f"`AttributeError: {attribute.value}`" in text) == is_quoted
-    with pytest.raises(RuntimeError) as loading:
-        WithDistance().load_state_dict(wrapped.state_dict())
-    for line in str(loading.value).splitlines()[1:]:
-        quoted = line.strip().split(", ")[0].rstrip(". ")
-        if "layer.weight" in quoted and not quoted.startswith("Missing"):
-            assert (f"`{quoted}`" in text) == is_quoted
-    assert 'Missing key(s) in state_dict: "layer.weight"' in str(loading.value)
-
-
 def test_backward_of_the_losses_of_all_replicas_raises_the_error_on_the_page():
     page = " ".join((TUTORIALS / "24_data_parallel.md").read_text().split())
     message = "grad can be implicitly created only for scalar outputs"

@@ -230,14 +230,6 @@ def test_a_prepared_one_cycle_schedule_that_is_too_short_stays_one_step_past_its
     for rates in (rank["one cycle"] for rank in ranks):
         assert len(set(rates[:15])) == 15 and len(set(rates[15:])) == 1
         assert 1e-5 < rates[-1] < 0.005  # it has risen a little: the schedule ends at 4e-6
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = OneCycleLR(optimizer, max_lr=1.0, total_steps=32)
-    optimizer.step()
-    message = "Tried to step 33 times. The specified number of total steps is 32"
-    assert message in " ".join((TUTORIALS / PAGE).read_text().split())
-    with pytest.raises(ValueError, match=message):
-        for _ in range(33):
-            scheduler.step()
 
 
 def test_the_grader_passes_correct_answers_and_distinguishes_typical_mistakes(ranks):

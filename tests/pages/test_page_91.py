@@ -7,7 +7,6 @@ import pickle
 import re
 from datetime import timedelta
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -448,23 +447,11 @@ def test_torchvision_checks_for_the_files_and_then_writes_them():
 
 
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch has no CUDA library")
-def test_the_messages_about_gpus_are_in_the_libraries():
+def test_gloo_prints_nothing_about_a_group_that_is_not_destroyed():
     bound_to("torch", PAGE.name, "These messages are in torch {version} and its NCCL library")
     libraries = Path(torch.__file__).parent / "lib"
-    nccl = Path(next(iter(find_spec("nvidia.nccl").submodule_search_locations)), "lib/libnccl.so.2")
     leak = "was not finalized before destruction"
-    messages = {
-        libraries / "libtorch_cuda.so": ["ProcessGroupNCCL is bound to device ", leak],
-        libraries / "libc10_cuda.so": [
-            "Found no NVIDIA driver on your system",
-            "No CUDA GPUs are available",
-        ],
-        nccl: ["Multiple Ranks are using the same GPU/Partition"],
-    }
-    for library, texts in messages.items():
-        for text in texts:
-            assert contains(library, text), text
-            assert text.strip() in TEXT
+    assert contains(libraries / "libtorch_cuda.so", leak)
     for name in ("libtorch_python.so", "libtorch_cpu.so"):  # the second one contains gloo
         assert not contains(libraries / name, leak)
 
