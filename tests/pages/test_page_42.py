@@ -1,6 +1,5 @@
 """Page 42: the memory budget, and what Accelerate and PyTorch do with a split model."""
 
-import re
 from math import isclose
 
 import torch
@@ -129,18 +128,10 @@ def say(text):  # one write, because torchrun passes -u, and print would write t
 
 say(type(accelerator.prepare(nn.Sequential(nn.Linear(2, 2)))).__name__)
 say(f"policy: {FullyShardedDataParallelPlugin(fsdp_version=2).auto_wrap_policy}")
-model = nn.Linear(2, 2)
-model.hf_device_map = {"a": 0, "b": 1}  # as from_pretrained(..., device_map="auto") sets it
-try:
-    accelerator.prepare(model)
-except ValueError as error:
-    say(error)
 """
 
 
-def test_accelerate_ignores_fsdp_on_a_cpu_and_refuses_a_device_map_in_two_processes(
-    start, tmp_path
-):
+def test_accelerate_ignores_fsdp_on_a_cpu(start, tmp_path):
     bound_to("accelerate", PAGE.name, "Accelerate {version} silently ignores the plugin there")
     program = tmp_path / "on_a_cpu.py"
     program.write_text(ON_A_CPU)
@@ -148,5 +139,3 @@ def test_accelerate_ignores_fsdp_on_a_cpu_and_refuses_a_device_map_in_two_proces
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("DistributedDataParallel\n") == 2
     assert result.stdout.count("policy: None\n") == 2
-    [quoted] = re.findall(r"`ValueError: (You can't train a model.*?mode\.)`", TEXT)
-    assert result.stdout.replace("`", "").count(quoted) == 2
