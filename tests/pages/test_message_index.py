@@ -162,10 +162,8 @@ def printed(together, tmp_path_factory) -> dict[int, str]:
     """Return what each program of the index prints, on all ranks."""
     assert {row.get("processes", 2) for row in WITH_CODE} == {2}
     folder = tmp_path_factory.mktemp("messages")
-    code = (
-        f"from tests.pages import test_message_index as t; t.printed_alone(t.Path({str(folder)!r}))"
-    )
-    result = run_to_end(["python", "-c", code])
+    code = "import sys, tests.pages.test_message_index as t; t.printed_alone(t.Path(sys.argv[1]))"
+    result = run_to_end(["python", "-c", code, folder])
     assert result.returncode == 0, result.stderr
     texts = {int(file.stem): file.read_text() for file in folder.glob("*.txt")}
     (size, first), (_, second) = together(printed_together, 2)
