@@ -20,13 +20,18 @@ PRELOADED = ["accelerate", "torch.utils.data"]  # slow to import, and needed by 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
     """Return the keyword arguments shared by all DataLoaders in a run.
 
-    A DataLoader draws a random number at the start of each epoch. We give it a separate generator,
-    because a run that is resumed in the middle of an epoch draws one extra number. With the global
-    generator, the extra draw would change all later dropout masks.
+    A DataLoader draws the seed of its workers at the start of each epoch. We give it a separate
+    generator, because a run that is resumed in the middle of an epoch draws one extra number. With
+    the global generator, the extra draw would change all later dropout masks.
+
+    The generator's seed differs between ranks, so that their workers draw different numbers. Do not
+    pass `shuffle=True`: then the sampler would use this generator, too, and Accelerate's seedable
+    sampler resets it in each epoch to a seed that is the same on all ranks.
     """
+    rank = dist.get_rank() if dist.is_initialized() else 0
     return {
         "collate_fn": _as_batch,
-        "generator": torch.Generator(),
+        "generator": torch.Generator().manual_seed(config.seed + rank),
         "worker_init_fn": ignore_signals,
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",

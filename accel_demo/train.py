@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from accel_demo.batches import loader_options
 from accel_demo.config import CommandLine, TrainConfig
@@ -56,7 +56,10 @@ def main(config: TrainConfig) -> None:
         download(config)
     train_set, test_set = load_datasets(config, accelerator.num_processes)
     options = loader_options(config, device)
-    train_loader = DataLoader(train_set, config.batch_size, shuffle=True, drop_last=True, **options)
+    sampler = RandomSampler(train_set)
+    train_loader = DataLoader(
+        train_set, config.batch_size, sampler=sampler, drop_last=True, **options
+    )
     test_loader = DataLoader(test_set, config.eval_batch_size, **options)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
 

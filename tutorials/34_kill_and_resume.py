@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 from safetensors.torch import load_file
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
@@ -130,8 +130,9 @@ def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None)
     count = BATCHES * BATCH_SIZE * accelerator.num_processes
     inputs = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(torch.arange(count), inputs, inputs.sum(dim=1, keepdim=True))
-    generator = torch.Generator() if "own generator" in has else None
-    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, generator=generator)
+    rank = accelerator.process_index
+    generator = torch.Generator().manual_seed(rank) if "own generator" in has else None
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=RandomSampler(dataset), generator=generator)
     layers = torch.nn.Dropout(0.2), torch.nn.Linear(8, 99), torch.nn.ReLU(), torch.nn.Linear(99, 1)
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from accel_demo.batches import BatchShardSampler, loader_options
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet, load_datasets, read_idx
 from accel_demo.errors import UserError
+from tests.conftest import run_ranks
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 CPU = torch.device("cpu")
@@ -114,6 +116,26 @@ def test_no_worker_is_forked_from_a_process_with_gloo_threads():
         assert int(parent) != os.getpid()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("file", ["train", pytest.param("train_ddp", marks=pytest.mark.slow)])
+def test_loader_workers_draw_different_random_numbers_on_each_rank_and_in_each_epoch(
+    file, tmp_path
+):
+    """With the same seed on every rank, random augmentation in the workers would repeat itself."""
+    flags = "--dataset synthetic --train-samples 32 --test-samples 8 --batch-size 4 --epochs 2"
+    flags = [*flags.split(), "--augment", "--num-workers", 1, "--run-dir", tmp_path / "run"]
+    folder = tmp_path / "seeds"
+    folder.mkdir()
+    program = ["tests/core/recorded_seeds.py", file, *flags]
+    result = run_ranks(program, processes=2, RECORDED_SEEDS=str(folder))
+    assert result.returncode == 0, result.stderr
+    assert "2 processes on cpu" in result.stdout
+    workers = [path.name.split() for path in folder.iterdir()]
+    assert Counter((rank, split) for rank, split, _ in workers) == {
+        (rank, split): 2 for rank in "01" for split in ("train", "test")
+    }  # one worker in each of two epochs
+    assert len({seed for *_, seed in workers}) == len(workers)
 
 
 def test_our_shards_equal_accelerates_shards():

@@ -1,14 +1,17 @@
 """Page 34: the answers to its short questions about the program."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 
-from tests.pages.pages import TUTORIALS, load_module
+from tests.pages.pages import TUTORIALS, load_module, rows_below
 
-PROGRAM = TUTORIALS / "34_kill_and_resume.py"
+PROGRAM, PAGE = (TUTORIALS / f"34_kill_and_resume.{suffix}" for suffix in ("py", "md"))
+FIELD = Path(__file__).parent / "field"
 LEVELS = load_module(PROGRAM).LEVELS
 SETTINGS = "SAVE_IN_EPOCH, SAVE_AFTER = 1, 5"
 # Rows of the second table that are equal in one process with any settings.
@@ -20,7 +23,6 @@ ALWAYS_EQUAL = ["one backward pass before `load_state`", "`save_state` on the ot
     ("text", "changed", "row"),
     [
         (SETTINGS, "SAVE_IN_EPOCH, SAVE_AFTER = 1, 6", "saving only if `sync_gradients` is true"),
-        (SETTINGS, "SAVE_IN_EPOCH, SAVE_AFTER = 0, 5", "`use_seedable_sampler=True`, `data_seed`"),
         ("Dropout(0.2)", "Dropout(0)", "a separate generator for the loader"),
     ],
 )
@@ -39,7 +41,7 @@ def test_a_changed_program_makes_one_more_row_equal(text, changed, row, start, t
 
 
 def test_only_the_order_of_additions_in_ddp_leaves_a_difference_in_the_last_bits():
-    text = PROGRAM.with_suffix(".md").read_text()
+    text = PAGE.read_text()
     rows = re.findall(r"^\| (.*) \| \d+ of \d+ \| differ in the last bits \|$", text, re.MULTILINE)
     removed = LEVELS["first backward"]
     assert rows == [
@@ -87,6 +89,52 @@ def test_in_several_processes_no_file_contains_the_generator_of_the_order(start,
     command = ["torchrun", "--standalone", "--nproc-per-node", 2, program, PROGRAM, tmp_path / "c"]
     result = start(command)
     assert result.stdout == "(1, 5): as in the first epoch: True\n" * 2, result.stderr
+
+
+def ranks_draw_the_same(start, *arguments) -> list[bool]:
+    """Run the field program. Return for both epochs whether the workers of both ranks agree."""
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, FIELD / "c23_worker_seeds.py"]
+    result = start([*command, *arguments])
+    by_rank = re.findall(r"^rank (\d) (.*)$", result.stdout, re.MULTILINE)
+    assert [rank for rank, _ in by_rank] == ["0", "1"], result.stderr
+    first, second = (json.loads(batches) for _, batches in by_rank)
+    return [first[:2] == second[:2], first[2:] == second[2:]]
+
+
+def test_a_generator_with_the_default_seed_makes_all_ranks_draw_the_same_numbers(start):
+    assert ranks_draw_the_same(start) == [False, False]
+    assert ranks_draw_the_same(start, "own") == [True, True]
+
+
+def test_the_page_recommends_the_arguments_with_which_ranks_draw_different_numbers():
+    rows = rows_below(PAGE, "arguments of `DataLoader`")
+    same, different = "**the same**", "different"
+    assert [tuple(row[1:]) for row in rows] == [
+        (different, different),
+        (same, same),
+        (different, same),
+        (different, different),
+    ]
+    change = PAGE.read_text().split("## The change")[1].split("## On GPUs")[0]
+    for argument in rows[-1][0].strip("`").split(", "):
+        assert f"`{argument}`" in change
+
+
+def test_a_resumed_run_with_a_limit_loads_an_old_checkpoint_unless_it_sets_the_next_number(
+    start, tmp_path
+):
+    result = start(["python", FIELD / "c08_checkpoint_numbers.py"], cwd=tmp_path)
+    limited, unlimited = result.stdout.split("limit None")
+    for printed in (limited, unlimited):
+        assert "run 2 resumes with 2.0\n" in printed, result.stderr
+        assert "run 3 resumes with 2.0 (the newest weights are 4)\n" in printed
+    assert "run 2 save_state: ValueError" in unlimited and "ValueError" not in limited
+    rows = rows_below(PAGE, "`total_limit`")
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        ("None", "0", "3"),
+        ("2", "0", "3"),
+        ("2", "3", "5"),
+    ]
 
 
 def test_only_a_loader_with_its_own_generator_leaves_the_dropout_masks_equal():

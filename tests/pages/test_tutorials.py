@@ -59,7 +59,7 @@ def test_page_11_shows_four_equal_runs_on_one_process_and_two_on_two():
 
 def test_page_34_resumes_with_the_same_weights_only_at_the_highest_levels():
     rows = table_rows("34_kill_and_resume.md")
-    ladders = [row[2:] for row in rows if len(row) == 4]
+    ladders = [row[2:] for row in rows if len(row) == 4 and " of " in row[2]]
     assert ladders == [
         *[["0 of 19", "differ"]] * 3,
         ["19 of 19", "differ"],
@@ -74,7 +74,7 @@ def test_page_34_resumes_with_the_same_weights_only_at_the_highest_levels():
 
 
 def test_page_34_shows_that_three_processes_need_every_level():
-    rows = [row for row in table_rows("34_kill_and_resume.md") if len(row) == 3]
+    rows = [row for row in table_rows("34_kill_and_resume.md", cells=3) if " of " in row[1]]
     assert [same for _, same, _ in rows] == [
         *["0 of 18"] * 3,
         *("19 of 19", "18 of 18", "18 of 18", "18 of 18"),

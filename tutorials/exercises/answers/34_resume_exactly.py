@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from accel_demo.processes.devices import use_cpu
 
@@ -33,7 +33,8 @@ def train(folder: Path, dataset, begin_batch) -> torch.nn.Module:
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED),
     )
     set_seed(SEED, device_specific=True)  # so that dropout differs between processes
-    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, generator=torch.Generator())
+    generator = torch.Generator().manual_seed(accelerator.process_index)
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=RandomSampler(dataset), generator=generator)
     layers = torch.nn.Dropout(0.2), torch.nn.Linear(8, 99), torch.nn.ReLU(), torch.nn.Linear(99, 1)
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
