@@ -1,8 +1,5 @@
 """Shard the samples of each epoch across the processes, and resume an interrupted epoch."""
 
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
-import signal
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -12,9 +9,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_demo.config import TrainConfig
-from accel_demo.processes.signals import SIGNALS, ignore_signals
+from accel_demo.processes.launch import start_server
+from accel_demo.processes.signals import ignore_signals
 
-PRELOADED = ["accelerate", "torch.utils.data"]  # slow to import, and needed by every loader worker
+PRELOADED = ("accelerate", "torch.utils.data")  # slow to import, and needed by every loader worker
 
 
 def loader_options(config: TrainConfig, device: torch.device) -> dict:
@@ -84,19 +82,13 @@ def _safe_start_of_workers() -> dict:
     another thread starts to run Python code during the fork, because the worker inherits a lock
     that is never released. Gloo's threads run Python code shortly after each collective, to release
     its tensors. So if a process group exists, we fork the workers from a server without such
-    threads, as Python 3.14 does by default. The server imports the modules `PRELOADED` once, and
-    blocks `SIGNALS`.
+    threads, as Python 3.14 does by default. The server imports the modules `PRELOADED` once. The
+    workers block the stop signals, which must not kill them before the step is finished.
     Source: https://github.com/python/cpython/issues/112275
     """
     if sys.version_info >= (3, 11, 10) or sys.platform != "linux" or not dist.is_initialized():
         return {}
-    multiprocessing.set_forkserver_preload(PRELOADED)
-    multiprocessing.resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
-    # The server and the workers inherit the blocked signals. Otherwise SIGTERM would kill workers
-    # that the training process needs to finish its step.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    multiprocessing.forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    start_server(PRELOADED)
     return {"multiprocessing_context": "forkserver"}
 
 

@@ -1,5 +1,6 @@
 """Report a user's mistake in one line per machine, and exit with code 2."""
 
+import errno
 import os
 import signal
 import sys
@@ -49,4 +50,18 @@ def say(line: str) -> None:
     tqdm = sys.modules.get("tqdm")
     for bar in list(getattr(tqdm and tqdm.tqdm, "_instances", ())):
         bar.close()
-    print(line, file=sys.stderr, flush=True)
+    with output_may_be_closed():
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def output_may_be_closed() -> Iterator[None]:
+    """Discard the output if its terminal or pipe has been closed.
+
+    A training run does not fail because nobody can read what it prints.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise

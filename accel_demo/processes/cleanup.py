@@ -1,4 +1,4 @@
-"""Leave no processes behind: adopt orphans, kill process trees, and let SIGTERM raise an error."""
+"""Leave no processes behind: list the stop signals, adopt orphans, and kill process trees."""
 
 import ctypes
 import signal
@@ -11,6 +11,21 @@ from contextlib import contextmanager, suppress
 import psutil
 
 KILL_TIMEOUT = 5  # seconds
+SIGNALS = [  # requests to stop: kill, Ctrl-C, a closed terminal, Slurm's warning
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)  # Windows has neither SIGHUP nor SIGUSR1
+]
+
+
+def signals_to_catch() -> list[signal.Signals]:
+    """Return `SIGNALS` without the signals from a terminal that this process ignores.
+
+    `nohup` makes a command ignore SIGHUP, and a script makes its background commands ignore SIGINT.
+    """
+    from_terminal = [number for number in SIGNALS if number.name in ("SIGINT", "SIGHUP")]
+    ignored = [number for number in from_terminal if signal.getsignal(number) == signal.SIG_IGN]
+    return [number for number in SIGNALS if number not in ignored]
 
 
 def adopt_orphans() -> None:
@@ -80,14 +95,21 @@ def _has_ended(process: psutil.Process) -> bool:
 def sigterm_raises(error: BaseException | type[BaseException]) -> Iterator[None]:
     """Raise `error` if this process receives SIGTERM, so that `with` and `finally` clean up.
 
-    `KeyboardInterrupt` makes SIGTERM have the same effect as Ctrl-C.
+    `KeyboardInterrupt` makes SIGTERM have the same effect as Ctrl-C. SIGHUP has it, too, unless it
+    is ignored. If a terminal is closed, SIGHUP may arrive twice, from the system and from the
+    shell, so the second one does not interrupt the clean-up.
     """
 
     def stop(number, frame):
+        if signal.Signals(number).name == "SIGHUP":
+            for each in handled:
+                signal.signal(each, signal.SIG_IGN)
         raise error
 
-    earlier = signal.signal(signal.SIGTERM, stop)
+    handled = [number for number in signals_to_catch() if number.name in ("SIGTERM", "SIGHUP")]
+    earlier = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

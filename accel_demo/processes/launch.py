@@ -18,13 +18,18 @@ import tempfile
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
-from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
+from multiprocessing import (
+    forkserver,
+    get_all_start_methods,
+    resource_tracker,
+    set_forkserver_preload,
+)
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from accel_demo.errors import UserError, one_line_errors, say
-from accel_demo.processes.cleanup import kill_descendants, kill_tree
+from accel_demo.processes.cleanup import SIGNALS, kill_descendants, kill_tree, signals_to_catch
 from accel_demo.processes.environment import QUIET, environment_for, number_in, rank_environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -61,15 +66,13 @@ def spawn(
     # Imported here, because torch takes seconds to import and `start` does not need it.
     from torch import multiprocessing
 
-    from accel_demo.processes.signals import SIGNALS
-
     if world_size < 1:
         raise UserError(f"--nproc must be at least 1, got {world_size}")
     port = free_port(number_in("MASTER_PORT", 0))
     if world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    set_forkserver_preload(list(preloaded))
+    start_preloading(preloaded)
     ranks: Any = None  # torch's handle to the processes, set once all have started
     starter, stopped_by = os.getpid(), None
 
@@ -88,7 +91,7 @@ def spawn(
                     os.kill(process.pid, number)
 
     with tempfile.TemporaryDirectory() as folder:
-        earlier = {number: signal.signal(number, asked_to_stop) for number in SIGNALS}
+        earlier = {number: signal.signal(number, asked_to_stop) for number in signals_to_catch()}
         try:
             orders = (world_size, port, Path(folder), stop_at_once, function, arguments)
             ranks = multiprocessing.start_processes(
@@ -123,8 +126,21 @@ def spawn(
 def start_preloading(preloaded: tuple[str, ...]) -> None:
     """Start the server from which `spawn` forks. It imports `preloaded` in the background."""
     if start_method() == "forkserver":
-        set_forkserver_preload(list(preloaded))
-        forkserver.ensure_running()
+        start_server(preloaded)
+
+
+def start_server(preloaded: tuple[str, ...]) -> None:
+    """Start the multiprocessing module's fork server, if it is not running yet.
+
+    The server and the processes that it forks block `SIGNALS`. Otherwise, a signal to all processes
+    of a terminal or a job would kill the server, and with it the connection to these processes.
+    """
+    set_forkserver_preload(list(preloaded))
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    resource_tracker.ensure_running()  # unblocks SIGINT and SIGTERM
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def start_method() -> str:
@@ -265,6 +281,8 @@ def _as_rank(
 
     from accel_demo.processes.lost_processes import report_lost_processes
 
+    if start_method() == "forkserver":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ.update(rank_environment(rank, world_size, port))
     if world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the server may have started before OMP_NUM_THREADS was set

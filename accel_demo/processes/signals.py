@@ -12,11 +12,8 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
-SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1")  # kill, Ctrl-C, Slurm's warning
-    if hasattr(signal, name)  # Windows has no SIGUSR1
-]
+from accel_demo.processes.cleanup import SIGNALS, signals_to_catch
+
 LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun", "torch.distributed.run"}
 was_asked = False  # whether this process has received a stop signal since `catch_stop_signals`
 REPEAT_TIMEOUT = 5  # a launcher may forward the same signal again for this many seconds
@@ -26,7 +23,9 @@ def catch_stop_signals(log_every: int) -> "StopSignals":
     """Record stop signals from now on, instead of exiting at once.
 
     The signals are caught as long as the returned object exists. A second signal more than
-    `REPEAT_TIMEOUT` seconds after the first one has its usual effect.
+    `REPEAT_TIMEOUT` seconds after the first one has its usual effect. The signals of a terminal,
+    SIGINT and SIGHUP, remain ignored if they are: `nohup` ignores SIGHUP, and a script ignores
+    SIGINT in its background commands.
     """
     global was_asked
     was_asked = False
@@ -39,7 +38,7 @@ def catch_stop_signals(log_every: int) -> "StopSignals":
             signal.signal(number, earlier[number])
             os.kill(os.getpid(), number)
 
-    earlier = {number: signal.signal(number, ask) for number in SIGNALS}
+    earlier = {number: signal.signal(number, ask) for number in signals_to_catch()}
     return stop_signals
 
 
@@ -81,7 +80,10 @@ class StopSignals:
 
 
 def ignore_signals(worker: int) -> None:
-    """Ignore stop signals in a loader worker, which exits when its training process exits."""
+    """Ignore stop signals in a loader worker, which exits when its training process exits.
+
+    Ctrl-C and the closing of a terminal send a signal to the loader workers, too.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

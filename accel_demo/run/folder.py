@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.config import TrainConfig
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, output_may_be_closed
 from accel_demo.files import write_whole
 from accel_demo.typed_json import load_object, typed
 from accel_demo.wording import counted
@@ -53,11 +53,12 @@ def write_launch(folder: Path, config: TrainConfig, environment: dict, start: di
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
-    print(
-        f"{counted(processes, 'process')} on {environment['device']} "
-        f"({environment['backend']}): {config.model} on {config.dataset}, "
-        f"{processes * images} images per step"
-    )
+    with output_may_be_closed():
+        print(
+            f"{counted(processes, 'process')} on {environment['device']} "
+            f"({environment['backend']}): {config.model} on {config.dataset}, "
+            f"{processes * images} images per step"
+        )
 
 
 def append_metrics(folder: Path, values: dict) -> None:

@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
+from accel_demo.errors import output_may_be_closed
 from accel_demo.metrics import means
 from accel_demo.processes.connect import is_main_process
 from accel_demo.processes.signals import resume_command
@@ -29,6 +30,8 @@ class TrainLog:
     ):
         self.folder, self.config, self.processes = folder, config, processes
         self.is_main_process = is_main_process()
+        # A signal may end the launcher, so find out now how it was started.
+        self.resume_command = resume_command(folder) if self.is_main_process else ""
         self.epoch, self.name = 0, ""  # of the current epoch, counted from 1
         self.interval_started_at = 0.0
         self.bar: Any = None  # the progress bar of the current epoch
@@ -60,14 +63,15 @@ class TrainLog:
         self.name = f"epoch {self.epoch}/{self.config.epochs}"
         if not progress.batches:
             self.epoch_totals = torch.zeros(3)
-        self.bar = tqdm(
-            total=progress.batches_per_epoch,
-            initial=progress.batches,
-            desc=self.name,
-            unit="batch",
-            leave=False,
-            disable=not self.is_main_process,
-        )
+        with output_may_be_closed():
+            self.bar = tqdm(
+                total=progress.batches_per_epoch,
+                initial=progress.batches,
+                desc=self.name,
+                unit="batch",
+                leave=False,
+                disable=not self.is_main_process,
+            )
         if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -78,7 +82,8 @@ class TrainLog:
 
     def count_batch(self) -> None:
         """Advance the progress bar by one micro-batch."""
-        self.bar.update()
+        with output_may_be_closed():
+            self.bar.update()
 
     def restart_clock(self) -> None:
         """Restart the clock, so that the next interval excludes the time before this call."""
@@ -113,19 +118,16 @@ class TrainLog:
 
     def end_epoch(self, step: int, test_totals: torch.Tensor) -> None:
         """Log the test metrics, and print the epoch's training and test metrics."""
-        self.bar.close()
         metrics = {"step": step, "epoch": self.epoch, **means(test_totals.cpu(), "test")}
         self.test_accuracy = metrics["test_accuracy"]
         self.best_test_accuracy = max(self.best_test_accuracy, self.test_accuracy)
         train = means(self.epoch_totals, "train")
         self._write(metrics)
-        if self.is_main_process:
-            print(
-                f"{self.name}: train loss {train['train_loss']:.4f}, "
-                f"accuracy {train['train_accuracy']:.4f}; test loss {metrics['test_loss']:.4f}, "
-                f"accuracy {metrics['test_accuracy']:.4f}",
-                flush=True,
-            )
+        self._print(
+            f"{self.name}: train loss {train['train_loss']:.4f}, "
+            f"accuracy {train['train_accuracy']:.4f}; test loss {metrics['test_loss']:.4f}, "
+            f"accuracy {metrics['test_accuracy']:.4f}"
+        )
 
     def finish(self, device: torch.device) -> None:
         """Write summary.json, and print the summary in one line."""
@@ -143,22 +145,17 @@ class TrainLog:
             self.writer.close()
         if self.is_main_process:
             write_json(self.folder / "summary.json", summary)
-            print(
-                f"done: test accuracy {self.test_accuracy:.4f}, "
-                f"{summary['images_per_second']:,.0f} images/s, {self.seconds:.1f} s of training, "
-                f"{counted(self.processes, 'process')} on {device.type}; "
-                f"saved in {self.folder}",
-                flush=True,
-            )
+        self._print(
+            f"done: test accuracy {self.test_accuracy:.4f}, "
+            f"{summary['images_per_second']:,.0f} images/s, {self.seconds:.1f} s of training, "
+            f"{counted(self.processes, 'process')} on {device.type}; saved in {self.folder}"
+        )
 
     def stop(self, step: int) -> None:
         """After a signal has stopped the run, print the command that resumes it."""
-        self.bar.close()
         if self.writer:
             self.writer.close()
-        if self.is_main_process:
-            command = resume_command(self.folder)
-            print(f"stopped after step {step}; to continue: {command}", flush=True)
+        self._print(f"stopped after step {step}; to continue: {self.resume_command}")
 
     def _print_interval(self, step: int) -> None:
         """Print the mean training loss and accuracy since the last call, above the progress bar."""
@@ -166,8 +163,16 @@ class TrainLog:
         self.unprinted_totals = torch.zeros(3)
         if self.is_main_process:
             line = f"{train['train_loss']:.4f}, accuracy {train['train_accuracy']:.4f}"
-            with self.bar.external_write_mode():
+            with output_may_be_closed(), self.bar.external_write_mode():
                 print(f"{self.name}, step {step}: train loss {line}", flush=True)
+
+    def _print(self, line: str) -> None:
+        """In the main process, close the progress bar and print a line."""
+        if self.is_main_process:
+            with output_may_be_closed():
+                if self.bar is not None:  # no epoch was left after a resume
+                    self.bar.close()
+                print(line, flush=True)
 
     def _write(self, metrics: dict) -> None:
         if self.is_main_process:

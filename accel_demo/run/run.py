@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
+from accel_demo.errors import output_may_be_closed
 from accel_demo.processes.connect import is_main_process
 from accel_demo.processes.signals import StopSignals
 from accel_demo.run.checkpoint import Checkpoints
@@ -127,8 +128,9 @@ class Run:
             if is_main_process():
                 write_launch(self.folder, self.config, self.environment, self.start.as_json())
                 delete_later_results(self.folder, self.start)
-                for line in self.start.remarks:
-                    print(line, flush=True)
+                with output_may_be_closed():
+                    for line in self.start.remarks:
+                        print(line, flush=True)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each remaining epoch.

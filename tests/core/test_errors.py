@@ -1,11 +1,12 @@
 """Test that rank 0 prints an error before other ranks, and that invalid launches are refused."""
 
+import errno
 import socket
 
 import pytest
 import torch
 
-from accel_demo.errors import UserError, one_line_errors
+from accel_demo.errors import UserError, one_line_errors, output_may_be_closed
 from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import spawn
@@ -49,6 +50,31 @@ def test_an_occupied_port_is_refused(monkeypatch):
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with pytest.raises(UserError, match=f"^port {taken.getsockname()[1]} is in use"):
             spawn(print, 1)
+
+
+PRINTS_INTO_A_CLOSED_PIPE = """
+import os, sys
+from accel_demo.errors import output_may_be_closed
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, {number})
+stream = (sys.stdout, sys.stderr)[{number} - 1]
+for _ in range(2):
+    with output_may_be_closed():
+        print("lost", file=stream, flush=True)
+print("read", file=(sys.stderr, sys.stdout)[{number} - 1], flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_program_continues_without_a_closed_output(number, start):
+    result = start(["python", "-c", PRINTS_INTO_A_CLOSED_PIPE.format(number=number)])
+    assert (result.returncode, result.stdout + result.stderr) == (0, "read\n")
+
+
+def test_other_errors_of_the_output_are_raised():
+    with pytest.raises(OSError, match="No space left"), output_may_be_closed():
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_bug_keeps_its_traceback():

@@ -1,9 +1,46 @@
-"""Test which step the processes stop after, if one of them gets a signal."""
+"""Test which signals are caught, and which step the processes stop after if one gets a signal."""
+
+import os
+import signal
 
 import pytest
 import torch.distributed as dist
 
+from accel_demo.processes.cleanup import SIGNALS, signals_to_catch, sigterm_raises
 from accel_demo.processes.signals import StopSignals
+
+
+@pytest.fixture
+def handlers():
+    """`handlers(number, handler)` sets a signal's handler until the end of the test."""
+    earlier = {number: signal.getsignal(number) for number in SIGNALS}
+    yield signal.signal
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_only_signals_of_a_terminal_remain_ignored(number, handlers):
+    """Slurm's signal is also caught if it is ignored, because the launcher has to ignore it."""
+    assert number in signals_to_catch()
+    handlers(number, signal.SIG_IGN)
+    from_terminal = (signal.SIGINT, signal.SIGHUP)
+    assert set(SIGNALS) - set(signals_to_catch()) == ({number} & set(from_terminal))
+
+
+def test_a_command_cleans_up_once_if_its_terminal_is_closed(handlers):
+    handlers(signal.SIGHUP, signal.SIG_DFL)
+    cleaned_up = []
+    with pytest.raises(KeyboardInterrupt), sigterm_raises(KeyboardInterrupt):
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)  # from the shell, after that of the system
+            cleaned_up.append(True)
+    assert cleaned_up == [True] and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    handlers(signal.SIGHUP, signal.SIG_IGN)
+    with sigterm_raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 class Connection:

@@ -1,11 +1,16 @@
 """Test that stopped runs save a checkpoint, dead ranks are reported, and no process is orphaned."""
 
+import fcntl
+import json
 import os
+import pty
 import re
+import shlex
 import signal
 import subprocess
+import termios
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +18,9 @@ import psutil
 import pytest
 
 from accel_demo.processes.cleanup import kill_all
+from accel_demo.run.manifest import MANIFEST, newest_complete
 from tests.conftest import (
+    BIN,
     REPOSITORY,
     launcher,
     left_behind,
@@ -147,7 +154,8 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_signal_makes_a_run_save_and_print_the_command_that_continues_it(launch, uninterrupted):
     words = ["python", "accel_demo/train_plain.py", *LONG, "--num-workers", 1]
-    for number, step in ((signal.SIGTERM, 10), (signal.SIGINT, 35), (signal.SIGUSR1, 60)):
+    steps = {signal.SIGTERM: 10, signal.SIGINT: 35, signal.SIGUSR1: 60, signal.SIGHUP: 85}
+    for number, step in steps.items():
         started = launch(words)
         started.reach(step)
         os.killpg(started.processes[0].pid, number)  # signals the loader worker, too, like Ctrl-C
@@ -163,7 +171,7 @@ def test_a_signal_makes_a_run_save_and_print_the_command_that_continues_it(launc
     assert resumed.end() == 0, resumed.printed()
     steps = re.findall("resumed from .*, after step (\\d+)", resumed.printed())
     assert [int(step) for step in steps] == [step for step, _ in resumed.stop_lines()]
-    assert len(steps) == 3 and same_weights(resumed.run, uninterrupted("train_plain.py", 1))
+    assert len(steps) == 4 and same_weights(resumed.run, uninterrupted("train_plain.py", 1))
 
 
 @pytest.mark.parametrize("file", BOTH)
@@ -209,6 +217,103 @@ def test_a_launcher_that_handles_slurms_signal_passes_it_on_and_fails(file, laun
     assert len(started.stop_lines()) == 1
     assert "2 processes on cpu" in started.printed()
     assert f"got signal: {signal.SIGUSR1}" in started.printed()
+
+
+WITHOUT_SIGHUP = ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
+
+
+@pytest.mark.parametrize("flags", [None, [], WITHOUT_SIGHUP], ids=["python", "torchrun", "flag"])
+def test_nohup_keeps_a_run_alive_unless_torchrun_handles_sighup(flags, launch):
+    """If SIGHUP is ignored at the start, it remains ignored. But torchrun catches it by default."""
+    command = command_of("train_ddp.py", 2)
+    command[1:1] = flags or []
+    if flags is None:
+        command = ["python", "accel_demo/train_plain.py", *LONG]
+    started = launch(command, ignored=signal.SIGHUP)
+    started.reach(10)
+    hung_up_after = lines_of(started.run)[-1]["step"]
+    for process in processes_below_this_one() - started.before:
+        process.send_signal(signal.SIGHUP)
+    if flags != []:
+        started.reach(hung_up_after + 5)
+        assert started.stop_lines() == []
+        os.kill(started.processes[0].pid, signal.SIGTERM)
+    assert started.end() == (0 if flags is None else 1), started.printed()
+    assert len(started.stop_lines()) == 1
+    assert f"{1 if flags is None else 2} process" in started.printed()
+
+
+def train_in_terminal_and_close_it(command: str, run: Path) -> None:
+    """Type a command in a new terminal, close the terminal after step 10, and wait for the end."""
+    before = processes_below_this_one()
+    terminal, end_of_shell = pty.openpty()
+    os.set_blocking(terminal, False)
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        stdin=end_of_shell,
+        stdout=end_of_shell,
+        stderr=end_of_shell,
+        cwd=REPOSITORY,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(end_of_shell)
+    os.write(terminal, f"{command}\n".encode())
+    try:
+        printed, deadline = b"", time.monotonic() + 100
+        while not any(line["step"] >= 10 for line in lines_of(run)):
+            with suppress(BlockingIOError):
+                printed += os.read(terminal, 100_000)  # or the run would have to wait
+            assert time.monotonic() < deadline, printed.decode()
+            time.sleep(0.01)
+        os.close(terminal)
+        assert shell.wait(30) == -signal.SIGHUP
+        started = processes_below_this_one() - before
+        _, remaining = psutil.wait_procs(started, timeout=60)
+        assert not remaining
+    finally:
+        kill_all(processes_below_this_one() - before)
+        shell.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("file", "processes", "command"),
+    [
+        ("train_plain.py", 1, "python FILE FLAGS"),
+        pytest.param("train.py", 1, None, marks=pytest.mark.slow),
+        pytest.param("train.py", 2, None, marks=pytest.mark.slow),
+        pytest.param("train_ddp.py", 2, None, marks=pytest.mark.slow),
+        pytest.param(
+            "train_ddp.py", 2, "python FILE --nproc 2 FLAGS 2>&1 | tee LOG", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_run_saves_if_its_terminal_is_closed(file, processes, command, uninterrupted, tmp_path):
+    """Writing to the closed terminal raises an error, which must not interrupt the save."""
+    run, file_path = tmp_path / "run", f"accel_demo/{file}"
+    command = command or shlex.join([*launcher(file, processes), "FILE", "FLAGS"])
+    flags = shlex.join([*LONG, "--num-workers", "1", "--run-dir", str(run)])
+    for name, text in (("FILE", file_path), ("FLAGS", flags), ("LOG", f"{run}.log")):
+        command = command.replace(name, text)
+    train_in_terminal_and_close_it(command, run)
+    last_step = lines_of(run, "train_loss")[-1]["step"]
+    assert last_step < 128 // processes
+    newest, _ = newest_complete(run)
+    assert newest and json.loads((newest / MANIFEST).read_text())["step"] == last_step
+    result = run_training(file_path, [*LONG, "--run-dir", run, "--resume", "auto"], processes)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((run / "environment.json").read_text())["processes"] == processes
+    assert same_weights(run, uninterrupted(file, processes))
+
+
+@pytest.mark.slow
+def test_a_run_that_ignores_sighup_continues_after_its_terminal_is_closed(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    words = ["python", "accel_demo/train_plain.py", *LONG, "--run-dir", str(run)]
+    train_in_terminal_and_close_it(f"(trap '' HUP; {shlex.join(words)})", run)
+    assert (run / "summary.json").exists()
+    assert same_weights(run, uninterrupted("train_plain.py", 1))
 
 
 def test_loader_workers_run_until_the_step_ends(launch):

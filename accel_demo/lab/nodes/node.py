@@ -120,7 +120,7 @@ class Node:
                     with output_lock:
                         target.write(f"node {self.rank} | {text}\n")
                         target.flush()
-                except BrokenPipeError:  # nobody reads our output, as after `| head`
+                except OSError:  # nobody reads our output: `| head` or the terminal is closed
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
                 for expected in self.expected_texts:
