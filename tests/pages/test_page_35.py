@@ -4,8 +4,10 @@ The kills hit different steps in every recording, so the tests compute what to e
 """
 
 import re
+import shutil
 from dataclasses import dataclass
 
+import pytest
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import get_args_parser
 
@@ -132,6 +134,24 @@ def test_the_launcher_waits_30_seconds_by_default_and_longer_with_the_variable(m
     [flag] = re.findall(r"`torchrun (--shutdown-timeout \d+)`", text)
     options = get_args_parser().parse_args([*flag.split(), "train.py"])
     assert options.shutdown_timeout == int(seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("tmux", "setsid"))), reason="needs tmux and setsid (util-linux)"
+)
+def test_a_closed_terminal_reaches_a_training_process_as_the_page_shows(start):
+    ((command, shown),) = transcript("closed_terminal").items()
+    result = start(command.split())
+    assert result.returncode == 0, result.stderr
+    # torchrun may get the signal twice, and then sends SIGTERM.
+    reached, expected = (
+        re.findall(
+            r"^\| (`.*`) +\| (none|SIG\w+)", text.replace("SIGTERM ", "SIGHUP "), re.MULTILINE
+        )
+        for text in (result.stdout, shown)
+    )
+    assert reached == expected and len(expected) == 9
 
 
 def test_the_page_names_the_files_of_the_manifest():

@@ -219,6 +219,24 @@ def test_a_launcher_that_handles_slurms_signal_passes_it_on_and_fails(file, laun
     assert f"got signal: {signal.SIGUSR1}" in started.printed()
 
 
+@pytest.mark.slow
+def test_accelerate_launch_with_one_process_dies_alone_and_the_run_knows_its_command(launch):
+    started = launch(command_of("train.py", 1), real=True)
+    started.reach(10)
+    (rank,) = psutil.Process(started.processes[0].pid).children()
+    os.kill(started.processes[0].pid, signal.SIGTERM)
+    assert started.processes[0].wait(10) == -signal.SIGTERM
+    died_at = lines_of(started.run)[-1]["step"]
+    while lines_of(started.run)[-1]["step"] < died_at + 5:
+        assert rank.is_running() and started.stop_lines() == []
+        time.sleep(0.01)
+    rank.terminate()
+    rank.wait(60)
+    ((_, command),) = started.stop_lines()
+    assert command.startswith(" ".join(launcher("train.py", 1)))
+    assert "1 process on cpu" in started.printed()
+
+
 WITHOUT_SIGHUP = ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
 
 
