@@ -1,6 +1,5 @@
 """Page 34: the answers to its short questions about the program."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 
+from tests.conftest import run_ranks
 from tests.pages.pages import TUTORIALS, load_module, rows_below
 
 PROGRAM, PAGE = (TUTORIALS / f"34_kill_and_resume.{suffix}" for suffix in ("py", "md"))
@@ -91,19 +91,12 @@ def test_in_several_processes_no_file_contains_the_generator_of_the_order(start,
     assert result.stdout == "(1, 5): as in the first epoch: True\n" * 2, result.stderr
 
 
-def ranks_draw_the_same(start, *arguments) -> list[bool]:
-    """Run the field program. Return for both epochs whether the workers of both ranks agree."""
-    command = ["torchrun", "--standalone", "--nproc-per-node", 2, FIELD / "c23_worker_seeds.py"]
-    result = start([*command, *arguments])
+def test_a_generator_with_the_default_seed_makes_all_ranks_draw_the_same_numbers():
+    result = run_ranks([FIELD / "c23_worker_seeds.py", "own"], processes=2)
     by_rank = re.findall(r"^rank (\d) (.*)$", result.stdout, re.MULTILINE)
-    assert [rank for rank, _ in by_rank] == ["0", "1"], result.stderr
-    first, second = (json.loads(batches) for _, batches in by_rank)
-    return [first[:2] == second[:2], first[2:] == second[2:]]
-
-
-def test_a_generator_with_the_default_seed_makes_all_ranks_draw_the_same_numbers(start):
-    assert ranks_draw_the_same(start) == [False, False]
-    assert ranks_draw_the_same(start, "own") == [True, True]
+    assert sorted(rank for rank, _ in by_rank) == ["0", "1"], result.stderr
+    first, second = (batches for _, batches in sorted(by_rank))
+    assert first == second
 
 
 def test_the_page_recommends_the_arguments_with_which_ranks_draw_different_numbers():

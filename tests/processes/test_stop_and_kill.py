@@ -240,7 +240,15 @@ def test_accelerate_launch_with_one_process_dies_alone_and_the_run_knows_its_com
 WITHOUT_SIGHUP = ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
 
 
-@pytest.mark.parametrize("flags", [None, [], WITHOUT_SIGHUP], ids=["python", "torchrun", "flag"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        None,
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(WITHOUT_SIGHUP, marks=pytest.mark.slow),
+    ],
+    ids=["python", "torchrun", "flag"],
+)
 def test_nohup_keeps_a_run_alive_unless_torchrun_handles_sighup(flags, launch):
     """If SIGHUP is ignored at the start, it remains ignored. But torchrun catches it by default."""
     command = command_of("train_ddp.py", 2)
@@ -295,16 +303,15 @@ def train_in_terminal_and_close_it(command: str, run: Path) -> None:
         shell.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "processes", "command"),
     [
         ("train_plain.py", 1, "python FILE FLAGS"),
-        pytest.param("train.py", 1, None, marks=pytest.mark.slow),
-        pytest.param("train.py", 2, None, marks=pytest.mark.slow),
-        pytest.param("train_ddp.py", 2, None, marks=pytest.mark.slow),
-        pytest.param(
-            "train_ddp.py", 2, "python FILE --nproc 2 FLAGS 2>&1 | tee LOG", marks=pytest.mark.slow
-        ),
+        ("train.py", 1, None),
+        ("train.py", 2, None),
+        ("train_ddp.py", 2, None),
+        ("train_ddp.py", 2, "python FILE --nproc 2 FLAGS 2>&1 | tee LOG"),
     ],
 )
 def test_a_run_saves_if_its_terminal_is_closed(file, processes, command, uninterrupted, tmp_path):
@@ -351,11 +358,18 @@ def test_loader_workers_run_until_the_step_ends(launch):
     assert len(started.stop_lines()) == 1
 
 
-def test_spawn_passes_a_signal_on_to_its_processes(launch):
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (os.kill, signal.SIGTERM),
+        pytest.param(os.killpg, signal.SIGHUP, marks=pytest.mark.slow),  # also to its server
+    ],
+)
+def test_spawn_passes_a_signal_on_to_its_processes(send, number, launch):
     command = ["python", "accel_demo/train_ddp.py", "--nproc", 2, *LONG]
     started = launch(command, real=True)
     started.reach(10)
-    os.kill(started.processes[0].pid, signal.SIGTERM)
+    send(started.processes[0].pid, number)
     assert started.end() == 0, started.printed()
     assert "2 processes on cpu" in started.printed()
     ((_, command),) = started.stop_lines()
