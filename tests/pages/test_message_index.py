@@ -78,6 +78,15 @@ def test_a_message_of_the_index_is_nowhere_broken_over_two_lines():
             assert len(anywhere) == on_lines.count(row["message"]), f"{name}: {anywhere}"
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_error_that_a_page_quotes_is_in_the_index(name):
+    """An error in inline code begins with its name, such as `ValueError: `."""
+    code = [match[0].strip("` ") for match in re.finditer(INLINE_CODE, prose(TEXTS[name]))]
+    errors = [text for text in code if re.match(r"[\w. ]*([Ee]rror|Exception): ", text)]
+    known = [row["message"] for row in MESSAGES]
+    assert [text for text in errors if not any(contains(text, m) for m in known)] == []
+
+
 def test_the_index_has_many_messages_and_each_one_once():
     messages = [row["message"] for row in MESSAGES]
     assert len(messages) == len(set(messages)) >= 45
