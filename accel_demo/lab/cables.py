@@ -34,6 +34,9 @@ UNSHARE = "unshare --net --uts --mount --pid --fork --kill-child --mount-proc".s
 # Give the node its host name ($1) and its hosts file ($2), and start what follows.
 # The host name and the mount exist only in the node's namespaces.
 PREPARE = 'echo "$1" > /proc/sys/kernel/hostname && mount --bind "$2" /etc/hosts && shift 2 && '
+# Without an IPv6 address, the kernel itself sends nothing, so the commands have sent all bytes.
+NO_IPV6_ADDRESS = "/proc/sys/net/ipv6/conf/default/addr_gen_mode"
+PREPARE += f"if [ -e {NO_IPV6_ADDRESS} ]; then echo 1 > {NO_IPV6_ADDRESS}; fi && "
 PREPARE += 'exec "$@"'
 COMMAND_TIMEOUT = 30  # seconds that `ip` or `tc` may take
 # How many bytes may pass at once, and how many may wait. Both are small compared with a gradient.

@@ -193,7 +193,8 @@ def test_lines_are_copied_whatever_their_ends_and_signals_have_their_defaults(st
     (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")
     script = "printf 'hello\\r\\nworld\\n'; printf '50%%\\r100%%\\n'; yes | head -1"
     ended = start([*ON_LOOPBACK, "--", "sh", "-c", script], cwd=tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")  # yes would complain about its broken pipe
+    # yes would complain about its broken pipe
+    assert (ended.returncode, ended.stderr) == (0, f"{command.ON_THE_CPU}\n")
     lines = [line for line in ended.stdout.splitlines() if line.startswith("node 1 |")]
     assert lines == [f"node 1 | {text}" for text in ("hello", "world", "100%", "y")]
 
@@ -553,7 +554,7 @@ def check_that_only_loopback_is_used(reason: str, capfd) -> None:
     with nothing_is_left():
         assert command.main(options) == 0
     printed = capfd.readouterr()
-    assert printed.err == f"using loopback: {reason}\n"
+    assert printed.err == f"using loopback: {reason}\n{command.ON_THE_CPU}\n"
     for node in (0, 1):
         assert f"node {node} | hello\n" in printed.out
     for flag in ("--rate=10mbit", "--delay=5ms", "--cut-after=5", "--network=namespaces"):

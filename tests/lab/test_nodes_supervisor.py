@@ -7,6 +7,7 @@ import pytest
 
 from accel_demo.lab import cables
 from accel_demo.lab.nodes import supervisor
+from accel_demo.lab.nodes.members import NodeState
 from accel_demo.lab.nodes.node import NodeReport
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
 
@@ -18,6 +19,10 @@ class RecordedNode:
 
     def __init__(self, rank: int):
         self.rank, self.orders = rank, []
+        self.printed_at = time.monotonic()
+
+    def look(self) -> NodeState:
+        return NodeState()
 
     def send_order(self, what: str) -> None:
         self.orders.append(what)
@@ -28,7 +33,7 @@ def supervisor_of_two(reports=(), events=(), elastic=False) -> Supervisor:
     for report in reports:
         queue.put(report)
     nodes = [RecordedNode(0), RecordedNode(1)]
-    return Supervisor(nodes, cables.Loopback(), queue, list(events), elastic)
+    return Supervisor(nodes, cables.Loopback(), queue, list(events), elastic, 60)
 
 
 def exited(*codes: tuple[int, int]) -> list[NodeReport]:

@@ -20,10 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, say
 from accel_demo.lab import cables
 from accel_demo.lab.cables import Cables, Loopback, Unavailable, open_cables
-from accel_demo.lab.nodes import launches
+from accel_demo.lab.nodes import findings, launches
 from accel_demo.lab.nodes.node import Node, NodeReport, environment_for_nodes
 from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
 from accel_demo.options import Parser
@@ -33,6 +33,18 @@ from accel_demo.processes.launch import free_port
 MOST_NODES = 8
 # A number with a unit, which is not a text that a node prints
 TIME = r"[0-9.]+ *(us|ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)"
+ON_THE_CPU = (
+    "all processes use the CPU: GPUs are hidden, and ACCELERATE_USE_CPU=true lets a plain "
+    "Accelerator() connect its processes"
+)
+CLONES_WITHOUT_GPUS = (
+    "this machine has no GPU, so the processes of Accelerator() were connected only because of "
+    "ACCELERATE_USE_CPU=true. Without `accel-demo nodes`, each would be process 0 of 1."
+)
+SHARED_PORTS = (
+    '"address already in use": on loopback, all nodes share the ports of this machine. Use '
+    "MASTER_ADDR and MASTER_PORT from the environment, or different ports on each node."
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -57,11 +69,14 @@ def main(arguments: list[str]) -> int:
             print_commands(node, node_commands)
             with_variables = [(words, shared | own) for words, own in node_commands]
             node.send_order("start", commands=with_variables)
-        supervisor = Supervisor(nodes, network, reports, events, options.elastic)
+        say(ON_THE_CPU)
+        supervisor = Supervisor(nodes, network, reports, events, options.elastic, options.silence)
         try:
-            return supervisor.wait_for_all()
+            code = supervisor.wait_for_all()
         except KeyboardInterrupt:
-            return supervisor.stop()
+            code = supervisor.stop()
+        print_findings(nodes, network, code)
+        return code
 
 
 def read(arguments: list[str]):
@@ -95,6 +110,8 @@ def read(arguments: list[str]):
     add("--restart-after", type=float, metavar="S", help=help)
     help = "go on with fewer nodes if one fails: torchrun --nnodes 1:N"
     add("--elastic", action="store_true", help=help)
+    help = "if no node prints a line for S seconds, say what was seen so far (default: 60)"
+    add("--silence", type=float, default=60, metavar="S", help=help)
     help = "port of node 0 on which the nodes meet (default: any free port)"
     add("--port", type=int, default=0, metavar="PORT", help=help)
     options, unknown = parser.parse_known_args(own)
@@ -132,6 +149,8 @@ def check(options) -> None:
         raise UserError(
             f"--processes-per-node must be from 1 to {most // options.nodes}, got {per_node}"
         )
+    if not 1 <= options.silence <= 86_400:
+        raise UserError(f"--silence must be from 1 to 86400 seconds, got {options.silence:g}")
     cables.check("--rate", options.rate)
     cables.check("--delay", options.delay)
     for first, second in (("cut_after", "cut_for"), ("kill_after", "restart_after")):
@@ -187,6 +206,27 @@ def print_commands(node: Node, commands: list[tuple[list[str], dict]]) -> None:
     if len(commands) > 1:
         line += f"  # ranks {', '.join(variables['RANK'] for _, variables in commands)}"
     print(line, flush=True)
+
+
+def print_findings(nodes: list[Node], network: Loopback | Cables, code: int) -> None:
+    """Print what was wrong with the launch, as far as it was seen. `code` is its exit code."""
+    states = [node.look() for node in nodes]
+    lines = findings.at_end(states)
+    port_was_in_use = any(node.found_port_in_use for node in nodes)
+    if port_was_in_use and code != 0 and isinstance(network, Loopback):
+        lines.append(SHARED_PORTS)
+    is_set_by_us = "ACCELERATE_USE_CPU" not in os.environ
+    if is_set_by_us and findings.have_plain_accelerators(states) and not has_gpu():
+        lines.append(CLONES_WITHOUT_GPUS)
+    for line in lines:
+        print(f"--- {line}", flush=True)
+
+
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU with which Accelerate connects processes."""
+    import torch  # takes seconds, and is not needed by most launches
+
+    return torch.accelerator.is_available() and not torch.backends.mps.is_available()
 
 
 def events_of(options) -> list[NodeEvent]:

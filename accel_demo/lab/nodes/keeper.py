@@ -7,6 +7,8 @@ per line. When stdin is closed, it kills its descendants. The operating system c
 In a namespace of its own, this program is process 1 of the node: when it exits, the kernel kills
 all other processes of the node, and removes the node's network. Elsewhere on Linux, it adopts the
 descendants whose parents have exited. On macOS, it cannot find these.
+
+Python processes record in a log what they do with torch (`agent/sitecustomize.py`).
 """
 
 import json
@@ -15,23 +17,30 @@ import queue
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import IO
 
+import psutil
+
+from accel_demo.lab.nodes.members import LOG
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
+AGENT = Path(__file__).with_name("agent")  # the folder of `sitecustomize.py`
 # Python ignores these signals, but commands that are not Python programs expect the default.
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 NO_STDIN = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
 
 
 class Keeper:
-    """The processes of one node. `reports` is a pipe to `accel-demo nodes`."""
+    """The processes of one node. `reports` is a pipe to `accel-demo nodes`, and `log` a file."""
 
-    def __init__(self, reports: int):
-        self.reports = reports
+    def __init__(self, reports: int, log: IO[str]):
+        self.reports, self.log = reports, log
         self.commands: list[tuple[list[str], dict[str, str]]] = []  # with their environments
         self.exit_codes: dict[int, int | None] = {}  # of each command's process; None: it runs
 
@@ -43,14 +52,18 @@ class Keeper:
             self.send_signal(signal.SIGTERM)
         elif order["do"] == "kill":
             self.kill()
+        elif order["do"] == "look":
+            self.report(**self.seen(order["interface"]))
 
     def start(self) -> None:
         self.exit_codes.clear()
         for command, environment in self.commands:
             program = shutil.which(command[0], path=environment.get("PATH")) or command[0]
             options: dict = {"file_actions": NO_STDIN, "setsigdef": DEFAULT_SIGNALS}
+            folders = filter(None, (str(AGENT), environment.get("PYTHONPATH")))
+            observed = {LOG: self.log.name, "PYTHONPATH": os.pathsep.join(folders)}
             try:  # not with Popen, whose objects would compete with `exited_children`
-                pid = os.posix_spawn(program, command, environment, **options)
+                pid = os.posix_spawn(program, command, environment | observed, **options)
             except OSError as error:
                 print(f"error: cannot start {command[0]} ({error.strerror})", file=sys.stderr)
                 self.finish(127)
@@ -85,6 +98,19 @@ class Keeper:
         kill_descendants()
         self.reap()
 
+    def seen(self, interface: str | None) -> dict:
+        """Return the log, the running processes, and how much the node has sent to others.
+
+        `interface` connects the node to the others. If it is None, the bytes are not counted.
+        """
+        running = [process.pid for process in psutil.Process().children(recursive=True)]
+        counters = psutil.net_io_counters(pernic=True) if interface else {}
+        return {
+            "log": Path(self.log.name).read_text().splitlines(),
+            "running": running,
+            "bytes_sent": counters[interface].bytes_sent if interface else None,
+        }
+
     def report(self, **content) -> None:
         with suppress(BrokenPipeError):  # `accel-demo nodes` has died, so stdin will close
             os.write(self.reports, (json.dumps(content) + "\n").encode())
@@ -115,16 +141,17 @@ def main() -> None:
     adopt_orphans()
     orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
     threading.Thread(target=read_orders, args=[orders], daemon=True).start()
-    keeper = Keeper(reports)
-    keeper.report(ready=True)
-    while True:
-        with suppress(queue.Empty):
-            order = orders.get(timeout=POLL_INTERVAL)
-            if order is None:
-                break
-            keeper.handle_order(order)
-        keeper.reap()
-    keeper.kill()
+    with tempfile.NamedTemporaryFile("r") as log:
+        keeper = Keeper(reports, log)
+        keeper.report(ready=True)
+        while True:
+            with suppress(queue.Empty):
+                order = orders.get(timeout=POLL_INTERVAL)
+                if order is None:
+                    break
+                keeper.handle_order(order)
+            keeper.reap()
+        keeper.kill()
 
 
 if __name__ == "__main__":

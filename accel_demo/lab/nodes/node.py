@@ -6,18 +6,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO, NamedTuple, TextIO
 
 from accel_demo.errors import UserError
 from accel_demo.lab.cables import Cables, Loopback, hosts_file
+from accel_demo.lab.nodes.members import NodeState, read_members
 from accel_demo.processes.environment import environment_for
 from accel_demo.processes.launch import STARTER
 
 # -P keeps the files of the working directory from shadowing the modules that Python imports.
 KEEPER = [sys.executable, "-P", "-m", "accel_demo.lab.nodes.keeper"]
 START_TIMEOUT = 20  # seconds that a keeper may need to start
+LOOK_TIMEOUT = 5  # seconds that a keeper may need to answer
 ADVICE = ". Use --network loopback."
 output_lock = threading.Lock()
 
@@ -48,6 +51,9 @@ class Node:
         self.rank, self.network = rank, network
         self.reports, self.expected_texts = reports, expected_texts
         self.has_answered, self.is_ready = threading.Event(), False
+        self.state = NodeState()
+        self.printed_at = time.monotonic()  # when the commands last printed a line
+        self.found_port_in_use = False
 
     def __enter__(self) -> "Node":
         """Start the keeper, wait until it is ready, and connect the node."""
@@ -96,12 +102,25 @@ class Node:
             self.keeper.stdin.write((json.dumps({"do": what, **details}) + "\n").encode())
             self.keeper.stdin.flush()
 
+    def look(self) -> NodeState:
+        """Return what was seen on the node until now."""
+        self.has_answered.clear()
+        own = None if isinstance(self.network, Loopback) else self.network.interface
+        self.send_order("look", interface=own)
+        self.has_answered.wait(LOOK_TIMEOUT)
+        return self.state
+
     def _read_reports(self, reports: TextIO) -> None:
         with reports:
             for line in reports:
                 report = json.loads(line)
                 if "code" in report:
                     self.reports.put(NodeReport(self.rank, exit_code=report["code"]))
+                elif "log" in report:
+                    running, log = report["running"], report["log"]
+                    members = read_members(log, running)
+                    self.state = NodeState(members, len(running), report["bytes_sent"])
+                    self.has_answered.set()
                 else:
                     self.is_ready = True
                     self.has_answered.set()
@@ -112,6 +131,9 @@ class Node:
         with source:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\r\n")
+                self.printed_at = time.monotonic()
+                if "address already in use" in text.lower():
+                    self.found_port_in_use = True
                 if "\r" in text:  # a progress bar overwrites its line: show its last state
                     text = text.split("\r")[-1].rstrip()
                     if not text:
@@ -131,13 +153,16 @@ class Node:
 def environment_for_nodes(network: Loopback | Cables) -> dict[str, str]:
     """Return the variables that the commands of all nodes share.
 
-    GPUs are hidden, because every node would choose the same ones. Python programs are started
-    normally, because only a process of the node can start another one on the node.
+    GPUs are hidden, because every node would choose the same ones. ACCELERATE_USE_CPU=true lets a
+    plain `Accelerator()` connect its processes nevertheless; `accelerate launch` passes it on.
+    Python programs are started normally, because only a process of the node can start another one
+    on the node.
     """
     environment = environment_for(
         {
             "GLOO_SOCKET_IFNAME": network.interface,
             "CUDA_VISIBLE_DEVICES": "-1",
+            "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONUNBUFFERED": "1",
         }

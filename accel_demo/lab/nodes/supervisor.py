@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from accel_demo.errors import say
 from accel_demo.lab.cables import Cables, Loopback
+from accel_demo.lab.nodes import findings
 from accel_demo.lab.nodes.node import Node, NodeReport
 
 FAILURE_TIMEOUT = 30  # seconds that the other nodes may continue after a node has failed
@@ -31,6 +32,9 @@ class NodeEvent(NamedTuple):
 class Supervisor:
     """Apply events to the last node, and wait until all nodes have exited.
 
+    If no node prints a line for `silence` seconds, describe what was seen until then. The next
+    description comes after twice as long.
+
     If a node fails, the others are killed after `FAILURE_TIMEOUT` seconds. So are nodes that cannot
     reach a node that has exited: some launchers would wait for it for minutes. An elastic launch
     continues without a node, but not without node 0, which runs the rendezvous. Its result is that
@@ -44,6 +48,7 @@ class Supervisor:
         reports: SimpleQueue[NodeReport],
         events: list[NodeEvent],
         is_elastic: bool,
+        silence: float,
     ):
         self.nodes, self.network, self.reports = nodes, network, reports
         self.events, self.is_elastic = list(events), is_elastic
@@ -52,6 +57,7 @@ class Supervisor:
         self.cable_is_out = self.has_killed = False
         self.deadline = float("inf")  # when the remaining nodes are killed
         self.reason = ""  # for the deadline
+        self.silence = silence
 
     def wait_for_all(self) -> int:
         """Return 0 if every node has exited with code 0, and 1 otherwise."""
@@ -64,11 +70,19 @@ class Supervisor:
             for event in [event for event in self.events if self.is_due(event)]:
                 self.events.remove(event)
                 self.apply_event(event.name)
+            self.describe_silence()
             with suppress(Empty):
                 self.handle_report(self.reports.get(timeout=0.05))
         self.drop_events()
         codes = [self.codes[0]] if self.is_elastic else self.codes.values()
         return int(any(code != 0 for code in codes))  # nodes killed by the deadline have no code
+
+    def describe_silence(self) -> None:
+        silent = time.monotonic() - max(node.printed_at for node in self.nodes)
+        if silent > self.silence:
+            line = findings.while_silent([node.look() for node in self.nodes], silent)
+            print(f"--- {line}", flush=True)
+            self.silence = 2 * silent
 
     def running_nodes(self) -> list[Node]:
         return [node for node in self.nodes if self.codes[node.rank] is None]
@@ -139,6 +153,8 @@ class Supervisor:
 
         Return the exit code of a program that Ctrl-C has stopped.
         """
+        if waiting := findings.waiting([node.look() for node in self.nodes]):
+            print(f"--- {waiting}", flush=True)
         say(f"\nstopping all nodes (at most {STOP_TIMEOUT} s; press Ctrl-C again to kill them)")
         for node in self.running_nodes():
             node.send_order("stop")
