@@ -2,8 +2,8 @@
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
 python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline (40),
-                                           # slower (41); as root on Linux: two_machines, rates
-                                           # (44), lost_machine (45)
+                                           # slower (41); as root on Linux: two_machines,
+                                           # two_worlds, rates (44), lost_machine (45)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 """
 
@@ -27,6 +27,7 @@ RECORDS = {
     "scaling": ["accel-demo scaling --repeats 25 --plot tutorials/41_scaling.svg"],
     "slower": ["python tutorials/41_slower.py"],
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
+    "two_worlds": ["accel-demo nodes --processes-per-node 1 -- python tutorials/44_two_worlds.py"],
     "rates": ["python tutorials/44_rates.py --plot tutorials/44_rates.svg"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }

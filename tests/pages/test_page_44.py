@@ -12,7 +12,7 @@ RATES = vars(load_module(TUTORIALS / "44_rates.py"))
 missing = cables.why_not()
 
 
-@pytest.mark.parametrize("name", ["two_machines", "rates"])
+@pytest.mark.parametrize("name", ["two_machines", "two_worlds", "rates"])
 def test_each_transcript_matches_its_command_and_is_on_the_page(name):
     recorded = transcript(name)
     assert list(recorded) == load_module(TUTORIALS / "40_record.py").RECORDS[name]
@@ -20,6 +20,15 @@ def test_each_transcript_matches_its_command_and_is_on_the_page(name):
     assert set(output.splitlines()) <= set(PAGE.read_text().splitlines())
     for picture in re.findall(r"--plot tutorials/(\S+)", *recorded):
         assert (TUTORIALS / picture).exists() and f"]({picture})" in PAGE.read_text()
+
+
+def test_the_script_with_the_mistake_makes_one_group_per_node():
+    [recorded] = transcript("two_worlds").values()
+    places = [f"node {node} | rank {rank} of 2" for node in (0, 1) for rank in (0, 1)]
+    assert set(places) <= set(recorded.splitlines())
+    [line] = [line for line in recorded.splitlines() if line.startswith("--- ")]
+    assert line.startswith("--- separate process groups: 2 processes on node 0, 2 on node 1; ")
+    assert line.endswith(" 0 bytes")
 
 
 def tables_in(output: str) -> list[list[str]]:
