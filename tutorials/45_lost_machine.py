@@ -58,7 +58,8 @@ class Run:
     @property
     def lost(self) -> float | None:
         """The second at which node 1 was lost."""
-        return next((second for second, line in self.lines if line.startswith("--- ")), None)
+        events = ("--- the cable of node 1", "--- node 1")
+        return next((second for second, line in self.lines if line.startswith(events)), None)
 
     @property
     def processes(self) -> int:
