@@ -188,6 +188,13 @@ def test_the_cache_of_the_hugging_face_libraries_stays_where_it_is(monkeypatch):
     assert environment_for_nodes(cables.Loopback())["HF_HOME"] == "/cache"
 
 
+def test_gpus_are_hidden_and_accelerate_uses_the_cpu(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    environment = environment_for_nodes(cables.Loopback())
+    assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert environment["ACCELERATE_USE_CPU"] == "true"
+
+
 def test_lines_are_copied_whatever_their_ends_and_signals_have_their_defaults(start, tmp_path):
     """A file in the working directory does not shadow a module that `nodes` imports."""
     (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")

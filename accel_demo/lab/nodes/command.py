@@ -7,6 +7,9 @@ COMMAND is what you would type on each machine: an `accelerate launch` or `torch
 Python script that connects its processes itself, or any other program. Launchers get the flags that
 differ between nodes, and `{node}` in COMMAND is replaced by the node's rank.
 
+Lines that begin with `---` describe what was seen: a node that was lost, process groups that do not
+connect the nodes, processes that trained alone, and which ranks wait if nothing is printed.
+
 As root on Linux, each node has its own network, host name and address. Otherwise, all nodes use
 this machine's loopback interface. When this command exits, even if it is killed, its processes and
 networks are removed.
