@@ -9,23 +9,25 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-LOG = "ACCEL_DEMO_NODE_LOG"  # path of the log
+LOG = "ACCEL_DEMO_NODE_LOG"  # path of the log; members.py has the same name
 has_trained = False
 
 
-def record(event: str, **details) -> None:
-    line = json.dumps({"pid": os.getpid(), "event": event, **details}) + "\n"
+def record(event: str, details: "Callable[[], dict]" = dict) -> None:
+    """Write a line to the log. `details` returns its other values. Errors are never raised."""
     try:
-        file = os.open(os.environ.get(LOG, os.devnull), os.O_WRONLY | os.O_APPEND)
-    except OSError:  # the node has been removed
-        return
-    try:
-        os.write(file, line.encode())  # appending is atomic
-    finally:
-        os.close(file)
+        line = json.dumps({"pid": os.getpid(), "event": event, **details()}) + "\n"
+        file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(file, line.encode())  # appending is atomic
+        finally:
+            os.close(file)
+    except Exception:
+        pass
 
 
 def watch_groups(module) -> None:
@@ -37,13 +39,16 @@ def watch_groups(module) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args, **kwargs):
-        record("joins", **requested_place(signature, args, kwargs))
+        record("joins", lambda: requested_place(signature, args, kwargs))
         try:
             original(*args, **kwargs)
         except BaseException:
             record("fails to join")
             raise
-        record("has joined", rank=module.get_rank(), world_size=module.get_world_size())
+        record(
+            "has joined",
+            lambda: {"rank": module.get_rank(), "world_size": module.get_world_size()},
+        )
 
     module.init_process_group = init_process_group
 
@@ -56,10 +61,10 @@ def requested_place(signature, args, kwargs) -> dict:
     """
     try:
         arguments = signature.bind(*args, **kwargs).arguments
-        place = {name: arguments.get(name, -1) for name in ("rank", "world_size")}
-        if arguments.get("init_method") in (None, "env://") and "store" not in arguments:
-            for name, value in place.items():
-                place[name] = int(os.environ[name.upper()] if value == -1 else value)
+        place = {name: int(arguments.get(name, -1)) for name in ("rank", "world_size")}
+        if arguments.get("init_method") in (None, "env://") and arguments.get("store") is None:
+            for name in [name for name, value in place.items() if value == -1]:
+                place[name] = int(os.environ[name.upper()])
     except (TypeError, KeyError, ValueError):
         return {}
     return {} if -1 in place.values() else place
@@ -68,15 +73,17 @@ def requested_place(signature, args, kwargs) -> dict:
 def watch_accelerators(module) -> None:
     """Record how the first Accelerator was made, and how many processes it is connected to."""
     original = module.AcceleratorState.__init__
+    accelerator = module.AcceleratorState._shared_state  # empty until there is one
+    connection = module.PartialState._shared_state
 
     @functools.wraps(original)
     def __init__(self, *args, **kwargs):
-        is_first = kwargs.get("_from_accelerator") and not module.AcceleratorState._shared_state
-        is_plain = not kwargs.get("cpu") and not module.PartialState._shared_state
+        is_first = kwargs.get("_from_accelerator") and not accelerator
+        is_plain = not kwargs.get("cpu") and not connection
         original(self, *args, **kwargs)
         if is_first:
-            number = self.num_processes
-            record("makes an Accelerator", is_plain=is_plain, num_processes=number)
+            details = {"is_plain": is_plain, "num_processes": self.num_processes}
+            record("makes an Accelerator", lambda: details)
 
     module.AcceleratorState.__init__ = __init__
 
