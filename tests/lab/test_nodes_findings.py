@@ -59,7 +59,11 @@ def test_two_groups_of_two_nodes_are_told_from_one():
     # After a restart, the nodes may have changed places.
     changed = [state(*group(4, 0, 1), *group(4, 2, 3)), state(*group(4, 2, 3), *group(4, 0, 1))]
     assert findings.at_end(changed) == []
-    assert findings.at_end([state(*own, *group(4, 0, 1)), state(*own, *group(4, 2, 3))]) == []
+    # The same processes also join a group of all nodes, later or earlier.
+    common = [(0, "joins", 2, 4), (1, "joins", 3, 4)]
+    common += [(0, "has joined", 2, 4), (1, "has joined", 3, 4)]
+    assert findings.at_end([state(*own, *group(4, 0, 1)), state(*own, *common)]) == []
+    assert findings.at_end([state(*group(4, 0, 1), *own), state(*common, *own)]) == []
 
 
 def test_processes_that_train_alone_are_clones():
@@ -67,8 +71,12 @@ def test_processes_that_train_alone_are_clones():
     line = "trained alone: 2 processes on node 0, 2 on node 1; "
     assert findings.at_end([alone, alone]) == [f"{line}torch.distributed did not connect them"]
     assert findings.at_end([state((1, "trains")), state()]) == []
+    single = state((1, "trains"), (1, "joins", 0, 1), (1, "has joined", 0, 1), (2, "trains"))
+    assert findings.at_end([single, single]) == [f"{line}torch.distributed did not connect them"]
     connected = state((1, "trains"), *group(4, 1))  # one that begins alone, and joins later
     assert findings.at_end([connected, alone]) == []
+    again = [(1, "trains"), *group(4, 1), (1, "joins", 0, 1), (1, "has joined", 0, 1)]
+    assert findings.at_end([state(*again), state(*again)]) == []
     # torch.distributed is connected, but the Accelerator is not.
     for number, expected in (("1", [f"{line}Accelerator() counted 1 process in each"]), ("4", [])):
         made = '{"pid": %d, "event": "makes an Accelerator", "is_plain": true, "num_processes": %s}'

@@ -65,8 +65,8 @@ def have_plain_accelerators(states: list[NodeState]) -> bool:
 def _separate_groups(states: list[NodeState]) -> str:
     """Return a line if several nodes had process groups, and none had processes of two nodes."""
     connected = _counts(states, lambda member: member.was_connected)
-    on_node = _counts(states, lambda member: member.was_connected and member.is_group_on_node)
-    if on_node != connected or len(list(filter(None, connected))) < 2:
+    to_others = _counts(states, lambda member: member.was_connected_to_others)
+    if any(to_others) or len(list(filter(None, connected))) < 2:
         return ""
     line = f"{_per_node('separate process groups', connected)}; none had processes of two nodes"
     if all(state.bytes_sent == 0 for state in states):

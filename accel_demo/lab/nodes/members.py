@@ -15,6 +15,7 @@ class Member:
     waits_as: tuple[int, int] | None = None  # rank and world size, in `init_process_group`
     was_connected: bool = False  # to at least one other process
     is_group_on_node: bool = False  # all processes of its last group are on the same node
+    was_connected_to_others: bool = False  # to a process of another node
     trains: bool = False
     makes_plain_accelerator: bool = False  # `Accelerator()`, without `cpu=True`
     num_processes: int | None = None  # of its Accelerator
@@ -51,7 +52,10 @@ def read_members(log: list[str], running: list[int]) -> list[Member]:
                 if len({it.waits_as for it in waiting}) == size:
                     for each in waiting:
                         each.is_group_on_node = True
-                member.waits_as, member.was_connected = None, member.was_connected or size > 1
+                if size > 1:
+                    member.was_connected = True
+                    member.was_connected_to_others |= not member.is_group_on_node
+                member.waits_as = None
             case "makes an Accelerator":
                 member.makes_plain_accelerator = event["is_plain"]
                 member.num_processes = event["num_processes"]
