@@ -154,9 +154,9 @@ def environment_for_nodes(network: Loopback | Cables) -> dict[str, str]:
     """Return the variables that the commands of all nodes share.
 
     GPUs are hidden, because every node would choose the same ones. ACCELERATE_USE_CPU=true lets a
-    plain `Accelerator()` connect its processes nevertheless; `accelerate launch` passes it on.
-    Python programs are started normally, because only a process of the node can start another one
-    on the node.
+    plain `Accelerator()` connect its processes nevertheless. (`accelerate launch` overrides it if
+    its config has the distributed type NO or MULTI_CPU.) Python programs are started normally,
+    because only a process of the node can start another one on the node.
     """
     environment = environment_for(
         {
