@@ -80,6 +80,7 @@ class Training:
         run = claim_run(config, ENVIRONMENT, StopSignals(1), torch.device("cpu"), 100)
         run.load_checkpoint(self.load_state, self.model, self.scheduler)
         run.begin()
+        self.log = TrainLog(run.checkpoints.folder, self.config, 1, 0, {})
         return run.checkpoints
 
     def save(self, checkpoints: Checkpoints, step: int) -> None:
@@ -87,9 +88,7 @@ class Training:
         self.optimizer.param_groups[0]["weight_decay"] = self.scheduler.last_epoch = step
         torch.manual_seed(step)
         progress = Progress(self.config, 100, epoch=0, batches=step, step=step)
-        checkpoints.save(
-            self.save_state, progress, TrainLog(checkpoints.folder, self.config, 1, step, {})
-        )
+        checkpoints.save(self.save_state, progress, self.log)
 
     def steps(self) -> list[float]:
         """Return the step that each part of the training state stores."""
