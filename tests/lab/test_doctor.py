@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -145,10 +146,30 @@ def test_a_failed_launch_prints_one_line_without_the_launchers_report(start, con
 
 
 def test_a_launch_that_takes_too_long_is_stopped_with_all_its_processes(config):
-    before = set(psutil.Process().children(recursive=True))
+    path = config(NO + "use_cpu: true\n")
     with pytest.raises(LaunchFailed, match="no answer within 0.5 seconds"):
-        launch_probe(config(NO + "use_cpu: true\n"), seconds=0.5)
-    assert set(psutil.Process().children(recursive=True)) <= before
+        launch_probe(path, seconds=0.5)
+    own = {str(path), "accel_demo.lab.doctor.probe"}
+    assert not [words for words in commands_below_this_process() if own & set(words)]
+
+
+def test_the_processes_of_a_launch_are_found_by_their_command(config):
+    path = config(NO + "use_cpu: true\n")
+    command = [sys.executable, "-c", "import time; time.sleep(60)", str(path)]
+    process = subprocess.Popen(command)
+    try:
+        assert command in commands_below_this_process()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def commands_below_this_process() -> list[list[str]]:
+    commands = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            commands.append(process.cmdline())
+    return commands
 
 
 def test_stopping_a_launcher_stops_workers_in_a_different_session():
