@@ -11,6 +11,7 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.options import Parser
 
 COMMANDS = {  # the question that each command answers
+    "audit": "What is wrong with my training script?",
     "doctor": "What hardware do I have, and does my launch config start the processes it promises?",
     "shards": "Which process reads which sample in each epoch?",
     "lr": "How do the learning rate and the loss change with more processes?",

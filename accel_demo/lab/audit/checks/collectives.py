@@ -1,0 +1,154 @@
+"""Do all ranks call the same collectives, and does none of them leave while the others wait?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked, ranks_in_words
+
+PAGE = "20_collectives"
+CURE = (
+    "Every rank has to call the same collectives in the same order: take them out of branches that "
+    "only some ranks run, and let all ranks end their loops at the same step."
+)
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.is_distributed:
+        raise NotChecked("the ranks were not connected")
+    groups = {each["group"] for rank in evidence.ranks for each in rank.collectives}
+    if not groups:
+        raise NotChecked("the Flight Recorder saw no collective")
+    for group in sorted(groups):
+        if finding := _first_difference(evidence, group):
+            yield finding
+            return
+    if finding := _who_left(evidence):
+        yield finding
+
+
+def _calls(rank: Rank, group: str) -> dict[int, dict]:
+    """Map the number of each recorded collective of a group to the collective."""
+    return {
+        each["number"]: each
+        for each in rank.collectives
+        if each["group"] == group and not each["is_p2p"]
+    }
+
+
+def _first_difference(evidence: Evidence, group: str) -> Finding | None:
+    calls = {rank.number: _calls(rank, group) for rank in evidence.ranks}
+    calls = {number: each for number, each in calls.items() if each}
+    if len(calls) < 2:
+        return None
+    common = set.intersection(*(set(each) for each in calls.values()))
+    for number in sorted(common):
+        kinds = {rank: _kind(each[number]) for rank, each in calls.items()}
+        if len(set(kinds.values())) > 1:
+            texts = ", ".join(
+                f"rank {rank} calls {_in_words(calls[rank][number])}" for rank in calls
+            )
+            finding = Finding(
+                ERROR,
+                "collectives",
+                f"The ranks call different collectives: in collective {number}, {texts}.",
+                CURE,
+                PAGE,
+            )
+        else:
+            lines = {rank: tuple(each[number]["line"] or []) for rank, each in calls.items()}
+            if len(set(lines.values())) == 1 or not _crossed(calls, number):
+                continue
+            texts = ", ".join(
+                f"rank {rank} calls {calls[rank][number]['name']} in line {line[1]}"
+                for rank, line in lines.items()
+                if line
+            )
+            finding = Finding(
+                ERROR,
+                "collectives",
+                f"The ranks call equal collectives from different lines, so unrelated tensors are "
+                f"combined: in collective {number}, {texts}.",
+                CURE,
+                PAGE,
+            )
+        for rank, each in calls.items():
+            finding.add_place(each[number]["line"], rank)
+        return finding
+    return None
+
+
+def _kind(call: dict) -> tuple:
+    same_size = call["name"] in ("all_reduce", "broadcast", "reduce")
+    return call["name"], str(call["sizes"]) if same_size else "", str(call["types"])
+
+
+def _crossed(calls: dict[int, dict[int, dict]], number: int) -> bool:
+    """Return True if two ranks call from two lines in opposite order.
+
+    Different lines alone may be right: `if rank == 0: broadcast(a) else: broadcast(b)`.
+    """
+    ranks = list(calls)
+    first, second = calls[ranks[0]], calls[ranks[-1]]
+    if number + 1 not in first or number + 1 not in second:
+        return False
+    one, two = first[number]["line"], second[number]["line"]
+    return one == second[number + 1]["line"] and two == first[number + 1]["line"] and one != two
+
+
+def _in_words(call: dict) -> str:
+    sizes = " and ".join("x".join(map(str, size)) or "a scalar" for size in call["sizes"])
+    return f"{call['name']} of {sizes}" if sizes else call["name"]
+
+
+def _who_left(evidence: Evidence) -> Finding | None:
+    """Report a rank that ended or waits elsewhere while others wait for it in a collective."""
+    waiting = [rank for rank in evidence.ranks if _pending(rank) and not _left(rank)]
+    failed = [rank for rank in evidence.ranks if _lost_connection(rank)]
+    left = [rank for rank in evidence.ranks if _left(rank)]
+    stuck = waiting + [rank for rank in failed if rank not in waiting]
+    if not stuck or not (left or evidence.hang):
+        return None
+    world = len(evidence.ranks)
+    lines = {}
+    for rank in stuck:
+        call = _last_call(rank)
+        lines[rank.number] = call["line"] if call else None
+    numbers = [rank.number for rank in stuck]
+    call = _last_call(stuck[0])
+    what = f"{call['name']} (collective {call['number']})" if call else "a collective"
+    waits = "waits" if len(stuck) == 1 else "wait"
+    if left:
+        gone = ranks_in_words([rank.number for rank in left], world)
+        reached = max([_last_number(rank) for rank in left])
+        sentence = (
+            f"{ranks_in_words(numbers, world)} {waits} in {what} for {gone}, which left after "
+            f"collective {reached}."
+        )
+    else:
+        sentence = f"Training hangs: {ranks_in_words(numbers, world)} {waits} in {what}."
+    finding = Finding(ERROR, "collectives", sentence[0].upper() + sentence[1:], CURE, PAGE)
+    for number, line in lines.items():
+        finding.add_place(line, number)
+    return finding
+
+
+def _pending(rank: Rank) -> bool:
+    return any(not each["done"] for each in rank.collectives)
+
+
+def _left(rank: Rank) -> bool:
+    return rank.end is not None and rank.error is None
+
+
+def _lost_connection(rank: Rank) -> bool:
+    words = ("Connection closed", "Connection reset", "Broken pipe", "pair closure")
+    return rank.error is not None and any(word in rank.error["message"] for word in words)
+
+
+def _last_call(rank: Rank) -> dict | None:
+    pending = [each for each in rank.collectives if not each["done"]]
+    return (pending[:1] or rank.collectives[-1:] or [None])[0]
+
+
+def _last_number(rank: Rank) -> int:
+    return max([each["number"] for each in rank.collectives if not each["is_p2p"]], default=0)

@@ -1,0 +1,40 @@
+"""Which rank died first, and how?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.findings import ERROR, Finding
+
+PAGE = "20_collectives"
+CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "pair closure", "imed out")
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    failed = [rank for rank in evidence.ranks if rank.error]
+    own = [rank for rank in failed if not any(word in rank.error["message"] for word in CONNECTION)]
+    if own:
+        first = min(own, key=lambda rank: rank.end["time"])
+        error = first.error
+        message = error["message"].strip().splitlines() or [""]
+        finding = Finding(
+            ERROR,
+            "deaths",
+            f"Rank {first.number} failed first, with {error['type']}: {message[0]}",
+            "Repair this error. The errors of the other ranks follow from it.",
+            PAGE,
+        )
+        if error["places"]:
+            finding.add_place(error["places"][-1], first.number)
+        yield finding
+    elif not evidence.hang and evidence.exit_code not in (0, None):
+        killed = [rank for rank in evidence.ranks if rank.end is None]
+        if killed and len(killed) < len(evidence.ranks):
+            first = min(killed, key=lambda rank: rank.events[-1]["time"])
+            yield Finding(
+                ERROR,
+                "deaths",
+                f"Rank {first.number} was killed, or crashed without a Python error, after "
+                f"{len(first.of('step'))} optimizer steps.",
+                "Look at the end of the log for the signal: -9 often means that memory ran out.",
+                PAGE,
+            ).add_place(first.events[-1].get("line"), first.number)

@@ -1,0 +1,82 @@
+"""Do two ranks write the same file, or does one read it while another writes it?"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.findings import ERROR, WARNING, Finding, NotChecked, short_path
+
+PAGE = "35_complete_or_absent"
+WRITES = ("write", "save", "rename")
+ONE_WRITER = (
+    "Let only the main process write it (if accelerator.is_main_process, or if rank == 0), or give "
+    "each rank a file of its own."
+)
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    if len(evidence.ranks) < 2:
+        raise NotChecked("there was one process")
+    if not evidence.is_distributed:
+        raise NotChecked("the ranks were not connected")
+    by_path = defaultdict(lambda: defaultdict(list))
+    for rank in evidence.ranks:
+        for event in rank.of("file"):
+            by_path[event["path"]][rank.number].append(event)
+    for path, ranks in sorted(by_path.items()):
+        writers = {n: [e for e in events if e["how"] in WRITES] for n, events in ranks.items()}
+        writers = {number: events for number, events in writers.items() if events}
+        appending = [n for n, events in ranks.items() if any(e["how"] == "append" for e in events)]
+        if len(writers) > 1:
+            finding = Finding(
+                ERROR,
+                "files",
+                f"{len(writers)} ranks write {short_path(path)}. The last one wins, and a reader "
+                "may see a mixture.",
+                ONE_WRITER,
+                PAGE,
+            )
+            for number, events in writers.items():
+                finding.add_place(events[0]["line"], number)
+            yield finding
+        elif len(appending) > 1:
+            finding = Finding(
+                WARNING,
+                "files",
+                f"{len(appending)} ranks append to {short_path(path)}: their lines are mixed.",
+                ONE_WRITER,
+                PAGE,
+            )
+            for number in appending:
+                finding.add_place(ranks[number][0]["line"], number)
+            yield finding
+        else:
+            yield from _read_while_written(path, ranks)
+
+
+def _read_while_written(path: str, ranks: dict[int, list[dict]]) -> Iterator[Finding]:
+    for writer, begun, ended in _saves(ranks):
+        for reader, events in ranks.items():
+            reads = [event for event in events if event["how"] == "read" and reader != writer]
+            inside = [event for event in reads if begun["time"] < event["time"] < ended["time"]]
+            if inside:
+                finding = Finding(
+                    ERROR,
+                    "files",
+                    f"Rank {reader} reads {short_path(path)} while rank {writer} is writing it.",
+                    "Put a barrier, such as accelerator.wait_for_everyone(), after the write.",
+                    PAGE,
+                )
+                finding.add_place(begun["line"], writer)
+                finding.add_place(inside[0]["line"], reader)
+                yield finding
+                return
+
+
+def _saves(ranks: dict[int, list[dict]]) -> Iterator[tuple[int, dict, dict]]:
+    """Yield the rank, the begin and the end of each save."""
+    for rank, events in ranks.items():
+        begun = [event for event in events if event["how"] == "save"]
+        ended = [event for event in events if event["how"] == "saved"]
+        for first, last in zip(begun, ended, strict=False):
+            yield rank, first, last

@@ -1,0 +1,30 @@
+"""Do all ranks start with the same weights?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked
+
+PAGE = "22_ddp"
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.is_distributed:
+        raise NotChecked("the ranks were not connected")
+    starts = {rank.number: rank.first("weights") for rank in evidence.ranks}
+    sums = {number: event["sums"] for number, event in starts.items() if event and event["sums"]}
+    if len(sums) < 2:
+        raise NotChecked("no optimizer step, or the parameters are shards")
+    if len({tuple(each) for each in sums.values()}) > 1:
+        finding = Finding(
+            ERROR,
+            "initial",
+            "The ranks start with different weights. Averaged gradients never make them equal.",
+            "Wrap the model in DistributedDataParallel, which copies rank 0's weights to all "
+            "ranks, or seed all ranks equally before the model is created.",
+            PAGE,
+        )
+        for rank in evidence.ranks:
+            if rank.of("step"):
+                finding.add_place(rank.of("step")[0]["line"], rank.number)
+        yield finding

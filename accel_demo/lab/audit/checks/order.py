@@ -1,0 +1,42 @@
+"""Does a loader that shuffles return the samples in the same order in every epoch?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked
+
+PAGE = "30_who_saw_which_sample"
+LEAST = 8  # samples
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    several = False
+    for loader in {loader for rank in evidence.ranks for loader in rank.training_passes}:
+        ranks = [rank for rank in evidence.ranks if len(rank.training_passes.get(loader, [])) > 1]
+        several |= bool(ranks)
+        wrong = [rank for rank in ranks if _repeats(rank, loader)]
+        if wrong and len(wrong) == len(ranks):
+            finding = Finding(
+                ERROR,
+                "order",
+                "The sampler shuffles, but every epoch has the same samples in the same order on "
+                "each rank.",
+                "Call sampler.set_epoch(epoch) at the start of each epoch.",
+                PAGE,
+            )
+            for rank in wrong:
+                finding.add_place(rank.pass_of(loader, 1)["line"], rank.number)
+            yield finding
+    if not several:
+        raise NotChecked("no loader was read twice for training")
+
+
+def _repeats(rank: Rank, loader: int) -> bool:
+    passes = rank.training_passes[loader]
+    if not all(rank.pass_of(loader, batches[0]["number"])["shuffle"] for batches in passes):
+        return False
+    orders = [
+        [index for batch in batches for index in batch.get("indices") or []] for batches in passes
+    ]
+    length = min(map(len, orders))
+    return length >= LEAST and all(order[:length] == orders[0][:length] for order in orders)

@@ -1,0 +1,100 @@
+"""Are the weights of all ranks equal after each optimizer step?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.findings import ERROR, NOTE, Finding, NotChecked
+
+PAGE = "22_ddp"
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.is_distributed:
+        raise NotChecked("the ranks were not connected")
+    if any(rank.first("weights") is None for rank in evidence.ranks):
+        raise NotChecked("not every rank made an optimizer step")
+    optimizers = sorted({event["optimizer"] for event in evidence.ranks[0].of("step")})
+    compared = False
+    for optimizer in optimizers:
+        steps = [rank.steps(optimizer) for rank in evidence.ranks]
+        totals = list(zip(*([step["total"] for step in each] for each in steps), strict=False))
+        if not totals or None in totals[0]:
+            continue
+        compared = True
+        if optimizer == 0 and _started_differently(evidence):
+            continue  # reported by `initial`
+        equal = [len(set(each)) == 1 for each in totals]
+        if all(equal):
+            continue
+        number = equal.index(False)
+        if any(equal[number:]):
+            yield Finding(
+                NOTE,
+                "replicas",
+                f"The weights of the ranks differ after step {number + 1} and are equal again "
+                f"later, as in training with local steps.",
+                "If this is not what you want, average the gradients before each step.",
+                PAGE,
+            )
+            continue
+        reason, cure = _reason(evidence.ranks[0], steps[0][: number + 1])
+        finding = Finding(
+            ERROR,
+            "replicas",
+            f"The weights of the ranks differ after step {number + 1}: {reason}.",
+            cure,
+            PAGE,
+        )
+        for rank, each in zip(evidence.ranks, steps, strict=True):
+            backward = _backwards_of(rank, each[: number + 1])
+            finding.add_place((backward or [each[number]])[-1]["line"], rank.number)
+        yield finding
+    if not compared:
+        raise NotChecked("the parameters are shards, or there was no step")
+
+
+def _started_differently(evidence: Evidence) -> bool:
+    starts = [rank.first("weights") for rank in evidence.ranks]
+    return len({tuple(each["sums"] or []) for each in starts if each}) > 1
+
+
+def _backwards_of(rank: Rank, steps: list[dict]) -> list[dict]:
+    """Return the backward passes since the step before the last one of `steps`."""
+    begin = steps[-2]["time"] if len(steps) > 1 else 0
+    return [each for each in rank.of("backward") if begin < each["time"] <= steps[-1]["time"]]
+
+
+def _reason(rank: Rank, steps: list[dict]) -> tuple[str, str]:
+    """Return why the gradients were not averaged, and the cure."""
+    backwards = _backwards_of(rank, steps)
+    replicas = [replica for each in backwards for replica in each["replicas"]]
+    models = rank.first("models")
+    wrapped = models and any(
+        model["class"] == "DistributedDataParallel" for model in models["models"]
+    )
+    if replicas and not any(synchronized for _, synchronized in replicas):
+        return (
+            "all backward passes of this step ran inside no_sync(), so no gradients were averaged",
+            "Leave no_sync() for the last backward pass before each step.",
+        )
+    if wrapped and not replicas:
+        return (
+            "the model is wrapped in DistributedDataParallel, but called without the wrapper, so "
+            "its gradients are not averaged",
+            "Call the wrapped model, not model.module or a reference from before wrapping.",
+        )
+    accelerators, prepared = rank.of("accelerator"), rank.of("prepared")
+    if accelerators and not any("model" in event["kinds"] for event in prepared):
+        return (
+            "the model was not passed to accelerator.prepare, so its gradients are not averaged",
+            "Pass the model to accelerator.prepare, and use what it returns.",
+        )
+    if not wrapped:
+        return (
+            "the model is not wrapped in DistributedDataParallel, so no gradients are averaged",
+            "Wrap the model in DistributedDataParallel before training.",
+        )
+    return (
+        "something changes the weights or the gradients of one rank alone",
+        "Look for code that runs on one rank only, between the backward pass and the step.",
+    )

@@ -1,0 +1,116 @@
+"""Do all ranks read the same samples?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked
+
+PAGE = "30_who_saw_which_sample"
+LEAST = 4  # samples; fewer may be equal by chance
+MOST_SHARED = 0.5  # of the samples of a pass. Padding repeats a few samples.
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.is_distributed:
+        raise NotChecked("the ranks were not connected")
+    ranks = [rank for rank in evidence.ranks if rank.training_passes]
+    if len(ranks) < 2:
+        yield from _check_inputs(evidence)
+        return
+    for loader in ranks[0].training_passes:
+        others = [rank for rank in ranks[1:] if loader in rank.training_passes]
+        same = [rank for rank in others if _share(ranks[0], rank, loader) > MOST_SHARED]
+        if not same:
+            continue
+        about = ranks[0].pass_of(loader)
+        is_stream = about["samples"] is None or about["sampler"] == "_InfiniteConstantSampler"
+        cure = (
+            "Let each rank yield its own part of the stream: every world_size-th sample, starting "
+            "with its rank (and likewise for each loader worker)."
+            if is_stream
+            else "Pass the loader to accelerator.prepare, or give it a DistributedSampler."
+        )
+        finding = Finding(
+            ERROR,
+            "samples",
+            f"The ranks read the same samples: rank {ranks[0].number} also read "
+            f"{_share(ranks[0], same[0], loader):.0%} of what rank {same[0].number} read.",
+            cure,
+            PAGE,
+        )
+        for rank in [ranks[0], *same]:
+            finding.add_place(rank.pass_of(loader)["line"], rank.number)
+        yield finding
+
+
+def _share(first: Rank, second: Rank, loader: int) -> float:
+    """Return how much of what `second` read in its first pass, `first` also read."""
+    own, other = (_contents(rank.training_passes[loader][0]) for rank in (first, second))
+    shares = [
+        sum(sample in theirs for sample in ours) / len(ours)
+        for theirs, ours in zip(map(set, own), other, strict=False)
+        if len(ours) >= LEAST and len(set(ours)) > 1
+    ]
+    by_index = _share_of_indices(first, second, loader)
+    return max(max(shares[:1], default=0.0), by_index)
+
+
+def _contents(batches: list[dict]) -> list[list[int]]:
+    """Return the checksums of all samples, a list per tensor of the batch; the largest first."""
+    leaves: list[list[int]] = []
+    for batch in batches:
+        for number, sums in enumerate(batch.get("samples", [])):
+            if number == len(leaves):
+                leaves.append([])
+            leaves[number] += sums
+    return sorted(leaves, key=lambda sums: -len(set(sums)))
+
+
+def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
+    """Return how many indices are equal, if the equal ones also have equal labels.
+
+    Random augmentation changes the images, but not the labels. Equal indices alone prove nothing:
+    each rank may have a dataset of its own.
+    """
+    labels = []
+    for rank in (first, second):
+        known: dict[int, list[int]] = {}
+        for batch in rank.training_passes[loader][0]:
+            columns = batch.get("samples", [])
+            for place, index in enumerate(batch.get("indices") or []):
+                known[index] = [sums[place] for sums in columns if len(sums) > place]
+        labels.append(known)
+    common = labels[0].keys() & labels[1].keys()
+    if len(common) < LEAST or not labels[1]:
+        return 0.0
+    columns = min(len(labels[0][index]) for index in common)
+    for column in range(columns):
+        pairs = [(labels[0][index][column], labels[1][index][column]) for index in common]
+        if len({pair[0] for pair in pairs}) > 1 and all(one == two for one, two in pairs):
+            return len(common) / len(labels[1])
+    return 0.0
+
+
+def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
+    """Without a loader, compare what the wrapped models received."""
+    inputs = {}
+    for rank in evidence.ranks:
+        sums = [tuple(map(tuple, event["samples"])) for event in rank.of("backward")]
+        inputs[rank.number] = [each for each in sums if each and len(each[0]) >= LEAST]
+    if len(inputs) < 2 or not all(inputs.values()):
+        raise NotChecked("no data loader was used for training")
+    first, *others = inputs
+    same = [rank for rank in others if inputs[rank] == inputs[first]]
+    if same:
+        finding = Finding(
+            ERROR,
+            "samples",
+            "All ranks train on the same samples: their models received equal inputs.",
+            "Let each rank draw or read its own samples, for example by a seed that depends on the "
+            "rank.",
+            PAGE,
+        )
+        for rank in evidence.ranks:
+            if rank.number in (first, *same):
+                finding.add_place(rank.of("backward")[0]["line"], rank.number)
+        yield finding

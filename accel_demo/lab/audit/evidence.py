@@ -1,0 +1,140 @@
+"""Read the events that the observer has written: one `Rank` per training process."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+# Events that only a training process causes. A launcher also imports torch.
+OF_TRAINING = {"connecting", "connected", "accelerator", "batch", "backward", "step"}
+
+
+@dataclass
+class Rank:
+    """One training process and its events, in the order in which they happened.
+
+    `collectives` are the last ones, from the Flight Recorder, and `stacks` the Python stacks that
+    the process has sent while it was waiting.
+    """
+
+    pid: int
+    number: int
+    world: int  # the number of processes that the launcher started
+    events: list[dict]
+    collectives: list[dict] = field(default_factory=list)
+    stacks: list = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[dict]:
+        return [event for event in self.events if event["kind"] in kinds]
+
+    def first(self, kind: str) -> dict | None:
+        return next(iter(self.of(kind)), None)
+
+    @cached_property
+    def connected_world(self) -> int:
+        """Number of connected processes that this rank knows, 1 if it has not connected."""
+        return max([event["world"] for event in self.of("connected")], default=1)
+
+    @cached_property
+    def end(self) -> dict | None:
+        """How the process ended, or None if it was killed."""
+        return next(reversed(self.of("end")), None)
+
+    @cached_property
+    def error(self) -> dict | None:
+        return self.end["error"] if self.end else None
+
+    def steps(self, optimizer: int = 0) -> list[dict]:
+        return [event for event in self.of("step") if event["optimizer"] == optimizer]
+
+    @cached_property
+    def training_passes(self) -> dict[int, list[list[dict]]]:
+        """Map each loader that is used for training to its passes, each a list of batches.
+
+        A loader is used for training if a backward pass follows at least one of its batches before
+        the next batch of another loader. Accelerate reads one batch ahead.
+        """
+        passes: dict[int, dict[int, list[dict]]] = {}
+        trained: set[int] = set()
+        latest = None
+        for event in self.events:
+            if event["kind"] == "batch":
+                latest = event["loader"]
+                passes.setdefault(latest, {}).setdefault(event["number"], []).append(event)
+            elif event["kind"] == "backward" and latest is not None:
+                trained.add(latest)
+        return {
+            loader: [batches for _, batches in sorted(numbers.items())]
+            for loader, numbers in passes.items()
+            if loader in trained
+        }
+
+    def pass_of(self, loader: int, number: int = 0) -> dict:
+        """Return the event with which a pass of a loader began."""
+        return next(
+            event
+            for event in self.of("pass")
+            if event["loader"] == loader and event["number"] == number
+        )
+
+
+@dataclass
+class Evidence:
+    """All that an audit has seen. `hang` is set if the training hung and was killed."""
+
+    ranks: list[Rank]
+    exit_code: int | None
+    hang: bool = False
+    out_of_time: bool = False
+
+    @property
+    def world(self) -> int:
+        """Number of processes that were started."""
+        return max([rank.world for rank in self.ranks] + [len(self.ranks)])
+
+    @property
+    def is_distributed(self) -> bool:
+        return any(rank.connected_world > 1 for rank in self.ranks)
+
+    def counts(self, kind: str) -> list[int]:
+        return [len(rank.of(kind)) for rank in self.ranks]
+
+
+def read(folder: Path, is_alive: Callable[[int], bool] = lambda pid: False) -> list[Rank]:
+    """Return the ranks of the first start, ordered by rank. torchrun may have restarted them."""
+    found = []
+    for file in folder.glob("*.jsonl"):
+        events = [json.loads(line) for line in _whole_lines(file)]
+        if events and OF_TRAINING & {event["kind"] for event in events}:
+            found.append(_rank_of(events))
+    restarts = {
+        rank.pid: int(rank.events[0]["variables"].get("TORCHELASTIC_RESTART_COUNT", 0))
+        for rank in found
+    }
+    first = min(restarts.values(), default=0)
+    ranks = [rank for rank in found if restarts[rank.pid] == first]
+    for rank in ranks:
+        for event in rank.of("collectives"):
+            if len(event["collectives"]) >= len(rank.collectives):
+                rank.collectives = event["collectives"]
+        answer = folder / f"{rank.pid}.answer"
+        if answer.exists():
+            content = json.loads(answer.read_text())
+            rank.collectives, rank.stacks = content["collectives"], content["stacks"]
+    return sorted(ranks, key=lambda rank: (rank.number, rank.pid))
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """Return the lines that have been written completely."""
+    text = file.read_text(errors="replace")
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _rank_of(events: list[dict]) -> Rank:
+    variables = events[0]["variables"]
+    number, world = int(variables.get("RANK", 0)), int(variables.get("WORLD_SIZE", 1))
+    for event in events:
+        if event["kind"] == "connected":
+            number, world = event["rank"], max(world, event["world"])
+    return Rank(events[0]["pid"], number, world, events)

@@ -1,0 +1,90 @@
+"""How the reader's command is started: with several processes, the observer, and without GPUs."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from accel_demo import observer
+from accel_demo.errors import UserError
+from accel_demo.observer.events import FOLDER
+from accel_demo.observer.limits import BATCHES, STEPS
+
+INJECT = Path(observer.__file__).parent / "inject"
+RUN_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+OFFLINE = {  # experiment trackers do not send the results of an audit
+    "WANDB_MODE": "offline",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "offline",
+}
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ZE_AFFINITY_MASK": "-1"}
+
+
+def command_for(words: list[str], processes: int | None) -> list[str]:
+    """Return the command to start. A Python script gets `processes` processes from torchrun.
+
+    A launcher of the reader is started as it is. Without `processes`, so is `python script.py`,
+    because the script may start its processes itself.
+    """
+    words = list(words)
+    if words[0].endswith(".py"):
+        words, processes = ["python", *words], processes or 2
+    if not Path(words[0]).name.startswith("python") or is_launcher(words) or processes is None:
+        if processes is not None:
+            raise UserError(
+                "--processes needs a Python script. A launcher takes its own flag, such as "
+                "--nproc-per-node or --num_processes."
+            )
+        return words
+    own = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # A random port: several audits may run at once.
+    return [words[0], *own, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words[1:]]
+
+
+def is_launcher(words: list[str]) -> bool:
+    return any(
+        words[n : n + 1] == ["-m"] and words[n + 1] in RUN_MODULES for n in range(len(words) - 1)
+    )
+
+
+def environment_for(folder: Path, batches: int, steps: int, gpu: bool, has_gpus: bool) -> dict:
+    """Return the environment of the audited command."""
+    environment = dict(os.environ)
+    environment |= {FOLDER: str(folder), BATCHES: str(batches), STEPS: str(steps)}
+    paths = [str(INJECT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["PYTHONUNBUFFERED"] = "1"
+    for name, value in OFFLINE.items():
+        environment.setdefault(name, value)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    if not gpu:
+        environment |= HIDDEN
+        if has_gpus:  # with them, plain Accelerator() would connect: so let it connect here, too
+            environment["ACCELERATE_USE_CPU"] = "true"
+    return environment
+
+
+def check_program(words: list[str]) -> None:
+    """Raise `UserError` if the program or the Python file of the command does not exist."""
+    if shutil.which(words[0]) is None:
+        raise UserError(f"there is no program {words[0]}")
+    for word in words[1:]:
+        if word.endswith(".py"):
+            if not Path(word).is_file():
+                raise UserError(f"there is no file {word}")
+            return
+        if word in ("-c", "-m"):
+            return
+    if any(
+        set("IES") & set(word[1:])
+        for word in words[1:2]
+        if word.startswith("-") and word[1:2] != "-"
+    ):
+        raise UserError(
+            f"{words[0]} {words[1]} ignores PYTHONPATH, so the script cannot be observed"
+        )
+
+
+def python_of(words: list[str]) -> str:
+    return shutil.which(words[0]) or sys.executable

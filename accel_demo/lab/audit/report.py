@@ -1,0 +1,58 @@
+"""Print the findings of an audit."""
+
+from accel_demo.lab.audit.checks import CHECKS
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.findings import (
+    NOTE,
+    Finding,
+    ranks_in_words,
+    short_path,
+    text_of,
+)
+
+
+def print_report(
+    evidence: Evidence,
+    findings: list[Finding],
+    skipped: dict[str, str],
+    result: dict,
+    waits: list[str],
+) -> None:
+    world = len(evidence.ranks)
+    for finding in findings:
+        if finding.verdict == NOTE:
+            continue
+        print(f"\n{finding.verdict}: {finding.sentence}")
+        for place, ranks in finding.places.items():
+            print(f"  {short_path(place[0])}:{place[1]} ({ranks_in_words(ranks, world)})")
+            print(f"      {text_of(place)}")
+        print(f"  cure: {finding.cure}")
+        print(f"  page: {finding.page}")
+    print()
+    for finding in findings:
+        if finding.verdict == NOTE:
+            print(f"note: {finding.sentence} ({finding.page})")
+    for line in waits:
+        print(f"warning: {line}")
+    seen = [
+        f"{world} process{'es' if world > 1 else ''}",
+        f"{max(evidence.counts('step'))} optimizer steps",
+        f"{max(evidence.counts('batch'))} batches",
+        f"{max(len(rank.collectives) for rank in evidence.ranks)} collectives per process",
+    ]
+    done = [name for name in CHECKS if name not in skipped]
+    print(f"checked: {', '.join(done)} ({', '.join(seen)})")
+    for name, reason in skipped.items():
+        print(f"not checked: {name}, because {reason}")
+    faults = {
+        (event["hook"], event["message"]) for rank in evidence.ranks for event in rank.of("fault")
+    }
+    for hook, message in sorted(faults):
+        print(f"not checked: what the observer's {hook} sees, because it failed ({message})")
+    for path in result["changed"]:
+        print(f"put back: {short_path(path)}, which the script had changed")
+    for path in result["new"]:
+        print(f"new: {short_path(path)}")
+    for rank in evidence.ranks:
+        for event in rank.of("unprotected"):
+            print(f"not put back: {short_path(event['path'])} ({event['reason']})")

@@ -1,0 +1,149 @@
+"""Follow the audited command: print progress, notice a hang, and end the run in time."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from accel_demo.errors import say
+from accel_demo.lab.audit.evidence import Rank, read
+from accel_demo.lab.audit.findings import short_path, text_of
+from accel_demo.processes.launch import start
+
+SILENCE = 8.0  # seconds without any event
+SAMPLE = 2.0  # seconds in which no process may compute or wait for a core
+BUSY = 0.1  # seconds of both together that are less than work
+ANSWER_TIMEOUT = 5.0  # seconds
+POLL_INTERVAL = 0.2
+
+
+class Supervisor:
+    """A running audit. `folder` contains the events, the plan and the result."""
+
+    def __init__(self, folder: Path, plan: dict, time_limit: float):
+        self.folder, self.plan, self.time_limit = folder, plan, time_limit
+        self.hang = self.out_of_time = False
+        self.waits: list[str] = []  # lines about ranks that wait outside a collective
+        self.asked_at = 0.0
+
+    def run(self) -> dict:
+        """Run the command to its end. Return the keeper's result."""
+        (self.folder / "plan.json").write_text(json.dumps(self.plan))
+        command = [sys.executable, "-m", "accel_demo.lab.audit.keeper", str(self.folder)]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        self.keeper = start(
+            command,
+            environment,
+            subprocess.DEVNULL,
+            None,
+            stdin=subprocess.PIPE,
+            new_session=True,
+        )
+        try:
+            self.follow()
+        finally:
+            assert self.keeper.stdin
+            with suppress(BrokenPipeError):
+                self.keeper.stdin.close()
+            self.keeper.wait()
+        result = self.folder / "result.json"
+        if not result.exists():
+            return {"code": None, "error": "the audit's own process was killed", "changed": []}
+        return json.loads(result.read_text())
+
+    def follow(self) -> None:
+        begun = time.monotonic()
+        shown = 0.0
+        while self.keeper.poll() is None:
+            time.sleep(POLL_INTERVAL)
+            if time.monotonic() > begun + self.time_limit:
+                self.out_of_time = True
+                self.ask(self.running_ranks())
+                return
+            if time.monotonic() > shown + 1:
+                shown = time.monotonic()
+                self.show_progress(time.monotonic() - begun)
+            if self.is_silent() and self.is_idle():
+                self.look_for_a_hang()
+                if self.hang:
+                    return
+
+    def show_progress(self, seconds: float) -> None:
+        if sys.stderr.isatty():
+            ranks = read(self.folder)
+            steps = max((len(rank.of("step")) for rank in ranks), default=0)
+            line = f"{seconds:3.0f} s: {len(ranks)} training processes, {steps} optimizer steps"
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+
+    def is_silent(self) -> bool:
+        """Return True if a rank exists, and no rank has written an event for `SILENCE` seconds."""
+        times = [file.stat().st_mtime for file in self.folder.glob("*.jsonl")]
+        return bool(times) and time.time() - max([*times, self.asked_at]) > SILENCE
+
+    def is_idle(self) -> bool:
+        """Return True if no process of the command computes or waits for a core."""
+        before = self.work_of_all()
+        time.sleep(SAMPLE)
+        return self.is_silent() and self.work_of_all() - before < BUSY
+
+    def work_of_all(self) -> float:
+        """Return the seconds that all processes have computed, or waited for a core."""
+        total = 0.0
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.keeper.pid).children(recursive=True):
+                for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                    with suppress(OSError, ValueError):
+                        computed, waited, *_ = map(int, file.read_text().split())
+                        total += (computed + waited) / 1e9
+        return total
+
+    def running_ranks(self) -> list[Rank]:
+        ranks = read(self.folder)
+        return [rank for rank in ranks if rank.end is None and psutil.pid_exists(rank.pid)]
+
+    def ask(self, ranks: list[Rank]) -> None:
+        """Let the ranks write their collectives and stacks, and wait until they have."""
+        self.asked_at = time.time()
+        for rank in ranks:
+            (self.folder / f"{rank.pid}.answer").unlink(missing_ok=True)
+            with suppress(OSError):
+                pipe = os.open(self.folder / f"{rank.pid}.ask", os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, b"?")
+                os.close(pipe)
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        while time.monotonic() < deadline:
+            if all((self.folder / f"{rank.pid}.answer").exists() for rank in ranks):
+                return
+            time.sleep(0.05)
+
+    def look_for_a_hang(self) -> None:
+        """Set `hang` if every running rank waits in a collective."""
+        self.ask(self.running_ranks())
+        ranks = self.running_ranks()
+        outside = [rank for rank in ranks if not waits_in_a_collective(rank)]
+        self.hang = bool(ranks) and not outside
+        for rank in outside:
+            own = [place for place in (rank.stacks or [[]])[0] if Path(place[0]).exists()]
+            user = [
+                place
+                for place in own
+                if "site-packages" not in place[0] and "/lib/python" not in place[0]
+            ]
+            if user:
+                place = (user[0][0], user[0][1])
+                where = f"{short_path(place[0])}:{place[1]}: {text_of(place)}"
+                line = f"rank {rank.number} waits at {where}"
+                if line not in self.waits:
+                    self.waits.append(line)
+                    say(line)
+
+
+def waits_in_a_collective(rank: Rank) -> bool:
+    """Return True if a collective is pending, or the rank is still connecting."""
+    connecting = len(rank.of("connecting")) > len(rank.of("connected"))
+    return connecting or any(not each["done"] for each in rank.collectives)

@@ -1,0 +1,40 @@
+"""Read the collectives of this process from PyTorch's Flight Recorder.
+
+It records every collective, also the all-reduces of DistributedDataParallel in C++, each with the
+Python stack that started it. https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+"""
+
+import pickle
+import sys
+
+from .events import emit, guarded, is_own_file
+
+
+@guarded
+def record() -> None:
+    """Write one event with all recorded collectives."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        emit("collectives", collectives=recent())
+
+
+def recent() -> list[dict]:
+    """Return the recorded collectives, oldest first."""
+    dump = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace(True, True, False)
+    return [_fields_of(entry) for entry in pickle.loads(dump).get("entries", [])]
+
+
+def _fields_of(entry: dict) -> dict:
+    places = [[each["filename"], each["line"], each["name"]] for each in entry["frames"]]
+    own = [place for place in places if is_own_file(place[0])]
+    return {
+        "group": entry["process_group"][1],
+        "number": entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
+        "name": entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
+        "is_p2p": entry["is_p2p"],
+        "sizes": entry["input_sizes"],
+        "types": entry["input_dtypes"],
+        "done": entry["retired"],
+        "line": own[0] if own else None,
+        "inside": places[0][2] if places else None,
+    }

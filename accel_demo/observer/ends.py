@@ -1,0 +1,76 @@
+"""Observe how this process ends."""
+
+import atexit
+import functools
+import sys
+import traceback
+
+from . import collectives
+from .events import emit, guarded, is_own_file
+
+
+def watch() -> None:
+    atexit.register(_ended)
+    from .imports import when_imported
+
+    when_imported("torch.multiprocessing.spawn", _observe_spawn)
+
+
+@guarded
+def _ended() -> None:
+    """Record the end, with the error that Python has printed, if any."""
+    if sys.modules.get("torch") is None:
+        return
+    collectives.record()
+    emit("end", error=describe(getattr(sys, "last_value", None)))
+
+
+def describe(error: BaseException | None) -> dict | None:
+    """Return the type, the message and the script's lines of an error, outermost first."""
+    if error is None:
+        return None
+    places = [
+        [place.filename, place.lineno, place.name]
+        for place in traceback.extract_tb(error.__traceback__)
+        if is_own_file(place.filename)
+    ]
+    return {"type": type(error).__name__, "message": str(error)[:2000], "places": places}
+
+
+def _observe_spawn(module) -> None:
+    """mp.spawn catches the errors of its processes. It starts `_wrap`, pickled by its name."""
+    original = module._wrap
+
+    @functools.wraps(original)
+    def wrapped(function, *args):
+        original(_Reporting(function), *args)
+
+    module._wrap = wrapped
+
+
+class _Reporting:
+    """A function that records its error before it raises it."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args):
+        try:
+            self.function(*args)
+        except BaseException as error:
+            _failed(error)
+            raise
+        else:
+            _returned()
+
+
+@guarded
+def _failed(error) -> None:
+    collectives.record()
+    emit("end", error=describe(error))
+
+
+@guarded
+def _returned() -> None:
+    collectives.record()
+    emit("end", error=None)

@@ -1,0 +1,117 @@
+"""Write what happens in this process to a file of its own, one JSON object per line.
+
+Every event has `kind`, `time` (seconds, equal clocks on one machine) and `line`: the place in the
+script that caused it, as [file, line number, function].
+"""
+
+import functools
+import json
+import os
+import sys
+import sysconfig
+import time
+
+FOLDER = "ACCEL_DEMO_AUDIT"  # environment variable: the folder that receives the files
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+) + (
+    os.path.join(sys.base_prefix, "lib") + os.sep,
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    "<",
+)
+
+
+class _Log:
+    """The file of this process. A forked process opens its own."""
+
+    folder: str = ""
+    process = 0  # ID of the process that opened the file
+    file = -1
+    muted = False
+    faults: set[str] = set()
+
+
+def begin(folder: str) -> None:
+    """Write all further events to files in `folder`."""
+    _Log.folder = folder
+
+
+def mute() -> None:
+    """Write no more events in this process, because it is not a training process."""
+    _Log.process, _Log.muted = os.getpid(), True
+
+
+def is_muted() -> bool:
+    return not _Log.folder or (_Log.muted and _Log.process == os.getpid())
+
+
+def path_of(name: str) -> str:
+    """Return the path of a file of this process, `name` is its ending."""
+    return os.path.join(_Log.folder, f"{os.getpid()}.{name}")
+
+
+def emit(kind: str, /, **fields) -> None:
+    """Write one event."""
+    if is_muted():
+        return
+    if _Log.process != os.getpid():  # the first event, or the first one after a fork
+        _Log.process, _Log.muted = os.getpid(), False
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        _Log.file = os.open(path_of("jsonl"), flags, 0o600)
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        variables = {name: os.environ[name] for name in names if name in os.environ}
+        _write("process", pid=os.getpid(), argv=sys.argv, cwd=os.getcwd(), variables=variables)
+    _write(kind, **fields)
+
+
+def _write(kind: str, /, **fields) -> None:
+    line = json.dumps({"kind": kind, "time": time.time(), **fields}, default=str)
+    os.write(_Log.file, line.encode() + b"\n")
+
+
+def guarded(function):
+    """Make a hook that never raises: its first failure is an event, later ones are silent."""
+
+    @functools.wraps(function)
+    def hook(*args, **kwargs):
+        if is_muted():
+            return None
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if function.__qualname__ not in _Log.faults:
+                _Log.faults.add(function.__qualname__)
+                try:
+                    emit("fault", hook=function.__qualname__, message=repr(error))
+                except OSError:  # the folder is gone or the disk is full
+                    _Log.muted = True
+            return None
+
+    return hook
+
+
+def line_of_script(skip: int = 1) -> list | None:
+    """Return the innermost place in the script's own code, as [file, line, function]."""
+    frame = sys._getframe(skip)
+    while frame is not None:
+        if is_own_file(frame.f_code.co_filename):
+            return [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def is_own_file(name: str) -> bool:
+    """Return True if a source file belongs to the script, not to Python or a library."""
+    if name.startswith(_LIBRARIES):
+        return bool(_script_folder()) and os.path.abspath(name).startswith(_script_folder())
+    return f"{os.sep}site-packages{os.sep}" not in name
+
+
+@functools.cache
+def _script_folder() -> str:
+    """Return the folder of a script that is installed as a library, or "" for all others."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is None or not spec.origin or not spec.parent or spec.parent.startswith("torch"):
+        return ""
+    return os.path.dirname(os.path.abspath(spec.origin)) + os.sep

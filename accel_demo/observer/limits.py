@@ -1,0 +1,46 @@
+"""Shorten a run: few batches per pass over a loader, and few optimizer steps in all."""
+
+import functools
+import os
+import sys
+
+from .events import emit, line_of_script
+
+BATCHES, STEPS = "ACCEL_DEMO_AUDIT_BATCHES", "ACCEL_DEMO_AUDIT_STEPS"  # 0 or absent: no limit
+_real_lengths: dict = {}
+
+
+def pass_is_over(batches: int) -> bool:
+    """Return True if a pass has had all its batches."""
+    most = int(os.environ.get(BATCHES) or 0)
+    return 0 < most <= batches
+
+
+def end_run_after(steps: int) -> None:
+    """Exit with code 0 before the next optimizer step if this process has made all its steps."""
+    most = int(os.environ.get(STEPS) or 0)
+    if 0 < most <= steps:
+        emit("enough", steps=steps, line=line_of_script(3))
+        sys.exit(0)
+
+
+def shorten(loader_class) -> None:
+    """Let `len(loader)` be at most the number of batches of a pass."""
+    original = loader_class.__len__
+    _real_lengths["len"] = original
+
+    @functools.wraps(original)
+    def length(self):
+        most = int(os.environ.get(BATCHES) or 0)
+        real = original(self)
+        return min(real, most) if most else real
+
+    loader_class.__len__ = length
+
+
+def real_length(loader) -> int | None:
+    """Return the number of batches that the loader would have, or None if it is unknown."""
+    try:
+        return _real_lengths["len"](loader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,178 @@
+"""Observe which samples each data loader returns, and end each pass after a few batches.
+
+A pass is one iteration over a loader: an epoch, or an evaluation.
+"""
+
+import functools
+import sys
+import weakref
+import zlib
+from collections import deque
+
+from . import limits
+from .events import emit, guarded, line_of_script, mute
+
+MOST_BATCHES = 400  # per process; the samples of further batches are not recorded
+_numbers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # loader -> [number, passes]
+_passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _Pass
+_recorded = 0
+
+
+class _Pass:
+    def __init__(self):
+        self.loader, self.number, self.batches, self.line = None, 0, 0, None
+        self.indices: deque = deque()  # of the batches that were requested, but not returned
+
+
+def observe_torch(torch) -> None:
+    module = torch.utils.data.dataloader
+    loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+    begin, reset = loader.__iter__, iterator._reset
+    next_index, next_batch = iterator._next_index, iterator.__next__
+
+    @functools.wraps(begin)
+    def observed_begin(self):
+        result = begin(self)
+        _begun(self, result)
+        return result
+
+    @functools.wraps(reset)
+    def observed_reset(self, *args, **kwargs):
+        _passes.pop(self, None)
+        return reset(self, *args, **kwargs)
+
+    @functools.wraps(next_index)
+    def observed_index(self):
+        indices = next_index(self)
+        _requested(self, indices)
+        return indices
+
+    @functools.wraps(next_batch)
+    def observed_batch(self):
+        state = _passes.get(self)
+        if state is not None and limits.pass_is_over(state.batches):
+            _ended(self, shortened=True)
+            raise StopIteration
+        try:
+            batch = next_batch(self)
+        except StopIteration:
+            _ended(self, shortened=False)
+            raise
+        _returned(self, batch)
+        return batch
+
+    loader.__iter__, iterator._reset = observed_begin, observed_reset
+    iterator._next_index, iterator.__next__ = observed_index, observed_batch
+    limits.shorten(loader)
+
+    worker = torch.utils.data._utils.worker
+    work = worker._worker_loop
+
+    @functools.wraps(work)
+    def quiet_work(*args, **kwargs):
+        mute()  # this process loads data, and does not train
+        return work(*args, **kwargs)
+
+    worker._worker_loop = quiet_work
+
+
+def _state_of(iterator) -> _Pass:
+    if iterator not in _passes:
+        _passes[iterator] = _Pass()
+    return _passes[iterator]
+
+
+@guarded
+def _begun(loader, iterator) -> None:
+    state = _state_of(iterator)
+    entry = _numbers.setdefault(loader, [len(_numbers), 0])
+    state.loader, state.number, state.line = entry[0], entry[1], line_of_script(3)
+    entry[1] += 1
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    while hasattr(sampler, "batch_sampler"):  # Accelerate's BatchSamplerShard
+        sampler = sampler.batch_sampler.sampler
+    emit(
+        "pass",
+        loader=state.loader,
+        number=state.number,
+        line=state.line,
+        length=limits.real_length(loader),
+        samples=_length(loader.dataset),
+        dataset=type(loader.dataset).__name__,
+        sampler=type(sampler).__name__,
+        shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
+        epoch=getattr(sampler, "epoch", None),
+        batch_size=loader.batch_size,
+        workers=loader.num_workers,
+        loader_class=type(loader).__name__,
+    )
+
+
+def _length(dataset) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+@guarded
+def _requested(iterator, indices) -> None:
+    _state_of(iterator).indices.append(indices)
+
+
+@guarded
+def _returned(iterator, batch) -> None:
+    global _recorded
+    state = _state_of(iterator)
+    state.batches += 1
+    indices = state.indices.popleft() if state.indices else None
+    details = {}
+    if _recorded < MOST_BATCHES:
+        _recorded += 1
+        details = {"indices": _as_list(indices), "samples": fingerprints(batch)}
+    emit("batch", loader=state.loader, number=state.number, batch=state.batches - 1, **details)
+
+
+def _as_list(indices) -> list | None:
+    if isinstance(indices, (list, tuple)) and all(hasattr(each, "__index__") for each in indices):
+        return [each.__index__() for each in indices]
+    return None  # a stream, or keys that are no integers
+
+
+@guarded
+def _ended(iterator, shortened: bool) -> None:
+    if (state := _passes.pop(iterator, None)) is not None:
+        emit(
+            "pass end",
+            loader=state.loader,
+            number=state.number,
+            batches=state.batches,
+            shortened=shortened,
+        )
+
+
+def fingerprints(batch) -> list[list[int]]:
+    """Return one list per tensor in the batch, with a checksum for each of its samples."""
+    torch = sys.modules["torch"]
+    found, waiting = [], [batch]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, torch.Tensor) and value.dim() and value.numel():
+            found.append(_checksums(torch, value))
+        elif isinstance(value, (list, tuple)):
+            if value and all(isinstance(each, (str, int, float)) for each in value):
+                found.append([zlib.crc32(repr(each).encode()) for each in value])
+            else:
+                waiting += value
+        elif hasattr(value, "values") and callable(value.values):  # a dict or BatchEncoding
+            waiting += value.values()
+    return found
+
+
+def _checksums(torch, tensor) -> list[int]:
+    rows = tensor.detach().cpu().contiguous().reshape(len(tensor), -1)
+    size = rows.shape[1] * rows.element_size()
+    if size % 8 == 0 and size >= 4096:  # as integers of 64 bits, summed: 11 GB/s instead of 2
+        return rows.view(torch.int64).sum(1).tolist()
+    content = rows.view(torch.uint8).numpy()
+    return [zlib.crc32(row.tobytes()) for row in content]

@@ -1,0 +1,268 @@
+"""Observe backward passes, optimizer steps, schedules and `zero_grad`, and compare the weights.
+
+Only class-level hooks and weak references: a hook on a model would be pickled and copied with it.
+"""
+
+import functools
+import gc
+import sys
+import weakref
+
+from . import limits
+from .events import emit, guarded, line_of_script
+from .loaders import fingerprints
+
+_optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
+_replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # DDP -> its number
+_schedulers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_state = {"backwards": 0, "scheduling": 0, "forwards": []}
+MOST_SUMS = 100  # steps whose event contains a sum per parameter
+
+
+class _Window:
+    """What happened to one optimizer since its last step."""
+
+    def __init__(self, number: int):
+        self.number, self.steps, self.is_scaled = number, 0, False
+        self.backwards_at_step = self.backwards_at_zero = 0
+        self.gradients = 0  # a number that changes whenever a gradient does
+
+
+def observe_torch(torch) -> None:
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def observed_backward(*args, **kwargs):
+        result = backward(*args, **kwargs)
+        _backward_done()
+        return result
+
+    torch.autograd.backward = observed_backward
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        _wrap(owner, "zero_grad", before=_zeroed)
+    _wrap(torch.amp.GradScaler, "step", before=_scaled)
+    _observe_schedules(torch.optim.lr_scheduler)
+    if torch.distributed.is_available():
+        replica = torch.nn.parallel.DistributedDataParallel
+        _wrap(replica, "_pre_forward", before=_forward)
+
+
+def _wrap(owner, name: str, before) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def observed(self, *args, **kwargs):
+        before(self, *args)
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, observed)
+
+
+@guarded
+def _forward(replica, *inputs) -> None:
+    torch = sys.modules["torch"]
+    number = _replicas.setdefault(replica, len(_replicas))
+    if torch.is_grad_enabled():
+        samples = fingerprints(inputs)
+        _state["forwards"].append([number, bool(replica.require_backward_grad_sync), samples])
+
+
+@guarded
+def _backward_done() -> None:
+    _state["backwards"] += 1
+    forwards, _state["forwards"] = _state["forwards"], []
+    emit(
+        "backward",
+        number=_state["backwards"],
+        line=line_of_script(4),
+        replicas=[[number, synchronized] for number, synchronized, _ in forwards],
+        samples=forwards[-1][2] if forwards else [],
+    )
+
+
+def _window_of(optimizer) -> _Window:
+    if optimizer not in _optimizers:
+        _optimizers[optimizer] = _Window(len(_optimizers))
+    return _optimizers[optimizer]
+
+
+def _parameters_of(optimizer) -> list:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+@guarded
+def _before_step(optimizer, args, kwargs) -> None:
+    window = _window_of(optimizer)
+    limits.end_run_after(window.steps)
+    if window.steps == 0:
+        emit("weights", optimizer=window.number, sums=_sums(_parameters_of(optimizer)))
+    if window.steps in (0, 1):
+        emit("models", models=_models(), step=window.steps)
+
+
+@guarded
+def _after_step(optimizer, args, kwargs) -> None:
+    window, parameters = _window_of(optimizer), _parameters_of(optimizer)
+    sums = _sums(parameters)
+    emit(
+        "step",
+        optimizer=window.number,
+        name=type(optimizer).__name__,
+        number=window.steps,
+        line=line_of_script(4),
+        backwards=_state["backwards"] - window.backwards_at_step,
+        sums=sums if window.steps < MOST_SUMS else None,
+        total=None if sums is None else hash(tuple(sums)),
+        rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
+    )
+    window.steps += 1
+    window.backwards_at_step = window.backwards_at_zero = _state["backwards"]
+    window.gradients = _gradients(optimizer)
+    window.is_scaled = False
+
+
+def _sums(parameters) -> list[int] | None:
+    """Return one number per parameter, equal only for equal bits, or None if it is a shard."""
+    torch = sys.modules["torch"]
+    sums = []
+    for parameter in parameters:
+        if type(parameter.data) is not torch.Tensor:  # for example a DTensor
+            return None
+        content = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        whole = len(content) // 8 * 8
+        value = content[:whole].view(torch.int64).sum().item() if whole else 0
+        sums.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
+    return sums
+
+
+def _gradients(optimizer) -> int:
+    return sum(
+        each.grad._version + 1 for each in _parameters_of(optimizer) if each.grad is not None
+    )
+
+
+@guarded
+def _zeroed(owner, *args) -> None:
+    """Record gradients that are set to zero before a step has used them."""
+    torch = sys.modules["torch"]
+    if isinstance(owner, torch.optim.Optimizer):
+        owners = [owner]
+    else:
+        held = {id(each) for each in owner.parameters()}
+        owners = [
+            optimizer
+            for optimizer in list(_optimizers)
+            if any(id(each) in held for each in _parameters_of(optimizer))
+        ]
+    for optimizer in owners:
+        window, gradients = _window_of(optimizer), _gradients(optimizer)
+        thrown = _state["backwards"] - window.backwards_at_zero
+        if thrown and gradients != window.gradients and not window.is_scaled:
+            emit("thrown", optimizer=window.number, backwards=thrown, line=line_of_script(4))
+        window.backwards_at_zero = _state["backwards"]
+        window.gradients = 0
+
+
+@guarded
+def _scaled(scaler, optimizer=None, *args) -> None:
+    """A scaler skips the step if a gradient is infinite. The gradients are then not lost."""
+    if optimizer is not None and scaler.is_enabled():
+        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+        _window_of(inner).is_scaled = True
+
+
+def _models() -> list[dict]:
+    """Return all models of this process, found among Python's objects."""
+    torch = sys.modules["torch"]
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    parts = {id(part) for module in modules for part in module.children()}
+    holders: dict[int, int] = {}
+    for optimizer, window in list(_optimizers.items()):
+        holders |= {id(each): window.number for each in _parameters_of(optimizer)}
+    models = []
+    for module in modules:
+        parameters = list(module.named_parameters())
+        if id(module) in parts or not parameters:
+            continue
+        models.append(
+            {
+                "class": type(module).__name__,
+                "inner": type(getattr(module, "module", None)).__name__,
+                "replica": _replicas.get(module),
+                "training": module.training,
+                "parameters": [
+                    [name, holders.get(id(each)), each.requires_grad, each.grad is not None]
+                    for name, each in parameters
+                ],
+            }
+        )
+    return models
+
+
+def _observe_schedules(module) -> None:
+    for each in vars(module).values():
+        if isinstance(each, type) and "step" in vars(each):
+            _observe_schedule(each)
+    initial = module.LRScheduler._initial_step
+
+    @functools.wraps(initial)
+    def observed(self):
+        _state["scheduling"] += 1
+        try:
+            return initial(self)
+        finally:
+            _state["scheduling"] -= 1
+
+    module.LRScheduler._initial_step = observed
+
+
+def _observe_schedule(owner) -> None:
+    """Record the outermost call of `step`: schedules call each other."""
+    original = owner.step
+
+    @functools.wraps(original)
+    def observed(self, *args, **kwargs):
+        before = _position(self)
+        _state["scheduling"] += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _state["scheduling"] -= 1
+            if _state["scheduling"] == 0:
+                _scheduled(self, before)
+
+    owner.step = observed
+
+
+def observe_accelerate(accelerate) -> None:
+    _observe_schedule(accelerate.scheduler.AcceleratedScheduler)
+
+
+def _position(scheduler) -> int:
+    inner = getattr(scheduler, "scheduler", scheduler)  # Accelerate's wrapper
+    return getattr(inner, "last_epoch", 0)
+
+
+@guarded
+def _scheduled(scheduler, before: int) -> None:
+    inner = getattr(scheduler, "scheduler", scheduler)
+    optimizer = getattr(inner, "optimizer", None)
+    advanced = _position(scheduler) - before
+    if optimizer is not None and advanced:
+        emit(
+            "schedule",
+            scheduler=_schedulers.setdefault(inner, len(_schedulers)),
+            name=type(inner).__name__,
+            optimizer=_window_of(getattr(optimizer, "optimizer", optimizer)).number,
+            advanced=advanced,
+            wrapped=inner is not scheduler,
+            line=line_of_script(4),
+        )
