@@ -42,8 +42,9 @@ def _observe_spawn(module) -> None:
     original = module._wrap
 
     @functools.wraps(original)
-    def wrapped(function, *args):
-        original(_Reporting(function), *args)
+    def wrapped(function, index, *args):
+        emit("spawned", index=index)
+        original(_Reporting(function), index, *args)
 
     module._wrap = wrapped
 

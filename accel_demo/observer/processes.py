@@ -76,7 +76,7 @@ def _answer() -> None:
 
 
 def _stacks() -> list:
-    """Return the stacks of all other threads, the main one first, with the innermost frame first."""
+    """Return the stacks of all other threads, the main one first, innermost frames first."""
     main = threading.main_thread().ident
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)

@@ -17,6 +17,7 @@ _replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # DDP -> its
 _schedulers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _state = {"backwards": 0, "scheduling": 0, "forwards": []}
 MOST_SUMS = 100  # steps whose event contains a sum per parameter
+MOST_FORWARDS = 1000  # between two backward passes
 
 
 class _Window:
@@ -26,6 +27,7 @@ class _Window:
         self.number, self.steps, self.is_scaled = number, 0, False
         self.backwards_at_step = self.backwards_at_zero = 0
         self.gradients = 0  # a number that changes whenever a gradient does
+        self.before: int | None = None  # the weights before the current step
 
 
 def observe_torch(torch) -> None:
@@ -69,7 +71,7 @@ def _wrap(owner, name: str, before) -> None:
 def _forward(replica, *inputs) -> None:
     torch = sys.modules["torch"]
     number = _replicas.setdefault(replica, len(_replicas))
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and len(_state["forwards"]) < MOST_FORWARDS:
         samples = fingerprints(inputs)
         _state["forwards"].append([number, bool(replica.require_backward_grad_sync), samples])
 
@@ -101,8 +103,10 @@ def _parameters_of(optimizer) -> list:
 def _before_step(optimizer, args, kwargs) -> None:
     window = _window_of(optimizer)
     limits.end_run_after(window.steps)
+    sums = _sums(_parameters_of(optimizer))
+    window.before = _total(sums)
     if window.steps == 0:
-        emit("weights", optimizer=window.number, sums=_sums(_parameters_of(optimizer)))
+        emit("weights", optimizer=window.number, sums=sums)
     if window.steps in (0, 1):
         emit("models", models=_models(), step=window.steps)
 
@@ -119,7 +123,8 @@ def _after_step(optimizer, args, kwargs) -> None:
         line=line_of_script(4),
         backwards=_state["backwards"] - window.backwards_at_step,
         sums=sums if window.steps < MOST_SUMS else None,
-        total=None if sums is None else hash(tuple(sums)),
+        before=window.before,
+        total=_total(sums),
         rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
     )
@@ -127,6 +132,10 @@ def _after_step(optimizer, args, kwargs) -> None:
     window.backwards_at_step = window.backwards_at_zero = _state["backwards"]
     window.gradients = _gradients(optimizer)
     window.is_scaled = False
+
+
+def _total(sums: list[int] | None) -> int | None:
+    return None if sums is None else hash(tuple(sums))
 
 
 def _sums(parameters) -> list[int] | None:

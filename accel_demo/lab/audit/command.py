@@ -18,7 +18,7 @@ from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
-from accel_demo.lab.audit.checks import CHECKS
+from accel_demo.lab.audit.checks import CHECKS, EXPLAINS
 from accel_demo.lab.audit.evidence import Evidence, read
 from accel_demo.lab.audit.findings import NOTE, VERDICTS, Finding, NotChecked
 from accel_demo.lab.audit.report import print_report
@@ -71,6 +71,8 @@ def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
             findings += check(evidence)
         except NotChecked as reason:
             skipped[name] = str(reason)
+    explained = set().union(*(EXPLAINS.get(finding.check, set()) for finding in findings))
+    findings = [finding for finding in findings if finding.check not in explained]
     return sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)), skipped
 
 

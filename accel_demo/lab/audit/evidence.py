@@ -52,15 +52,17 @@ class Rank:
     def training_passes(self) -> dict[int, list[list[dict]]]:
         """Map each loader that is used for training to its passes, each a list of batches.
 
-        A loader is used for training if a backward pass follows at least one of its batches before
-        the next batch of another loader. Accelerate reads one batch ahead.
+        A loader is used for training if a backward pass follows one of its batches, or the end of
+        its pass, before another loader is read. (Accelerate reads one batch ahead: the end of the
+        pass comes before the last backward pass.)
         """
         passes: dict[int, dict[int, list[dict]]] = {}
         trained: set[int] = set()
         latest = None
         for event in self.events:
-            if event["kind"] == "batch":
+            if event["kind"] in ("batch", "pass end"):
                 latest = event["loader"]
+            if event["kind"] == "batch":
                 passes.setdefault(latest, {}).setdefault(event["number"], []).append(event)
             elif event["kind"] == "backward" and latest is not None:
                 trained.add(latest)
@@ -94,8 +96,14 @@ class Evidence:
         return max([rank.world for rank in self.ranks] + [len(self.ranks)])
 
     @property
+    def clones(self) -> list[Rank]:
+        """The ranks whose `Accelerator()` trains alone, although several processes were started."""
+        first = [(rank, rank.first("accelerator")) for rank in self.ranks]
+        return [rank for rank, event in first if event and event["processes"] < self.world]
+
+    @property
     def is_distributed(self) -> bool:
-        return any(rank.connected_world > 1 for rank in self.ranks)
+        return any(rank.connected_world > 1 for rank in self.ranks) and not self.clones
 
     def counts(self, kind: str) -> list[int]:
         return [len(rank.of(kind)) for rank in self.ranks]
@@ -135,6 +143,8 @@ def _rank_of(events: list[dict]) -> Rank:
     variables = events[0]["variables"]
     number, world = int(variables.get("RANK", 0)), int(variables.get("WORLD_SIZE", 1))
     for event in events:
+        if event["kind"] == "spawned":
+            number = event["index"]
         if event["kind"] == "connected":
             number, world = event["rank"], max(world, event["world"])
     return Rank(events[0]["pid"], number, world, events)

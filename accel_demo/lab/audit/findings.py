@@ -2,6 +2,7 @@
 
 import linecache
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -36,8 +37,9 @@ class NotChecked(Exception):
     """A check could not be made. The message says why."""
 
 
-def text_of(place: tuple[str, int]) -> str:
-    return linecache.getline(*place).strip()
+def text_of(place: Sequence) -> str:
+    """Return the text of a line of the script. `place` starts with the file and the line number."""
+    return linecache.getline(place[0], place[1]).strip()
 
 
 def ranks_in_words(ranks: list[int], world: int) -> str:

@@ -19,6 +19,8 @@ from accel_demo.lab.audit.checks import (
     thrown,
 )
 
+# A finding of the first check explains findings of the second ones, which are not reported then.
+EXPLAINS = {"deaths": {"collectives"}, "batches": {"collectives"}}
 CHECKS = {
     "connected": connected.check,
     "deaths": deaths.check,

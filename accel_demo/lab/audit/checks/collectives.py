@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence, Rank
-from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked, ranks_in_words
+from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked, ranks_in_words, text_of
 
 PAGE = "20_collectives"
 CURE = (
@@ -83,16 +83,21 @@ def _kind(call: dict) -> tuple:
 
 
 def _crossed(calls: dict[int, dict[int, dict]], number: int) -> bool:
-    """Return True if two ranks call from two lines in opposite order.
+    """Return True if two ranks call the same two statements in opposite order.
 
     Different lines alone may be right: `if rank == 0: broadcast(a) else: broadcast(b)`.
     """
     ranks = list(calls)
-    first, second = calls[ranks[0]], calls[ranks[-1]]
-    if number + 1 not in first or number + 1 not in second:
-        return False
-    one, two = first[number]["line"], second[number]["line"]
-    return one == second[number + 1]["line"] and two == first[number + 1]["line"] and one != two
+    texts = [
+        [_text(calls[rank].get(each)) for each in (number, number + 1)]
+        for rank in (ranks[0], ranks[-1])
+    ]
+    return texts[0] == texts[1][::-1] and texts[0] != texts[1] and None not in texts[0]
+
+
+def _text(call: dict | None) -> str | None:
+    """Return the statement that called a collective, or None if it is unknown."""
+    return text_of(call["line"][:2]) if call and call["line"] else None
 
 
 def _in_words(call: dict) -> str:

@@ -11,11 +11,7 @@ PAGE = "10_where_am_i"
 def check(evidence: Evidence) -> Iterator[Finding]:
     if evidence.world == 1:
         raise NotChecked("there was one process")
-    alone = [rank for rank in evidence.ranks if rank.first("accelerator") or rank.of("step")]
-    clones = [
-        rank for rank in alone if (event := rank.first("accelerator")) and event["processes"] == 1
-    ]
-    if clones:
+    if clones := evidence.clones:
         finding = Finding(
             ERROR,
             "connected",
@@ -30,7 +26,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         yield finding
         return
     unconnected = [
-        rank for rank in alone if rank.connected_world < evidence.world and rank.of("step")
+        rank for rank in evidence.ranks if rank.connected_world < evidence.world and rank.of("step")
     ]
     if unconnected and not evidence.hang and not any(rank.of("connecting") for rank in unconnected):
         finding = Finding(

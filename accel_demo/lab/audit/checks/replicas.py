@@ -27,7 +27,10 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if all(equal):
             continue
         number = equal.index(False)
-        if any(equal[number:]):
+        later = [
+            {each[step]["before"] for each in steps} for step in range(number + 1, len(totals))
+        ]
+        if any(equal[number:]) or any(len(weights) == 1 for weights in later):
             yield Finding(
                 NOTE,
                 "replicas",
