@@ -19,10 +19,10 @@ def watch() -> None:
 @guarded
 def _ended() -> None:
     """Record the end, with the error that Python has printed, if any."""
-    if sys.modules.get("torch") is None:
-        return
-    collectives.record()
-    emit("end", error=describe(getattr(sys, "last_value", None)))
+    error = getattr(sys, "last_value", None)
+    if error is not None or "torch" in sys.modules:
+        collectives.record()
+        emit("end", error=describe(error))
 
 
 def describe(error: BaseException | None) -> dict | None:

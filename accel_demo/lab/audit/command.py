@@ -20,11 +20,30 @@ from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
 from accel_demo.lab.audit.checks import CHECKS, EXPLAINS
 from accel_demo.lab.audit.evidence import Evidence, read
-from accel_demo.lab.audit.findings import NOTE, VERDICTS, Finding, NotChecked
+from accel_demo.lab.audit.findings import (
+    NOTE,
+    VERDICTS,
+    Finding,
+    NotChecked,
+    short_path,
+    text_of,
+)
 from accel_demo.lab.audit.report import print_report
 from accel_demo.lab.audit.supervisor import Supervisor
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
+
+# Parts of the messages of a script that cannot run without a GPU
+NEEDS_GPU = (
+    "not compiled with CUDA",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "no GPUs found",
+    "torch.cuda.is_available() is False",
+    "have NCCL built in",
+    "Invalid device id",
+    "CUDA-capable device",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -51,16 +70,31 @@ def main(arguments: list[str]) -> int:
         if result["error"]:
             raise UserError(result["error"])
         evidence = Evidence(read(folder), result["code"], supervisor.hang, supervisor.out_of_time)
-        if not evidence.ranks:
-            raise UserError(
-                f"no training process has reported. The command ended with exit code "
-                f"{result['code']}; its output is in {log}."
-            )
+        check_usable(evidence, log)
         findings, skipped = run_checks(evidence)
         print_report(evidence, findings, skipped, result, supervisor.waits)
         if options.json:
             options.json.write_text(json.dumps(as_json(evidence, findings, skipped), indent=2))
         return int(any(finding.verdict != NOTE for finding in findings))
+
+
+def check_usable(evidence: Evidence, log: Path) -> None:
+    """Raise `UserError` if there is nothing to check, or if the script needs a GPU."""
+    if not evidence.ranks:
+        raise UserError(
+            "no training process has reported: the command starts none, or they ignore PYTHONPATH. "
+            f"Its exit code was {evidence.exit_code}; its output is in {log}."
+        )
+    for rank in evidence.ranks:
+        if rank.error and any(words in rank.error["message"] for words in NEEDS_GPU):
+            place = (rank.error["places"] or [["the script", 0, ""]])[-1]
+            raise UserError(
+                f"the script needs a GPU: {short_path(place[0])}:{place[1]}: {text_of(place)}. "
+                "Let it fall back to the CPU and gloo, or use --gpu."
+            )
+    if not any(rank.of("backward", "step") or rank.error for rank in evidence.ranks):
+        if not evidence.hang and not evidence.is_distributed:
+            raise UserError(f"the command did not train. Its output is in {log}.")
 
 
 def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:

@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 # Events that only a training process causes. A launcher also imports torch.
-OF_TRAINING = {"connecting", "connected", "accelerator", "batch", "backward", "step"}
+OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "backward", "step"}
+# Errors with which a launcher reports that one of its processes has failed
+OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException"}
 
 
 @dataclass
@@ -114,7 +116,7 @@ def read(folder: Path, is_alive: Callable[[int], bool] = lambda pid: False) -> l
     found = []
     for file in folder.glob("*.jsonl"):
         events = [json.loads(line) for line in _whole_lines(file)]
-        if events and OF_TRAINING & {event["kind"] for event in events}:
+        if events and (OF_TRAINING & {event["kind"] for event in events} or _failed(events)):
             found.append(_rank_of(events))
     restarts = {
         rank.pid: int(rank.events[0]["variables"].get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -127,10 +129,16 @@ def read(folder: Path, is_alive: Callable[[int], bool] = lambda pid: False) -> l
             if len(event["collectives"]) >= len(rank.collectives):
                 rank.collectives = event["collectives"]
         answer = folder / f"{rank.pid}.answer"
-        if answer.exists():
+        if rank.end is None and answer.exists():
             content = json.loads(answer.read_text())
             rank.collectives, rank.stacks = content["collectives"], content["stacks"]
     return sorted(ranks, key=lambda rank: (rank.number, rank.pid))
+
+
+def _failed(events: list[dict]) -> bool:
+    """Return True if the script failed before it began to train."""
+    errors = [event["error"] for event in events if event["kind"] == "end" and event["error"]]
+    return any(error["places"] and error["type"] not in OF_LAUNCHERS for error in errors)
 
 
 def _whole_lines(file: Path) -> list[str]:

@@ -5,12 +5,17 @@ system closes stdin if `accel-demo audit` exits, even if it was killed: then the
 and the files are put back all the same. `kill` on stdin does the same earlier.
 """
 
+import fcntl
 import json
+import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+
+import psutil
 
 from accel_demo.files import write_whole
 from accel_demo.observer.files import restore
@@ -26,6 +31,10 @@ def main(folder: Path) -> None:
         signal.signal(number, lambda number, frame: None)
     adopt_orphans()
     plan = json.loads((folder / "plan.json").read_text())
+    if not lock(plan["folder"]):
+        error = "another audit is running in this folder. Wait until it has ended."
+        finish(folder, {"code": None, "error": error})
+        return
     asked = threading.Event()
     threading.Thread(target=wait_for_order, args=[asked], daemon=True).start()
     result: dict = {"code": None, "error": None}
@@ -47,8 +56,28 @@ def main(folder: Path) -> None:
     finally:
         result["left"] = kill_descendants_after(0 if asked.is_set() else EXIT_TIMEOUT)
         changed, new = restore(str(folder)) if not plan["keep"] else ([], [])
-        result |= {"changed": changed, "new": new}
-        write_whole(folder / "result.json", json.dumps(result).encode())
+        finish(folder, result | {"changed": changed, "new": new})
+
+
+def finish(folder: Path, result: dict) -> None:
+    """Write the result, and delete the copies of the script's files."""
+    shutil.rmtree(folder / "files", ignore_errors=True)
+    write_whole(folder / "result.json", json.dumps(result))
+
+
+def lock(folder: str) -> bool:
+    """Lock a folder until this program exits. Return False if another audit has locked it.
+
+    The other audit would take files that this one has changed for the originals.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks
+        pass
+    return True
 
 
 def wait_for_order(asked: threading.Event) -> None:
@@ -58,8 +87,6 @@ def wait_for_order(asked: threading.Event) -> None:
 
 def kill_descendants_after(seconds: float) -> int:
     """Kill all descendants that are still running after `seconds`, and return their number."""
-    import psutil
-
     deadline = time.monotonic() + seconds
     while running := [
         each

@@ -30,6 +30,8 @@ class Supervisor:
         self.hang = self.out_of_time = False
         self.waits: list[str] = []  # lines about ranks that wait outside a collective
         self.asked_at = 0.0
+        self.read_up_to: dict[Path, int] = {}  # bytes of each file that were searched for steps
+        self.steps: dict[Path, int] = {}
 
     def run(self) -> dict:
         """Run the command to its end. Return the keeper's result."""
@@ -74,11 +76,17 @@ class Supervisor:
                     return
 
     def show_progress(self, seconds: float) -> None:
-        if sys.stderr.isatty():
-            ranks = read(self.folder)
-            steps = max((len(rank.of("step")) for rank in ranks), default=0)
-            line = f"{seconds:3.0f} s: {len(ranks)} training processes, {steps} optimizer steps"
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+        """Rewrite one line with the optimizer steps, if stderr is a terminal."""
+        if not sys.stderr.isatty():
+            return
+        for file in self.folder.glob("*.jsonl"):
+            with open(file, "rb") as events:
+                events.seek(self.read_up_to.get(file, 0))
+                new = events.read()
+            self.read_up_to[file] = self.read_up_to.get(file, 0) + len(new)
+            self.steps[file] = self.steps.get(file, 0) + new.count(b'{"kind": "step"')
+        steps = max(self.steps.values(), default=0)
+        print(f"\r{seconds:3.0f} s, {steps} optimizer steps", end="", file=sys.stderr, flush=True)
 
     def is_silent(self) -> bool:
         """Return True if a rank exists, and no rank has written an event for `SILENCE` seconds."""
