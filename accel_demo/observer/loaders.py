@@ -13,9 +13,16 @@ from . import limits
 from .events import emit, guarded, line_of_script, mute
 
 MOST_BATCHES = 400  # per process; the samples of further batches are not recorded
-_numbers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # loader -> [number, passes]
+_loaders: list = []  # of _Loader
 _passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _Pass
 _recorded = 0
+
+
+class _Loader:
+    """A loader. A script may create it anew for each epoch: it is then the same one for us."""
+
+    def __init__(self, loader, key: tuple, number: int):
+        self.loader, self.key, self.number, self.passes = weakref.ref(loader), key, number, 0
 
 
 class _Pass:
@@ -85,9 +92,10 @@ def _state_of(iterator) -> _Pass:
 @guarded
 def _begun(loader, iterator) -> None:
     state = _state_of(iterator)
-    entry = _numbers.setdefault(loader, [len(_numbers), 0])
-    state.loader, state.number, state.line = entry[0], entry[1], line_of_script(3)
-    entry[1] += 1
+    state.line = line_of_script(3)
+    own = _entry_of(loader, (str(state.line), _length(loader.dataset), loader.batch_size))
+    state.loader, state.number = own.number, own.passes
+    own.passes += 1
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     while hasattr(sampler, "batch_sampler"):  # Accelerate's BatchSamplerShard
         sampler = sampler.batch_sampler.sampler
@@ -99,6 +107,7 @@ def _begun(loader, iterator) -> None:
         length=limits.real_length(loader),
         samples=_length(loader.dataset),
         dataset=type(loader.dataset).__name__,
+        identity=_identity(loader.dataset),
         sampler=type(sampler).__name__,
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         epoch=getattr(sampler, "epoch", None),
@@ -106,6 +115,46 @@ def _begun(loader, iterator) -> None:
         workers=loader.num_workers,
         loader_class=type(loader).__name__,
     )
+
+
+def _entry_of(loader, key: tuple) -> _Loader:
+    for own in _loaders:
+        if own.loader() is loader:
+            return own
+    for own in _loaders:
+        if own.loader() is None and own.key == key:  # the loader of an earlier epoch
+            own.loader = weakref.ref(loader)
+            return own
+    _loaders.append(_Loader(loader, key, len(_loaders)))
+    return _loaders[-1]
+
+
+def _identity(dataset) -> int | None:
+    """Return a number that is equal for datasets with equal data, or None if it is unknown.
+
+    It is computed from the first values of the dataset's attributes, without reading a sample.
+    """
+    if (fingerprint := getattr(dataset, "_fingerprint", None)) is not None:  # of Hugging Face
+        return zlib.crc32(str(fingerprint).encode())
+    parts = [(name, _data_in(value)) for name, value in sorted(vars(dataset).items())]
+    if not any(is_data for _, (_, is_data) in parts):
+        return None
+    return zlib.crc32(repr(parts).encode())
+
+
+def _data_in(value) -> tuple:
+    """Return the beginning of a value, and whether it is data, not only a setting."""
+    if hasattr(value, "__getitems__") or hasattr(value, "dataset"):  # a dataset in a dataset
+        identity = _identity(value)
+        return identity, identity is not None
+    if hasattr(value, "shape") and hasattr(value, "reshape"):  # a tensor or an array
+        return (tuple(value.shape), value.reshape(-1)[:100].tolist()), len(value.reshape(-1)) > 1
+    if isinstance(value, (list, tuple)):
+        parts = [_data_in(each) for each in value[:100]]
+        return (len(value), parts), len(value) > 1 or any(is_data for _, is_data in parts)
+    if isinstance(value, (int, float, str, bytes, bool)):
+        return value, False
+    return type(value).__name__, False
 
 
 def _length(dataset) -> int | None:

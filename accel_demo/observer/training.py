@@ -5,6 +5,7 @@ Only class-level hooks and weak references: a hook on a model would be pickled a
 
 import functools
 import gc
+import itertools
 import sys
 import weakref
 
@@ -13,11 +14,24 @@ from .events import emit, guarded, line_of_script
 from .loaders import fingerprints
 
 _optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
-_replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # DDP -> its number
-_schedulers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _state = {"backwards": 0, "scheduling": 0, "forwards": []}
 MOST_SUMS = 100  # steps whose event contains a sum per parameter
 MOST_FORWARDS = 1000  # between two backward passes
+
+
+class _Numbers:
+    """Numbers objects. The number of a deleted object is not used again."""
+
+    def __init__(self):
+        self._known, self._next = weakref.WeakKeyDictionary(), itertools.count()
+
+    def of(self, each) -> int:
+        if each not in self._known:
+            self._known[each] = next(self._next)
+        return self._known[each]
+
+    def known(self, each) -> int | None:
+        return self._known.get(each)
 
 
 class _Window:
@@ -28,6 +42,10 @@ class _Window:
         self.backwards_at_step = self.backwards_at_zero = 0
         self.gradients = 0  # a number that changes whenever a gradient does
         self.before: int | None = None  # the weights before the current step
+
+
+_replicas, _schedulers = _Numbers(), _Numbers()
+_optimizer_numbers = itertools.count()
 
 
 def observe_torch(torch) -> None:
@@ -70,7 +88,7 @@ def _wrap(owner, name: str, before) -> None:
 @guarded
 def _forward(replica, *inputs) -> None:
     torch = sys.modules["torch"]
-    number = _replicas.setdefault(replica, len(_replicas))
+    number = _replicas.of(replica)
     if torch.is_grad_enabled() and len(_state["forwards"]) < MOST_FORWARDS:
         samples = fingerprints(inputs)
         _state["forwards"].append([number, bool(replica.require_backward_grad_sync), samples])
@@ -91,7 +109,7 @@ def _backward_done() -> None:
 
 def _window_of(optimizer) -> _Window:
     if optimizer not in _optimizers:
-        _optimizers[optimizer] = _Window(len(_optimizers))
+        _optimizers[optimizer] = _Window(next(_optimizer_numbers))
     return _optimizers[optimizer]
 
 
@@ -205,7 +223,7 @@ def _models() -> list[dict]:
             {
                 "class": type(module).__name__,
                 "inner": type(getattr(module, "module", None)).__name__,
-                "replica": _replicas.get(module),
+                "replica": _replicas.known(module),
                 "training": module.training,
                 "parameters": [
                     [name, holders.get(id(each)), each.requires_grad, each.grad is not None]
@@ -268,7 +286,7 @@ def _scheduled(scheduler, before: int) -> None:
     if optimizer is not None and advanced:
         emit(
             "schedule",
-            scheduler=_schedulers.setdefault(inner, len(_schedulers)),
+            scheduler=_schedulers.of(inner),
             name=type(inner).__name__,
             optimizer=_window_of(getattr(optimizer, "optimizer", optimizer)).number,
             advanced=advanced,

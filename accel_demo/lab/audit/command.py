@@ -172,5 +172,6 @@ def read_options(arguments: list[str]):
     if options.processes is not None and not 1 <= options.processes <= 16:
         raise UserError(f"--processes must be from 1 to 16, got {options.processes}")
     options.command = command
-    launches.check_program(launches.command_for(command, options.processes))
+    launches.check_program(command)
+    launches.command_for(command, options.processes)
     return options

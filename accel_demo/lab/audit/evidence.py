@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from accel_demo.observer.events import is_own_file
+
 # Events that only a training process causes. A launcher also imports torch.
 OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "backward", "step"}
 # Errors with which a launcher reports that one of its processes has failed
 OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Rank:
     """One training process and its events, in the order in which they happened.
 
@@ -46,6 +48,29 @@ class Rank:
     @cached_property
     def error(self) -> dict | None:
         return self.end["error"] if self.end else None
+
+    @cached_property
+    def waits_in(self) -> dict | None:
+        """The call with which a running rank waits for the others, or None: its name and line.
+
+        `number` is that of the collective, or None if the Flight Recorder does not number it.
+        """
+        if pending := [each for each in self.collectives if not each["done"]]:
+            return pending[0]
+        frames = self.stacks[0] if self.stacks else []
+        calls = [frame for frame in frames if frame[0].endswith("/distributed_c10d.py")]
+        if calls:
+            return {"name": calls[-1][2], "number": None, "line": self.waiting_line}
+        if len(self.of("connecting")) > len(self.of("connected")):
+            line = self.of("connecting")[-1]["line"]
+            return {"name": "init_process_group", "number": None, "line": line}
+        return None
+
+    @property
+    def waiting_line(self) -> list | None:
+        """The innermost line of the script in the main thread's stack, or None."""
+        frames = self.stacks[0] if self.stacks else []
+        return next((frame for frame in frames if is_own_file(frame[0])), None)
 
     def steps(self, optimizer: int = 0) -> list[dict]:
         return [event for event in self.of("step") if event["optimizer"] == optimizer]

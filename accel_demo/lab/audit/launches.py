@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from accel_demo import observer
@@ -66,25 +65,16 @@ def environment_for(folder: Path, batches: int, steps: int, gpu: bool, has_gpus:
 
 
 def check_program(words: list[str]) -> None:
-    """Raise `UserError` if the program or the Python file of the command does not exist."""
+    """Raise `UserError` if the command's program or Python file does not exist or ignores us."""
+    if words[0].endswith(".py"):
+        words = ["python", *words]
     if shutil.which(words[0]) is None:
         raise UserError(f"there is no program {words[0]}")
     for word in words[1:]:
-        if word.endswith(".py"):
-            if not Path(word).is_file():
-                raise UserError(f"there is no file {word}")
-            return
-        if word in ("-c", "-m"):
-            return
-    if any(
-        set("IES") & set(word[1:])
-        for word in words[1:2]
-        if word.startswith("-") and word[1:2] != "-"
-    ):
-        raise UserError(
-            f"{words[0]} {words[1]} ignores PYTHONPATH, so the script cannot be observed"
-        )
-
-
-def python_of(words: list[str]) -> str:
-    return shutil.which(words[0]) or sys.executable
+        if word.endswith(".py") and not Path(word).is_file():
+            raise UserError(f"there is no file {word}")
+        if not word.startswith("-") or word in ("-c", "-m"):
+            break
+        is_flag_of_python = Path(words[0]).name.startswith("python") and word[1] != "-"
+        if is_flag_of_python and set("IES") & set(word):
+            raise UserError(f"python {word} ignores PYTHONPATH, so the script cannot be observed")

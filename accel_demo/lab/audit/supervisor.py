@@ -133,25 +133,15 @@ class Supervisor:
         """Set `hang` if every running rank waits in a collective."""
         self.ask(self.running_ranks())
         ranks = self.running_ranks()
-        outside = [rank for rank in ranks if not waits_in_a_collective(rank)]
+        outside = [rank for rank in ranks if rank.waits_in is None]
         self.hang = bool(ranks) and not outside
         for rank in outside:
-            own = [place for place in (rank.stacks or [[]])[0] if Path(place[0]).exists()]
-            user = [
-                place
-                for place in own
-                if "site-packages" not in place[0] and "/lib/python" not in place[0]
-            ]
-            if user:
-                place = (user[0][0], user[0][1])
-                where = f"{short_path(place[0])}:{place[1]}: {text_of(place)}"
-                line = f"rank {rank.number} waits at {where}"
-                if line not in self.waits:
-                    self.waits.append(line)
-                    say(line)
+            if rank.waiting_line:
+                file, number, _ = rank.waiting_line
+                where = f"{short_path(file)}:{number}: {text_of(rank.waiting_line)}"
+                self.warn(f"rank {rank.number} waits at {where}")
 
-
-def waits_in_a_collective(rank: Rank) -> bool:
-    """Return True if a collective is pending, or the rank is still connecting."""
-    connecting = len(rank.of("connecting")) > len(rank.of("connected"))
-    return connecting or any(not each["done"] for each in rank.collectives)
+    def warn(self, line: str) -> None:
+        if line not in self.waits:
+            self.waits.append(line)
+            say(line)

@@ -13,10 +13,10 @@ CURE = (
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    if not evidence.is_distributed:
+    if not evidence.is_distributed and not evidence.hang:
         raise NotChecked("the ranks were not connected")
     groups = {each["group"] for rank in evidence.ranks for each in rank.collectives}
-    if not groups:
+    if not groups and not evidence.hang:
         raise NotChecked("the Flight Recorder saw no collective")
     for group in sorted(groups):
         if finding := _first_difference(evidence, group):
@@ -106,39 +106,35 @@ def _in_words(call: dict) -> str:
 
 
 def _who_left(evidence: Evidence) -> Finding | None:
-    """Report a rank that ended or waits elsewhere while others wait for it in a collective."""
-    waiting = [rank for rank in evidence.ranks if _pending(rank) and not _left(rank)]
-    failed = [rank for rank in evidence.ranks if _lost_connection(rank)]
+    """Report that ranks wait in a collective, and which rank has left."""
     left = [rank for rank in evidence.ranks if _left(rank)]
-    stuck = waiting + [rank for rank in failed if rank not in waiting]
-    if not stuck or not (left or evidence.hang):
+    waiting = {rank: rank.waits_in for rank in evidence.ranks if rank.end is None and rank.waits_in}
+    failed = {
+        rank: rank.collectives[-1]
+        for rank in evidence.ranks
+        if _lost_connection(rank) and rank.collectives
+    }
+    calls = waiting | failed
+    if not calls or not (left or evidence.hang):
         return None
-    world = len(evidence.ranks)
-    lines = {}
-    for rank in stuck:
-        call = _last_call(rank)
-        lines[rank.number] = call["line"] if call else None
-    numbers = [rank.number for rank in stuck]
-    call = _last_call(stuck[0])
-    what = f"{call['name']} (collective {call['number']})" if call else "a collective"
-    waits = "waits" if len(stuck) == 1 else "wait"
+    what = " and ".join(sorted({_numbered(call) for call in calls.values()}))
+    who = ranks_in_words([rank.number for rank in calls], len(evidence.ranks))
+    sentence = f"{who} {'waits' if len(calls) == 1 else 'wait'} in {what}"
     if left:
-        gone = ranks_in_words([rank.number for rank in left], world)
-        reached = max([_last_number(rank) for rank in left])
-        sentence = (
-            f"{ranks_in_words(numbers, world)} {waits} in {what} for {gone}, which left after "
-            f"collective {reached}."
-        )
+        gone = ranks_in_words([rank.number for rank in left], len(evidence.ranks))
+        reached = max(_last_number(rank) for rank in left)
+        sentence += f" for {gone}, which left after collective {reached}"
     else:
-        sentence = f"Training hangs: {ranks_in_words(numbers, world)} {waits} in {what}."
-    finding = Finding(ERROR, "collectives", sentence[0].upper() + sentence[1:], CURE, PAGE)
-    for number, line in lines.items():
-        finding.add_place(line, number)
+        sentence = f"training hangs: {sentence}"
+    finding = Finding(ERROR, "collectives", f"{sentence[0].upper()}{sentence[1:]}.", CURE, PAGE)
+    for rank, call in calls.items():
+        finding.add_place(call["line"], rank.number)
     return finding
 
 
-def _pending(rank: Rank) -> bool:
-    return any(not each["done"] for each in rank.collectives)
+def _numbered(call: dict) -> str:
+    number = "" if call["number"] is None else f" (collective {call['number']})"
+    return f"{call['name']}{number}"
 
 
 def _left(rank: Rank) -> bool:
@@ -148,11 +144,6 @@ def _left(rank: Rank) -> bool:
 def _lost_connection(rank: Rank) -> bool:
     words = ("Connection closed", "Connection reset", "Broken pipe", "pair closure")
     return rank.error is not None and any(word in rank.error["message"] for word in words)
-
-
-def _last_call(rank: Rank) -> dict | None:
-    pending = [each for each in rank.collectives if not each["done"]]
-    return (pending[:1] or rank.collectives[-1:] or [None])[0]
 
 
 def _last_number(rank: Rank) -> int:

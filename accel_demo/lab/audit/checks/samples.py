@@ -20,7 +20,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for loader in ranks[0].training_passes:
         others = [rank for rank in ranks[1:] if loader in rank.training_passes]
         same = [rank for rank in others if _share(ranks[0], rank, loader) > MOST_SHARED]
-        if not same:
+        whole = [
+            rank
+            for rank in others
+            if _read_all(ranks[0], loader) and _equal(ranks[0], rank, loader)
+        ]
+        if not same and not whole:
             continue
         about = ranks[0].pass_of(loader)
         is_stream = about["samples"] is None or about["sampler"] == "_InfiniteConstantSampler"
@@ -34,13 +39,29 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             ERROR,
             "samples",
             f"The ranks read the same samples: rank {ranks[0].number} also read "
-            f"{_share(ranks[0], same[0], loader):.0%} of what rank {same[0].number} read.",
+            f"{_share(ranks[0], same[0], loader):.0%} of what rank {same[0].number} read."
+            if same
+            else f"Each rank reads all {about['samples']} samples, in an order of its own.",
             cure,
             PAGE,
         )
-        for rank in [ranks[0], *same]:
+        for rank in [ranks[0], *(same or whole)]:
             finding.add_place(rank.pass_of(loader)["line"], rank.number)
         yield finding
+
+
+def _read_all(rank: Rank, loader: int) -> bool:
+    """Return True if a pass of this rank reads all samples of its dataset."""
+    about = rank.pass_of(loader)
+    if None in (about["samples"], about["length"], about["batch_size"]):
+        return False
+    return about["length"] * about["batch_size"] > about["samples"] - about["batch_size"]
+
+
+def _equal(first: Rank, second: Rank, loader: int) -> bool:
+    """Return True if two ranks have equal datasets, and read all samples of them."""
+    identities = [rank.pass_of(loader)["identity"] for rank in (first, second)]
+    return identities[0] == identities[1] is not None and _read_all(second, loader)
 
 
 def _share(first: Rank, second: Rank, loader: int) -> float:

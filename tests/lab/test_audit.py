@@ -1,0 +1,236 @@
+"""Test `accel-demo audit`: what it starts and prints, and that it leaves nothing behind."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import left_behind, processes_below_this_one, run_to_end, start_process
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+
+{begin}
+data = TensorDataset(torch.arange(160.0).reshape(40, 4))
+model = DDP(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.001)
+for epoch in range(50):
+    for (inputs,) in DataLoader(data, batch_size=2, shuffle=True):
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "best.pt")
+{end}
+"""
+UNDER_TORCHRUN = SCRIPT.format(begin='dist.init_process_group("gloo")', end="")
+
+
+def audit(folder: Path, *arguments, timeout=100, **environment):
+    command = ["accel-demo", "audit", *arguments]
+    return run_to_end(command, timeout, cwd=folder, real=True, **environment)
+
+
+def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp_path):
+    (tmp_path / "train.py").write_text(UNDER_TORCHRUN)
+    (tmp_path / "best.pt").write_text("the best model so far")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('own sitecustomize')")
+    result = audit(tmp_path, "--json", "out.json", "train.py", PYTHONPATH=str(own))
+    assert result.returncode == 1, result.stderr
+    assert "error: Each rank reads all 40 samples" in result.stdout
+    assert "train.py:13 (all ranks)" in result.stdout
+    assert "put back: best.pt" in result.stdout
+    assert "2 processes, 20 optimizer steps, 21 batches" in result.stdout
+    assert (tmp_path / "best.pt").read_text() == "the best model so far"
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert [finding["check"] for finding in report["findings"]] == ["samples"]
+    log = Path(result.stderr.split("its output: ")[1].split("\n")[0]).read_text()
+    assert log.count("own sitecustomize") == 3  # torchrun and two ranks
+
+
+def test_a_script_that_spawns_its_processes_is_observed(tmp_path):
+    text = SCRIPT.replace("\n", "\n    ").format(
+        begin='dist.init_process_group("gloo", rank=rank, world_size=2)', end=""
+    )
+    script = f"""def train(rank):{text}
+if __name__ == "__main__":
+    import os
+    os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}}
+    import socket
+    import torch.multiprocessing
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+    (tmp_path / "spawns.py").write_text(script)
+    result = audit(tmp_path, "--", "python", "spawns.py")
+    assert result.returncode == 1, result.stderr
+    assert "error: Each rank reads all 40 samples" in result.stdout
+    assert "new: best.pt" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which script? For example: accel-demo audit train.py"),
+        (["train"], "put -- before a command"),
+        (["absent.py"], "there is no file absent.py"),
+        (["--", "absent"], "there is no program absent"),
+        (["--", "python", "-I", "train.py"], "ignores PYTHONPATH"),
+        (["-n", "2", "--", "torchrun", "train.py"], "--processes needs a Python script"),
+        (["-n", "0", "train.py"], "--processes must be from 1 to 16, got 0"),
+        (["--steps", "-1", "train.py"], "--steps must be at least 0"),
+        (["--timeout", "0", "train.py"], "--timeout must be above 0"),
+        (["--", "python", "-c", "print('hello')"], "no training process has reported"),
+        (["--", "python", "-c", "import missing"], "no training process has reported"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, message, tmp_path):
+    (tmp_path / "train.py").write_text("print('hello')")
+    result = audit(tmp_path, *arguments)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.returncode == 2 and len(lines) == 1 and message in lines[0], result.stderr
+
+
+def test_a_second_audit_in_the_same_folder_is_refused(tmp_path):
+    command = ["accel-demo", "audit", "--", "python", "-c", "import time; time.sleep(60)"]
+    with open(tmp_path / "output.txt", "w+") as output:
+        first = start_process(command, output, output, cwd=tmp_path, real=True)
+        try:
+            wait_for_text(tmp_path / "output.txt", "its output")
+            time.sleep(1)
+            second = audit(tmp_path, "--", "python", "-c", "print(1)")
+            assert second.returncode == 2
+            assert "another audit is running in this folder" in second.stderr
+        finally:
+            first.send_signal(signal.SIGINT)
+            assert first.wait(20) == 130
+
+
+SLEEPS = """
+import os, time
+from pathlib import Path
+with open("best.pt", "w") as file:
+    file.write("overwritten")
+Path(f"pid-{os.getpid()}").touch()
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_after_an_audit_was_stopped_nothing_runs_and_the_files_are_put_back(number, tmp_path):
+    before = processes_below_this_one()
+    (tmp_path / "best.pt").write_text("the best model so far")
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    with open(tmp_path / "output.txt", "w+") as output:
+        command = ["accel-demo", "audit", "--", "setsid", "python", "sleeps.py"]
+        process = start_process(command, output, output, cwd=tmp_path, real=True)
+        wait_for(lambda: list(tmp_path.glob("pid-*")))
+        assert (tmp_path / "best.pt").read_text() == "overwritten"
+        process.send_signal(number)
+        code = process.wait(20)
+    assert code in {signal.SIGINT: {130}, signal.SIGTERM: {130, 143}}.get(number, {-9})
+    wait_for(lambda: (tmp_path / "best.pt").read_text() == "the best model so far")
+    pid = int(next(tmp_path.glob("pid-*")).name.removeprefix("pid-"))
+    wait_for(lambda: not is_running(pid))
+    assert not left_behind(before)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for_text(path: Path, text: str) -> None:
+    wait_for(lambda: text in path.read_text())
+
+
+def wait_for(is_true, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+HANGS = {
+    "a skipped collective": ("if rank == 0: dist.all_reduce(value)", "dist.barrier()", 0),
+    "different collectives": (
+        "dist.all_reduce(value) if rank == 0 else dist.all_gather([value, value], value)",
+        "dist.barrier()",
+        0,
+    ),
+    "evaluation on one rank": ("if rank == 0: model(torch.ones(4, 4))", "dist.barrier()", 0),
+    "two receivers": ("dist.recv(value, src=1 - rank)", "", 0),
+    "a rank that leaves": ("if rank == 1: time.sleep(1); os._exit(0)", "dist.barrier()", 0),
+    "a group with one rank missing": (
+        "group = dist.new_group([0, 1]) if rank == 0 else None",
+        "dist.barrier()",
+        0,
+    ),
+}
+HANGING = """
+import os
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+model = DDP(torch.nn.Sequential(*layers))
+torch.manual_seed(rank)
+model(torch.randn(4, 4)).sum().backward()
+value = torch.ones(3)
+FIRST
+SECOND
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_hang_is_named_with_its_line(name, launcher, tmp_path):
+    first, second, _ = HANGS[name]
+    text = HANGING.replace("FIRST", first).replace("SECOND", second)
+    (tmp_path / "train.py").write_text(text)
+    command = ["train.py"]
+    if launcher == "accelerate":
+        flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+        flags += " --dynamo_backend no --main_process_port 0"
+        command = ["--", "accelerate", "launch", *flags.split(), "train.py"]
+    begun = time.monotonic()
+    result = audit(tmp_path, *command)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert first in result.stdout
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.slow
+def test_files_are_put_back_after_audits_that_were_killed_at_random_moments(tmp_path):
+    (tmp_path / "train.py").write_text(UNDER_TORCHRUN)
+    (tmp_path / "best.pt").write_text("the best model so far")
+    for number in range(20):
+        with open(tmp_path / f"output-{number}.txt", "w+") as output:
+            command = ["accel-demo", "audit", "--steps", "0", "train.py"]
+            process = start_process(command, output, output, cwd=tmp_path, real=True)
+            time.sleep(1 + 0.5 * number)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(10)
+        wait_for(lambda: not list(psutil.Process().children(recursive=True)))
+        assert (tmp_path / "best.pt").read_text() == "the best model so far"
