@@ -5,6 +5,7 @@ test for torch like this. So the function is called when the module is executed.
 """
 
 import sys
+from importlib.abc import Loader
 from importlib.machinery import PathFinder
 
 _waiting: dict = {}  # maps the name of a module to the function to call
@@ -27,11 +28,11 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _ObservingLoader(spec.loader)
         return spec
 
 
-class _Loader:
+class _ObservingLoader(Loader):
     """The loader of the module. It calls the waiting function after the module was executed."""
 
     def __init__(self, loader):
@@ -44,7 +45,8 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
-        module.__spec__.loader = module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         if function := _waiting.pop(module.__name__, None):
             function(sys.modules[module.__name__])

@@ -8,26 +8,29 @@ import sys
 import weakref
 import zlib
 from collections import deque
+from collections.abc import Mapping
 
 from . import limits
 from .events import emit, guarded, line_of_script, mute
 
 MOST_BATCHES = 400  # per process; the samples of further batches are not recorded
-_loaders: list = []  # of _Loader
-_passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _Pass
+_loaders: list = []  # of _ObservedLoader
+_passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _ObservedPass
 _recorded = 0
 
 
-class _Loader:
+class _ObservedLoader:
     """A loader. A script may create it anew for each epoch: it is then the same one for us."""
 
     def __init__(self, loader, key: tuple, number: int):
         self.loader, self.key, self.number, self.passes = weakref.ref(loader), key, number, 0
 
 
-class _Pass:
+class _ObservedPass:
     def __init__(self):
-        self.loader, self.number, self.batches, self.line = None, 0, 0, None
+        self.loader: int | None = None
+        self.number = self.batches = 0
+        self.line: list | None = None
         self.indices: deque = deque()  # of the batches that were requested, but not returned
 
 
@@ -83,9 +86,9 @@ def observe_torch(torch) -> None:
     worker._worker_loop = quiet_work
 
 
-def _state_of(iterator) -> _Pass:
+def _state_of(iterator) -> _ObservedPass:
     if iterator not in _passes:
-        _passes[iterator] = _Pass()
+        _passes[iterator] = _ObservedPass()
     return _passes[iterator]
 
 
@@ -117,7 +120,7 @@ def _begun(loader, iterator) -> None:
     )
 
 
-def _entry_of(loader, key: tuple) -> _Loader:
+def _entry_of(loader, key: tuple) -> _ObservedLoader:
     for own in _loaders:
         if own.loader() is loader:
             return own
@@ -125,7 +128,7 @@ def _entry_of(loader, key: tuple) -> _Loader:
         if own.loader() is None and own.key == key:  # the loader of an earlier epoch
             own.loader = weakref.ref(loader)
             return own
-    _loaders.append(_Loader(loader, key, len(_loaders)))
+    _loaders.append(_ObservedLoader(loader, key, len(_loaders)))
     return _loaders[-1]
 
 
@@ -203,7 +206,8 @@ def _ended(iterator, shortened: bool) -> None:
 def fingerprints(batch) -> list[list[int]]:
     """Return one list per tensor in the batch, with a checksum for each of its samples."""
     torch = sys.modules["torch"]
-    found, waiting = [], [batch]
+    found: list[list[int]] = []
+    waiting: list = [batch]
     while waiting:
         value = waiting.pop(0)
         if isinstance(value, torch.Tensor) and value.dim() and value.numel():
@@ -213,7 +217,7 @@ def fingerprints(batch) -> list[list[int]]:
                 found.append([zlib.crc32(repr(each).encode()) for each in value])
             else:
                 waiting += value
-        elif hasattr(value, "values") and callable(value.values):  # a dict or BatchEncoding
+        elif isinstance(value, Mapping):  # for example a dict or BatchEncoding
             waiting += value.values()
     return found
 

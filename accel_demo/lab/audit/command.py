@@ -18,7 +18,7 @@ from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
-from accel_demo.lab.audit.checks import CHECKS, EXPLAINS
+from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
 from accel_demo.lab.audit.evidence import Evidence, read
 from accel_demo.lab.audit.findings import (
     NOTE,
@@ -29,7 +29,7 @@ from accel_demo.lab.audit.findings import (
     text_of,
 )
 from accel_demo.lab.audit.report import print_report
-from accel_demo.lab.audit.supervisor import Supervisor
+from accel_demo.lab.audit.supervisor import ObservedCommand
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
 
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         }
         say(f"running: {' '.join(plan['command'])}")
         say(f"its output: {log}")
-        supervisor = Supervisor(folder, plan, options.timeout)
+        supervisor = ObservedCommand(folder, plan, options.timeout)
         result = supervisor.run()
         if result["error"]:
             raise UserError(result["error"])

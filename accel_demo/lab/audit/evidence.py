@@ -85,13 +85,13 @@ class Rank:
         """
         passes: dict[int, dict[int, list[dict]]] = {}
         trained: set[int] = set()
-        latest = None
+        latest = -1
         for event in self.events:
             if event["kind"] in ("batch", "pass end"):
                 latest = event["loader"]
             if event["kind"] == "batch":
                 passes.setdefault(latest, {}).setdefault(event["number"], []).append(event)
-            elif event["kind"] == "backward" and latest is not None:
+            elif event["kind"] == "backward" and latest >= 0:
                 trained.add(latest)
         return {
             loader: [batches for _, batches in sorted(numbers.items())]

@@ -1,6 +1,6 @@
 """Print the findings of an audit."""
 
-from accel_demo.lab.audit.checks import CHECKS
+from accel_demo.lab.audit.all_checks import CHECKS
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.findings import (
     NOTE,

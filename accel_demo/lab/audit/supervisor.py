@@ -22,7 +22,7 @@ ANSWER_TIMEOUT = 5.0  # seconds
 POLL_INTERVAL = 0.2
 
 
-class Supervisor:
+class ObservedCommand:
     """A running audit. `folder` contains the events, the plan and the result."""
 
     def __init__(self, folder: Path, plan: dict, time_limit: float):

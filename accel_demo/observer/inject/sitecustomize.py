@@ -5,6 +5,7 @@ Python imports a module called `sitecustomize` at startup, from the first folder
 
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 
@@ -15,18 +16,21 @@ def load_observer() -> None:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     file = os.path.join(package, "__init__.py")
     spec = spec_from_file_location(NAME, file, submodule_search_locations=[package])
-    sys.modules[NAME] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[NAME])
-    from accel_demo_observer import agent
+    load(spec, NAME)
+    import_module(f"{NAME}.agent").start()
 
-    agent.start()
+
+def load(spec, name: str) -> None:
+    """Execute a module. It may import itself meanwhile."""
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def import_next() -> None:
     own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != own]
     if spec := PathFinder.find_spec("sitecustomize"):
-        spec.loader.exec_module(module_from_spec(spec))
+        load(spec, "sitecustomize")
 
 
 if "ACCEL_DEMO_AUDIT" in os.environ:

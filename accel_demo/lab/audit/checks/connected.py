@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             PAGE,
         )
         for rank in clones:
-            finding.add_place(rank.first("accelerator")["line"], rank.number)
+            finding.add_place(rank.of("accelerator")[0]["line"], rank.number)
         yield finding
         return
     unconnected = [

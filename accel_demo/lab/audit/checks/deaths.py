@@ -10,11 +10,10 @@ CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "pair clos
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    failed = [rank for rank in evidence.ranks if rank.error]
-    own = [rank for rank in failed if not any(word in rank.error["message"] for word in CONNECTION)]
+    errors = [(rank, rank.error, rank.events[-1]["time"]) for rank in evidence.ranks if rank.error]
+    own = [each for each in errors if not any(word in each[1]["message"] for word in CONNECTION)]
     if own:
-        first = min(own, key=lambda rank: rank.end["time"])
-        error = first.error
+        first, error, _ = min(own, key=lambda each: each[2])
         message = error["message"].strip().splitlines() or [""]
         finding = Finding(
             ERROR,

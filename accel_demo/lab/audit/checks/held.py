@@ -19,7 +19,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for step in steps:
         if step["optimizer"] == steps[0]["optimizer"]:
             never &= set(step["without_gradient"])
-    count = len(rank.first("weights")["sums"] or []) or len(never)
+    start = rank.first("weights")
+    count = len(start["sums"] or []) if start else 0
     if steps and count and len(never) == count and len(rank.of("backward")) > 0:
         yield Finding(
             ERROR,

@@ -1,0 +1,37 @@
+"""The checks. Each module has a function `check(evidence)` that yields findings.
+
+It raises `NotChecked` if the run has no evidence for or against its claim. Page names without the
+folder and the ending refer to tutorials/.
+"""
+
+from accel_demo.lab.audit.checks import (
+    batches,
+    collectives,
+    connected,
+    deaths,
+    files,
+    held,
+    initial,
+    order,
+    replicas,
+    samples,
+    schedule,
+    thrown,
+)
+
+# A finding of the first check explains findings of the second ones, which are not reported then.
+EXPLAINS = {"deaths": {"collectives"}, "batches": {"collectives"}}
+CHECKS = {
+    "connected": connected.check,
+    "deaths": deaths.check,
+    "collectives": collectives.check,
+    "samples": samples.check,
+    "order": order.check,
+    "batches": batches.check,
+    "initial": initial.check,
+    "replicas": replicas.check,
+    "thrown": thrown.check,
+    "schedule": schedule.check,
+    "held": held.check,
+    "files": files.check,
+}
