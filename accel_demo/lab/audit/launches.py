@@ -8,6 +8,7 @@ from accel_demo import observer
 from accel_demo.errors import UserError
 from accel_demo.observer.events import FOLDER
 from accel_demo.observer.limits import BATCHES, STEPS
+from accel_demo.processes.environment import RANK_VARIABLES
 
 INJECT = Path(observer.__file__).parent / "inject"
 RUN_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
@@ -49,14 +50,13 @@ def is_launcher(words: list[str]) -> bool:
 
 def environment_for(folder: Path, batches: int, steps: int, gpu: bool, has_gpus: bool) -> dict:
     """Return the environment of the audited command."""
-    environment = dict(os.environ)
+    environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
     environment |= {FOLDER: str(folder), BATCHES: str(batches), STEPS: str(steps)}
     paths = [str(INJECT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment["PYTHONUNBUFFERED"] = "1"
     for name, value in OFFLINE.items():
         environment.setdefault(name, value)
-    environment.setdefault("OMP_NUM_THREADS", "1")
     if not gpu:
         environment |= HIDDEN
         if has_gpus:  # with them, plain Accelerator() would connect: so let it connect here, too

@@ -42,6 +42,11 @@ def print_report(
     ]
     done = [name for name in CHECKS if name not in skipped]
     print(f"checked: {', '.join(done)} ({', '.join(seen)})")
+    enough = next((each for rank in evidence.ranks for each in rank.of("enough")), None)
+    if enough:
+        print(f"not checked: what happens after {enough['steps']} optimizer steps (see --steps)")
+    elif evidence.out_of_time:
+        print("not checked: the rest of the run, because it did not end in time (see --timeout)")
     for name, reason in skipped.items():
         print(f"not checked: {name}, because {reason}")
     faults = {
@@ -49,6 +54,8 @@ def print_report(
     }
     for hook, message in sorted(faults):
         print(f"not checked: what the observer's {hook} sees, because it failed ({message})")
+    if result["left"] and not (evidence.hang or evidence.out_of_time):
+        print(f"killed: {result['left']} processes that were still running after the command")
     for path in result["changed"]:
         print(f"put back: {short_path(path)}, which the script had changed")
     for path in result["new"]:
