@@ -16,6 +16,7 @@ from .events import FOLDER, emit, guarded, is_muted, is_own_file, line_of_script
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _NOT_DATA = (".py", ".pyc", ".pyi", ".so", ".lock")
+_WITHOUT_NAME = getattr(os, "O_TMPFILE", -1)
 _state = {"busy": False, "reads": 0}
 _seen: set[str] = set()
 MOST_READS = 500
@@ -46,6 +47,8 @@ def _opened(path, mode, flags) -> None:
         return
     path = os.fspath(path)
     path = os.fsdecode(path)
+    if flags & _WITHOUT_NAME == _WITHOUT_NAME:  # a temporary file without a name
+        return
     if not flags & (os.O_WRONLY | os.O_RDWR):
         _read(path)
     elif flags & os.O_EXCL:  # a new file, such as a temporary one
