@@ -1,5 +1,6 @@
 """Observe which processes connect, what `Accelerator` says, and answer the audit's questions."""
 
+import faulthandler
 import functools
 import json
 import os
@@ -61,6 +62,7 @@ def answer_questions() -> None:
     """
     if not os.path.exists(path_of("ask")):
         os.mkfifo(path_of("ask"), 0o600)
+        faulthandler.enable(open(path_of("crash"), "w"))
         threading.Thread(target=_answer, name="accel-demo audit", daemon=True).start()
 
 

@@ -18,7 +18,7 @@ CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
 OBSERVED = Path(__file__).with_name("observed.py")
 
 
-def observe(script: str, folder: Path, launcher: str) -> Evidence:
+def observe(script: str, folder: Path) -> Evidence:
     """Run a script in two connected processes under observation."""
     path, events = folder / "script.py", folder / "events"
     path.write_text(script)
@@ -44,7 +44,7 @@ def observe(script: str, folder: Path, launcher: str) -> Evidence:
 @pytest.mark.parametrize("name", CASES)
 def test_the_fault_is_found_with_its_line(name, tmp_path):
     case = CASES[name]
-    evidence = observe(patched(case["right"], case["wrong"]), tmp_path, case["launcher"])
+    evidence = observe(patched(case["right"], case["wrong"]), tmp_path)
     findings, _ = run_checks(evidence)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     assert [finding.check for finding in findings if finding.verdict != NOTE] == [case["finds"]]
@@ -53,7 +53,7 @@ def test_the_fault_is_found_with_its_line(name, tmp_path):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_right_script_causes_no_finding(name, tmp_path):
-    evidence = observe(CASES[name]["right"], tmp_path, CASES[name]["launcher"])
+    evidence = observe(CASES[name]["right"], tmp_path)
     findings, _ = run_checks(evidence)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     assert [finding for finding in findings if finding.verdict != NOTE] == []

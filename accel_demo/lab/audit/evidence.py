@@ -1,6 +1,7 @@
 """Read the events that the observer has written: one `Rank` per training process."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ class Rank:
     events: list[dict]
     collectives: list[dict] = field(default_factory=list)
     stacks: list = field(default_factory=list)
+    crash: str = ""  # what faulthandler has written when the process crashed
 
     def of(self, *kinds: str) -> list[dict]:
         return [event for event in self.events if event["kind"] in kinds]
@@ -72,6 +74,14 @@ class Rank:
         frames = self.stacks[0] if self.stacks else []
         return next((frame for frame in frames if is_own_file(frame[0])), None)
 
+    @cached_property
+    def crash_line(self) -> list | None:
+        """The innermost line of the script when the process crashed, or None."""
+        for file, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', self.crash):
+            if is_own_file(file):
+                return [file, int(line), name]
+        return None
+
     def steps(self, optimizer: int = 0) -> list[dict]:
         return [event for event in self.of("step") if event["optimizer"] == optimizer]
 
@@ -80,11 +90,12 @@ class Rank:
         """Map each loader that is used for training to its passes, each a list of batches.
 
         A loader is used for training if a backward pass follows one of its batches, or the end of
-        its pass, before another loader is read. (Accelerate reads one batch ahead: the end of the
-        pass comes before the last backward pass.)
+        its pass, before another loader is read, and if an optimizer step uses its gradients.
+        (Accelerate reads one batch ahead: the end of the pass comes before the last backward pass.)
         """
         passes: dict[int, dict[int, list[dict]]] = {}
         trained: set[int] = set()
+        waiting: set[int] = set()  # loaders whose gradients no step has used yet
         latest = -1
         for event in self.events:
             if event["kind"] in ("batch", "pass end"):
@@ -92,7 +103,11 @@ class Rank:
             if event["kind"] == "batch":
                 passes.setdefault(latest, {}).setdefault(event["number"], []).append(event)
             elif event["kind"] == "backward" and latest >= 0:
-                trained.add(latest)
+                waiting.add(latest)
+            elif event["kind"] == "step":
+                trained |= waiting
+            if event["kind"] in ("step", "thrown"):
+                waiting.clear()
         return {
             loader: [batches for _, batches in sorted(numbers.items())]
             for loader, numbers in passes.items()
@@ -153,6 +168,8 @@ def read(folder: Path, is_alive: Callable[[int], bool] = lambda pid: False) -> l
         for event in rank.of("collectives"):
             if len(event["collectives"]) >= len(rank.collectives):
                 rank.collectives = event["collectives"]
+        crash = folder / f"{rank.pid}.crash"
+        rank.crash = crash.read_text(errors="replace") if crash.exists() else ""
         answer = folder / f"{rank.pid}.answer"
         if rank.end is None and answer.exists():
             content = json.loads(answer.read_text())

@@ -29,11 +29,15 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         killed = [rank for rank in evidence.ranks if rank.end is None]
         if killed and len(killed) < len(evidence.ranks):
             first = min(killed, key=lambda rank: rank.events[-1]["time"])
+            crashed = [rank for rank in killed if rank.crash]
+            first = crashed[0] if crashed else first
+            how = first.crash.splitlines()[0] if crashed else "killed"
             yield Finding(
                 ERROR,
                 "deaths",
-                f"Rank {first.number} was killed, or crashed without a Python error, after "
-                f"{len(first.of('step'))} optimizer steps.",
-                "Look at the end of the log for the signal: -9 often means that memory ran out.",
+                f"Rank {first.number} ended without a Python error after "
+                f"{len(first.of('step'))} optimizer steps ({how}).",
+                "Look at the end of the log. If it was killed, perhaps memory ran out. If gloo "
+                "received data of an unexpected size, the ranks call different collectives.",
                 PAGE,
-            ).add_place(first.events[-1].get("line"), first.number)
+            ).add_place(first.crash_line or first.events[-1].get("line"), first.number)

@@ -78,5 +78,6 @@ def _saves(ranks: dict[int, list[dict]]) -> Iterator[tuple[int, dict, dict]]:
     for rank, events in ranks.items():
         begun = [event for event in events if event["how"] == "save"]
         ended = [event for event in events if event["how"] == "saved"]
-        for first, last in zip(begun, ended, strict=False):
-            yield rank, first, last
+        for number, first in enumerate(begun):
+            never = {"time": float("inf")}  # the process was killed while it wrote
+            yield rank, first, ended[number] if number < len(ended) else never
