@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import left_behind, processes_below_this_one, run_to_end, start_process
+from accel_demo.lab.audit import checks
+from tests.conftest import (
+    REPOSITORY,
+    left_behind,
+    processes_below_this_one,
+    run_to_end,
+    start_process,
+)
 
 SCRIPT = """
 import sys
@@ -32,6 +40,12 @@ for epoch in range(50):
 {end}
 """
 UNDER_TORCHRUN = SCRIPT.format(begin='dist.init_process_group("gloo")', end="")
+
+
+def test_every_check_points_to_a_page():
+    for module in Path(checks.__file__).parent.glob("[a-z]*.py"):
+        page = re.search('^PAGE = "(.*)"', module.read_text(), re.MULTILINE)[1]
+        assert (REPOSITORY / "tutorials" / f"{page}.md").exists(), module
 
 
 def audit(folder: Path, *arguments, timeout=100, **environment):

@@ -1,6 +1,6 @@
-"""Test each check with pairs of scripts: a wrong one, in which it finds the fault, and a right one.
+"""Test that each check finds its fault in a wrong script, and nothing in the right ones.
 
-cases.yaml contains the right scripts, and the edits that make them wrong.
+The scripts run in two connected processes that are forked from the fork server.
 """
 
 from pathlib import Path
@@ -10,11 +10,12 @@ import yaml
 
 from accel_demo.lab.audit.command import run_checks
 from accel_demo.lab.audit.evidence import Evidence, read
-from accel_demo.lab.audit.findings import NOTE, text_of
+from accel_demo.lab.audit.result import NOTE, Finding
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
+SCRIPTS, FAULTS = CASES["scripts"], CASES["faults"]
 OBSERVED = Path(__file__).with_name("observed.py")
 
 
@@ -41,19 +42,24 @@ def observe(script: str, folder: Path) -> Evidence:
     return evidence
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FAULTS)
 def test_the_fault_is_found_with_its_line(name, tmp_path):
-    case = CASES[name]
-    evidence = observe(patched(case["right"], case["wrong"]), tmp_path)
-    findings, _ = run_checks(evidence)
+    fault = FAULTS[name]
+    evidence = observe(patched(SCRIPTS[fault["of"]], fault["diff"]), tmp_path)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
-    assert [finding.check for finding in findings if finding.verdict != NOTE] == [case["finds"]]
-    assert case["line"] in [text_of(place) for place in findings[0].places]
+    found = findings_above_notes(evidence)
+    assert [finding.check for finding in found] == [fault["check"]]
+    assert fault["line"] in [place.text for place in found[0].places]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_right_script_causes_no_finding(name, tmp_path):
-    evidence = observe(CASES[name]["right"], tmp_path)
-    findings, _ = run_checks(evidence)
+    evidence = observe(SCRIPTS[name], tmp_path)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
-    assert [finding for finding in findings if finding.verdict != NOTE] == []
+    assert min(evidence.counts("step")) >= 9
+    assert findings_above_notes(evidence) == []
+
+
+def findings_above_notes(evidence: Evidence) -> list[Finding]:
+    findings, _ = run_checks(evidence)
+    return [finding for finding in findings if finding.verdict != NOTE]

@@ -3,33 +3,36 @@
 accel-demo audit train.py
 accel-demo audit --steps 50 -- torchrun --nproc-per-node 2 train.py --epochs 3
 
-The script is run unchanged, in at least two processes and without GPUs. Its loaders return only a
-few batches, so that the end of an epoch, the evaluation and saving are reached, and the run ends
-after a few optimizer steps. Files that it overwrites are put back afterwards.
+The script is run unchanged and without GPUs; a script without a launcher, in two processes. Its
+loaders return only a few batches, so that the end of an epoch, the evaluation and saving are
+reached, and the run ends after a few optimizer steps. Files that it overwrites are put back
+afterwards.
 
-Exit code: 0 if there is nothing above a note, 1 if there are findings, 2 if the script could not be
-observed.
+The exit code is 0 if there is nothing above a note, 1 if there are findings, and 2 if the script
+could not be observed.
 """
 
-import json
+import shlex
+import shutil
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
 from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
 from accel_demo.lab.audit.evidence import Evidence, read
-from accel_demo.lab.audit.findings import (
-    NOTE,
+from accel_demo.lab.audit.observed_command import ObservedCommand
+from accel_demo.lab.audit.result import (
     VERDICTS,
+    AuditResult,
     Finding,
     NotChecked,
+    RankSummary,
     short_path,
     text_of,
 )
-from accel_demo.lab.audit.report import print_report
-from accel_demo.lab.audit.supervisor import ObservedCommand
+from accel_demo.lab.audit.tables import print_result
+from accel_demo.lab.output import write_json
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
 
@@ -48,37 +51,40 @@ NEEDS_GPU = (
 
 def main(arguments: list[str]) -> int:
     options = read_options(arguments)
-    with ExitStack() as stack:
-        stack.enter_context(sigterm_raises(KeyboardInterrupt))
-        folder = Path(tempfile.mkdtemp(prefix="accel-demo-audit-"))
-        log = folder / "output.txt"
-        has_gpus = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "dxg"))
-        environment = launches.environment_for(
-            folder, options.batches, options.steps, options.gpu, has_gpus
-        )
-        plan = {
-            "command": launches.command_for(options.command, options.processes),
-            "environment": environment,
-            "folder": str(Path.cwd()),
-            "log": str(log),
-            "keep": options.keep,
-        }
-        say(f"running: {' '.join(plan['command'])}")
-        say(f"its output: {log}")
-        supervisor = ObservedCommand(folder, plan, options.timeout)
-        result = supervisor.run()
-        if result["error"]:
-            raise UserError(result["error"])
-        evidence = Evidence(read(folder), result["code"], supervisor.hang, supervisor.out_of_time)
-        check_usable(evidence, log)
-        findings, skipped = run_checks(evidence)
-        print_report(evidence, findings, skipped, result, supervisor.waits)
-        if options.json:
-            options.json.write_text(json.dumps(as_json(evidence, findings, skipped), indent=2))
-        return int(any(finding.verdict != NOTE for finding in findings))
+    folder = Path(tempfile.mkdtemp(prefix="accel-demo-audit-"))
+    command = launches.command_for(options.command, options.processes)
+    plan = {
+        "command": command,
+        "environment": launches.environment_for(folder, options),
+        "folder": str(Path.cwd()),
+        "log": str(folder / "output.txt"),
+        "keep": options.keep,
+    }
+    say(f"running: {shlex.join(command)}")
+    say(f"its output: {plan['log']}")
+    if launches.has_gpus() and not options.gpu:
+        say("its GPUs are hidden, and ACCELERATE_USE_CPU=true is set (see --gpu)")
+    try:
+        with sigterm_raises(KeyboardInterrupt):
+            observed = ObservedCommand(folder, plan, options.timeout)
+            ended = observed.run()
+        if ended["error"]:
+            raise UserError(ended["error"])
+        ranks = read(folder)
+    finally:
+        for path in folder.iterdir():
+            if path.name != "output.txt":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    evidence = Evidence(ranks, ended["code"], observed.hang, observed.out_of_time)
+    check_usable(evidence, plan["log"])
+    result = result_of(evidence, ended, command, observed.waits)
+    print_result(result)
+    if options.json:
+        write_json(options.json, "audit", result)
+    return int(result.has_findings)
 
 
-def check_usable(evidence: Evidence, log: Path) -> None:
+def check_usable(evidence: Evidence, log: str) -> None:
     """Raise `UserError` if there is nothing to check, or if the script needs a GPU."""
     if not evidence.ranks:
         raise UserError(
@@ -105,33 +111,54 @@ def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
             findings += check(evidence)
         except NotChecked as reason:
             skipped[name] = str(reason)
+        except Exception as error:  # the other findings are still right
+            skipped[name] = f"the check itself failed ({error!r})"
     explained = set().union(*(EXPLAINS.get(finding.check, set()) for finding in findings))
     findings = [finding for finding in findings if finding.check not in explained]
     return sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)), skipped
 
 
-def as_json(evidence: Evidence, findings: list[Finding], skipped: dict[str, str]) -> dict:
-    return {
-        "ranks": [
-            {"rank": rank.number, "pid": rank.pid, "steps": len(rank.of("step"))}
+def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[str]) -> AuditResult:
+    """Return the result of an audit. `ended` is the result of the keeper."""
+    findings, skipped = run_checks(evidence)
+    for rank in evidence.ranks:
+        for event in rank.of("fault"):
+            reason = f"the observer failed ({event['message']})"
+            skipped.setdefault(f"what {event['hook']} sees", reason)
+    enough = [event["steps"] for rank in evidence.ranks for event in rank.of("enough")]
+    if enough:
+        skipped["the rest of the run"] = f"it was ended after {max(enough)} steps (see --steps)"
+    elif evidence.out_of_time:
+        skipped["the rest of the run"] = "it did not end in time (see --timeout)"
+    return AuditResult(
+        command=command,
+        exit_code=evidence.exit_code,
+        hang=evidence.hang,
+        out_of_time=evidence.out_of_time,
+        stopped_after_steps=max(enough, default=None),
+        ranks=[
+            RankSummary(
+                rank.number,
+                rank.pid,
+                len(rank.of("step")),
+                len(rank.of("batch")),
+                len(rank.collectives),
+            )
             for rank in evidence.ranks
         ],
-        "hang": evidence.hang,
-        "findings": [
-            {
-                **{
-                    name: getattr(each, name)
-                    for name in ("verdict", "check", "sentence", "cure", "page")
-                },
-                "places": [
-                    {"file": file, "line": line, "ranks": ranks}
-                    for (file, line), ranks in each.places.items()
-                ],
-            }
-            for each in findings
-        ],
-        "not_checked": skipped,
-    }
+        findings=findings,
+        checked=[name for name in CHECKS if name not in skipped],
+        not_checked=skipped,
+        waits=waits if not evidence.hang else [],
+        restored=ended["changed"],
+        not_restored={
+            event["path"]: event["reason"]
+            for rank in evidence.ranks
+            for event in rank.of("unprotected")
+        },
+        new=ended["new"],
+        killed_processes=0 if evidence.hang or evidence.out_of_time else ended["left"],
+    )
 
 
 def read_options(arguments: list[str]):

@@ -48,20 +48,25 @@ def is_launcher(words: list[str]) -> bool:
     )
 
 
-def environment_for(folder: Path, batches: int, steps: int, gpu: bool, has_gpus: bool) -> dict:
-    """Return the environment of the audited command."""
+def environment_for(folder: Path, options) -> dict[str, str]:
+    """Return the environment of the audited command. `options` are those of `accel-demo audit`."""
     environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
-    environment |= {FOLDER: str(folder), BATCHES: str(batches), STEPS: str(steps)}
+    environment |= {FOLDER: str(folder), BATCHES: str(options.batches), STEPS: str(options.steps)}
     paths = [str(INJECT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment["PYTHONUNBUFFERED"] = "1"
     for name, value in OFFLINE.items():
         environment.setdefault(name, value)
-    if not gpu:
+    if not options.gpu:
         environment |= HIDDEN
-        if has_gpus:  # with them, plain Accelerator() would connect: so let it connect here, too
+        if has_gpus():  # with them, plain Accelerator() would connect: so let it connect here, too
             environment["ACCELERATE_USE_CPU"] = "true"
     return environment
+
+
+def has_gpus() -> bool:
+    """Return whether this machine has GPUs, without importing torch."""
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "dxg"))
 
 
 def check_program(words: list[str]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence, Rank
-from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked, ranks_in_words, text_of
+from accel_demo.lab.audit.result import ERROR, Finding, NotChecked, ranks_in_words, text_of
 
 PAGE = "20_collectives"
 CURE = (

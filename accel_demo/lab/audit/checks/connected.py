@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
 
 PAGE = "10_where_am_i"
 

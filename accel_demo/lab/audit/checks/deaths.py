@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.findings import ERROR, Finding
+from accel_demo.lab.audit.result import ERROR, Finding
 
 PAGE = "20_collectives"
 CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "pair closure", "imed out")

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.findings import ERROR, WARNING, Finding, NotChecked, short_path
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked, short_path
 
 PAGE = "35_complete_or_absent"
 WRITES = ("write", "save", "rename")

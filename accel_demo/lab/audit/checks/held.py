@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.findings import ERROR, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
 
 PAGE = "11_from_one_process_to_many"
 

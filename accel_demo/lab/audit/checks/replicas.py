@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence, Rank
-from accel_demo.lab.audit.findings import ERROR, NOTE, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, Finding, NotChecked
 
 PAGE = "22_ddp"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence, Rank
-from accel_demo.lab.audit.findings import ERROR, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
 
 PAGE = "30_who_saw_which_sample"
 LEAST = 4  # samples; fewer may be equal by chance

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.findings import ERROR, NOTE, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, Finding, NotChecked
 
 PAGE = "23_accumulation"
 RARELY = 0.3  # of the steps: a script may skip a batch on purpose

@@ -12,7 +12,7 @@ import psutil
 
 from accel_demo.errors import say
 from accel_demo.lab.audit.evidence import Rank, read
-from accel_demo.lab.audit.findings import short_path, text_of
+from accel_demo.lab.audit.result import short_path, text_of
 from accel_demo.processes.launch import start
 
 SILENCE = 8.0  # seconds without any event

@@ -1,0 +1,109 @@
+"""Result of `accel-demo audit`: what it found, and what it could not check."""
+
+import linecache
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ERROR, WARNING, NOTE = "error", "warning", "note"  # proven, suspicious, a cost or a habit
+VERDICTS = (ERROR, WARNING, NOTE)
+
+
+class NotChecked(Exception):
+    """A check could not be made. The message is the reason."""
+
+
+@dataclass
+class Place:
+    """A line of the script, its text, and the ranks that the finding is about."""
+
+    file: str
+    line: int
+    text: str
+    ranks: list[int]
+
+
+@dataclass
+class Finding:
+    """One fault of the script.
+
+    `check` is the name of the check, `sentence` says what is wrong, and `cure` how to repair it.
+    `page` is the name of the page in tutorials/ that explains it.
+    """
+
+    verdict: str
+    check: str
+    sentence: str
+    cure: str
+    page: str
+    places: list[Place] = field(default_factory=list)
+
+    def add_place(self, line: list | None, *ranks: int) -> "Finding":
+        """Add a place. `line` is [file, line number, function], or None if it is unknown."""
+        if line is None:
+            return self
+        for place in self.places:
+            if (place.file, place.line) == (line[0], line[1]):
+                place.ranks += [rank for rank in ranks if rank not in place.ranks]
+                return self
+        self.places.append(Place(line[0], line[1], text_of(line), list(ranks)))
+        return self
+
+
+@dataclass
+class RankSummary:
+    """What was seen of one training process."""
+
+    rank: int
+    pid: int
+    optimizer_steps: int
+    batches: int
+    collectives: int
+
+
+@dataclass
+class AuditResult:
+    """Result of an audit. Paths are absolute.
+
+    `exit_code` is that of the command, or None if it was killed, because training hung or did not
+    end in time. `not_checked` maps the checks that could not be made to the reasons. `restored` are
+    the files that the script had changed, and `new` those that it has created.
+    """
+
+    command: list[str]
+    exit_code: int | None
+    hang: bool
+    out_of_time: bool
+    stopped_after_steps: int | None
+    ranks: list[RankSummary]
+    findings: list[Finding]
+    checked: list[str]
+    not_checked: dict[str, str]
+    waits: list[str]
+    restored: list[str]
+    not_restored: dict[str, str]
+    new: list[str]
+    killed_processes: int
+
+    @property
+    def has_findings(self) -> bool:
+        """True if there is anything above a note."""
+        return bool(self.waits) or any(finding.verdict != NOTE for finding in self.findings)
+
+
+def text_of(place: Sequence) -> str:
+    """Return the text of a line of the script. `place` starts with the file and the line number."""
+    return linecache.getline(place[0], place[1]).strip()
+
+
+def ranks_in_words(ranks: list[int], world: int) -> str:
+    """Return for example "rank 1", "ranks 0, 2" or "all ranks"."""
+    if len(ranks) == world > 1:
+        return "all ranks"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+
+
+def short_path(path: str) -> str:
+    """Return the path relative to the current folder, if the file is below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,44 @@
+"""Print the result of an audit."""
+
+from accel_demo.lab.audit.result import NOTE, AuditResult, Finding, ranks_in_words, short_path
+from accel_demo.wording import counted
+
+
+def print_result(result: AuditResult) -> None:
+    """Print the findings, the gravest first, then what was checked and what was not."""
+    world = len(result.ranks)
+    for finding in result.findings:
+        if finding.verdict != NOTE:
+            _print_finding(finding, world)
+    for line in result.waits:
+        print(f"\nwarning: {line}")
+    print()
+    for finding in result.findings:
+        if finding.verdict == NOTE:
+            print(f"note: {finding.sentence} (page {finding.page})")
+    seen = [
+        counted(world, "process"),
+        counted(max(rank.optimizer_steps for rank in result.ranks), "optimizer step"),
+        f"{max(rank.batches for rank in result.ranks)} batches",
+        f"{max(rank.collectives for rank in result.ranks)} collectives on each rank",
+    ]
+    print(f"checked: {', '.join(result.checked)} (seen: {', '.join(seen)})")
+    for name, reason in result.not_checked.items():
+        print(f"not checked: {name}: {reason}")
+    for path in result.restored:
+        print(f"put back: {short_path(path)}, which the script had changed")
+    for path, reason in result.not_restored.items():
+        print(f"not put back: {short_path(path)} ({reason})")
+    for path in result.new:
+        print(f"new: {short_path(path)}")
+    if result.killed_processes:
+        print(f"killed after the end: {counted(result.killed_processes, 'process')}")
+
+
+def _print_finding(finding: Finding, world: int) -> None:
+    print(f"\n{finding.verdict}: {finding.sentence}")
+    for place in finding.places:
+        print(f"  {short_path(place.file)}:{place.line} ({ranks_in_words(place.ranks, world)})")
+        print(f"      {place.text}")
+    print(f"  cure: {finding.cure}")
+    print(f"  page: {finding.page}")
