@@ -134,7 +134,7 @@ def protect(path: str) -> None:
     _publish(f"{name}.path", lambda part: _write_bytes(part, os.fsencode(path)))
     if os.path.isdir(path):
         return
-    if not os.path.lexists(path):
+    if not os.path.lexists(path) or os.lstat(path).st_ctime > _started_at(folder):
         _publish(f"{name}.new", lambda part: _write_bytes(part, b""))
         return
     try:
@@ -145,6 +145,15 @@ def protect(path: str) -> None:
         )
     except OSError as error:  # no space, or no permission to read
         emit("unprotected", path=path, reason=error.strerror)
+
+
+@functools.cache
+def _started_at(folder: str) -> float:
+    """Return the time when the audit started: files that were created later are new."""
+    try:
+        return os.stat(os.path.join(folder, "plan.json")).st_mtime
+    except OSError:
+        return float("inf")
 
 
 def _absolute(path: str) -> str:
@@ -188,7 +197,7 @@ def restore(folder: str) -> tuple[list[str], list[str]]:
                 shutil.copy2(f"{base}.copy", part, follow_symlinks=False)
                 os.replace(part, path)
                 changed.append(path)
-        elif os.path.lexists(path):
+        elif os.path.lexists(f"{base}.new") and os.path.lexists(path):
             new.append(path)
     return changed, new
 

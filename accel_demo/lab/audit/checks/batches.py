@@ -14,10 +14,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     ranks = [rank for rank in evidence.ranks if rank.training_passes]
     if len(ranks) < 2:
         raise NotChecked("no data loader was used for training")
+    unknown = 0
     for loader in ranks[0].training_passes:
         lengths = {
             rank.number: _batches(rank, loader) for rank in ranks if loader in rank.training_passes
         }
+        unknown += None in lengths.values()
         if None in lengths.values() or len(set(lengths.values())) == 1:
             continue
         finding = Finding(
@@ -33,6 +35,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         for rank in ranks:
             finding.add_place(rank.pass_of(loader)["line"], rank.number)
         yield finding
+    if unknown:
+        raise NotChecked("a loader has no length, and was shortened (see --batches)")
 
 
 def _batches(rank, loader: int) -> int | None:

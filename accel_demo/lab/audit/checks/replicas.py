@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 PAGE,
             )
             continue
-        reason, cure = _reason(evidence.ranks[0], steps[0][: number + 1])
+        reason, cure = _reason(evidence.ranks[0], optimizer, steps[0][: number + 1])
         finding = Finding(
             ERROR,
             "replicas",
@@ -67,20 +67,28 @@ def _backwards_of(rank: Rank, steps: list[dict]) -> list[dict]:
     return [each for each in rank.of("backward") if begin < each["time"] <= steps[-1]["time"]]
 
 
-def _reason(rank: Rank, steps: list[dict]) -> tuple[str, str]:
-    """Return why the gradients were not averaged, and the cure."""
-    backwards = _backwards_of(rank, steps)
-    replicas = [replica for each in backwards for replica in each["replicas"]]
-    models = rank.first("models")
-    wrapped = models and any(
-        model["class"] == "DistributedDataParallel" for model in models["models"]
-    )
-    if replicas and not any(synchronized for _, synchronized in replicas):
+def _reason(rank: Rank, optimizer: int, steps: list[dict]) -> tuple[str, str]:
+    """Return why the gradients of an optimizer were not averaged, and the cure."""
+    models = rank.of("models")[-1]["models"]
+    wrapped = [
+        model
+        for model in models
+        if model["class"] == "DistributedDataParallel"
+        and any(holder == optimizer for _, holder, *_ in model["parameters"])
+    ]
+    numbers = {model["replica"] for model in wrapped}
+    forwards = [
+        synchronized
+        for backward in _backwards_of(rank, steps)
+        for number, synchronized in backward["replicas"]
+        if number in numbers
+    ]
+    if forwards and not any(forwards):
         return (
             "all backward passes of this step ran inside no_sync(), so no gradients were averaged",
             "Leave no_sync() for the last backward pass before each step.",
         )
-    if wrapped and not replicas:
+    if wrapped and not forwards:
         return (
             "the model is wrapped in DistributedDataParallel, but called without the wrapper, so "
             "its gradients are not averaged",
