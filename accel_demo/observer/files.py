@@ -17,7 +17,8 @@ from .events import FOLDER, emit, guarded, is_muted, is_own_file, line_of_script
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _NOT_DATA = (".py", ".pyc", ".pyi", ".so", ".lock")
 _WITHOUT_NAME = getattr(os, "O_TMPFILE", -1)
-_state = {"busy": False, "reads": 0}
+_state = {"reads": 0}
+_thread = threading.local()  # `busy` is set while this thread handles an event
 _seen: set[str] = set()
 MOST_READS = 500
 _counter = itertools.count()
@@ -29,9 +30,9 @@ def watch() -> None:
 
 def _hook(event: str, arguments: tuple) -> None:
     """Handle one audit event. https://docs.python.org/3/library/audit_events.html"""
-    if event not in _HANDLERS or _state["busy"]:
+    if event not in _HANDLERS or getattr(_thread, "busy", False):
         return
-    _state["busy"] = True
+    _thread.busy = True
     try:
         _HANDLERS[event](*arguments)
     except Exception as error:
@@ -39,7 +40,7 @@ def _hook(event: str, arguments: tuple) -> None:
             _seen.add("fault")
             emit("fault", hook="files", message=repr(error))
     finally:
-        _state["busy"] = False
+        _thread.busy = False
 
 
 def _opened(path, mode, flags) -> None:
@@ -236,13 +237,13 @@ def _observed_save(original, position: int):
 
 @guarded
 def _saving(target) -> None:
-    _state["busy"] = True
+    _thread.busy = True
     try:
         path = os.path.realpath(os.fsdecode(os.fspath(target)))
         protect(path)
         _event(path, "save")
     finally:
-        _state["busy"] = False
+        _thread.busy = False
 
 
 @guarded

@@ -37,8 +37,9 @@ def observe(script: str, folder: Path) -> Evidence:
             for environment in environments
         ]
         assert wait_for_all(processes, timeout=60), (folder / "output.txt").read_text()
-    evidence = Evidence(read(events), max(process.returncode for process in processes))
-    assert len(evidence.ranks) == 2, (folder / "output.txt").read_text()
+    log = (folder / "output.txt").read_text()
+    evidence = Evidence(read(events), max(process.returncode for process in processes), log)
+    assert len(evidence.ranks) == 2, log
     return evidence
 
 

@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
         for path in folder.iterdir():
             if path.name != "output.txt":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    evidence = Evidence(ranks, ended["code"], observed.hang, observed.out_of_time)
+    log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
+    evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
     check_usable(evidence, plan["log"])
     result = result_of(evidence, ended, command, observed.waits)
     print_result(result)

@@ -15,6 +15,11 @@ OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "ba
 OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException"}
 
 
+# Part of gloo's message: "Received data size doesn't match expected size. Is there a distributed
+# collective mismatch in your code?"
+MISMATCH = "collective mismatch"
+
+
 @dataclass(eq=False)
 class Rank:
     """One training process and its events, in the order in which they happened.
@@ -125,10 +130,14 @@ class Rank:
 
 @dataclass
 class Evidence:
-    """All that an audit has seen. `hang` is set if the training hung and was killed."""
+    """All that an audit has seen. `hang` is set if the training hung and was killed.
+
+    `log` is the end of what the command has printed.
+    """
 
     ranks: list[Rank]
     exit_code: int | None
+    log: str = ""
     hang: bool = False
     out_of_time: bool = False
 
@@ -142,6 +151,18 @@ class Evidence:
         """The ranks whose `Accelerator()` trains alone, although several processes were started."""
         first = [(rank, rank.first("accelerator")) for rank in self.ranks]
         return [rank for rank, event in first if event and event["processes"] < self.world]
+
+    def stopped_by_gloo(self) -> list[Rank]:
+        """Return the ranks that gloo has stopped because they received data of a wrong size.
+
+        It raises an error, or ends the process and prints the message.
+        """
+        return [
+            rank
+            for rank in self.ranks
+            if (rank.error and MISMATCH in rank.error["message"])
+            or (rank.crash and rank.error is None and MISMATCH in self.log)
+        ]
 
     @property
     def is_distributed(self) -> bool:

@@ -22,8 +22,25 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if finding := _first_difference(evidence, group):
             yield finding
             return
-    if finding := _who_left(evidence):
+    if stopped := evidence.stopped_by_gloo():
+        finding = Finding(
+            ERROR,
+            "collectives",
+            f"The ranks call different collectives: {ranks_in_words([stopped[0].number], 0)} "
+            "received data of a size that it did not expect.",
+            CURE,
+            PAGE,
+        )
+        for rank in stopped:
+            finding.add_place(rank.crash_line or _line_of_error(rank), rank.number)
         yield finding
+    elif finding := _who_left(evidence):
+        yield finding
+
+
+def _line_of_error(rank: Rank) -> list | None:
+    places = rank.error["places"] if rank.error else []
+    return places[-1] if places else None
 
 
 def _calls(rank: Rank, group: str) -> dict[int, dict]:

@@ -10,7 +10,8 @@ CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "pair clos
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    errors = [(rank, rank.error, rank.events[-1]["time"]) for rank in evidence.ranks if rank.error]
+    ranks = [rank for rank in evidence.ranks if rank not in evidence.stopped_by_gloo()]
+    errors = [(rank, rank.error, rank.events[-1]["time"]) for rank in ranks if rank.error]
     own = [each for each in errors if not any(word in each[1]["message"] for word in CONNECTION)]
     if own:
         first, error, _ = min(own, key=lambda each: each[2])
@@ -26,8 +27,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             finding.add_place(error["places"][-1], first.number)
         yield finding
     elif not evidence.hang and evidence.exit_code not in (0, None):
-        killed = [rank for rank in evidence.ranks if rank.end is None]
-        if killed and len(killed) < len(evidence.ranks):
+        killed = [rank for rank in ranks if rank.end is None]
+        if len(ranks) == len(evidence.ranks) and killed and len(killed) < len(evidence.ranks):
             first = min(killed, key=lambda rank: rank.events[-1]["time"])
             crashed = [rank for rank in killed if rank.crash]
             first = crashed[0] if crashed else first
