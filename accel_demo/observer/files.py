@@ -75,8 +75,15 @@ def _truncated(path, size) -> None:
         _write(os.fsdecode(path), "write")
 
 
+def _connected(database) -> None:
+    path = os.fsdecode(database)
+    for ending in ("", "-journal", "-wal"):
+        protect(f"{path}{ending}")
+
+
 _HANDLERS = {
     "open": _opened,
+    "sqlite3.connect": _connected,
     "os.rename": _renamed,
     "os.remove": _removed,
     "os.truncate": _truncated,
@@ -211,8 +218,9 @@ def _differs(path: str, copy: str) -> bool:
 
 
 def observe_torch(torch) -> None:
-    """`torch.save` opens the file in C++."""
+    """`torch.save` and `torch.jit.save` open the file in C++."""
     torch.save = torch.serialization.save = _observed_save(torch.save, position=1)
+    torch.jit.save = _observed_save(torch.jit.save, position=1)
 
 
 def observe_safetensors(module) -> None:

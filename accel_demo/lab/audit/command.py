@@ -12,9 +12,11 @@ The exit code is 0 if there is nothing above a note, 1 if there are findings, an
 could not be observed.
 """
 
+import os
 import shlex
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from accel_demo.errors import UserError, say
@@ -59,6 +61,7 @@ def main(arguments: list[str]) -> int:
         "folder": str(Path.cwd()),
         "log": str(folder / "output.txt"),
         "keep": options.keep,
+        "outputs": own_outputs(),
     }
     say(f"running: {shlex.join(command)}")
     say(f"its output: {plan['log']}")
@@ -83,6 +86,15 @@ def main(arguments: list[str]) -> int:
     if options.json:
         write_json(options.json, "audit", result)
     return int(result.has_findings)
+
+
+def own_outputs() -> list[list[int]]:
+    """Return the device and inode of the files that this command itself prints to."""
+    files = []
+    for stream in (1, 2):
+        with suppress(OSError):  # it is closed
+            files.append([os.fstat(stream).st_dev, os.fstat(stream).st_ino])
+    return files
 
 
 def check_usable(evidence: Evidence, log: str) -> None:
@@ -126,6 +138,8 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
         for event in rank.of("fault"):
             reason = f"the observer failed ({event['message']})"
             skipped.setdefault(f"what {event['hook']} sees", reason)
+    if not ended["all_watched"]:
+        skipped["files that other programs change"] = "there are too many files in this folder"
     enough = [event["steps"] for rank in evidence.ranks for event in rank.of("enough")]
     if enough:
         skipped["the rest of the run"] = f"it was ended after {max(enough)} steps (see --steps)"
@@ -156,7 +170,8 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
             event["path"]: event["reason"]
             for rank in evidence.ranks
             for event in rank.of("unprotected")
-        },
+        }
+        | dict.fromkeys(ended["unseen"], "not changed by a Python call that the audit sees"),
         new=ended["new"],
         killed_processes=0 if evidence.hang or evidence.out_of_time else ended["left"],
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from accel_demo.files import write_whole
+from accel_demo.lab.audit.folder import FolderState
 from accel_demo.observer.files import restore
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.launch import start
@@ -38,6 +39,7 @@ def main(folder: Path) -> None:
     asked = threading.Event()
     threading.Thread(target=wait_for_order, args=[asked], daemon=True).start()
     result: dict = {"code": None, "error": None}
+    before = FolderState.of(plan["folder"], folder, plan["outputs"])
     try:
         with open(plan["log"], "wb") as log:
             process = start(
@@ -56,7 +58,8 @@ def main(folder: Path) -> None:
     finally:
         result["left"] = kill_descendants_after(0 if asked.is_set() else EXIT_TIMEOUT)
         changed, new = restore(str(folder)) if not plan["keep"] else ([], [])
-        finish(folder, result | {"changed": changed, "new": new})
+        result |= {"changed": changed, "new": new, "all_watched": before.is_complete}
+        finish(folder, result | {"unseen": before.changed() if not plan["keep"] else []})
 
 
 def finish(folder: Path, result: dict) -> None:

@@ -76,17 +76,18 @@ class ObservedCommand:
                     return
 
     def show_progress(self, seconds: float) -> None:
-        """Rewrite one line with the optimizer steps, if stderr is a terminal."""
-        if not sys.stderr.isatty():
-            return
+        """Print the number of optimizer steps: in one line of a terminal, or every 10 seconds."""
         for file in self.folder.glob("*.jsonl"):
             with open(file, "rb") as events:
                 events.seek(self.read_up_to.get(file, 0))
                 new = events.read()
             self.read_up_to[file] = self.read_up_to.get(file, 0) + len(new)
             self.steps[file] = self.steps.get(file, 0) + new.count(b'{"kind": "step"')
-        steps = max(self.steps.values(), default=0)
-        print(f"\r{seconds:3.0f} s, {steps} optimizer steps", end="", file=sys.stderr, flush=True)
+        line = f"{seconds:3.0f} s, {max(self.steps.values(), default=0)} optimizer steps"
+        if sys.stderr.isatty():
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+        elif seconds > 5 and round(seconds) % 10 == 0:
+            say(line)
 
     def is_silent(self) -> bool:
         """Return True if a rank exists, and no rank has written an event for `SILENCE` seconds."""

@@ -3,6 +3,8 @@
 from accel_demo.lab.audit.result import NOTE, AuditResult, Finding, ranks_in_words, short_path
 from accel_demo.wording import counted
 
+MOST_FILES = 10  # that are named one by one
+
 
 def print_result(result: AuditResult) -> None:
     """Print the findings, the gravest first, then what was checked and what was not."""
@@ -27,8 +29,10 @@ def print_result(result: AuditResult) -> None:
         print(f"not checked: {name}: {reason}")
     for path in result.restored:
         print(f"put back: {short_path(path)}, which the script had changed")
-    for path, reason in result.not_restored.items():
+    for path, reason in list(result.not_restored.items())[:MOST_FILES]:
         print(f"not put back: {short_path(path)} ({reason})")
+    if len(result.not_restored) > MOST_FILES:
+        print(f"not put back: {len(result.not_restored) - MOST_FILES} more files")
     for path in result.new:
         print(f"new: {short_path(path)}")
     if result.killed_processes:
