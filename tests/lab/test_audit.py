@@ -108,12 +108,17 @@ if __name__ == "__main__":
         (["--steps", "-1", "train.py"], "--steps must be at least 0"),
         (["--timeout", "0", "train.py"], "--timeout must be above 0"),
         (["--", "python", "-c", "print('hello')"], "no training process has reported"),
-        (["--", "python", "-c", "import missing"], "no training process has reported"),
+        (["--", "python", "-c", "import missing"], "No module named 'missing'"),
+        (["--", "env", "PYTHONPATH=/x", "python", "train.py"], "they ignore PYTHONPATH"),
+        (["--", "sh", "-c", "setsid sleep 1000 &"], "no training process has reported"),
+        (["--json", "absent/out.json", "train.py"], "cannot write --json absent/out.json"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, message, tmp_path):
     (tmp_path / "train.py").write_text("print('hello')")
+    before = processes_below_this_one()
     result = audit(tmp_path, *arguments)
+    assert not left_behind(before)
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert result.returncode == 2 and len(lines) == 1 and message in lines[0], result.stderr
 
@@ -134,10 +139,14 @@ def test_a_second_audit_in_the_same_folder_is_refused(tmp_path):
 
 
 SLEEPS = """
-import os, time
+import os, signal, time
 from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("x" * 5_000_000)
 with open("best.pt", "w") as file:
     file.write("overwritten")
+if os.fork() == 0:  # a daemon
+    os.setsid()
 Path(f"pid-{os.getpid()}").touch()
 while True:
     time.sleep(0.01)
@@ -152,14 +161,14 @@ def test_after_an_audit_was_stopped_nothing_runs_and_the_files_are_put_back(numb
     with open(tmp_path / "output.txt", "w+") as output:
         command = ["accel-demo", "audit", "--", "setsid", "python", "sleeps.py"]
         process = start_process(command, output, output, cwd=tmp_path, real=True)
-        wait_for(lambda: list(tmp_path.glob("pid-*")))
+        wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
         assert (tmp_path / "best.pt").read_text() == "overwritten"
         process.send_signal(number)
         code = process.wait(20)
     assert code in {signal.SIGINT: {130}, signal.SIGTERM: {130, 143}}.get(number, {-9})
     wait_for(lambda: (tmp_path / "best.pt").read_text() == "the best model so far")
-    pid = int(next(tmp_path.glob("pid-*")).name.removeprefix("pid-"))
-    wait_for(lambda: not is_running(pid))
+    for file in tmp_path.glob("pid-*"):
+        wait_for(lambda pid=int(file.name.removeprefix("pid-")): not is_running(pid))
     assert not left_behind(before)
 
 

@@ -3,12 +3,15 @@
 The scripts run in two connected processes that are forked from the fork server.
 """
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from accel_demo.lab.audit.command import run_checks
+from accel_demo.errors import UserError
+from accel_demo.lab.audit.command import check_usable, run_checks
 from accel_demo.lab.audit.evidence import Evidence, read
 from accel_demo.lab.audit.result import NOTE, Finding
 from tests.conftest import rank_environments, start_process, wait_for_all
@@ -19,8 +22,8 @@ SCRIPTS, FAULTS = CASES["scripts"], CASES["faults"]
 OBSERVED = Path(__file__).with_name("observed.py")
 
 
-def observe(script: str, folder: Path) -> Evidence:
-    """Run a script in two connected processes under observation."""
+def observe(script: str, folder: Path, least: int = 2) -> Evidence:
+    """Run a script in two processes under observation. `least` of them must report."""
     path, events = folder / "script.py", folder / "events"
     path.write_text(script)
     events.mkdir()
@@ -39,7 +42,7 @@ def observe(script: str, folder: Path) -> Evidence:
         assert wait_for_all(processes, timeout=60), (folder / "output.txt").read_text()
     log = (folder / "output.txt").read_text()
     evidence = Evidence(read(events), max(process.returncode for process in processes), log)
-    assert len(evidence.ranks) == 2, log
+    assert least <= len(evidence.ranks) <= 2, log
     return evidence
 
 
@@ -59,6 +62,16 @@ def test_a_right_script_causes_no_finding(name, tmp_path):
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     assert min(evidence.counts("step")) >= 9
     assert findings_above_notes(evidence) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the scripts would find a GPU")
+@pytest.mark.parametrize(
+    "line", ['torch.ones(1, device="cuda")', 'torch.distributed.init_process_group("nccl")']
+)
+def test_a_script_that_insists_on_a_gpu_is_named_with_its_line(line, tmp_path):
+    evidence = observe(f"import torch\n\n{line}\n", tmp_path, least=1)
+    with pytest.raises(UserError, match=re.escape(f"script.py:3: {line}.")):
+        check_usable(evidence, "output.txt")
 
 
 def findings_above_notes(evidence: Evidence) -> list[Finding]:

@@ -13,6 +13,7 @@ could not be observed.
 """
 
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -35,20 +36,11 @@ from accel_demo.lab.audit.result import (
 )
 from accel_demo.lab.audit.tables import print_result
 from accel_demo.lab.output import write_json
-from accel_demo.options import Parser
+from accel_demo.options import Parser, check_outputs
 from accel_demo.processes.cleanup import sigterm_raises
 
-# Parts of the messages of a script that cannot run without a GPU
-NEEDS_GPU = (
-    "not compiled with CUDA",
-    "No CUDA GPUs are available",
-    "Found no NVIDIA driver",
-    "no GPUs found",
-    "torch.cuda.is_available() is False",
-    "have NCCL built in",
-    "Invalid device id",
-    "CUDA-capable device",
-)
+# In the message or the line of an error: the script cannot run without a GPU
+NEEDS_GPU = re.compile(r"cuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +72,7 @@ def main(arguments: list[str]) -> int:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
     evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
-    check_usable(evidence, plan["log"])
+    check_usable(evidence, plan["log"], options.gpu)
     result = result_of(evidence, ended, command, observed.waits)
     print_result(result)
     if options.json:
@@ -97,20 +89,29 @@ def own_outputs() -> list[list[int]]:
     return files
 
 
-def check_usable(evidence: Evidence, log: str) -> None:
-    """Raise `UserError` if there is nothing to check, or if the script needs a GPU."""
+def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
+    """Raise `UserError` if there is nothing to check, or if the script needs a GPU.
+
+    `gpu` is True if the script could see the GPUs. `log` is the path of its output.
+    """
     if not evidence.ranks:
+        lines = evidence.log.split("\n")
+        last = next(
+            (f"; its last line: {line.strip()}" for line in lines[::-1] if line.strip()), ""
+        )
         raise UserError(
             "no training process has reported: the command starts none, or they ignore PYTHONPATH. "
-            f"Its exit code was {evidence.exit_code}; its output is in {log}."
+            f"Its exit code was {evidence.exit_code}; its output is in {log}{last}"
         )
     for rank in evidence.ranks:
-        if rank.error and any(words in rank.error["message"] for words in NEEDS_GPU):
-            place = (rank.error["places"] or [["the script", 0, ""]])[-1]
-            raise UserError(
-                f"the script needs a GPU: {short_path(place[0])}:{place[1]}: {text_of(place)}. "
-                "Let it fall back to the CPU and gloo, or use --gpu."
-            )
+        if rank.error and rank.error["places"] and not gpu:
+            file, number, _ = rank.error["places"][-1]
+            text = text_of((file, number))
+            if NEEDS_GPU.search(f"{text} {rank.error['message']}"):
+                raise UserError(
+                    f"the script needs a GPU: {short_path(file)}:{number}: {text}. "
+                    "Let it fall back to the CPU and gloo, or use --gpu."
+                )
     if not any(rank.of("backward", "step") or rank.error for rank in evidence.ranks):
         if not evidence.hang and not evidence.is_distributed:
             raise UserError(f"the command did not train. Its output is in {log}.")
@@ -215,6 +216,7 @@ def read_options(arguments: list[str]):
     if options.processes is not None and not 1 <= options.processes <= 16:
         raise UserError(f"--processes must be from 1 to 16, got {options.processes}")
     options.command = command
+    check_outputs(options)
     launches.check_program(command)
     launches.command_for(command, options.processes)
     return options
