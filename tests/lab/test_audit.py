@@ -167,8 +167,8 @@ def test_after_an_audit_was_stopped_nothing_runs_and_the_files_are_put_back(numb
         code = process.wait(20)
     assert code in {signal.SIGINT: {130}, signal.SIGTERM: {130, 143}}.get(number, {-9})
     wait_for(lambda: (tmp_path / "best.pt").read_text() == "the best model so far")
-    for file in tmp_path.glob("pid-*"):
-        wait_for(lambda pid=int(file.name.removeprefix("pid-")): not is_running(pid))
+    pids = [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
+    wait_for(lambda: not any(map(is_running, pids)))
     assert not left_behind(before)
 
 

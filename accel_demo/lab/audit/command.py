@@ -95,10 +95,8 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
     `gpu` is True if the script could see the GPUs. `log` is the path of its output.
     """
     if not evidence.ranks:
-        lines = evidence.log.split("\n")
-        last = next(
-            (f"; its last line: {line.strip()}" for line in lines[::-1] if line.strip()), ""
-        )
+        lines = evidence.log.strip().splitlines()
+        last = f"; its last line: {lines[-1]}" if lines else ""
         raise UserError(
             "no training process has reported: the command starts none, or they ignore PYTHONPATH. "
             f"Its exit code was {evidence.exit_code}; its output is in {log}{last}"
