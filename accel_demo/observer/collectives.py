@@ -9,6 +9,8 @@ import sys
 
 from .events import emit, guarded, is_own_file
 
+_state = {"connections": 0}
+
 
 @guarded
 def record() -> None:
@@ -16,6 +18,24 @@ def record() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         emit("collectives", collectives=recent())
+
+
+def counted() -> list[int]:
+    """Return how often this process has connected, and how many collectives followed.
+
+    Two ranks with equal numbers have not waited for each other in between. The second number is -1
+    if the process is not connected.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return [_state["connections"], -1]
+    groups = dist.distributed_c10d._world.pg_map
+    return [_state["connections"], sum(each._get_sequence_number_for_group() for each in groups)]
+
+
+def connected() -> None:
+    """Count a connection."""
+    _state["connections"] += 1
 
 
 def recent() -> list[dict]:

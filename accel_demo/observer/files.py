@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 
+from .collectives import counted
 from .events import FOLDER, emit, guarded, is_muted, is_own_file, line_of_script
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -81,8 +82,21 @@ def _connected(database) -> None:
         protect(f"{path}{ending}")
 
 
+def _locked(*_) -> None:
+    if "torch" in sys.modules:
+        _once("lock")
+
+
+def _once(kind: str) -> None:
+    if kind not in _seen and not is_muted():
+        _seen.add(kind)
+        emit(kind)
+
+
 _HANDLERS = {
     "open": _opened,
+    "fcntl.flock": _locked,
+    "fcntl.lockf": _locked,
     "sqlite3.connect": _connected,
     "os.rename": _renamed,
     "os.remove": _removed,
@@ -115,13 +129,13 @@ def _read(path: str) -> None:
         _event(os.path.realpath(path), "read")
 
 
-def _event(path: str, how: str, **fields) -> None:
+def _event(path: str, how: str) -> None:
     path = os.path.abspath(path)
     own = os.environ.get(FOLDER, "-")
     if path.startswith((*_NO_FILES, sys.prefix + os.sep, own)) or path.endswith(_NOT_DATA):
         return
     if "torch" in sys.modules and not is_muted():
-        emit("file", path=path, how=how, line=line_of_script(4), **fields)
+        emit("file", path=path, how=how, line=line_of_script(4), collectives=counted())
 
 
 def protect(path: str) -> None:

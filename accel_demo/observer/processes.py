@@ -45,6 +45,7 @@ def _connecting() -> None:
 
 @guarded
 def _connected() -> None:
+    collectives.connected()
     dist = sys.modules["torch.distributed"]
     emit(
         "connected",

@@ -247,8 +247,19 @@ def _observe_schedules(module) -> None:
             return initial(self)
         finally:
             _state["scheduling"] -= 1
+            _schedule_made(self)
 
     module.LRScheduler._initial_step = observed
+
+
+@guarded
+def _schedule_made(scheduler) -> None:
+    emit(
+        "schedule made",
+        name=type(scheduler).__name__,
+        optimizer=_window_of(scheduler.optimizer).number,
+        line=line_of_script(4),
+    )
 
 
 def _observe_schedule(owner) -> None:

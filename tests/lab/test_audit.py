@@ -7,9 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+import jsonschema
 import psutil
 import pytest
 
+from accel_demo.lab import audit as package
 from accel_demo.lab.audit import checks
 from tests.conftest import (
     REPOSITORY,
@@ -19,6 +21,7 @@ from tests.conftest import (
     start_process,
 )
 
+SCHEMA = Path(package.__file__).with_name("schema.json")
 SCRIPT = """
 import sys
 import torch
@@ -67,6 +70,7 @@ def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp
     assert "2 processes, 20 optimizer steps, 21 batches" in result.stdout
     assert (tmp_path / "best.pt").read_text() == "the best model so far"
     report = json.loads((tmp_path / "out.json").read_text())
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert [finding["check"] for finding in report["findings"]] == ["samples"]
     log = Path(result.stderr.split("its output: ")[1].split("\n")[0]).read_text()
@@ -235,11 +239,14 @@ def test_a_hang_is_named_with_its_line(name, launcher, tmp_path):
         flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
         flags += " --dynamo_backend no --main_process_port 0"
         command = ["--", "accelerate", "launch", *flags.split(), "train.py"]
-    begun = time.monotonic()
-    result = audit(tmp_path, *command)
+    result = audit(tmp_path, "--json", "out.json", *command)
     assert result.returncode == 1, result.stdout + result.stderr
     assert first in result.stdout
-    assert time.monotonic() - begun < 60
+    report = json.loads((tmp_path / "out.json").read_text())
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
+    assert len(report["ranks"]) == 2
+    assert report["hang"] == (name != "a rank that leaves")
+    assert not report["hang"] or report["seconds_to_notice"] < 20
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> int:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
     evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
+    evidence.seconds_to_notice = observed.seconds_to_notice
     check_usable(evidence, plan["log"], options.gpu)
     result = result_of(evidence, ended, command, observed.waits)
     print_result(result)
@@ -145,9 +146,10 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
     elif evidence.out_of_time:
         skipped["the rest of the run"] = "it did not end in time (see --timeout)"
     return AuditResult(
-        command=command,
+        command_line=command,
         exit_code=evidence.exit_code,
         hang=evidence.hang,
+        seconds_to_notice=evidence.seconds_to_notice if evidence.hang else None,
         out_of_time=evidence.out_of_time,
         stopped_after_steps=max(enough, default=None),
         ranks=[

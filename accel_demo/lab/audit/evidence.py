@@ -140,6 +140,7 @@ class Evidence:
     log: str = ""
     hang: bool = False
     out_of_time: bool = False
+    seconds_to_notice: float = 0.0  # from the last event to the moment when the hang was noticed
 
     @property
     def world(self) -> int:
@@ -167,6 +168,11 @@ class Evidence:
     @property
     def is_distributed(self) -> bool:
         return any(rank.connected_world > 1 for rank in self.ranks) and not self.clones
+
+    @property
+    def has_messages(self) -> bool:
+        """True if a rank has sent or received a message to or from a single other rank."""
+        return any(each["is_p2p"] for rank in self.ranks for each in rank.collectives)
 
     def counts(self, kind: str) -> list[int]:
         return [len(rank.of(kind)) for rank in self.ranks]

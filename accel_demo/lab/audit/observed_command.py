@@ -28,6 +28,7 @@ class ObservedCommand:
     def __init__(self, folder: Path, plan: dict, time_limit: float):
         self.folder, self.plan, self.time_limit = folder, plan, time_limit
         self.hang = self.out_of_time = False
+        self.seconds_to_notice = 0.0
         self.waits: list[str] = []  # lines about ranks that wait outside a collective
         self.asked_at = 0.0
         self.read_up_to: dict[Path, int] = {}  # bytes of each file that were searched for steps
@@ -89,10 +90,14 @@ class ObservedCommand:
         elif seconds > 5 and round(seconds) % 10 == 0:
             say(line)
 
-    def is_silent(self) -> bool:
-        """Return True if a rank exists, and no rank has written an event for `SILENCE` seconds."""
+    def last_event(self) -> float:
+        """Return the time of the last event of any rank, or infinity if there is none."""
         times = [file.stat().st_mtime for file in self.folder.glob("*.jsonl")]
-        return bool(times) and time.time() - max([*times, self.asked_at]) > SILENCE
+        return max(times, default=float("inf"))
+
+    def is_silent(self) -> bool:
+        """Return True if no rank has written an event, or was asked, for `SILENCE` seconds."""
+        return time.time() - max(self.last_event(), self.asked_at) > SILENCE
 
     def is_idle(self) -> bool:
         """Return True if no process of the command computes or waits for a core."""
@@ -136,6 +141,7 @@ class ObservedCommand:
         ranks = self.running_ranks()
         outside = [rank for rank in ranks if rank.waits_in is None]
         self.hang = bool(ranks) and not outside
+        self.seconds_to_notice = round(time.time() - self.last_event(), 1)
         for rank in outside:
             if rank.waiting_line:
                 file, number, _ = rank.waiting_line

@@ -66,13 +66,15 @@ class AuditResult:
     """Result of an audit. Paths are absolute.
 
     `exit_code` is that of the command, or None if it was killed, because training hung or did not
-    end in time. `not_checked` maps the checks that could not be made to the reasons. `restored` are
-    the files that the script had changed, and `new` those that it has created.
+    end in time. `seconds_to_notice` is the time from the last event of any rank to the moment when
+    a hang was noticed. `not_checked` maps the checks that could not be made to the reasons.
+    `restored` are the files that the script had changed, and `new` those that it has created.
     """
 
-    command: list[str]
+    command_line: list[str]
     exit_code: int | None
     hang: bool
+    seconds_to_notice: float | None
     out_of_time: bool
     stopped_after_steps: int | None
     ranks: list[RankSummary]

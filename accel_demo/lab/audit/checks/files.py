@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import permutations
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked, short_path
@@ -12,6 +13,7 @@ ONE_WRITER = (
     "Let only the main process write it (if accelerator.is_main_process, or if rank == 0), or give "
     "each rank a file of its own."
 )
+WAIT = "Put a barrier, such as accelerator.wait_for_everyone(), after the write."
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -50,11 +52,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             for number in appending:
                 finding.add_place(ranks[number][0]["line"], number)
             yield finding
-        else:
-            yield from _read_while_written(path, ranks)
+        elif finding := _read_while_written(path, ranks) or _read_too_early(path, ranks, evidence):
+            yield finding
 
 
-def _read_while_written(path: str, ranks: dict[int, list[dict]]) -> Iterator[Finding]:
+def _read_while_written(path: str, ranks: dict[int, list[dict]]) -> Finding | None:
     for writer, begun, ended in _saves(ranks):
         for reader, events in ranks.items():
             reads = [event for event in events if event["how"] == "read" and reader != writer]
@@ -64,13 +66,39 @@ def _read_while_written(path: str, ranks: dict[int, list[dict]]) -> Iterator[Fin
                     ERROR,
                     "files",
                     f"Rank {reader} reads {short_path(path)} while rank {writer} is writing it.",
-                    "Put a barrier, such as accelerator.wait_for_everyone(), after the write.",
+                    WAIT,
                     PAGE,
                 )
                 finding.add_place(begun["line"], writer)
                 finding.add_place(inside[0]["line"], reader)
-                yield finding
-                return
+                return finding
+    return None
+
+
+def _read_too_early(path: str, ranks: dict[int, list[dict]], evidence: Evidence) -> Finding | None:
+    """Report a file that a rank has read after another one wrote it, without waiting for it.
+
+    Ranks wait for each other in collectives. They may also use locks, or send messages: then
+    nothing is known.
+    """
+    if any(evidence.counts("lock")) or evidence.has_messages:
+        return None
+    for writer, reader in permutations(ranks, 2):
+        for write in [event for event in ranks[writer] if event["how"] in WRITES]:
+            for read in [event for event in ranks[reader] if event["how"] == "read"]:
+                is_later = read["time"] > write["time"]
+                if is_later and read["collectives"] == write["collectives"]:
+                    finding = Finding(
+                        WARNING,
+                        "files",
+                        f"Rank {reader} reads {short_path(path)} without waiting for rank "
+                        f"{writer}, which writes it: this works only if rank {writer} is faster.",
+                        WAIT,
+                        PAGE,
+                    )
+                    finding.add_place(write["line"], writer)
+                    return finding.add_place(read["line"], reader)
+    return None
 
 
 def _saves(ranks: dict[int, list[dict]]) -> Iterator[tuple[int, dict, dict]]:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence, Rank
-from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
 
 PAGE = "31_batch_and_learning_rate"
+LEAST = 8  # steps without an advance that are suspicious
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
+    yield from _never_advanced(evidence)
     if not any(evidence.counts("schedule")):
         raise NotChecked("no learning rate schedule advanced")
     rank = next(rank for rank in evidence.ranks if rank.of("schedule"))
@@ -31,6 +33,30 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 if own:
                     finding.add_place(own[0]["line"], each.number)
             yield finding
+
+
+def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
+    """Report schedules whose `step` was called neither after a batch nor after an epoch."""
+    rank = evidence.ranks[0]
+    advanced = {event["optimizer"] for event in rank.of("schedule")}
+    epochs = max((len(passes) for passes in rank.training_passes.values()), default=0)
+    for made in rank.of("schedule made"):
+        steps = rank.steps(made["optimizer"])
+        if made["optimizer"] in advanced or len(steps) < LEAST or epochs < 3:
+            continue
+        advanced.add(made["optimizer"])
+        finding = Finding(
+            WARNING,
+            "schedule",
+            f"{made['name']} was created, but did not advance in {len(steps)} optimizer steps and "
+            f"{epochs - 1} epochs: the learning rate does not change.",
+            "Call scheduler.step() after each optimizer.step(), or after each epoch.",
+            PAGE,
+        )
+        for each in evidence.ranks:
+            if each.first("schedule made"):
+                finding.add_place(each.first("schedule made")["line"], each.number)
+        yield finding
 
 
 def _calls_between_steps(rank: Rank, scheduler: int, optimizer: int) -> list[int]:
