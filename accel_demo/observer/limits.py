@@ -10,10 +10,18 @@ BATCHES, STEPS = "ACCEL_DEMO_AUDIT_BATCHES", "ACCEL_DEMO_AUDIT_STEPS"  # 0 or ab
 _real_lengths: dict = {}
 
 
-def pass_is_over(batches: int) -> bool:
-    """Return True if a pass has had all its batches."""
+def pass_is_over(batches: int, length: int | None) -> bool:
+    """Return True if a pass over a loader of `length` batches, or None, has had all its batches."""
     most = int(os.environ.get(BATCHES) or 0)
-    return 0 < most <= batches
+    return 0 < most and batches >= (most if length is None else shortened(length, most))
+
+
+def shortened(length: int, most: int) -> int:
+    """Return the number of batches of a shortened pass: from `most` to 2 * most - 1.
+
+    The remainder of the division by `most` stays, so that accumulation ends as in the real run.
+    """
+    return length if length < 2 * most else most + length % most
 
 
 def end_run_after(steps: int) -> None:
@@ -25,7 +33,7 @@ def end_run_after(steps: int) -> None:
 
 
 def shorten(loader_class) -> None:
-    """Let `len(loader)` be at most the number of batches of a pass."""
+    """Let `len(loader)` be the number of batches of a pass."""
     original = loader_class.__len__
     _real_lengths["len"] = original
 
@@ -33,7 +41,7 @@ def shorten(loader_class) -> None:
     def length(self):
         most = int(os.environ.get(BATCHES) or 0)
         real = original(self)
-        return min(real, most) if most else real
+        return shortened(real, most) if most else real
 
     loader_class.__len__ = length
 

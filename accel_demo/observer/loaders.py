@@ -31,6 +31,7 @@ class _ObservedPass:
         self.loader: int | None = None
         self.number = self.batches = 0
         self.line: list | None = None
+        self.length: int | None = None  # batches of the whole pass
         self.indices: deque = deque()  # of the batches that were requested, but not returned
 
 
@@ -60,7 +61,7 @@ def observe_torch(torch) -> None:
     @functools.wraps(next_batch)
     def observed_batch(self):
         state = _passes.get(self)
-        if state is not None and limits.pass_is_over(state.batches):
+        if state is not None and limits.pass_is_over(state.batches, state.length):
             _ended(self, shortened=True)
             raise StopIteration
         try:
@@ -96,6 +97,7 @@ def _state_of(iterator) -> _ObservedPass:
 def _begun(loader, iterator) -> None:
     state = _state_of(iterator)
     state.line = line_of_script(3)
+    state.length = limits.real_length(loader)
     own = _entry_of(loader, (str(state.line), _length(loader.dataset), loader.batch_size))
     state.loader, state.number = own.number, own.passes
     own.passes += 1
@@ -107,7 +109,7 @@ def _begun(loader, iterator) -> None:
         loader=state.loader,
         number=state.number,
         line=state.line,
-        length=limits.real_length(loader),
+        length=state.length,
         samples=_length(loader.dataset),
         dataset=type(loader.dataset).__name__,
         identity=_identity(loader.dataset),

@@ -10,12 +10,14 @@ import sys
 import weakref
 
 from . import limits
+from .collectives import counted
 from .events import emit, guarded, line_of_script
 from .loaders import fingerprints
 
 _optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
 _state = {"backwards": 0, "scheduling": 0, "forwards": []}
 MOST_SUMS = 100  # steps whose event contains a sum per parameter
+MOST_GRADIENTS = 20  # backward passes whose event contains a sum of the gradients
 MOST_FORWARDS = 1000  # between two backward passes
 
 
@@ -46,6 +48,7 @@ class _Window:
 
 _replicas, _schedulers = _Numbers(), _Numbers()
 _optimizer_numbers = itertools.count()
+_stepping: list = []  # optimizers whose `step` is running, the outermost first
 
 
 def observe_torch(torch) -> None:
@@ -60,8 +63,9 @@ def observe_torch(torch) -> None:
 
     @functools.wraps(backward)
     def observed_backward(*args, **kwargs):
+        before = counted()
         result = backward(*args, **kwargs)
-        _backward_done()
+        _backward_done(before)
         return result
 
     torch.autograd.backward = observed_backward
@@ -95,16 +99,25 @@ def _forward(replica, *inputs) -> None:
 
 
 @guarded
-def _backward_done() -> None:
+def _backward_done(collectives_before: list[int]) -> None:
     _state["backwards"] += 1
     forwards, _state["forwards"] = _state["forwards"], []
+    is_local = _state["backwards"] <= MOST_GRADIENTS and counted() == collectives_before
     emit(
         "backward",
         number=_state["backwards"],
         line=line_of_script(4),
         replicas=[[number, synchronized] for number, synchronized, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
+        gradients=_sum_of_gradients() if is_local else 0,
     )
+
+
+def _sum_of_gradients() -> int:
+    """Return a number that is equal only for equal gradients of all optimizers; 0 without any."""
+    held = [each for optimizer in list(_optimizers) for each in _parameters_of(optimizer)]
+    sums = _sums([each.grad for each in held if each.grad is not None])
+    return hash(tuple(sums)) if sums and any(sums) else 0
 
 
 def _window_of(optimizer) -> _Window:
@@ -119,18 +132,26 @@ def _parameters_of(optimizer) -> list:
 
 @guarded
 def _before_step(optimizer, args, kwargs) -> None:
+    if optimizer in _stepping:  # its last step has raised an error
+        del _stepping[_stepping.index(optimizer) :]
+    _stepping.append(optimizer)
+    if len(_stepping) > 1:  # an optimizer in an optimizer, such as ZeroRedundancyOptimizer
+        return
     window = _window_of(optimizer)
     limits.end_run_after(window.steps)
     sums = _sums(_parameters_of(optimizer))
     window.before = _total(sums)
     if window.steps == 0:
         emit("weights", optimizer=window.number, sums=sums)
-    if window.steps in (0, 1):
-        emit("models", models=_models(), step=window.steps)
+    if window.steps & (window.steps - 1) == 0:  # before the steps 0, 1, 2, 4, 8, …
+        emit("models", models=_models(), optimizer=window.number)
 
 
 @guarded
 def _after_step(optimizer, args, kwargs) -> None:
+    del _stepping[_stepping.index(optimizer) :]
+    if _stepping:
+        return
     window, parameters = _window_of(optimizer), _parameters_of(optimizer)
     sums = _sums(parameters)
     emit(
@@ -144,6 +165,7 @@ def _after_step(optimizer, args, kwargs) -> None:
         before=window.before,
         total=_total(sums),
         rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        parameters=len(parameters),
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
     )
     window.steps += 1
@@ -176,10 +198,21 @@ def _gradients(optimizer) -> int:
     )
 
 
+def _are_finite(optimizer) -> bool:
+    return all(
+        each.grad.isfinite().all() for each in _parameters_of(optimizer) if each.grad is not None
+    )
+
+
 @guarded
 def _zeroed(owner, *args) -> None:
-    """Record gradients that are set to zero before a step has used them."""
+    """Record gradients that are set to zero before a step has used them.
+
+    A step may call it for a closure, and a script may skip gradients that are not finite.
+    """
     torch = sys.modules["torch"]
+    if _stepping:
+        return
     if isinstance(owner, torch.optim.Optimizer):
         owners = [owner]
     else:
@@ -192,7 +225,8 @@ def _zeroed(owner, *args) -> None:
     for optimizer in owners:
         window, gradients = _window_of(optimizer), _gradients(optimizer)
         thrown = _state["backwards"] - window.backwards_at_zero
-        if thrown and gradients != window.gradients and not window.is_scaled:
+        is_new = thrown and gradients != window.gradients and not window.is_scaled
+        if is_new and _are_finite(optimizer):
             emit("thrown", optimizer=window.number, backwards=thrown, line=line_of_script(4))
         window.backwards_at_zero = _state["backwards"]
         window.gradients = 0

@@ -190,7 +190,9 @@ def read_options(arguments: list[str]):
     help = "processes to start for a Python script (default: 2 for a SCRIPT)"
     add("-n", "--processes", type=int, metavar="N", help=help)
     parser.add_option("--steps", 20, "end the run after N optimizer steps; 0 never", least=0)
-    parser.add_option("--batches", 8, "batches in each pass over a loader; 0 for all", least=0)
+    parser.add_option(
+        "--batches", 8, "end each pass over a loader after N to 2 N - 1 batches; 0 never", least=0
+    )
     add(
         "--timeout",
         type=float,

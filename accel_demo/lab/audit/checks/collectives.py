@@ -95,8 +95,10 @@ def _first_difference(evidence: Evidence, group: str) -> Finding | None:
 
 
 def _kind(call: dict) -> tuple:
-    same_size = call["name"] in ("all_reduce", "broadcast", "reduce")
-    return call["name"], str(call["sizes"]) if same_size else "", str(call["types"])
+    """Return what has to be equal on all ranks. Only the root has the input of a scatter."""
+    if call["name"] in ("all_reduce", "broadcast", "reduce"):
+        return call["name"], str(call["sizes"]), str(call["types"])
+    return (call["name"],)
 
 
 def _crossed(calls: dict[int, dict[int, dict]], number: int) -> bool:

@@ -28,16 +28,23 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     unconnected = [
         rank for rank in evidence.ranks if rank.connected_world < evidence.world and rank.of("step")
     ]
-    if unconnected and not evidence.hang and not any(rank.of("connecting") for rank in unconnected):
-        finding = Finding(
-            ERROR,
-            "connected",
-            f"The launcher started {evidence.world} processes, but they are not connected: "
-            "each trains a model of its own.",
-            "Call torch.distributed.init_process_group() at the start and wrap the model in "
-            "DistributedDataParallel, or use Accelerate.",
-            PAGE,
-        )
-        for rank in unconnected:
-            finding.add_place(rank.of("step")[0]["line"], rank.number)
-        yield finding
+    waiting = [rank for rank in unconnected if len(rank.of("connecting", "connected")) % 2]
+    if not unconnected or waiting or evidence.hang:
+        return
+    alone = [rank for rank in unconnected if rank.of("connecting")]
+    finding = Finding(
+        ERROR,
+        "connected",
+        f"The launcher started {evidence.world} processes, but "
+        + ("each has connected only to itself" if alone else "they are not connected")
+        + ": each trains a model of its own.",
+        "Take the rank and the world size from the launcher: torchrun and accelerate launch set "
+        "RANK and WORLD_SIZE, which init_process_group() reads."
+        if alone
+        else "Call torch.distributed.init_process_group() at the start and wrap the model in "
+        "DistributedDataParallel, or use Accelerate.",
+        PAGE,
+    )
+    for rank in unconnected:
+        finding.add_place((rank.first("connecting") or rank.of("step")[0])["line"], rank.number)
+    yield finding

@@ -6,6 +6,7 @@ from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
 
 PAGE = "11_from_one_process_to_many"
+LEAST = 6  # steps without a gradient that are suspicious
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -13,40 +14,73 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if rank is None:
         raise NotChecked("there was no optimizer step")
     models = rank.of("models")[-1]["models"]
-    steps = rank.of("step")
-    line = steps[0]["line"] if steps else None
-    never = set(steps[0]["without_gradient"]) if steps else set()
-    for step in steps:
-        if step["optimizer"] == steps[0]["optimizer"]:
-            never &= set(step["without_gradient"])
-    start = rank.first("weights")
-    count = len(start["sums"] or []) if start else 0
-    if steps and count and len(never) == count and len(rank.of("backward")) > 0:
-        yield Finding(
-            ERROR,
-            "held",
-            f"{steps[0]['name']} changes nothing: none of the parameters that it holds ever gets "
-            "a gradient. It was created for a different model, or for a copy.",
-            "Create the optimizer from the parameters of the model that is trained, after the "
-            "model was moved, copied or wrapped.",
-            PAGE,
-        ).add_place(line, rank.number)
-        return
+    line = rank.of("step")[0]["line"] if rank.of("step") else None
+    for optimizer in sorted({step["optimizer"] for step in rank.of("step")}):
+        if finding := _without_gradient(evidence, optimizer):
+            yield finding
+            if finding.verdict == ERROR:
+                return
     for model in models:
         trained = [
             (name, holder) for name, holder, needs, has in model["parameters"] if needs and has
         ]
         missing = [name for name, holder in trained if holder is None]
         if missing and len(missing) < len(trained):
-            names = ", ".join(name.removeprefix("module.") for name in missing[:3])
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             yield Finding(
                 WARNING,
                 "held",
-                f"No optimizer holds {names}{more} of {_name(model)}, although they get gradients.",
+                f"No optimizer holds {_listed(missing)} of {_name(model)}, although they get "
+                "gradients.",
                 "Add these parameters to the optimizer, or call requires_grad_(False) on them.",
                 PAGE,
             ).add_place(line, rank.number)
+
+
+def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
+    """Report parameters of an optimizer that got no gradient on any rank before any step."""
+    rank = next(rank for rank in evidence.ranks if rank.steps(optimizer))
+    steps = [step for each in evidence.ranks for step in each.steps(optimizer)]
+    never = set.intersection(*(set(step["without_gradient"]) for step in steps))
+    if not never or not rank.of("backward"):
+        return None
+    line, name = steps[0]["line"], steps[0]["name"]
+    if len(never) == steps[0]["parameters"]:
+        return Finding(
+            ERROR,
+            "held",
+            f"{name} changes nothing: none of the parameters that it holds ever gets a gradient. "
+            "It was created for a different model, or for a copy.",
+            "Create the optimizer from the parameters of the model that is trained, after the "
+            "model was moved, copied or wrapped.",
+            PAGE,
+        ).add_place(line, rank.number)
+    snapshots = [
+        {
+            parameter
+            for model in event["models"]
+            for parameter, holder, needs, has in model["parameters"]
+            if holder == optimizer and needs and not has
+        }
+        for event in rank.of("models")
+        if event["optimizer"] == optimizer
+    ]
+    names = sorted(set.intersection(*snapshots)) if snapshots else []
+    if not names or len(rank.steps(optimizer)) < LEAST:
+        return None
+    return Finding(
+        WARNING,
+        "held",
+        f"{name} holds {_listed(names)}, but "
+        + ("it never gets a gradient." if len(names) == 1 else "they never get a gradient."),
+        "Look where the forward pass leaves the graph (item(), detach(), no_grad()), or call "
+        "requires_grad_(False) on parameters that are not meant to be trained.",
+        PAGE,
+    ).add_place(line, rank.number)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(name.removeprefix("module.") for name in names[:3]) + more
 
 
 def _name(model: dict) -> str:

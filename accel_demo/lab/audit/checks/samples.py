@@ -7,6 +7,7 @@ from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
 
 PAGE = "30_who_saw_which_sample"
 LEAST = 4  # samples; fewer may be equal by chance
+LEAST_DISTINCT = 0.9  # of the samples
 MOST_SHARED = 0.5  # of the samples of a pass. Padding repeats a few samples.
 
 
@@ -67,13 +68,21 @@ def _equal(first: Rank, second: Rank, loader: int) -> bool:
 def _share(first: Rank, second: Rank, loader: int) -> float:
     """Return how much of what `second` read in its first pass, `first` also read."""
     own, other = (_contents(rank.training_passes[loader][0]) for rank in (first, second))
-    shares = [
-        sum(sample in theirs for sample in ours) / len(ours)
-        for theirs, ours in zip(map(set, own), other, strict=False)
-        if len(ours) >= LEAST and len(set(ours)) > 1
-    ]
-    by_index = _share_of_indices(first, second, loader)
-    return max(max(shares[:1], default=0.0), by_index)
+    share = _overlap(own[0], other[0]) if own and other else 0.0
+    return max(share, _share_of_indices(first, second, loader))
+
+
+def _overlap(own: list[int], other: list[int]) -> float:
+    """Return which part of the samples `other` is in `own`, too.
+
+    If the data repeats itself, equal samples prove nothing, unless they come in the same order.
+    """
+    if len(other) < LEAST or len(set(other)) == 1:
+        return 0.0
+    if min(len(set(each)) / len(each) for each in (own, other)) < LEAST_DISTINCT:
+        return sum(map(int.__eq__, own, other)) / len(other)
+    theirs = set(own)
+    return sum(sample in theirs for sample in other) / len(other)
 
 
 def _contents(batches: list[dict]) -> list[list[int]]:
@@ -113,20 +122,28 @@ def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
 
 
 def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
-    """Without a loader, compare what the wrapped models received."""
-    inputs = {}
+    """Without a loader, compare what the wrapped models received, or the gradients of each rank."""
+    inputs, gradients = {}, {}
     for rank in evidence.ranks:
-        sums = [tuple(map(tuple, event["samples"])) for event in rank.of("backward")]
+        backwards = rank.of("backward")
+        sums = [tuple(map(tuple, event["samples"])) for event in backwards]
         inputs[rank.number] = [each for each in sums if each and len(each[0]) >= LEAST]
-    if len(inputs) < 2 or not all(inputs.values()):
+        gradients[rank.number] = [each["gradients"] for each in backwards if each["gradients"]]
+    evident = inputs if all(inputs.values()) else gradients
+    first, *others = evident
+    if not others or min(map(len, evident.values())) < LEAST:
         raise NotChecked("no data loader was used for training")
-    first, *others = inputs
-    same = [rank for rank in others if inputs[rank] == inputs[first]]
+    same = [rank for rank in others if evident[rank] == evident[first]]
     if same:
         finding = Finding(
             ERROR,
             "samples",
-            "All ranks train on the same samples: their models received equal inputs.",
+            "All ranks train on the same samples: "
+            + (
+                "their models received equal inputs."
+                if evident is inputs
+                else "their gradients are equal before they are averaged."
+            ),
             "Let each rank draw or read its own samples, for example by a seed that depends on the "
             "rank.",
             PAGE,
