@@ -26,8 +26,11 @@ def _ended() -> None:
 
 
 def describe(error: BaseException | None) -> dict | None:
-    """Return the type, the message and the script's lines of an error, outermost first."""
-    if error is None:
+    """Return the type, the message and the script's lines of an error, outermost first.
+
+    `sys.exit(0)` is no error.
+    """
+    if error is None or (isinstance(error, SystemExit) and not error.code):
         return None
     places = [
         [place.filename, place.lineno, place.name]

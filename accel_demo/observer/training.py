@@ -76,6 +76,7 @@ def observe_torch(torch) -> None:
     if torch.distributed.is_available():
         replica = torch.nn.parallel.DistributedDataParallel
         _wrap(replica, "_pre_forward", before=_forward)
+        _wrap(torch.distributed.algorithms.join.Join, "__enter__", before=_joined)
 
 
 def _wrap(owner, name: str, before) -> None:
@@ -87,6 +88,11 @@ def _wrap(owner, name: str, before) -> None:
         return original(self, *args, **kwargs)
 
     setattr(owner, name, observed)
+
+
+@guarded
+def _joined(join) -> None:
+    emit("join", line=line_of_script(4))
 
 
 @guarded
@@ -142,7 +148,8 @@ def _before_step(optimizer, args, kwargs) -> None:
     sums = _sums(_parameters_of(optimizer))
     window.before = _total(sums)
     if window.steps == 0:
-        emit("weights", optimizer=window.number, sums=sums)
+        shapes = [list(each.shape) for each in _parameters_of(optimizer)]
+        emit("weights", optimizer=window.number, sums=sums, shapes=shapes)
     if window.steps & (window.steps - 1) == 0:  # before the steps 0, 1, 2, 4, 8, …
         emit("models", models=_models(), optimizer=window.number)
 

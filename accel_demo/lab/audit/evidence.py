@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from accel_demo.lab.audit.result import NotChecked
 from accel_demo.observer.events import is_own_file
 
 # Events that only a training process causes. A launcher also imports torch.
@@ -173,6 +174,23 @@ class Evidence:
     def has_messages(self) -> bool:
         """True if a rank has sent or received a message to or from a single other rank."""
         return any(each["is_p2p"] for rank in self.ranks for each in rank.collectives)
+
+    def require_connected(self) -> None:
+        """Raise `NotChecked` unless the ranks were connected."""
+        if not self.is_distributed:
+            raise NotChecked("the ranks were not connected")
+
+    def require_data_parallel(self) -> None:
+        """Raise `NotChecked` unless the ranks were connected, and train the same parameters."""
+        self.require_connected()
+        starts = [rank.first("weights") for rank in self.ranks]
+        if len({str(each["shapes"]) for each in starts if each}) > 1:
+            raise NotChecked("each rank trains other parameters: this is not data-parallel")
+
+    @property
+    def joins(self) -> bool:
+        """True if training ran inside torch.distributed.algorithms.join.Join, as in DDP.join()."""
+        return any(self.counts("join"))
 
     def counts(self, kind: str) -> list[int]:
         return [len(rank.of(kind)) for rank in self.ranks]

@@ -19,8 +19,7 @@ WAIT = "Put a barrier, such as accelerator.wait_for_everyone(), after the write.
 def check(evidence: Evidence) -> Iterator[Finding]:
     if len(evidence.ranks) < 2:
         raise NotChecked("there was one process")
-    if not evidence.is_distributed:
-        raise NotChecked("the ranks were not connected")
+    evidence.require_connected()
     by_path = defaultdict(lambda: defaultdict(list))
     for rank in evidence.ranks:
         for event in rank.of("file"):

@@ -9,8 +9,7 @@ PAGE = "22_ddp"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    if not evidence.is_distributed:
-        raise NotChecked("the ranks were not connected")
+    evidence.require_data_parallel()
     starts = {rank.number: rank.first("weights") for rank in evidence.ranks}
     sums = {number: event["sums"] for number, event in starts.items() if event and event["sums"]}
     if len(sums) < 2:

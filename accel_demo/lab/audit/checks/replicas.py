@@ -9,8 +9,9 @@ PAGE = "22_ddp"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    if not evidence.is_distributed:
-        raise NotChecked("the ranks were not connected")
+    evidence.require_data_parallel()
+    if evidence.joins:
+        raise NotChecked("the ranks train inside Join, where they make different numbers of steps")
     if any(rank.first("weights") is None for rank in evidence.ranks):
         raise NotChecked("not every rank made an optimizer step")
     optimizers = sorted({event["optimizer"] for event in evidence.ranks[0].of("step")})

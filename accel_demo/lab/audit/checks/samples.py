@@ -12,8 +12,7 @@ MOST_SHARED = 0.5  # of the samples of a pass. Padding repeats a few samples.
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    if not evidence.is_distributed:
-        raise NotChecked("the ranks were not connected")
+    evidence.require_data_parallel()
     ranks = [rank for rank in evidence.ranks if rank.training_passes]
     if len(ranks) < 2:
         yield from _check_inputs(evidence)

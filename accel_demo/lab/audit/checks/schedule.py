@@ -54,8 +54,8 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
             PAGE,
         )
         for each in evidence.ranks:
-            if each.first("schedule made"):
-                finding.add_place(each.first("schedule made")["line"], each.number)
+            for event in each.of("schedule made")[:1]:
+                finding.add_place(event["line"], each.number)
         yield finding
 
 
