@@ -1,31 +1,48 @@
-"""Install the observer in this process."""
+"""Install the observer in this process, or in the processes of a command."""
 
 import os
 
-from . import ends, events, files, loaders, processes, training
+from . import events, processes
 from .imports import when_imported
 
+INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
+GROUPS = "torch.distributed.distributed_c10d"
 
-def start(folder: str | None = None) -> None:
-    """Observe this process and all processes that it forks. The events go into `folder`.
 
-    Its default is the environment variable ACCEL_DEMO_AUDIT.
+def start() -> None:
+    """Observe this process and all processes that it forks.
+
+    The environment variable ACCEL_DEMO_AUDIT contains the folder for all events. If only
+    ACCEL_DEMO_NODE is set, the observer records which processes connect and train, and nothing that
+    takes time or creates other files.
     """
-    events.begin(folder or os.environ[events.FOLDER])
+    folder = os.environ.get(events.FOLDER)
+    events.begin(folder or os.environ[events.NODE_FOLDER])
+    when_imported(GROUPS, processes.observe_groups)
+    when_imported("accelerate", processes.observe_accelerate)
+    if folder:
+        _observe_all()
+    else:
+        when_imported("torch", processes.observe_first_step)
+
+
+def _observe_all() -> None:
+    from . import answers, ends, files, loaders, training  # slow: only an audit needs them
+
     ends.watch()
     files.watch()
-    when_imported("torch", _observe_torch)
-    when_imported("accelerate", _observe_accelerate)
+    when_imported(GROUPS, answers.observe_groups)
+    for module in (loaders, training, files):
+        when_imported("torch", module.observe_torch)
+    when_imported("torch.multiprocessing.spawn", ends.observe_spawn)
+    when_imported("accelerate", training.observe_accelerate)
     when_imported("safetensors.torch", files.observe_safetensors)
 
 
-@events.guarded
-def _observe_torch(torch) -> None:
-    for module in (processes, loaders, training, files):
-        module.observe_torch(torch)
+def inject(environment: dict[str, str], variable: str, folder: str) -> dict[str, str]:
+    """Return an environment in which Python processes write their events to `folder`.
 
-
-@events.guarded
-def _observe_accelerate(accelerate) -> None:
-    processes.observe_accelerate(accelerate)
-    training.observe_accelerate(accelerate)
+    `variable` is `events.FOLDER` for all events, or `events.NODE_FOLDER`.
+    """
+    paths = filter(None, [INJECT, environment.get("PYTHONPATH")])
+    return environment | {variable: folder, "PYTHONPATH": os.pathsep.join(paths)}

@@ -11,9 +11,6 @@ from .events import emit, guarded, is_own_file
 
 def watch() -> None:
     atexit.register(_ended)
-    from .imports import when_imported
-
-    when_imported("torch.multiprocessing.spawn", _observe_spawn)
 
 
 @guarded
@@ -40,7 +37,7 @@ def describe(error: BaseException | None) -> dict | None:
     return {"type": type(error).__name__, "message": str(error)[:2000], "places": places}
 
 
-def _observe_spawn(module) -> None:
+def observe_spawn(module) -> None:
     """mp.spawn catches the errors of its processes. It starts `_wrap`, pickled by its name."""
     original = module._wrap
 

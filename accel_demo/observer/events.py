@@ -11,7 +11,9 @@ import sys
 import sysconfig
 import time
 
-FOLDER = "ACCEL_DEMO_AUDIT"  # environment variable: the folder that receives the files
+# Environment variables: the folder that receives the files
+FOLDER = "ACCEL_DEMO_AUDIT"
+NODE_FOLDER = "ACCEL_DEMO_NODE"  # and only the events of processes.py
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 ) + (
@@ -60,13 +62,24 @@ def emit(kind: str, /, **fields) -> None:
         _Log.file = os.open(path_of("jsonl"), flags, 0o600)
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
         variables = {name: os.environ[name] for name in names if name in os.environ}
-        _write("process", pid=os.getpid(), argv=sys.argv, cwd=os.getcwd(), variables=variables)
+        _write("process", pid=os.getpid(), variables=variables)
     _write(kind, **fields)
 
 
 def _write(kind: str, /, **fields) -> None:
     line = json.dumps({"kind": kind, "time": time.time(), **fields}, default=str)
     os.write(_Log.file, line.encode() + b"\n")
+
+
+def read_events(folder: str) -> list[list[dict]]:
+    """Return the events of each process, without a line that is not complete yet."""
+    processes = []
+    for name in os.listdir(folder):
+        if name.endswith(".jsonl"):
+            with open(os.path.join(folder, name), errors="replace") as file:
+                lines = file.read().split("\n")[:-1]
+            processes.append([json.loads(line) for line in lines])
+    return [events for events in processes if events]
 
 
 def guarded(function):

@@ -8,17 +8,22 @@ import sys
 from importlib.abc import Loader
 from importlib.machinery import PathFinder
 
-_waiting: dict = {}  # maps the name of a module to the function to call
+from .events import guarded
+
+_waiting: dict[str, list] = {}  # maps the name of a module to the functions to call
 
 
 def when_imported(name: str, function) -> None:
-    """Call `function(module)` when the module is imported, or now if it already is."""
+    """Call `function(module)` when the module is imported, or now if it already is.
+
+    An error in the function does not reach the script.
+    """
     if name in sys.modules:
-        function(sys.modules[name])
+        guarded(function)(sys.modules[name])
         return
     if not _waiting:
         sys.meta_path.insert(0, _Finder)
-    _waiting[name] = function
+    _waiting.setdefault(name, []).append(guarded(function))
 
 
 class _Finder:
@@ -33,7 +38,7 @@ class _Finder:
 
 
 class _ObservingLoader(Loader):
-    """The loader of the module. It calls the waiting function after the module was executed."""
+    """The loader of the module. It calls the waiting functions after the module was executed."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -48,5 +53,5 @@ class _ObservingLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        if function := _waiting.pop(module.__name__, None):
+        for function in _waiting.pop(module.__name__, []):
             function(sys.modules[module.__name__])

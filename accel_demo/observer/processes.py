@@ -1,46 +1,85 @@
-"""Observe which processes connect, what `Accelerator` says, and answer the audit's questions."""
+"""Observe which processes connect and train, and what `Accelerator` says."""
 
-import faulthandler
 import functools
-import json
 import os
 import sys
-import threading
-import traceback
 
-from . import collectives
-from .events import emit, guarded, is_muted, line_of_script, path_of
+from .events import emit, guarded, line_of_script
 
-
-def observe_torch(torch) -> None:
-    if not torch.distributed.is_available():
-        return
-    for name, before, after in (
-        ("init_process_group", _connecting, _connected),
-        ("destroy_process_group", collectives.record, None),
-    ):
-        original = getattr(torch.distributed, name)
-        wrapped = _with_hooks(original, before, after)
-        for module in (torch.distributed, torch.distributed.distributed_c10d):
-            setattr(module, name, wrapped)
+_trained: set[int] = set()  # the IDs of the processes whose first step was recorded
 
 
-def _with_hooks(original, before, after):
+def wrap(name: str, before, *owners) -> None:
+    """Call `before` with the positional arguments of each call of a function of the owners."""
+    original = getattr(owners[0], name)
+
     @functools.wraps(original)
-    def wrapped(*args, **kwargs):
-        before()
-        result = original(*args, **kwargs)
-        if after is not None:
-            after()
-        return result
+    def observed(*args, **kwargs):
+        before(*args)
+        return original(*args, **kwargs)
 
-    return wrapped
+    for owner in owners:
+        setattr(owner, name, observed)
+
+
+def observe_groups(module) -> None:
+    """Record each call of `init_process_group` before it begins, and how it ends.
+
+    `module` is torch.distributed.distributed_c10d. If it has only just been imported, all others
+    that import the function from it, such as torch.distributed.device_mesh, are observed, too.
+    """
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args, **kwargs):
+        _connecting(original, args, kwargs)
+        try:
+            original(*args, **kwargs)
+        except BaseException:
+            _not_connected()
+            raise
+        _connected()
+
+    for owner in (module, sys.modules["torch.distributed"]):
+        vars(owner).update(init_process_group=init_process_group)
+
+
+def _arguments(function, args, kwargs) -> dict:
+    """Return the arguments of a call by name, or an empty dictionary if they are invalid."""
+    import inspect  # slow, and torch has already imported it
+
+    try:
+        return inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return {}
 
 
 @guarded
-def _connecting() -> None:
-    emit("connecting", line=line_of_script(3))
-    answer_questions()
+def _connecting(function, args, kwargs) -> None:
+    rank, world = _requested_place(_arguments(function, args, kwargs))
+    emit("connecting", rank=rank, world=world, line=line_of_script(3))
+
+
+def _requested_place(arguments: dict) -> tuple[int | None, int | None]:
+    """Return the rank and world size that a call of `init_process_group` asks for.
+
+    They come from its arguments, or from the variables of a launcher. They are None if they come
+    from somewhere else.
+    """
+    place = {name: arguments.get(name, -1) for name in ("rank", "world_size")}
+    if arguments.get("init_method") in (None, "env://") and arguments.get("store") is None:
+        for name in [name for name, value in place.items() if value == -1]:
+            place[name] = os.environ.get(name.upper(), -1)
+    try:
+        rank, world = int(place["rank"]), int(place["world_size"])
+    except (TypeError, ValueError):
+        return None, None
+    return (None, None) if -1 in (rank, world) else (rank, world)
+
+
+@guarded
+def _not_connected() -> None:
+    emit("not connected", line=line_of_script(3))
 
 
 @guarded
@@ -56,78 +95,44 @@ def _connected() -> None:
     )
 
 
-def answer_questions() -> None:
-    """Start a thread that answers the audit, even while the main thread waits in a collective.
+def observe_first_step(torch) -> None:
+    """Record the first step of any optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    The thread does not poll: it is blocked until the audit writes to a named pipe.
-    """
-    if not os.path.exists(path_of("ask")):
-        os.mkfifo(path_of("ask"), 0o600)
-        faulthandler.enable(open(path_of("crash"), "w"))
-        threading.Thread(target=_answer, name="accel-demo audit", daemon=True).start()
+    def stepped(optimizer, args, kwargs):
+        if not torch.compiler.is_compiling() and os.getpid() not in _trained:
+            _trained.add(os.getpid())
+            _first_step()
 
-
-def _answer() -> None:
-    while True:
-        with open(path_of("ask")) as pipe:
-            if not pipe.read() or is_muted():
-                return
-        answer = {"collectives": collectives.recent(), "stacks": _stacks()}
-        with open(path_of("answer.part"), "w") as file:
-            json.dump(answer, file, default=str)
-        os.replace(path_of("answer.part"), path_of("answer"))
-
-
-def _stacks() -> list:
-    """Return the stacks of all other threads, the main one first, innermost frames first."""
-    main = threading.main_thread().ident
-    frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
-    ordered = sorted(frames, key=lambda thread: thread != main)
-    return [
-        [[place.filename, place.lineno, place.name] for place in traceback.extract_stack(frame)][
-            ::-1
-        ]
-        for frame in map(frames.get, ordered)
-    ]
-
-
-def observe_accelerate(accelerate) -> None:
-    original, prepare = accelerate.Accelerator.__init__, accelerate.Accelerator.prepare
-
-    @functools.wraps(original)
-    def construct(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        _constructed(self)
-
-    @functools.wraps(prepare)
-    def prepare_all(self, *args, **kwargs):
-        _prepared(args)
-        return prepare(self, *args, **kwargs)
-
-    accelerate.Accelerator.__init__, accelerate.Accelerator.prepare = construct, prepare_all
+    register_optimizer_step_post_hook(stepped)
 
 
 @guarded
-def _constructed(accelerator) -> None:
+def _first_step() -> None:
+    emit("step", line=line_of_script(4))
+
+
+def observe_accelerate(accelerate) -> None:
+    original = accelerate.Accelerator.__init__
+    connection = accelerate.state.PartialState._shared_state  # empty until there is one
+
+    @functools.wraps(original)
+    def construct(self, *args, **kwargs):
+        is_plain = not connection and not _arguments(original, (self, *args), kwargs).get("cpu")
+        original(self, *args, **kwargs)
+        _constructed(self, is_plain)
+
+    accelerate.Accelerator.__init__ = construct
+
+
+@guarded
+def _constructed(accelerator, is_plain: bool) -> None:
     emit(
         "accelerator",
         processes=accelerator.num_processes,
         distributed_type=str(accelerator.distributed_type),
         device=str(accelerator.device),
         accumulation=accelerator.gradient_accumulation_steps,
+        is_plain=is_plain,
         line=line_of_script(4),
     )
-
-
-@guarded
-def _prepared(objects) -> None:
-    torch = sys.modules["torch"]
-    names = {
-        "model": torch.nn.Module,
-        "optimizer": torch.optim.Optimizer,
-        "loader": torch.utils.data.DataLoader,
-        "scheduler": torch.optim.lr_scheduler.LRScheduler,
-    }
-    kinds = [name for each in objects for name, kind in names.items() if isinstance(each, kind)]
-    emit("prepared", kinds=kinds, line=line_of_script(4))

@@ -13,6 +13,7 @@ from . import limits
 from .collectives import counted
 from .events import emit, guarded, line_of_script
 from .loaders import fingerprints
+from .processes import wrap
 
 _optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
 _state = {"backwards": 0, "scheduling": 0, "forwards": []}
@@ -70,24 +71,12 @@ def observe_torch(torch) -> None:
 
     torch.autograd.backward = observed_backward
     for owner in (torch.optim.Optimizer, torch.nn.Module):
-        _wrap(owner, "zero_grad", before=_zeroed)
-    _wrap(torch.amp.GradScaler, "step", before=_scaled)
+        wrap("zero_grad", _zeroed, owner)
+    wrap("step", _scaled, torch.amp.GradScaler)
     _observe_schedules(torch.optim.lr_scheduler)
     if torch.distributed.is_available():
-        replica = torch.nn.parallel.DistributedDataParallel
-        _wrap(replica, "_pre_forward", before=_forward)
-        _wrap(torch.distributed.algorithms.join.Join, "__enter__", before=_joined)
-
-
-def _wrap(owner, name: str, before) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def observed(self, *args, **kwargs):
-        before(self, *args)
-        return original(self, *args, **kwargs)
-
-    setattr(owner, name, observed)
+        wrap("_pre_forward", _forward, torch.nn.parallel.DistributedDataParallel)
+        wrap("__enter__", _joined, torch.distributed.algorithms.join.Join)
 
 
 @guarded
@@ -323,6 +312,20 @@ def _observe_schedule(owner) -> None:
 
 def observe_accelerate(accelerate) -> None:
     _observe_schedule(accelerate.scheduler.AcceleratedScheduler)
+    wrap("prepare", _prepared, accelerate.Accelerator)
+
+
+@guarded
+def _prepared(accelerator, *objects) -> None:
+    torch = sys.modules["torch"]
+    names = {
+        "model": torch.nn.Module,
+        "optimizer": torch.optim.Optimizer,
+        "loader": torch.utils.data.DataLoader,
+        "scheduler": torch.optim.lr_scheduler.LRScheduler,
+    }
+    kinds = [name for each in objects for name, kind in names.items() if isinstance(each, kind)]
+    emit("prepared", kinds=kinds, line=line_of_script(4))
 
 
 def _position(scheduler) -> int:

@@ -2,13 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from accel_demo.lab.audit.result import NotChecked
-from accel_demo.observer.events import is_own_file
+from accel_demo.observer.events import is_own_file, read_events
 
 # Events that only a training process causes. A launcher also imports torch.
 OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "backward", "step"}
@@ -69,9 +68,9 @@ class Rank:
         calls = [frame for frame in frames if frame[0].endswith("/distributed_c10d.py")]
         if calls:
             return {"name": calls[-1][2], "number": None, "line": self.waiting_line}
-        if len(self.of("connecting")) > len(self.of("connected")):
-            line = self.of("connecting")[-1]["line"]
-            return {"name": "init_process_group", "number": None, "line": line}
+        for event in self.of("connecting", "connected", "not connected")[-1:]:
+            if event["kind"] == "connecting":
+                return {"name": "init_process_group", "number": None, "line": event["line"]}
         return None
 
     @property
@@ -196,12 +195,11 @@ class Evidence:
         return [len(rank.of(kind)) for rank in self.ranks]
 
 
-def read(folder: Path, is_alive: Callable[[int], bool] = lambda pid: False) -> list[Rank]:
+def read(folder: Path) -> list[Rank]:
     """Return the ranks of the first start, ordered by rank. torchrun may have restarted them."""
     found = []
-    for file in folder.glob("*.jsonl"):
-        events = [json.loads(line) for line in _whole_lines(file)]
-        if events and (OF_TRAINING & {event["kind"] for event in events} or _failed(events)):
+    for events in read_events(str(folder)):
+        if OF_TRAINING & {event["kind"] for event in events} or _failed(events):
             found.append(_rank_of(events))
     restarts = {
         rank.pid: int(rank.events[0]["variables"].get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -226,12 +224,6 @@ def _failed(events: list[dict]) -> bool:
     """Return True if the script failed before it began to train."""
     errors = [event["error"] for event in events if event["kind"] == "end" and event["error"]]
     return any(error["places"] and error["type"] not in OF_LAUNCHERS for error in errors)
-
-
-def _whole_lines(file: Path) -> list[str]:
-    """Return the lines that have been written completely."""
-    text = file.read_text(errors="replace")
-    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def _rank_of(events: list[dict]) -> Rank:

@@ -4,13 +4,12 @@ import os
 import shutil
 from pathlib import Path
 
-from accel_demo import observer
 from accel_demo.errors import UserError
+from accel_demo.observer import agent
 from accel_demo.observer.events import FOLDER
 from accel_demo.observer.limits import BATCHES, STEPS
 from accel_demo.processes.environment import RANK_VARIABLES
 
-INJECT = Path(observer.__file__).parent / "inject"
 RUN_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 OFFLINE = {  # experiment trackers do not send the results of an audit
     "WANDB_MODE": "offline",
@@ -51,10 +50,8 @@ def is_launcher(words: list[str]) -> bool:
 def environment_for(folder: Path, options) -> dict[str, str]:
     """Return the environment of the audited command. `options` are those of `accel-demo audit`."""
     environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
-    environment |= {FOLDER: str(folder), BATCHES: str(options.batches), STEPS: str(options.steps)}
-    paths = [str(INJECT), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    environment["PYTHONUNBUFFERED"] = "1"
+    environment |= {BATCHES: str(options.batches), STEPS: str(options.steps)}
+    environment = agent.inject(environment, FOLDER, str(folder)) | {"PYTHONUNBUFFERED": "1"}
     for name, value in OFFLINE.items():
         environment.setdefault(name, value)
     if not options.gpu:

@@ -8,7 +8,7 @@ In a namespace of its own, this program is process 1 of the node: when it exits,
 all other processes of the node, and removes the node's network. Elsewhere on Linux, it adopts the
 descendants whose parents have exited. On macOS, it cannot find these.
 
-Python processes record in a log what they do with torch (`agent/sitecustomize.py`).
+Python processes record in a folder what they do with torch (`accel_demo/observer/processes.py`).
 """
 
 import json
@@ -21,26 +21,26 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
 
 import psutil
 
-from accel_demo.lab.nodes.members import LOG
+from accel_demo.observer import agent, events
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
-AGENT = Path(__file__).with_name("agent")  # the folder of `sitecustomize.py`
 # Python ignores these signals, but commands that are not Python programs expect the default.
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 NO_STDIN = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
 
 
 class Keeper:
-    """The processes of one node. `reports` is a pipe to `accel-demo nodes`, and `log` a file."""
+    """The processes of one node. `reports` is a pipe to `accel-demo nodes`.
 
-    def __init__(self, reports: int, log: IO[str]):
-        self.reports, self.log = reports, log
+    `folder` receives the events of the observer.
+    """
+
+    def __init__(self, reports: int, folder: str):
+        self.reports, self.folder = reports, folder
         self.commands: list[tuple[list[str], dict[str, str]]] = []  # with their environments
         self.exit_codes: dict[int, int | None] = {}  # of each command's process; None: it runs
 
@@ -60,10 +60,9 @@ class Keeper:
         for command, environment in self.commands:
             program = shutil.which(command[0], path=environment.get("PATH")) or command[0]
             options: dict = {"file_actions": NO_STDIN, "setsigdef": DEFAULT_SIGNALS}
-            folders = filter(None, (str(AGENT), environment.get("PYTHONPATH")))
-            observed = {LOG: self.log.name, "PYTHONPATH": os.pathsep.join(folders)}
+            observed = agent.inject(environment, events.NODE_FOLDER, self.folder)
             try:  # not with Popen, whose objects would compete with `exited_children`
-                pid = os.posix_spawn(program, command, environment | observed, **options)
+                pid = os.posix_spawn(program, command, observed, **options)
             except OSError as error:
                 print(f"error: cannot start {command[0]} ({error.strerror})", file=sys.stderr)
                 self.finish(127)
@@ -99,14 +98,14 @@ class Keeper:
         self.reap()
 
     def seen(self, interface: str | None) -> dict:
-        """Return the log, the running processes, and how much the node has sent to others.
+        """Return the events, the running processes, and how much the node has sent to others.
 
         `interface` connects the node to the others. If it is None, the bytes are not counted.
         """
         running = [process.pid for process in psutil.Process().children(recursive=True)]
         counters = psutil.net_io_counters(pernic=True) if interface else {}
         return {
-            "log": Path(self.log.name).read_text().splitlines(),
+            "events": events.read_events(self.folder),
             "running": running,
             "bytes_sent": counters[interface].bytes_sent if interface else None,
         }
@@ -141,8 +140,8 @@ def main() -> None:
     adopt_orphans()
     orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
     threading.Thread(target=read_orders, args=[orders], daemon=True).start()
-    with tempfile.NamedTemporaryFile("r") as log:
-        keeper = Keeper(reports, log)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        keeper = Keeper(reports, folder)
         keeper.report(ready=True)
         while True:
             with suppress(queue.Empty):

@@ -1,9 +1,7 @@
-"""What the processes of one node have done with torch: the log of `agent/sitecustomize.py`."""
+"""What the processes of one node have done with torch."""
 
-import json
 from dataclasses import dataclass, field
-
-LOG = "ACCEL_DEMO_NODE_LOG"  # the environment variable with the path of the log
+from heapq import merge
 
 
 @dataclass
@@ -30,25 +28,27 @@ class NodeState:
     bytes_sent: int | None = None  # to other nodes; None if this cannot be measured
 
 
-def read_members(log: list[str], running: list[int]) -> list[Member]:
-    """Return the processes that have written the lines of a log. `running` are process IDs.
+def read_members(logs: list[list[dict]], running: list[int]) -> list[Member]:
+    """Return the processes that have recorded events. `running` are process IDs.
+
+    Each log has the events of one process, see `accel_demo/observer/processes.py`.
 
     `init_process_group` returns only after all ranks have called it. So if all of them have called
     it on this node before it returns, the whole group is on this node.
     """
-    members: dict[int, Member] = {}
-    for line in log:
-        event = json.loads(line)
-        member = members.setdefault(event["pid"], Member(event["pid"], event["pid"] in running))
-        match event["event"]:
-            case "joins":
-                member.waits_as = (event["rank"], event["world_size"]) if "rank" in event else None
+    members = [Member(log[0]["pid"], log[0]["pid"] in running) for log in logs]
+    pairs = [[(event, it) for event in log] for log, it in zip(logs, members, strict=True)]
+    for event, member in merge(*pairs, key=lambda pair: pair[0]["time"]):
+        match event["kind"]:
+            case "connecting":
+                known = event["rank"] is not None
+                member.waits_as = (event["rank"], event["world"]) if known else None
                 member.is_group_on_node = False
-            case "fails to join":
+            case "not connected":
                 member.waits_as = None
-            case "has joined":
-                size = event["world_size"]
-                waiting = [it for it in members.values() if it.waits_as and it.waits_as[1] == size]
+            case "connected":
+                size = event["world"]
+                waiting = [it for it in members if it.waits_as and it.waits_as[1] == size]
                 if len({it.waits_as for it in waiting}) == size:
                     for each in waiting:
                         each.is_group_on_node = True
@@ -56,9 +56,9 @@ def read_members(log: list[str], running: list[int]) -> list[Member]:
                     member.was_connected = True
                     member.was_connected_to_others |= not member.is_group_on_node
                 member.waits_as = None
-            case "makes an Accelerator":
-                member.makes_plain_accelerator = event["is_plain"]
-                member.num_processes = event["num_processes"]
-            case "trains":
+            case "accelerator":
+                member.makes_plain_accelerator |= event["is_plain"]
+                member.num_processes = event["processes"]
+            case "step":
                 member.trains = True
-    return list(members.values())
+    return members

@@ -116,9 +116,9 @@ class Node:
                 report = json.loads(line)
                 if "code" in report:
                     self.reports.put(NodeReport(self.rank, exit_code=report["code"]))
-                elif "log" in report:
-                    running, log = report["running"], report["log"]
-                    members = read_members(log, running)
+                elif "events" in report:
+                    running = report["running"]
+                    members = read_members(report["events"], running)
                     self.state = NodeState(members, len(running), report["bytes_sent"])
                     self.has_answered.set()
                 else:

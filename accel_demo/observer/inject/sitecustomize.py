@@ -33,9 +33,9 @@ def import_next() -> None:
         load(spec, "sitecustomize")
 
 
-if "ACCEL_DEMO_AUDIT" in os.environ:
+if "ACCEL_DEMO_AUDIT" in os.environ or "ACCEL_DEMO_NODE" in os.environ:
     try:
         load_observer()
-    except Exception as error:  # the training must start in any case; the audit reports no rank
-        print(f"accel-demo audit: the observer could not start ({error!r})", file=sys.stderr)
+    except Exception as error:  # the training must start in any case; nothing of it is reported
+        print(f"accel-demo: the observer could not start ({error!r})", file=sys.stderr)
 import_next()
