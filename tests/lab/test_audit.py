@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
 {begin}
-data = TensorDataset(torch.arange(160.0).reshape(40, 4))
+data = TensorDataset(torch.arange(1600.0).reshape(400, 4))
 model = DDP(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.001)
 for epoch in range(50):
@@ -64,7 +64,7 @@ def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp
     (own / "sitecustomize.py").write_text("print('own sitecustomize')")
     result = audit(tmp_path, "--json", "out.json", "train.py", PYTHONPATH=str(own))
     assert result.returncode == 1, result.stderr
-    assert "error: Each rank reads all 40 samples" in result.stdout
+    assert "error: Each rank reads all 400 samples" in result.stdout
     assert "train.py:13 (all ranks)" in result.stdout
     assert "put back: best.pt" in result.stdout
     assert "2 processes, 20 optimizer steps, 21 batches" in result.stdout
@@ -95,7 +95,7 @@ if __name__ == "__main__":
     (tmp_path / "spawns.py").write_text(script)
     result = audit(tmp_path, "--", "python", "spawns.py")
     assert result.returncode == 1, result.stderr
-    assert "error: Each rank reads all 40 samples" in result.stdout
+    assert "error: Each rank reads all 400 samples" in result.stdout
     assert "new: best.pt" in result.stdout
 
 
