@@ -13,6 +13,7 @@ import pytest
 
 from accel_demo.lab import audit as package
 from accel_demo.lab.audit import checks
+from accel_demo.lab.audit.evidence import Rank
 from tests.conftest import (
     REPOSITORY,
     left_behind,
@@ -192,6 +193,17 @@ def wait_for(is_true, seconds: float = 30) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_rank_waits_in_init_process_group_until_it_is_connected_or_has_failed():
+    begun, failed = (
+        {"kind": "connecting", "line": ["train.py", 1, "main"]},
+        {"kind": "not connected"},
+    )
+    expected = {"name": "init_process_group", "number": None, "line": begun["line"]}
+    assert Rank(1, 0, 2, [begun]).waits_in == expected
+    assert Rank(1, 0, 2, [begun, failed]).waits_in is None
+    assert Rank(1, 0, 2, [begun, failed, begun]).waits_in == expected
 
 
 HANGS = {  # what rank 0 or both do first, and what both do then
