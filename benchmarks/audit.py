@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 from measuring import in_turns, main
 
-from accel_demo.lab.audit.launches import INJECT
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
+from accel_demo.observer.agent import inject
 from accel_demo.observer.events import FOLDER
 
 REPEATS = 11
@@ -45,7 +45,7 @@ def step_time(model: str, side: str, _: int) -> float:
     choices = {"model": model, "dataset": "synthetic", "max_steps": steps, "test_samples": 64}
     choices |= {"train_samples": images, "batch_size": batch_size}
     with tempfile.TemporaryDirectory() as events:
-        variables = {"PYTHONPATH": str(INJECT), FOLDER: events} if side == "observed" else {}
+        variables = inject(dict(os.environ), FOLDER, events) if side == "observed" else {}
         with patch.dict(os.environ, variables), WorkerPool(2, 1, ON_CPU) as pool:
             stamps = pool.run("Accelerate", choices, warm_up=steps // 5)["stamps"]
         observed = [log.read_text().count('"kind": "step"') for log in Path(events).glob("*.jsonl")]

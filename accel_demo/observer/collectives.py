@@ -7,9 +7,8 @@ Python stack that started it. https://docs.pytorch.org/tutorials/unstable/flight
 import pickle
 import sys
 
+from . import processes
 from .events import emit, guarded, is_own_file
-
-_state = {"connections": 0}
 
 
 @guarded
@@ -28,14 +27,9 @@ def counted() -> list[int]:
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
-        return [_state["connections"], -1]
+        return [processes.connections, -1]
     groups = dist.distributed_c10d._world.pg_map
-    return [_state["connections"], sum(each._get_sequence_number_for_group() for each in groups)]
-
-
-def connected() -> None:
-    """Count a connection."""
-    _state["connections"] += 1
+    return [processes.connections, sum(each._get_sequence_number_for_group() for each in groups)]
 
 
 def recent() -> list[dict]:
