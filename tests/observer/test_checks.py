@@ -22,6 +22,13 @@ SCRIPTS, FAULTS = CASES["scripts"], CASES["faults"]
 OBSERVED = Path(__file__).with_name("observed.py")
 
 
+def text_of(entry: dict | str) -> str:
+    """Return the text of a script, or of an edit of a script."""
+    if isinstance(entry, str):
+        return entry
+    return patched(text_of(SCRIPTS[entry["of"]]), entry["diff"])
+
+
 def observe(script: str, folder: Path, least: int = 2) -> Evidence:
     """Run a script in two processes under observation. `least` of them must report."""
     path, events = folder / "script.py", folder / "events"
@@ -49,7 +56,7 @@ def observe(script: str, folder: Path, least: int = 2) -> Evidence:
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_fault_is_found_with_its_line(name, tmp_path):
     fault = FAULTS[name]
-    evidence = observe(patched(SCRIPTS[fault["of"]], fault["diff"]), tmp_path)
+    evidence = observe(text_of(fault), tmp_path)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     found = findings_above_notes(evidence)
     assert [finding.check for finding in found] == [fault["check"]]
@@ -58,7 +65,7 @@ def test_the_fault_is_found_with_its_line(name, tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_right_script_causes_no_finding(name, tmp_path):
-    evidence = observe(SCRIPTS[name], tmp_path)
+    evidence = observe(text_of(SCRIPTS[name]), tmp_path)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     assert min(evidence.counts("step")) >= 9
     assert findings_above_notes(evidence) == []

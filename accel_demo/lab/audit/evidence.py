@@ -233,5 +233,6 @@ def _rank_of(events: list[dict]) -> Rank:
         if event["kind"] == "spawned":
             number = event["index"]
         if event["kind"] == "connected":
-            number, world = event["rank"], max(world, event["world"])
+            world = max(world, event["world"])
+            number = event["rank"] if event["world"] == world else number  # or: only to itself
     return Rank(events[0]["pid"], number, world, events)

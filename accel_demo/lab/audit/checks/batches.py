@@ -15,41 +15,41 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     ranks = [rank for rank in evidence.ranks if rank.training_passes]
     if len(ranks) < 2:
         raise NotChecked("no data loader was used for training")
-    unknown = 0
-    for loader in ranks[0].training_passes:
-        readers = [rank for rank in ranks if loader in rank.training_passes]
-        for number in range(min(len(rank.training_passes[loader]) for rank in readers)):
-            lengths = {rank.number: _batches(rank, loader, number) for rank in readers}
-            unknown += None in lengths.values()
-            if None not in lengths.values() and len(set(lengths.values())) > 1:
-                yield _finding(readers, loader, number, lengths)
-                break
+    unknown = False
+    passes = [[each for each in rank.of("pass") if _is_training(rank, each)] for rank in ranks]
+    for number, begins in enumerate(zip(*passes, strict=False)):
+        if len({str(begin["line"]) for begin in begins}) > 1:
+            break  # the ranks read different loaders
+        lengths = [_batches(rank, begin) for rank, begin in zip(ranks, begins, strict=True)]
+        unknown |= None in lengths
+        if None not in lengths and len(set(lengths)) > 1:
+            counts = (f"rank {rank.number} has {n}" for rank, n in zip(ranks, lengths, strict=True))
+            finding = Finding(
+                ERROR,
+                "batches",
+                f"The ranks have different numbers of batches in pass {number + 1}: "
+                f"{', '.join(counts)}. The last batches wait for ranks that have none.",
+                "Let a DistributedSampler or accelerator.prepare divide the samples evenly, or "
+                "train inside torch.distributed.algorithms.join.Join.",
+                PAGE,
+            )
+            for rank, begin in zip(ranks, begins, strict=True):
+                finding.add_place(begin["line"], rank.number)
+            yield finding
+            return
     if unknown:
         raise NotChecked("a loader has no length, and was shortened (see --batches)")
 
 
-def _finding(ranks: list[Rank], loader: int, number: int, lengths: dict) -> Finding:
-    finding = Finding(
-        ERROR,
-        "batches",
-        f"The ranks have different numbers of batches in pass {number + 1}: "
-        + ", ".join(f"rank {rank} has {length}" for rank, length in lengths.items())
-        + ". The last batches wait for ranks that have none.",
-        "Let a DistributedSampler or accelerator.prepare divide the samples evenly, or train "
-        "inside torch.distributed.algorithms.join.Join.",
-        PAGE,
-    )
-    for rank in ranks:
-        finding.add_place(rank.pass_of(loader, number)["line"], rank.number)
-    return finding
+def _is_training(rank: Rank, begin: dict) -> bool:
+    return begin["loader"] in rank.training_passes
 
 
-def _batches(rank: Rank, loader: int, number: int) -> int | None:
+def _batches(rank: Rank, begin: dict) -> int | None:
     """Return the number of batches of a whole pass, or None if it was shortened."""
-    length = rank.pass_of(loader, number)["length"]
-    if length is not None:
-        return length
-    ends = [
-        each for each in rank.of("pass end") if (each["loader"], each["number"]) == (loader, number)
-    ]
-    return ends[0]["batches"] if ends and not ends[0]["shortened"] else None
+    if begin["length"] is not None:
+        return begin["length"]
+    for end in rank.of("pass end"):
+        if (end["loader"], end["number"]) == (begin["loader"], begin["number"]):
+            return None if end["shortened"] else end["batches"]
+    return None
