@@ -21,6 +21,7 @@ from tests.conftest import (
     run_to_end,
     start_process,
 )
+from tests.observer.test_checks import FAULTS, SCRIPTS, text_of
 
 SCHEMA = Path(package.__file__).with_name("schema.json")
 SCRIPT = """
@@ -44,6 +45,9 @@ for epoch in range(50):
 {end}
 """
 UNDER_TORCHRUN = SCRIPT.format(begin='dist.init_process_group("gloo")', end="")
+
+ACCELERATE = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+ACCELERATE += " --dynamo_backend no --main_process_port 0"
 
 
 def test_every_check_points_to_a_page():
@@ -78,11 +82,11 @@ def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp
     assert log.count("own sitecustomize") == 3  # torchrun and two ranks
 
 
-def test_a_script_that_spawns_its_processes_is_observed(tmp_path):
+def write_spawning_script(path: Path) -> None:
     text = SCRIPT.replace("\n", "\n    ").format(
         begin='dist.init_process_group("gloo", rank=rank, world_size=2)', end=""
     )
-    script = f"""def train(rank):{text}
+    path.write_text(f"""def train(rank):{text}
 if __name__ == "__main__":
     import os
     os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}}
@@ -92,12 +96,41 @@ if __name__ == "__main__":
         probe.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
     torch.multiprocessing.spawn(train, nprocs=2)
-"""
-    (tmp_path / "spawns.py").write_text(script)
+""")
+
+
+def test_a_script_that_spawns_its_processes_is_observed(tmp_path):
+    write_spawning_script(tmp_path / "spawns.py")
     result = audit(tmp_path, "--", "python", "spawns.py")
     assert result.returncode == 1, result.stderr
     assert "error: Each rank reads all 400 samples" in result.stdout
     assert "new: best.pt" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_script_that_spawns_its_processes_is_not_started_twice(tmp_path):
+    write_spawning_script(tmp_path / "spawns.py")
+    result = audit(tmp_path, "spawns.py")
+    assert result.returncode == 2
+    assert "error: the script starts its processes itself" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SCRIPTS, *FAULTS])
+def test_launched_scripts_get_the_findings_of_forked_ones(name, tmp_path):
+    entry = FAULTS.get(name) or SCRIPTS[name]
+    (tmp_path / "train.py").write_text(text_of(entry))
+    command = ["--", "torchrun", "--nproc-per-node", "2", "train.py"]
+    if "Accelerator" in text_of(entry):
+        command = ["--", "accelerate", "launch", *ACCELERATE.split(), "train.py"]
+    result = audit(tmp_path, "--json", "out.json", *command)
+    assert result.returncode == (name in FAULTS), result.stdout + result.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert len(report["ranks"]) == 2
+    found = [each for each in report["findings"] if each["verdict"] != "note"]
+    if name in FAULTS:
+        assert [finding["check"] for finding in found] == [entry["check"]]
+        assert entry["line"] in [place["text"] for place in found[0]["places"]]
 
 
 @pytest.mark.parametrize(
@@ -248,9 +281,7 @@ def test_a_hang_is_named_with_its_line(name, launcher, tmp_path):
     (tmp_path / "train.py").write_text(text)
     command = ["train.py"]
     if launcher == "accelerate":
-        flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-        flags += " --dynamo_backend no --main_process_port 0"
-        command = ["--", "accelerate", "launch", *flags.split(), "train.py"]
+        command = ["--", "accelerate", "launch", *ACCELERATE.split(), "train.py"]
     result = audit(tmp_path, "--json", "out.json", *command)
     assert result.returncode == 1, result.stdout + result.stderr
     assert first in result.stdout

@@ -102,6 +102,11 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
             "no training process has reported: the command starts none, or they ignore PYTHONPATH. "
             f"Its exit code was {evidence.exit_code}; its output is in {log}{last}"
         )
+    if any(rank.of("spawned") and rank.is_of_torchrun for rank in evidence.ranks):
+        raise UserError(
+            "the script starts its processes itself, so don't start it several times: "
+            "accel-demo audit -- python SCRIPT"
+        )
     for rank in evidence.ranks:
         if rank.error and rank.error["places"] and not gpu:
             file, number, _ = rank.error["places"][-1]

@@ -47,6 +47,10 @@ class Rank:
         """Number of connected processes that this rank knows, 1 if it has not connected."""
         return max([event["world"] for event in self.of("connected")], default=1)
 
+    @property
+    def is_of_torchrun(self) -> bool:
+        return "TORCHELASTIC_RESTART_COUNT" in self.events[0]["variables"]
+
     @cached_property
     def end(self) -> dict | None:
         """How the process ended, or None if it was killed."""

@@ -17,7 +17,7 @@ def print_result(result: AuditResult) -> None:
     print()
     for finding in result.findings:
         if finding.verdict == NOTE:
-            print(f"note: {finding.sentence} (page {finding.page})")
+            print(f"note: {finding.sentence} (page: tutorials/{finding.page}.md)")
     seen = [
         counted(world, "process"),
         counted(max(rank.optimizer_steps for rank in result.ranks), "optimizer step"),
@@ -45,4 +45,4 @@ def _print_finding(finding: Finding, world: int) -> None:
         print(f"  {short_path(place.file)}:{place.line} ({ranks_in_words(place.ranks, world)})")
         print(f"      {place.text}")
     print(f"  cure: {finding.cure}")
-    print(f"  page: {finding.page}")
+    print(f"  page: tutorials/{finding.page}.md")
