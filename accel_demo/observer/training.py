@@ -73,10 +73,35 @@ def observe_torch(torch) -> None:
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         wrap("zero_grad", _zeroed, owner)
     wrap("step", _scaled, torch.amp.GradScaler)
+    _observe_construction(torch.optim.Optimizer, _constructed)
     _observe_schedules(torch.optim.lr_scheduler)
     if torch.distributed.is_available():
-        wrap("_pre_forward", _forward, torch.nn.parallel.DistributedDataParallel)
+        replica = torch.nn.parallel.DistributedDataParallel
+        wrap("_pre_forward", _forward, replica)
+        _observe_construction(replica, _wrapped)
         wrap("__enter__", _joined, torch.distributed.algorithms.join.Join)
+
+
+def _observe_construction(owner, after) -> None:
+    original = owner.__init__
+
+    @functools.wraps(original)
+    def construct(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        after(self)
+
+    owner.__init__ = construct
+
+
+@guarded
+def _wrapped(replica) -> None:
+    emit("wrapped", total=_total(_sums(list(replica.parameters()))), line=line_of_script(4))
+
+
+@guarded
+def _constructed(optimizer) -> None:
+    if not _stepping:
+        emit("optimizer", optimizer=_window_of(optimizer).number, line=line_of_script(4))
 
 
 @guarded

@@ -14,7 +14,6 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if rank is None:
         raise NotChecked("there was no optimizer step")
     models = rank.of("models")[-1]["models"]
-    line = rank.of("step")[0]["line"] if rank.of("step") else None
     for optimizer in sorted({step["optimizer"] for step in rank.of("step")}):
         if finding := _without_gradient(evidence, optimizer):
             yield finding
@@ -26,14 +25,15 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         ]
         missing = [name for name, holder in trained if holder is None]
         if missing and len(missing) < len(trained):
-            yield Finding(
+            finding = Finding(
                 WARNING,
                 "held",
                 f"No optimizer holds {_listed(missing)} of {_name(model)}, although they get "
                 "gradients.",
                 "Add these parameters to the optimizer, or call requires_grad_(False) on them.",
                 PAGE,
-            ).add_place(line, rank.number)
+            )
+            yield _with_places(finding, evidence, {holder for _, holder in trained})
 
 
 def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
@@ -43,9 +43,9 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
     never = set.intersection(*(set(step["without_gradient"]) for step in steps))
     if not never or not rank.of("backward"):
         return None
-    line, name = steps[0]["line"], steps[0]["name"]
+    name = steps[0]["name"]
     if len(never) == steps[0]["parameters"]:
-        return Finding(
+        finding = Finding(
             ERROR,
             "held",
             f"{name} changes nothing: none of the parameters that it holds ever gets a gradient. "
@@ -53,7 +53,8 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
             "Create the optimizer from the parameters of the model that is trained, after the "
             "model was moved, copied or wrapped.",
             PAGE,
-        ).add_place(line, rank.number)
+        )
+        return _with_places(finding, evidence, {optimizer})
     snapshots = [
         {
             parameter
@@ -67,7 +68,7 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
     names = sorted(set.intersection(*snapshots)) if snapshots else []
     if not names or len(rank.steps(optimizer)) < LEAST:
         return None
-    return Finding(
+    finding = Finding(
         WARNING,
         "held",
         f"{name} holds {_listed(names)}, but "
@@ -75,7 +76,18 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
         "Look where the forward pass leaves the graph (item(), detach(), no_grad()), or call "
         "requires_grad_(False) on parameters that are not meant to be trained.",
         PAGE,
-    ).add_place(line, rank.number)
+    )
+    return _with_places(finding, evidence, {optimizer})
+
+
+def _with_places(finding: Finding, evidence: Evidence, optimizers: set) -> Finding:
+    """Add the lines that create the optimizers, and those that call `step`."""
+    for kind in ("optimizer", "step"):
+        for rank in evidence.ranks:
+            for event in rank.of(kind):
+                if event["optimizer"] in optimizers:
+                    finding.add_place(event["line"], rank.number)
+    return finding
 
 
 def _listed(names: list[str]) -> str:

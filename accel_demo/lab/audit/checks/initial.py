@@ -14,7 +14,20 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     sums = {number: event["sums"] for number, event in starts.items() if event and event["sums"]}
     if len(sums) < 2:
         raise NotChecked("no optimizer step, or the parameters are shards")
-    if len({tuple(each) for each in sums.values()}) > 1:
+    if len({tuple(each) for each in sums.values()}) == 1:
+        return
+    wrapped = [rank.first("wrapped") for rank in evidence.ranks]
+    totals = {event["total"] if event else None for event in wrapped}
+    if len(totals) == 1 and None not in totals:
+        finding = Finding(
+            ERROR,
+            "initial",
+            "The ranks start with different weights: they were equal when DistributedDataParallel "
+            "wrapped the model, and have changed since.",
+            "Initialize or load the weights before the model is wrapped.",
+            PAGE,
+        )
+    else:
         finding = Finding(
             ERROR,
             "initial",
@@ -23,7 +36,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "ranks, or seed all ranks equally before the model is created.",
             PAGE,
         )
-        for rank in evidence.ranks:
-            if rank.of("step"):
-                finding.add_place(rank.of("step")[0]["line"], rank.number)
-        yield finding
+    for rank in evidence.ranks:
+        for kind in ("wrapped", "optimizer", "step"):
+            for event in rank.of(kind)[:1]:
+                finding.add_place(event["line"], rank.number)
+    yield finding

@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if not totals or None in totals[0]:
             continue
         compared = True
-        if optimizer == 0 and _started_differently(evidence):
+        if _started_differently(evidence, optimizer):
             continue  # reported by `initial`
         equal = [len(set(each)) == 1 for each in totals]
         if all(equal):
@@ -57,9 +57,14 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("the parameters are shards, or there was no step")
 
 
-def _started_differently(evidence: Evidence) -> bool:
-    starts = [rank.first("weights") for rank in evidence.ranks]
-    return len({tuple(each["sums"] or []) for each in starts if each}) > 1
+def _started_differently(evidence: Evidence, optimizer: int) -> bool:
+    starts = [
+        tuple(event["sums"] or [])
+        for rank in evidence.ranks
+        for event in rank.of("weights")
+        if event["optimizer"] == optimizer
+    ]
+    return len(set(starts)) > 1
 
 
 def _backwards_of(rank: Rank, steps: list[dict]) -> list[dict]:
