@@ -157,7 +157,8 @@ def _numbered(call: dict) -> str:
 
 
 def _left(rank: Rank) -> bool:
-    return rank.end is not None and rank.error is None
+    """Return True if the script has ended on this rank, and not the audit (see --steps)."""
+    return rank.end is not None and rank.error is None and not rank.of("enough")
 
 
 def _lost_connection(rank: Rank) -> bool:
