@@ -19,11 +19,12 @@ def record() -> None:
         emit("collectives", collectives=recent())
 
 
-def counted() -> list[int]:
+@guarded
+def counted() -> list[int] | None:
     """Return how often this process has connected, and how many collectives followed.
 
     Two ranks with equal numbers have not waited for each other in between. The second number is -1
-    if the process is not connected.
+    if the process is not connected. Returns None if the numbers are unknown.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():

@@ -119,17 +119,17 @@ def _forward(replica, *inputs) -> None:
 
 
 @guarded
-def _backward_done(collectives_before: list[int]) -> None:
-    _state["backwards"] += 1
+def _backward_done(before: list[int] | None) -> None:
+    number = _state["backwards"] = _state["backwards"] + 1
     forwards, _state["forwards"] = _state["forwards"], []
-    is_local = _state["backwards"] <= MOST_GRADIENTS and counted() == collectives_before
+    is_local = before is not None and before == counted()
     emit(
         "backward",
-        number=_state["backwards"],
+        number=number,
         line=line_of_script(4),
         replicas=[[number, synchronized] for number, synchronized, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
-        gradients=_sum_of_gradients() if is_local else 0,
+        gradients=_sum_of_gradients() if is_local and number <= MOST_GRADIENTS else 0,
     )
 
 

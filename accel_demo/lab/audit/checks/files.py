@@ -86,7 +86,10 @@ def _read_too_early(path: str, ranks: dict[int, list[dict]], evidence: Evidence)
         for write in [event for event in ranks[writer] if event["how"] in WRITES]:
             for read in [event for event in ranks[reader] if event["how"] == "read"]:
                 is_later = read["time"] > write["time"]
-                if is_later and read["collectives"] == write["collectives"]:
+                waited = None in (read["collectives"], write["collectives"]) or (
+                    read["collectives"] != write["collectives"]
+                )
+                if is_later and not waited:
                     finding = Finding(
                         WARNING,
                         "files",
