@@ -4,6 +4,7 @@ A pass is one iteration over a loader: an epoch, or an evaluation.
 """
 
 import functools
+import itertools
 import sys
 import weakref
 import zlib
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from . import limits
 from .events import emit, guarded, line_of_script, mute
 
+MOST_COUNTED = 100_000  # batches of a loader without a length
 MOST_BATCHES = 400  # per process; the samples of further batches are not recorded
 _loaders: list = []  # of _ObservedLoader
 _passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _ObservedPass
@@ -201,8 +203,24 @@ def _ended(iterator, shortened: bool) -> None:
             loader=state.loader,
             number=state.number,
             batches=state.batches,
-            shortened=shortened,
+            whole=_whole_length(iterator, state) if shortened else state.batches,
         )
+
+
+def _whole_length(iterator, state: _ObservedPass) -> int | None:
+    """Return the number of batches of a shortened pass, or None for a stream of unknown length.
+
+    Counts the sampler's remaining batches, which the script would have read, without their data.
+    """
+    is_stream = (
+        iterator._dataset_kind == sys.modules["torch.utils.data.dataloader"]._DatasetKind.Iterable
+    )
+    if state.length is not None or is_stream:
+        return state.length
+    remaining = sum(1 for _ in itertools.islice(iterator._sampler_iter, MOST_COUNTED))
+    if remaining == MOST_COUNTED:
+        return None
+    return state.batches + len(state.indices) + remaining
 
 
 def fingerprints(batch) -> list[list[int]]:

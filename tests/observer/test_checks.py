@@ -42,6 +42,8 @@ def observe(script: str, folder: Path, least: int = 2) -> Evidence:
                 output,
                 cwd=folder,
                 ACCEL_DEMO_AUDIT=str(events),
+                ACCEL_DEMO_AUDIT_BATCHES="8",
+                ACCEL_DEMO_AUDIT_STEPS="20",
                 **environment,
             )
             for environment in environments

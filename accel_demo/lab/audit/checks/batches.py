@@ -46,10 +46,8 @@ def _is_training(rank: Rank, begin: dict) -> bool:
 
 
 def _batches(rank: Rank, begin: dict) -> int | None:
-    """Return the number of batches of a whole pass, or None if it was shortened."""
+    """Return the number of batches of a whole pass, or None if it is unknown."""
     if begin["length"] is not None:
         return begin["length"]
-    for end in rank.of("pass end"):
-        if (end["loader"], end["number"]) == (begin["loader"], begin["number"]):
-            return None if end["shortened"] else end["batches"]
-    return None
+    ends = [each for each in rank.of("pass end") if each["loader"] == begin["loader"]]
+    return next((end["whole"] for end in ends if end["number"] == begin["number"]), None)
